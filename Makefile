@@ -1,0 +1,50 @@
+# Everything runs in .venv; `make help` is generated from the comments behind the targets.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH := torch==2.13.0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help install demo test test-all check format generate bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: .venv/installed  ## create .venv and install rekindle with everything a developer needs
+
+# torch goes first: other requests would pull its CUDA packages
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q $(TORCH) -c constraints.txt
+	$(BIN)/python -m pip install -q -e '.[all]' -c constraints.txt
+	@touch $@
+
+demo: install  ## retrain, judge and register a digits model here and now
+	$(BIN)/rekindle run configs/digits.yaml
+
+test: install  ## the tests, within ten minutes
+	$(BIN)/python -m pytest -m "not slow" --durations=15
+
+test-all: install  ## all tests, the slow ones too
+	$(BIN)/python -m pytest --durations=25
+
+check: install  ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install  ## let ruff rewrite what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+generate: install  ## configs/schema.json, configs/schemas/, configs/README.md, golden files
+	$(BIN)/python -m rekindle.spec.generate
+	$(BIN)/python -m pytest -q tests -k golden --regenerate
+
+bench: install  ## speed against named peers, in the same run
+	$(BIN)/python tests/bench/bench_shard.py
+
+clean:  ## remove .venv, caches and local runs
+	rm -rf .venv .rekindle .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

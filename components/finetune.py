@@ -1,0 +1,70 @@
+"""Distributed fine-tuning with torchrun: resumes from its own checkpoints wherever and however
+often it is attempted.
+"""
+
+from kfp import dsl
+
+from components import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def finetune(
+    name: str,
+    task: str,
+    model: str,
+    train: str,
+    register: str,
+    run_key: str,
+    init_from: str,
+    artifact_root: str,
+    shards: dsl.Input[dsl.Dataset],
+    network: dsl.Output[dsl.Model],
+    training: dsl.Output[dsl.Artifact],
+):
+    """Train on all ranks of this node.
+
+    Args:
+        name: Name of the registered model.
+        task: Task name, or path.py:Class.
+        model: The spec's section `model`, as JSON.
+        train: The spec's section `train`, as JSON.
+        register: The spec's section `register`, as JSON; metrics go to its tracking server.
+        run_key: Names the folder of checkpoints.
+        init_from: Where the weights start.
+        artifact_root: Folder or URI under which rekindle keeps state.
+        shards: What `shard` wrote.
+        network: The trained model.
+        training: training.json and history.jsonl.
+    """
+    import sys
+
+    from rekindle.errors import PreemptedError
+    from rekindle.registry.models import Registry, starting_weights
+    from rekindle.registry.tracking import Tracker
+    from rekindle.spec.model import ModelSpec, RegisterSpec, TrainSpec
+    from rekindle.train.finetune import finetune as run_gang
+    from rekindle.train.job import Job
+
+    where = Registry(RegisterSpec.model_validate_json(register), name, artifact_root)
+    job = Job.of(
+        task=task,
+        run_key=run_key,
+        artifact_root=artifact_root,
+        shards=shards.path,
+        output=network.path,
+        history=training.path,
+        init=starting_weights(where, init_from),
+        init_from=init_from,
+        model=ModelSpec.model_validate_json(model),
+        train=TrainSpec.model_validate_json(train),
+    )
+    try:
+        summary = run_gang(
+            job,
+            Tracker(where.spec.tracking_uri, artifact_root, name, run_key, job.parameters()).log,
+        )
+    except PreemptedError as stopped:
+        sys.stdout.write(f"{stopped}\n")
+        sys.exit(stopped.exit_code)
+    training.metadata["record"] = "training"
+    network.metadata["weights_sha256"] = summary.weights_sha256

@@ -1,0 +1,63 @@
+"""First step of every run, never cached: what does the source hold now, and which work follows from
+that?
+"""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+from components import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def fingerprint(
+    name: str,
+    task: str,
+    data: str,
+    model: str,
+    train: str,
+    register: str,
+    artifact_root: str,
+    record: dsl.Output[dsl.Artifact],
+) -> NamedTuple(
+    "Keys",
+    [("window", str), ("data_key", str), ("run_key", str), ("init_from", str), ("champion", str)],
+):
+    """Resolve the data window, hash the bytes in it, and derive the keys of the work.
+
+    Args:
+        name: Name of the registered model.
+        task: Task name, or path.py:Class.
+        data: The spec's section `data`, as JSON.
+        model: The spec's section `model`, as JSON.
+        train: The spec's section `train`, as JSON.
+        register: The spec's section `register`, as JSON.
+        artifact_root: Folder or URI under which rekindle keeps state.
+        record: The fingerprint record.
+
+    Returns:
+        window: Resolved data window, `start/end`, or empty.
+        data_key: Hash of the source's content in the window.
+        run_key: Identifies the training exactly; its checkpoints live under it.
+        init_from: Where the weights start.
+        champion: Registry version to beat, or empty.
+    """
+    from collections import namedtuple
+
+    from rekindle.data.fingerprint import fingerprint as take_fingerprint
+
+    from rekindle.registry.models import Registry, champion_state
+    from rekindle.spec.model import DataSpec, ModelSpec, RegisterSpec, TrainSpec
+
+    where = Registry(RegisterSpec.model_validate_json(register), name, artifact_root)
+    found = take_fingerprint(
+        task,
+        DataSpec.model_validate_json(data),
+        ModelSpec.model_validate_json(model),
+        TrainSpec.model_validate_json(train),
+        champion=champion_state(where),
+    )
+    found.write(record.path)
+    record.metadata["record"] = "fingerprint"
+    keys = namedtuple("Keys", ["window", "data_key", "run_key", "init_from", "champion"])
+    return keys(found.window, found.data, found.run_key, found.init_from, found.champion)

@@ -1,0 +1,93 @@
+"""Register the candidate with its evidence, and promote it: two components, because the gate stands
+between them.
+"""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+from components import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def register(
+    name: str,
+    register: str,
+    code_commit: str,
+    artifact_root: str,
+    fingerprint: dsl.Input[dsl.Artifact],
+    network: dsl.Input[dsl.Model],
+    training: dsl.Input[dsl.Artifact],
+    evidence: dsl.Input[dsl.Artifact],
+    registration: dsl.Output[dsl.Artifact],
+) -> NamedTuple("Registered", [("version", str), ("promote", bool)]):
+    """Register the model as `challenger`; an exact rerun finds its version again.
+
+    Args:
+        name: Name of the registered model.
+        register: The spec's section `register`, as JSON.
+        code_commit: Commit of the user's code, for lineage.
+        artifact_root: Folder or URI under which rekindle keeps state.
+        fingerprint: The fingerprint record.
+        network: The candidate.
+        training: training.json and history.jsonl.
+        evidence: The evidence record.
+        registration: The registration record.
+
+    Returns:
+        version: Version in the registry.
+        promote: Whether the gate passed and nobody has to approve first.
+    """
+    from collections import namedtuple
+    from pathlib import Path
+
+    from rekindle.records import Fingerprint, TrainingSummary
+    from rekindle.registry.models import Registry
+    from rekindle.registry.models import register as register_model
+    from rekindle.spec.model import RegisterSpec
+
+    found = register_model(
+        Registry(RegisterSpec.model_validate_json(register), name, artifact_root),
+        Path(network.path),
+        Path(evidence.path),
+        Fingerprint.read(fingerprint.path),
+        TrainingSummary.read(Path(training.path) / "training.json"),
+        code_commit,
+    )
+    found.write(registration.path)
+    registration.metadata["record"] = "registration"
+    return namedtuple("Registered", ["version", "promote"])(
+        found.version, found.decision in ("pending", "promoted")
+    )
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def promote(
+    name: str,
+    register: str,
+    artifact_root: str,
+    registered: dsl.Input[dsl.Artifact],
+    evidence: dsl.Input[dsl.Artifact],
+    registration: dsl.Output[dsl.Artifact],
+):
+    """Make the version the champion, after checking the evidence once more.
+
+    Args:
+        name: Name of the registered model.
+        register: The spec's section `register`, as JSON.
+        artifact_root: Folder or URI under which rekindle keeps state.
+        registered: The registration record of the candidate.
+        evidence: The evidence record.
+        registration: The registration record after the promotion.
+    """
+    from pathlib import Path
+
+    from rekindle.records import Registration
+    from rekindle.registry.models import Registry
+    from rekindle.registry.models import promote as promote_version
+    from rekindle.spec.model import RegisterSpec
+
+    where = Registry(RegisterSpec.model_validate_json(register), name, artifact_root)
+    candidate = Registration.read(registered.path)
+    promote_version(where, candidate, Path(evidence.path)).write(registration.path)
+    registration.metadata["record"] = "registration"

@@ -1,0 +1,72 @@
+"""The shipped pipeline: fingerprint, ingest, shard, fine-tune, evaluate, register, and promote if
+the gate passed.
+"""
+
+from kfp import dsl
+
+from components.evaluate import evaluate as evaluate_step
+from components.finetune import finetune as finetune_step
+from components.fingerprint import fingerprint as fingerprint_step
+from components.ingest import ingest as ingest_step
+from components.register import promote as promote_step
+from components.register import register as register_step
+from components.shard import shard as shard_step
+
+
+@dsl.pipeline(name="continuous-training")
+def continuous_training(
+    name: str,
+    task: str,
+    data: str,
+    model: str,
+    train: str,
+    evaluate: str,
+    register: str,
+    artifact_root: str,
+    code_commit: str = "",
+):
+    """Retrain, judge and register a model; promote it only on evidence.
+
+    Args:
+        name: Name of the registered model.
+        task: Task name, or path.py:Class.
+        data: The spec's section `data`, as JSON.
+        model: The spec's section `model`, as JSON.
+        train: The spec's section `train`, as JSON.
+        evaluate: The spec's section `evaluate`, as JSON.
+        register: The spec's section `register`, as JSON.
+        artifact_root: Folder or URI under which checkpoints and, by default, the registry live.
+        code_commit: Commit of the user's code, for lineage.
+    """
+    keys = fingerprint_step(
+        name=name, task=task, data=data, model=model, train=train, register=register,
+        artifact_root=artifact_root,
+    )  # fmt: skip
+    keys.set_caching_options(False)  # the world outside may have changed
+    ingested = ingest_step(
+        task=task, data=data, window=keys.outputs["window"], data_key=keys.outputs["data_key"]
+    )
+    examples = ingested.outputs["examples"]
+    sharded = shard_step(task=task, data=data, model=model, examples=examples)
+    trained = finetune_step(
+        name=name, task=task, model=model, train=train, register=register,
+        run_key=keys.outputs["run_key"], init_from=keys.outputs["init_from"],
+        artifact_root=artifact_root, shards=sharded.outputs["shards"],
+    )  # fmt: skip
+    judged = evaluate_step(
+        name=name, data=data, evaluate=evaluate, register=register,
+        champion=keys.outputs["champion"], artifact_root=artifact_root,
+        network=trained.outputs["network"], examples=examples,
+    )  # fmt: skip
+    registered = register_step(
+        name=name, register=register, code_commit=code_commit, artifact_root=artifact_root,
+        fingerprint=keys.outputs["record"], network=trained.outputs["network"],
+        training=trained.outputs["training"], evidence=judged.outputs["evidence"],
+    )  # fmt: skip
+    registered.set_caching_options(False)  # idempotent by its own keys; the registry is the truth
+    with dsl.If(registered.outputs["promote"] == True, name="gate"):
+        promoted = promote_step(
+            name=name, register=register, artifact_root=artifact_root,
+            registered=registered.outputs["registration"], evidence=judged.outputs["evidence"],
+        )  # fmt: skip
+        promoted.set_caching_options(False)

@@ -1,0 +1,42 @@
+"""rekindle keeps machine-learning models current: one YAML retrains, judges and registers.
+
+    import rekindle
+
+    spec = rekindle.load("configs/digits.yaml", ["train.epochs=5"])
+    run = rekindle.run(spec)
+    run.metrics, run.gate, run.history
+
+Importing this imports neither torch nor kfp; the names below load what they need when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from rekindle.cli.api import Run, load, run, runs
+    from rekindle.errors import RekindleError
+    from rekindle.spec.model import Spec
+    from rekindle.tasks.base import Task
+
+_PUBLIC = {
+    "RekindleError": "rekindle.errors",
+    "Run": "rekindle.cli.api",
+    "Spec": "rekindle.spec.model",
+    "Task": "rekindle.tasks.base",
+    "load": "rekindle.cli.api",
+    "run": "rekindle.cli.api",
+    "runs": "rekindle.cli.api",
+}
+
+__all__ = ["RekindleError", "Run", "Spec", "Task", "__version__", "load", "run", "runs"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'rekindle' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_PUBLIC[name]), name)

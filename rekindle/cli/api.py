@@ -1,0 +1,149 @@
+"""The notebook's way in: the same objects as the command line, as values to look at.
+
+spec = rekindle.load("configs/digits.yaml", ["train.epochs=5"])
+run = rekindle.run(spec)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rekindle.cli.job import Options, execute, gate_of, model_of
+from rekindle.cli.options import DEFAULT_HOME, find_run, run_ids
+from rekindle.records import Evidence, RunRecord
+from rekindle.report.collect import Findings, collect
+from rekindle.spec.load import load_spec
+from rekindle.spec.model import Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One execution: its record, and what its steps found out."""
+
+    record: RunRecord
+    home: Path
+
+    @cached_property
+    def findings(self) -> Findings:
+        """Everything the steps recorded."""
+        return collect(self.record)
+
+    @property
+    def id(self) -> str:
+        """Names the run; `rekindle report ID` and the others take it."""
+        return self.record.run_id
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The candidate's metrics on held-out examples."""
+        return dict(self.evidence.metrics)
+
+    @property
+    def gate(self) -> dict[str, Any]:
+        """`promoted`, `decision` and `reason`, as in `run --json`."""
+        return gate_of(self.findings) or {}
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """`name`, `version` and `aliases` in the registry."""
+        return model_of(self.findings) or {}
+
+    @property
+    def evidence(self) -> Evidence:
+        """Why the candidate was promoted or not; raises LookupError for a run that did not
+        evaluate.
+        """
+        if self.findings.evidence is None:
+            raise LookupError(f"the run {self.id} evaluated nothing")
+        return self.findings.evidence
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One dict an optimizer step: step, epoch, loss, lr, ...; `pandas.DataFrame(run.history)`
+        is a table.
+        """
+        return [row.model_dump() for row in self.findings.history]
+
+    @property
+    def confusion(self) -> list[list[int]]:
+        """Counts: row = true class, column = predicted class, in the order of `labels`."""
+        return [list(row) for row in self.evidence.confusion]
+
+    @property
+    def labels(self) -> list[str]:
+        """The classes in index order."""
+        return list(self.evidence.labels)
+
+    @property
+    def card(self) -> Path:
+        """The HTML card."""
+        return self.home / "runs" / self.id / "card.html"
+
+    def _repr_html_(self) -> str:
+        """A step table, the gate and the model, for a notebook's output cell."""
+        rows = "".join(
+            f"<tr><td>{html.escape(step.name)}</td><td>{step.status}</td>"
+            f"<td>{'cached' if step.cached else f'{step.seconds or 0:.1f} s'}</td>"
+            f"<td style='text-align:left'>{html.escape(step.reason)}</td></tr>"
+            for step in self.record.steps
+        )
+        head = (
+            "<tr><th>step</th><th>status</th><th>time</th><th style='text-align:left'>why</th></tr>"
+        )
+        evidence = self.findings.evidence
+        facts = {"metrics": _pairs(evidence.metrics if evidence else {}),
+                 "gate": str(self.gate.get("reason", "")), "model": _pairs(self.model)}  # fmt: skip
+        lines = "".join(
+            f"<div><b>{name}</b> {html.escape(text)}</div>" for name, text in facts.items() if text
+        )
+        title = f"<div><b>{html.escape(self.id)}</b> {self.record.status}</div>"
+        return f"{title}<table>{head}{rows}</table>{lines}"
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
+    """The frozen spec of a config with `overrides` such as `train.lr=1e-4`; raises SpecError with
+    all problems.
+    """
+    return load_spec(path, overrides)
+
+
+def run(
+    spec: Spec | str | Path,
+    *,
+    home: str | Path = DEFAULT_HOME,
+    fresh: bool = False,
+    from_step: str | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Run the spec's pipeline here and now; unchanged steps come from the cache.
+
+    `spec` is a spec, or the path of a config. Raises RekindleError; the same call goes on where it
+    stopped."""
+    from rekindle.cli.progress import Progress
+
+    config = "" if isinstance(spec, Spec) else str(spec)
+    resolved = spec if isinstance(spec, Spec) else load_spec(spec)
+    options = Options(Path(home), fresh, from_step, config)
+    if quiet:
+        return Run(execute(resolved, options), Path(home).absolute())
+    with Progress() as progress:
+        record = execute(resolved, options, progress.started, progress.changed, progress.event)
+    return Run(record, Path(home).absolute())
+
+
+def runs(home: str | Path = DEFAULT_HOME) -> list[Run]:
+    """All runs under `home`, oldest first."""
+    root = Path(home).absolute()
+    found = [Run(find_run(root, run_id), root) for run_id in run_ids(root)]
+    return sorted(found, key=lambda one: one.record.started_at)
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return "  ".join(
+        f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()
+    )

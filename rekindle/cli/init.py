@@ -1,0 +1,50 @@
+"""`rekindle init [DIR]`: a starter config, the shipped pipeline and components to change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import click
+
+from rekindle.cli.options import shared
+from rekindle.errors import RequestError
+
+
+@click.command("init")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
+@shared
+def command(folder: Path, home: Path, as_json: bool) -> int:
+    """Lay out configs/, pipelines/ and components/ in FOLDER (default: here). Never overwrites a
+    file.
+    """
+    from rekindle.cli.job import PIPELINE, shipped
+
+    files = {
+        Path(part) / path.relative_to(shipped(part)): path
+        for part in ("configs", "pipelines", "components")
+        for path in sorted(shipped(part).rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    taken = [str(folder / target) for target in files if (folder / target).exists()]
+    if taken:
+        raise RequestError(f"{', '.join(taken[:5])} exists already", fix="choose an empty folder")
+    for target, source in files.items():
+        (folder / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / target)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "schema_version": 1,
+                    "folder": str(folder.absolute()),
+                    "files": sorted(map(str, files)),
+                }
+            )
+        )
+        return 0
+    click.echo(f"laid out {len(files)} files in {folder.absolute()}")
+    click.echo("  rekindle run configs/digits.yaml          the demo")
+    click.echo(f"  --set pipeline=../{PIPELINE}   to run the copy that you changed")
+    return 0

@@ -1,0 +1,283 @@
+"""From a spec to a finished run: what the verbs and the notebook share. Arguments in, `Run` out."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import secrets
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rekindle
+from rekindle.cli.preflight import preflight
+from rekindle.errors import RequestError
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.records import RunRecord
+from rekindle.report.collect import Findings, collect
+from rekindle.spec.identity import source_hash
+from rekindle.spec.model import Spec
+
+if TYPE_CHECKING:
+    from rekindle.ir.graph import Graph
+
+OnChange = Callable[[RunRecord], None]
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+PIPELINE = "pipelines/continuous_training.py:continuous_training"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to run, as opposed to what."""
+
+    home: Path
+    fresh: bool = False
+    from_step: str | None = None
+    config: str = ""
+    overrides: tuple[str, ...] = ()
+
+
+def shipped(path: str) -> Path:
+    """A file or folder that comes with rekindle: inside the wheel, or beside the package in a
+    checkout.
+    """
+    package = Path(rekindle.__file__).resolve().parent
+    inside = package / "shipped" / path
+    return inside if inside.exists() else package.parent / path
+
+
+def pipeline_of(spec: Spec) -> str:
+    """`path.py:function`, or the path of a compiled pipeline."""
+    if spec.pipeline:
+        return spec.pipeline
+    path, _, function = PIPELINE.partition(":")
+    return f"{shipped(path)}:{function}"
+
+
+def graph_of(spec: Spec) -> tuple[str, Graph]:
+    """The IR of the spec's pipeline, and the Graph read from it."""
+    from rekindle.ir.compile import compile_pipeline
+    from rekindle.ir.read import read
+
+    text = compile_pipeline(pipeline_of(spec))
+    return text, read(text)
+
+
+def arguments_of(spec: Spec, graph: Graph, artifact_root: str) -> dict[str, Any]:
+    """Values for the pipeline's parameters: sections as JSON, and the user's own `arguments`."""
+    filled: dict[str, Any] = {
+        "name": spec.model_name,
+        "task": spec.task,
+        "data": spec.data.model_dump_json() if spec.data else "",
+        "model": spec.model.model_dump_json(),
+        "train": spec.train.model_dump_json(),
+        "evaluate": spec.evaluate.model_dump_json(),
+        "register": spec.registration.model_dump_json(),
+        "artifact_root": artifact_root,
+        "code_commit": code_commit(),
+    }
+    known = {name: value for name, value in filled.items() if name in graph.inputs.parameters}
+    return {**known, **spec.arguments}
+
+
+def code_commit() -> str:
+    """The commit of the working directory, `+changes` when it is not clean, or nothing outside of
+    git.
+    """
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return (
+            f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True)  # noqa: S607
+    return done.stdout.strip()
+
+
+def execute(
+    spec: Spec,
+    options: Options,
+    on_start: Callable[[RunRecord], None] = lambda record: None,
+    on_change: OnChange = lambda record: None,
+    on_event: OnEvent = lambda step, event: None,
+) -> RunRecord:
+    """Run the spec's pipeline on this machine; the record says what happened.
+
+    Raises RequestError before anything is written; StepError, PreemptedError or InterruptedRunError
+    after the record and the card are."""
+    from rekindle.platforms.local import execute as local
+
+    preflight(spec, options.home)
+    spec = resolved(spec, options.home)
+    _, graph = graph_of(spec)
+    home = options.home.absolute()
+    record = _new_record(spec, options, local.ignored(graph) + _ignored(spec))
+    on_start(record)
+    secrets_of = {
+        name: os.environ[ref.removeprefix("env:")]
+        for name, ref in spec.platforms.local.secrets.items()
+    }
+    rendezvous = Rendezvous(ranks_per_node=spec.platforms.local.ranks)
+    try:
+        return local.execute(
+            graph,
+            arguments_of(spec, graph, str(home)),
+            home=home,
+            record=record,
+            env={**os.environ, **secrets_of, **rendezvous.environment()},
+            source_hash=source_hash(),
+            fresh=options.fresh,
+            from_step=options.from_step,
+            on_change=on_change,
+            on_event=on_event,
+        )
+    finally:
+        _write_card(home, record.run_id)
+
+
+def resolved(spec: Spec, home: Path) -> Spec:
+    """`model.init_from: run:ID` becomes the folder of that run's model."""
+    if not spec.model.init_from.startswith("run:"):
+        return spec
+    from rekindle.cli.options import find_run
+
+    run = find_run(home, spec.model.init_from.removeprefix("run:"))
+    for step in run.steps:
+        for artifact in step.artifacts.values():
+            if artifact.schema_title == "system.Model":
+                model = spec.model.model_copy(update={"init_from": artifact.uri})
+                return spec.model_copy(update={"model": model})
+    raise RequestError(
+        f"the run {run.run_id} left no model",
+        where="model.init_from",
+        fix="name a run whose finetune step succeeded",
+    )
+
+
+def _write_card(home: Path, run_id: str) -> None:
+    from rekindle.report.card import render_card
+    from rekindle.report.index import render_index
+
+    if (home / "runs" / run_id / "run.json").exists():
+        render_card(home, RunRecord.read(home / "runs" / run_id / "run.json"))
+        render_index(home)
+
+
+def _new_record(spec: Spec, options: Options, ignored: tuple[str, ...]) -> RunRecord:
+    now = datetime.datetime.now(datetime.UTC)
+    words = [
+        "rekindle",
+        "run",
+        options.config or "CONFIG",
+        *(f"--set={text}" for text in options.overrides),
+    ]
+    return RunRecord(
+        run_id=f"{spec.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        name=spec.name,
+        platform="local",
+        status="running",
+        started_at=now.isoformat(timespec="seconds"),
+        config=options.config,
+        command=shlex.join(words),
+        spec=spec.model_dump(mode="json"),
+        ignored=ignored,
+        versions={"rekindle": rekindle.__version__},
+    )
+
+
+def _ignored(spec: Spec) -> tuple[str, ...]:
+    """What the spec asks of a platform that this machine does not give."""
+    asked = spec.resources
+    ranks = spec.platforms.local.ranks
+    notes = []
+    if asked.nodes > 1 or asked.gpus_per_node:
+        notes.append(
+            f"resources: {asked.nodes} node(s) with {asked.gpus_per_node} GPU(s) each; "
+            f"here {ranks} processes share this machine"
+        )
+    if asked.spot:
+        notes.append("resources.spot: this machine is not reclaimed")
+    return tuple(notes)
+
+
+def summary(record: RunRecord, home: Path) -> dict[str, Any]:
+    """The object that `run --json` ends with."""
+    found = collect(record, history=False)
+    return {
+        "schema_version": 1,
+        "run_id": record.run_id,
+        "run_key": found.fingerprint.run_key if found.fingerprint else "",
+        "status": record.status,
+        "seconds": record.seconds,
+        "steps": [
+            {
+                "name": s.name,
+                "status": s.status,
+                "seconds": s.seconds,
+                "cached": s.cached,
+                "reason": s.reason,
+            }
+            for s in record.steps
+        ],
+        "metrics": dict(found.evidence.metrics) if found.evidence else {},
+        "gate": gate_of(found),
+        "model": model_of(found),
+        "card": str(home.absolute() / "runs" / record.run_id / "card.html"),
+    }
+
+
+def gate_of(found: Findings) -> dict[str, Any] | None:
+    """Whether the model of this run is the champion now, and why or why not."""
+    if found.evidence is None:
+        return None
+    decision = found.registration.decision if found.registration else "refused"
+    gate: dict[str, Any] = {
+        "promoted": decision == "promoted",
+        "decision": decision,
+        "reason": found.evidence.reason,
+        "passed": found.evidence.promote,
+        "champion_version": found.evidence.champion_version,
+    }
+    if found.evidence.comparison:
+        gate["comparison"] = found.evidence.comparison.model_dump(mode="json")
+    return gate
+
+
+def model_of(found: Findings) -> dict[str, Any] | None:
+    """Where the registry holds the model."""
+    if (where := found.registration) is None:
+        return None
+    return {
+        "name": where.name,
+        "version": where.version,
+        "aliases": list(where.aliases),
+        "created": where.created,
+    }
+
+
+def windows(spec: Spec) -> Sequence[Spec]:
+    """The spec for each window to run: `backfill` earlier ones, oldest first, then the one asked
+    for.
+    """
+    if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
+        return [spec]
+    window = spec.data.window
+    return [
+        _with_window(spec, {"offset": window.offset + back, "backfill": 0})
+        for back in range(window.backfill, -1, -1)
+    ]
+
+
+def _with_window(spec: Spec, update: Mapping[str, Any]) -> Spec:
+    assert spec.data is not None
+    assert spec.data.window is not None
+    data = spec.data.model_copy(update={"window": spec.data.window.model_copy(update=update)})
+    return spec.model_copy(update={"data": data})

@@ -1,0 +1,137 @@
+"""The command line: a file a verb, loaded when it is called, and one place where errors become text
+and exit codes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rekindle.errors import RekindleError
+
+VERBS = {
+    "init": "a starter config, the shipped pipeline and components to change",
+    "run": "the whole pipeline here and now",
+    "compile": "write the pipeline for a platform",
+    "promote": "make a candidate the champion that waits for approval",
+    "runs": "the ledger: every run, its model, its gate",
+    "status": "the steps of a run",
+    "logs": "what a step printed",
+    "report": "the HTML card of a run, and the index of all",
+}
+
+
+class _Verbs(click.Group):
+    """Imports a verb's module only when that verb is called, so that `--help` stays fast."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"rekindle.cli.{name}").command
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 failed, 2 the request is wrong, 75 preempted after a save, "
+    "130 interrupted.",
+)
+@click.version_option(package_name="rekindle", message="rekindle %(version)s")
+def cli() -> None:
+    """rekindle keeps machine-learning models current: one YAML retrains, judges and registers."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    sys.exit(invoke(words))
+
+
+def invoke(words: list[str]) -> int:
+    """Run one command; returns its exit code. Errors are printed, with a traceback only under
+    -v.
+    """
+    from rekindle.errors import RekindleError
+
+    as_json = "--json" in words
+    try:
+        result = cli.main(words, prog_name="rekindle", standalone_mode=False)
+    except click.ClickException as error:
+        return _refused(error, as_json)
+    except click.Abort:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except RekindleError as error:
+        if _verbose(words):
+            raise
+        report_errors(error, as_json)
+        return error.exit_code
+    except OSError as error:
+        if _verbose(words):
+            raise
+        report_errors(_of_the_system(error), as_json)
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def report_errors(error: RekindleError, as_json: bool) -> None:
+    """The problems of `error`: one JSON object on stdout, or lines on stderr."""
+    if as_json:
+        problems = [
+            {"code": p.code, "what": p.what, "where": p.where, "fix": p.fix} for p in error.problems
+        ]
+        print(json.dumps({"schema_version": 1, "errors": problems}))
+        return
+    count = len(error.problems)
+    for problem in error.problems:
+        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(str(problem), err=True)
+    if count > 1:
+        click.echo(f"{count} problems", err=True)
+
+
+def _of_the_system(error: OSError) -> Any:
+    """A full disk or a folder without permission, in words."""
+    from rekindle.errors import RekindleError
+
+    what = error.strerror or str(error)
+    return RekindleError(
+        what,
+        where=str(error.filename or ""),
+        fix="free some space or mend the permission; the same command goes on from there",
+    )
+
+
+def _refused(error: click.ClickException, as_json: bool) -> int:
+    if as_json:
+        problem = {
+            "code": "E-USAGE",
+            "what": error.format_message(),
+            "where": "",
+            "fix": "see --help",
+        }
+        print(json.dumps({"schema_version": 1, "errors": [problem]}))
+    else:
+        error.show()
+    return 2
+
+
+def _verbose(words: list[str]) -> bool:
+    return any(word in ("-v", "--verbose") for word in words)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rekindle.errors import RequestError
+from rekindle.records import RunRecord
+
+Decorated = Callable[..., Any]
+
+DEFAULT_HOME = Path(".rekindle")
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -> None:
+    if value:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+
+
+def shared(function: Decorated) -> Decorated:
+    """`--home`, `--json` and `-v`."""
+    for option in (
+        click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose,
+                     help="Log decisions, and show tracebacks."),
+        click.option("--json", "as_json", is_flag=True,
+                     help="One JSON object on stdout, all else on stderr."),
+        click.option("--home", type=FOLDER, default=DEFAULT_HOME, show_default=True,
+                     help="Where runs, artifacts and the embedded registry live."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def overrides(function: Decorated) -> Decorated:
+    """`--set a.b=c`, any number of times."""
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override a field, such as train.lr=1e-4.",
+    )(function)
+
+
+def config(function: Decorated) -> Decorated:
+    """The argument CONFIG."""
+    return click.argument("config", type=click.Path(path_type=Path))(function)
+
+
+def run_ids(home: Path) -> list[str]:
+    """All run ids under `home`, oldest first."""
+    folder = home / "runs"
+    return sorted(path.parent.name for path in folder.glob("*/run.json")) if folder.is_dir() else []
+
+
+def find_run(home: Path, wanted: str) -> RunRecord:
+    """The run whose id is `wanted`, starts with it, or is the latest; raises RequestError."""
+    records = [RunRecord.read(home / "runs" / run_id / "run.json") for run_id in run_ids(home)]
+    records.sort(key=lambda record: record.started_at)
+    if wanted == "latest" and records:
+        return records[-1]
+    exact = [record for record in records if record.run_id == wanted]
+    found = exact or [record for record in records if record.run_id.startswith(wanted)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(record.run_id for record in found[:5])
+        raise RequestError(f"`{wanted}` fits {len(found)} runs: {names}", fix="give more of its id")
+    if not records:
+        raise RequestError(
+            f"there are no runs under {home}", fix="`rekindle run CONFIG`, or name another --home"
+        )
+    raise RequestError(
+        f"there is no run `{wanted}` under {home}",
+        fix=f"the latest is {records[-1].run_id}; `rekindle runs` lists all",
+    )

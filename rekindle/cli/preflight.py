@@ -1,0 +1,163 @@
+"""What can be known to be wrong before anything is written or started: all of it at once."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from rekindle.errors import Problem, RequestError
+from rekindle.spec.model import BUILTIN_TASKS, Spec
+
+NEEDED = {
+    "pyarrow": "data",
+    "numpy": "data",
+    "torch": "train",
+    "mlflow": "registry",
+}
+REGISTRY_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+_PLACEHOLDER = re.compile(r"\{window(:[^}]*)?\}")
+
+
+def preflight(spec: Spec, home: Path) -> None:
+    """Raise RequestError with everything that would make a local run of `spec` fail at once; writes
+    nothing.
+    """
+    problems = [
+        *_packages(spec),
+        *_files(spec),
+        *_task(spec),
+        *_secrets(spec),
+        *_registry(spec),
+        *_home(home),
+    ]
+    if problems:
+        raise RequestError(problems)
+
+
+def _packages(spec: Spec) -> Iterator[Problem]:
+    if spec.pipeline is not None:
+        return
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        extras = sorted({NEEDED[name] for name in missing})
+        yield Problem(
+            f"a local run needs {', '.join(missing)}",
+            fix=f"pip install 'rekindle[{','.join(extras)}]', or [local] for all",
+        )
+
+
+def _files(spec: Spec) -> Iterator[Problem]:
+    if spec.data is not None:
+        yield from _source(spec.data.source)
+    if spec.pipeline is not None:
+        yield from _file(
+            spec.pipeline.partition(".py:")[0] + (".py" if ".py:" in spec.pipeline else ""),
+            "pipeline",
+        )
+    if spec.train.entrypoint:
+        yield from _entrypoint(spec.train.entrypoint)
+    for field in ("source", "tokenizer", "init_from"):
+        value = getattr(spec.model, field)
+        if isinstance(value, str) and value.startswith("/") and not Path(value).exists():
+            yield Problem(
+                f"there is no folder {value}",
+                f"model.{field}",
+                "check the path; a hub name has no leading slash",
+            )
+
+
+def _source(source: str) -> Iterator[Problem]:
+    if "://" in source or source.startswith(("sklearn:", "hub:")):
+        return
+    pattern = _PLACEHOLDER.sub("*", source)
+    # Path.glob refuses absolute patterns
+    if Path(pattern).exists() or glob.glob(pattern, recursive=True):  # noqa: PTH207
+        return
+    yield Problem(
+        f"there is nothing at {source}",
+        "data.source",
+        "check the path; relative ones start at the config's folder",
+    )
+
+
+def _file(path: str, field: str) -> Iterator[Problem]:
+    if not Path(path).is_file():
+        yield Problem(
+            f"there is no file {path}",
+            field,
+            "check the path; relative ones start at the config's folder",
+        )
+
+
+def _entrypoint(words: str) -> Iterator[Problem]:
+    try:
+        script = shlex.split(words)[0]
+    except (ValueError, IndexError) as error:
+        yield Problem(
+            f"cannot be read as words: {error}", "train.entrypoint", "quote it like a shell command"
+        )
+        return
+    if script != "-m":
+        yield from _file(script, "train.entrypoint")
+
+
+def _task(spec: Spec) -> Iterator[Problem]:
+    if spec.task not in BUILTIN_TASKS:
+        yield from _file(spec.task.rpartition(":")[0], "task")
+        return
+    if spec.data is None or spec.train.entrypoint:
+        return
+    from rekindle.tasks import load_task
+
+    try:
+        load_task(spec.task).check(spec.data, spec.model)
+    except RequestError as error:
+        yield from error.problems
+
+
+def _secrets(spec: Spec) -> Iterator[Problem]:
+    for name, reference in spec.platforms.local.secrets.items():
+        variable = reference.removeprefix("env:")
+        if variable not in os.environ:
+            yield Problem(
+                f"the environment variable {variable} is not set",
+                f"platforms.local.secrets.{name}",
+                f"export {variable}=...",
+            )
+
+
+def _registry(spec: Spec) -> Iterator[Problem]:
+    uri = spec.registration.tracking_uri
+    scheme = uri.partition("://")[0].partition("+")[0]
+    if uri and ("://" not in uri or scheme not in REGISTRY_SCHEMES):
+        yield Problem(
+            f"{uri!r} is no tracking URI that MLflow 3 takes", "register.tracking_uri",
+            "https://..., postgresql://..., sqlite:///file.db, or empty for the embedded one",
+        )  # fmt: skip
+
+
+def _home(home: Path) -> Iterator[Problem]:
+    existing = next(
+        (p for p in (home.absolute(), *home.absolute().parents) if p.exists()), Path("/")
+    )
+    if not existing.is_dir():
+        yield Problem(f"{existing} is a file, not a folder", "--home", "name another folder")
+    elif not _writable(existing):
+        yield Problem(
+            f"the folder {existing} is not writable",
+            "--home",
+            "mend its permissions, or name another --home",
+        )
+
+
+def _writable(folder: Path) -> bool:
+    """By mount and mode, without writing; root passes every mode check, so a read-only mount is
+    asked for, too.
+    """
+    read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    return os.access(folder, os.W_OK | os.X_OK) and not read_only

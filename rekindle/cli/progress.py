@@ -1,0 +1,142 @@
+"""What a person sees while a run goes on: a step table with one live line, or plain lines where
+there is no terminal.
+
+All of it goes to stderr; stdout belongs to the result.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rekindle.records import RunRecord, StepRecord
+
+MARKS = {
+    "pending": ("·", "dim"),
+    "running": ("▸", "cyan"),
+    "succeeded": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "skipped": ("-", "dim"),
+    "cancelled": ("■", "yellow"),
+}
+FINAL = ("succeeded", "failed", "skipped", "cancelled")
+
+
+class Progress:
+    """Follow one run: pass `changed` and `event` to `execute`. A context manager."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.record: RunRecord | None = None
+        self.lines: dict[str, str] = {}
+        self.said: set[str] = set()
+        self.live = (
+            Live(console=self.console, refresh_per_second=5, get_renderable=self._render)
+            if self.console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.lines.clear()
+        if self.live:
+            self.live.__exit__(kind, error, trace)
+
+    def started(self, record: RunRecord) -> None:
+        """Say which run this is and what this machine ignores."""
+        self.record = record
+        self.console.print(f"run [bold]{record.run_id}[/]", highlight=False)
+        for note in record.ignored:
+            self.console.print(Text(f"ignored here: {note}", style="yellow"))
+
+    def changed(self, record: RunRecord) -> None:
+        """A step changed state."""
+        self.record = record
+        if self.live:
+            return
+        for step in record.steps:
+            if step.status in FINAL and step.name not in self.said:
+                self.said.add(step.name)
+                self._say(
+                    f"{MARKS[step.status][0]} {step.name} {_seconds(step)} {step.reason}".rstrip()
+                )
+
+    def event(self, step: str, event: dict[str, Any]) -> None:
+        """A step spoke: `progress` replaces its live line, `notice` stays."""
+        if event["event"] == "notice":
+            self._say(f"  {step}: {event.get('text', '')}")
+        elif event["event"] == "progress":
+            self.lines[step] = _progress_line(event)
+            if not self.live and event.get("step") == event.get("steps"):
+                self._say(f"  {step}: {self.lines[step]}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        if self.record is None:
+            return Text("")
+        live = [
+            Text(f"  {name}: {line}", style="cyan")
+            for name, line in self.lines.items()
+            if self._running(name)
+        ]
+        return Group(step_table(self.record), *live)
+
+    def _running(self, name: str) -> bool:
+        return self.record is not None and any(
+            step.name == name and step.status == "running" for step in self.record.steps
+        )
+
+
+def step_table(record: RunRecord) -> Table:
+    """Steps with their state, time and reason."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
+    table.add_column("")
+    table.add_column("step", no_wrap=True)
+    table.add_column("time", justify="right")
+    table.add_column("why", style="dim", overflow="fold")
+    for step in record.steps:
+        mark, style = MARKS[step.status]
+        table.add_row(Text(mark, style), Text(step.name), _seconds(step), Text(step.reason))
+    return table
+
+
+def _seconds(step: StepRecord) -> str:
+    if step.cached:
+        return "cached"
+    if step.seconds is not None:
+        return f"{step.seconds:.1f} s"
+    return "" if step.status != "running" else "..."
+
+
+def _progress_line(event: dict[str, Any]) -> str:
+    parts = [f"{event.get('unit', 'step')} {event['step']}/{event['steps']}"]
+    if event.get("loss") is not None:
+        parts.append(f"loss {event['loss']:.4f}")
+    if event.get("samples_per_second"):
+        parts.append(f"{event['samples_per_second']:,.0f} samples/s")
+    if event.get("eta_seconds") and event["step"] < event["steps"]:
+        parts.append(f"{time.strftime('%H:%M:%S', time.gmtime(event['eta_seconds']))} left")
+    return "  ".join(parts)
+
+
+def out(text: str = "") -> None:
+    """A line of the result, on stdout."""
+    print(text, file=sys.stdout, flush=True)

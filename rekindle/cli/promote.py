@@ -1,0 +1,43 @@
+"""`rekindle promote RUN`: the approval that `register.approval: manual` waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rekindle.cli.options import find_run, shared
+from rekindle.errors import RequestError
+
+
+@click.command("promote")
+@click.argument("run")
+@shared
+def command(run: str, home: Path, as_json: bool) -> int:
+    """Make the candidate of RUN the champion; its evidence is checked once more first."""
+    from rekindle.report.collect import collect
+    from rekindle.spec.model import Spec
+
+    record = find_run(home, run)
+    found = collect(record, history=False)
+    if found.registration is None or found.evidence is None:
+        raise RequestError(
+            f"the run {record.run_id} registered no model",
+            fix="name a run that did; `rekindle runs` lists them",
+        )
+    if not found.evidence.promote:
+        raise RequestError(
+            f"the gate refused the candidate of {record.run_id}: {found.evidence.reason}",
+            fix="a refused candidate cannot be approved; change the config and run again",
+        )
+    from rekindle.registry.models import Registry, promote
+
+    spec = Spec.model_validate(record.spec)
+    where = Registry(spec.registration, spec.model_name, str(home.absolute()))
+    registration = promote(where, found.registration, found.files["evidence"])
+    registration.write(found.files["registration"])
+    if as_json:
+        print(registration.model_dump_json())
+    else:
+        click.echo(f"{registration.name} version {registration.version} is now the champion")
+    return 0

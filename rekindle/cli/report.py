@@ -1,0 +1,38 @@
+"""`rekindle report RUN`: the HTML card, and the index of all runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from rekindle.cli.options import find_run, shared
+
+
+@click.command("report")
+@click.argument("run", default="latest")
+@shared
+def command(run: str, home: Path, as_json: bool) -> int:
+    """Write the card of RUN (default: the latest) and the index of all runs; prints where they
+    are.
+    """
+    from rekindle.report.card import render_card
+    from rekindle.report.index import render_index
+
+    record = find_run(home, run)
+    card, index = render_card(home, record), render_index(home)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "schema_version": 1,
+                    "run_id": record.run_id,
+                    "card": str(card.absolute()),
+                    "index": str(index.absolute()),
+                }
+            )
+        )
+    else:
+        click.echo(f"card   {card.absolute()}\nindex  {index.absolute()}")
+    return 0

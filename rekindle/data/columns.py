@@ -1,0 +1,202 @@
+"""Columns as sources have them: which are read, in what role, and how a batch of them looks before
+it is normalised.
+
+`RawBatch` is what every reader yields; `texts` turns a column of any admissible type into strings,
+and notes what is not admissible. Integers and booleans become their usual text, whole floats
+integers (a column of integers with a gap).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from itertools import compress
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rekindle.data.validate import Findings
+from rekindle.spec.model import DataSpec
+
+Kind = Literal["text", "image", "scalar"]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class RawBatch:
+    """Some rows of a source: `columns` by name, as Arrow arrays or (where types differ by row)
+    lists; `lines` counts from 1 as an editor does; `split` is the source's own, where the names of
+    its files or itself tell. `names` calls rows by name instead (images that are files); `fetch`
+    reads a file that a row names, relative to `file`."""
+
+    columns: Mapping[str, pa.Array | list[Any]]
+    lines: npt.NDArray[np.int64]
+    file: str
+    split: str = ""
+    names: tuple[str, ...] = ()
+    fetch: Callable[[str], bytes] | None = dataclasses.field(default=None, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def place(self, row: int) -> str:
+        """Where a row stands, such as `reviews.jsonl:17`."""
+        return self.names[row] if self.names else f"{self.file}:{self.lines[row]}"
+
+    def ids(self) -> pa.StringArray:
+        """The places of all rows."""
+        if self.names:
+            return pa.array(self.names, pa.string())
+        return pc.binary_join_element_wise(self.file, pa.array(self.lines).cast(pa.string()), ":")
+
+    def filter(self, keep: Mask) -> RawBatch:
+        """The rows where `keep` holds."""
+        if keep.all():
+            return self
+        mask = pa.array(keep)
+        columns = {
+            name: list(compress(column, keep)) if isinstance(column, list) else column.filter(mask)
+            for name, column in self.columns.items()
+        }
+        names = tuple(compress(self.names, keep))
+        return dataclasses.replace(self, columns=columns, lines=self.lines[keep], names=names)
+
+
+def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
+    """The columns that are read, and how: the content, the label, and key, time and slices where
+    they are set."""
+    names = data.columns
+    content = names.text if modality == "text" else names.image
+    kind: Kind = "text" if modality == "text" else "image"
+    others = [names.label, names.key, time_column(data), *data.slices]
+    return {content: kind, **{name: "scalar" for name in others if name and name != content}}
+
+
+def time_column(data: DataSpec) -> str | None:
+    """The time column, where something depends on it: a split by time, or a window that no
+    partition decides."""
+    by_column = data.window is not None and "{window" not in data.source
+    return data.columns.time if by_column or data.split.by == "time" else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """A column as strings; `noted` marks the rows that are null because their value was refused."""
+
+    values: pa.StringArray
+    noted: Mask
+
+    @classmethod
+    def all_fine(cls, values: pa.StringArray) -> Texts:
+        return cls(values, np.zeros(len(values), bool))
+
+    @property
+    def blank(self) -> Mask:
+        """The rows that have no value, or one of white space only."""
+        trimmed = pc.utf8_trim_whitespace(self.values)
+        empty = pc.fill_null(pc.equal(pc.binary_length(trimmed), 0), True)
+        return np.asarray(empty, bool) & ~self.noted
+
+
+def texts(raw: RawBatch, column: str, kind: Kind, findings: Findings) -> Texts:
+    """A column as strings; what cannot be one is noted."""
+    values = raw.columns[column]
+    if isinstance(values, list):
+        return _texts_of_objects(raw, values, column, kind, findings)
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if any(is_text(values.type) for is_text in _TEXT_TYPES):
+        return _decoded(raw, values.cast(pa.binary()), column, findings)
+    if pa.types.is_null(values.type) or (kind == "scalar" and _is_scalar(values.type)):
+        return Texts.all_fine(_scalar_texts(values))
+    if kind == "scalar" and pa.types.is_floating(values.type):
+        return _texts_of_objects(raw, values.to_pylist(), column, kind, findings)
+    present = np.asarray(values.is_valid(), bool)
+    if present.any():
+        first = int(np.argmax(present))
+        findings.add("type", raw.place(first), f"{column}: {values.type}", int(present.sum()))
+    return Texts(pa.nulls(len(values), pa.string()), present)
+
+
+def scalar_text(value: object) -> str | None:
+    """A label, key, time or slice value as text; None where it has none. `scalar_text(3.0) ==
+    "3"`."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return str(int(value))
+    return None
+
+
+_TEXT_TYPES = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+)
+
+
+def _is_scalar(kind: pa.DataType) -> bool:
+    checks = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_date)
+    return any(check(kind) for check in checks)
+
+
+def _scalar_texts(values: pa.Array) -> pa.StringArray:
+    if pa.types.is_timestamp(values.type):
+        utc = pc.cast(
+            pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False), pa.timestamp("us")
+        )
+        return pc.strftime(utc, format="%Y-%m-%dT%H:%M:%S")
+    return values.cast(pa.string())
+
+
+def _texts_of_objects(
+    raw: RawBatch, values: list[Any], column: str, kind: Kind, findings: Findings
+) -> Texts:
+    found: list[str | None] = []
+    noted = np.zeros(len(values), bool)
+    for row, value in enumerate(values):
+        missing = value is None or (isinstance(value, float) and math.isnan(value))
+        text = value if isinstance(value, str) else scalar_text(value) if kind == "scalar" else None
+        if text is None and not missing:
+            findings.add("type", raw.place(row), f"{column}: {value!r}")
+        elif text is not None and not _encodable(text):
+            findings.add("undecodable", raw.place(row), f"{column}: {text!a}")
+            text = None
+        noted[row] = text is None and not missing
+        found.append(text)
+    return Texts(pa.array(found, pa.string()), noted)
+
+
+def _encodable(text: str) -> bool:
+    """Whether the text has a UTF-8 form: it holds no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _decoded(raw: RawBatch, values: pa.Array, column: str, findings: Findings) -> Texts:
+    try:
+        return Texts.all_fine(values.cast(pa.string()))
+    except pa.ArrowInvalid:
+        found: list[str | None] = []
+    noted = np.zeros(len(values), bool)
+    for row, value in enumerate(values.to_pylist()):
+        try:
+            found.append(None if value is None else value.decode())
+        except UnicodeDecodeError:
+            findings.add("undecodable", raw.place(row), f"{column}: {value!r}")
+            noted[row] = True
+            found.append(None)
+    return Texts(pa.array(found, pa.string()), noted)

@@ -1,0 +1,178 @@
+"""Encoding in parallel: light processes that each encode every n-th batch and stream the result
+back as Arrow.
+
+`python -m rekindle.data.encode` is such a process: its order is one line of JSON on stdin, its
+answer an Arrow stream on stdout (what a task prints goes to stderr). It is a program of its own and
+not a forked or spawned copy of the parent, so it imports neither the parent's main module nor
+torch. A full pipe is what holds a fast worker back, so memory is bounded; batches arrive in their
+order, so the result does not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rekindle.data.examples import ExamplesFile
+from rekindle.errors import StepError
+from rekindle.tasks import Task, load_task
+from rekindle.tasks.base import Settings
+
+_AHEAD = 2
+_CONTENT = ("text", "image")
+_MODULE = "rekindle.data.encode"
+
+
+def encode_batch(
+    task: Task, batch: pa.RecordBatch, labels: dict[str, int], settings: Settings, assets: Path
+) -> pa.RecordBatch:
+    """A batch of shard rows: id, hash, label as class index, the slices, and what the task makes of
+    the content."""
+    names = [name for name in batch.schema.names if name not in ("split", *_CONTENT)]
+    columns: dict[str, Any] = {name: batch.column(name) for name in names}
+    indices = [labels[label] for label in batch.column("label").to_pylist()]
+    columns["label"] = pa.array(indices, pa.int32())
+    encoded = task.encode(batch, settings, assets)
+    if clash := sorted(set(encoded) & set(columns)):
+        raise ValueError(f"encode returned a column `{clash[0]}`, which the shard already has")
+    return pa.record_batch({**columns, **encoded})
+
+
+class Encoders:
+    """`workers` processes for one task; `encoders.encode(file)` yields the encoded batches of a
+    file of examples."""
+
+    def __init__(
+        self, task: str, labels: tuple[str, ...], settings: Settings, assets: Path, workers: int
+    ) -> None:
+        self._order = {
+            "task": task, "labels": list(labels), "settings": dict(settings), "assets": str(assets)
+        }  # fmt: skip
+        self._workers = workers
+
+    def encode(self, path: Path) -> Iterator[pa.RecordBatch]:
+        """All batches of the file, in their order; in this process if one worker is enough."""
+        workers = min(self._workers, len(ExamplesFile(path)))
+        if workers <= 1:
+            yield from _encoded({**self._order, "path": str(path), "start": 0, "every": 1})
+            return
+        orders = [
+            {**self._order, "path": str(path), "start": i, "every": workers} for i in range(workers)
+        ]
+        with contextlib.ExitStack() as stack:
+            team = [stack.enter_context(_Worker(order)) for order in orders]
+            turn = 0
+            while (batch := team[turn % workers].next()) is not None:
+                yield batch
+                turn += 1
+
+
+class _Worker:
+    """One process, and a thread that reads `_AHEAD` batches ahead; leaving the context ends
+    both."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._order = json.dumps(order)
+        self._batches: queue.Queue[pa.RecordBatch | Exception | None] = queue.Queue(_AHEAD)
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> _Worker:
+        path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
+        alone = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        environment = {**os.environ, **alone}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+
+    def next(self) -> pa.RecordBatch | None:
+        """The next batch; None after the last. Raises what went wrong in the process."""
+        item = self._batches.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def _read(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            with self._process.stdin as orders:
+                orders.write(self._order.encode() + b"\n")
+            with self._process.stdout as pipe:
+                for batch in pa.ipc.open_stream(pipe):
+                    self._put(batch)
+            if self._process.wait():
+                raise EOFError
+            self._put(None)
+        except (EOFError, OSError, ValueError) as error:
+            self._put(self._failure(error))
+
+    def _put(self, item: pa.RecordBatch | Exception | None) -> None:
+        while not self._stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                self._batches.put(item, timeout=0.1)
+                return
+
+    def _failure(self, error: Exception) -> StepError:
+        code = self._process.wait()
+        if code < 0:
+            fix = "use fewer workers, or smaller texts" if code == -9 else ""
+            return StepError(
+                f"a worker that encodes examples was killed by signal {-code}", fix=fix
+            )
+        return StepError(
+            f"a worker that encodes examples failed (exit {code})", fix="see its traceback above"
+        )
+
+
+def _encoded(order: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    task, assets = load_task(order["task"]), Path(order["assets"])
+    labels = {label: index for index, label in enumerate(order["labels"])}
+    file = ExamplesFile(Path(order["path"]))
+    for index in range(order["start"], len(file), order["every"]):
+        yield encode_batch(task, file[index], labels, order["settings"], assets)
+
+
+def _main() -> int:
+    """Serve one order; exit 1, with a traceback on stderr, if the task fails."""
+    pipe = os.dup(1)
+    os.dup2(2, 1)
+    order = json.loads(sys.stdin.buffer.readline())
+    writer = None
+    try:
+        with os.fdopen(pipe, "wb") as stream:
+            for batch in _encoded(order):
+                writer = writer or pa.ipc.new_stream(stream, batch.schema)
+                writer.write_batch(batch)
+            if writer is not None:
+                writer.close()
+    except BrokenPipeError:
+        return 1
+    except Exception:  # noqa: BLE001 - whatever a task raises belongs in the log of the step
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,210 @@
+"""What the source holds now, and the keys that follow: the first step of every run, never cached.
+
+    data      hash of the bytes in the window, wherever they lie
+    work_key  data + window + the settings that shape the weights + rekindle's training code
+    run_key   work_key + where the weights start: the same training, attempted however often
+
+With a window over a time column only the records in it are hashed, so new data outside of it
+retrains nothing. Settings that cannot change the weights (where the source lies, how often a
+checkpoint is made) are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rekindle.data.columns import Kind, RawBatch, texts, wanted_columns
+from rekindle.data.files import content_hash
+from rekindle.data.source import FileSource, Source, open_source
+from rekindle.data.split import content_views
+from rekindle.data.times import Span, inside, read_times, to_datetime
+from rekindle.data.validate import Findings
+from rekindle.data.window import Window, resolve
+from rekindle.errors import DataError, RequestError
+from rekindle.records import Fingerprint
+from rekindle.spec.identity import TRAINING, digest, file_sha256, source_hash
+from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
+from rekindle.tasks import TASKS, load_task
+
+_DATA_ASIDE = {"source", "window", "shard_rows", "slices"}
+_TRAIN_ASIDE = {"checkpoint", "max_restarts", "entrypoint"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ChampionState:
+    """The registry's champion: its version and keys, where its weights started, the version it beat
+    ("" = none)."""
+
+    version: str
+    run_key: str
+    work_key: str
+    init_from: str
+    beaten: str
+
+
+def fingerprint(
+    task: str, data: DataSpec, model: ModelSpec, train: TrainSpec, *, champion: ChampionState | None
+) -> Fingerprint:
+    """What the source holds now and what identifies the work on it; raises DataError when there is
+    nothing to work on."""
+    window, content, (files, size) = _content(data, load_task(task).modality)
+    work_key = digest(
+        {
+            "task": task if task in TASKS else _own_task(task),
+            "data": content,
+            "window": str(window or ""),
+            "settings": [
+                data.model_dump(mode="json", exclude=_DATA_ASIDE),
+                {**model.model_dump(mode="json", exclude={"init_from"}), **_folders(model)},
+                train.model_dump(mode="json", exclude=_TRAIN_ASIDE),
+            ],
+            "entrypoint": file_sha256(Path(train.entrypoint)) if train.entrypoint else "",
+            "code": source_hash(TRAINING),
+        }
+    )
+    init_from = _init_from(model, work_key, champion)
+    run_key = digest([work_key, init_from, _content_behind(init_from)])
+    return Fingerprint(
+        data=content,
+        window=str(window or ""),
+        files=files,
+        bytes=size,
+        run_key=run_key,
+        work_key=work_key,
+        init_from=init_from,
+        champion=_to_beat(champion, run_key),
+    )
+
+
+def _own_task(task: str) -> list[str]:
+    path, _, name = task.rpartition(":")
+    return [name, file_sha256(Path(path))]
+
+
+def _init_from(model: ModelSpec, work_key: str, champion: ChampionState | None) -> str:
+    """Where the weights start. Work that made the champion starts where the champion did, so it is
+    the same work."""
+    if model.init_from != "champion":
+        return model.init_from
+    if champion is None:
+        return "base"
+    return champion.init_from if champion.work_key == work_key else champion.version
+
+
+def _to_beat(champion: ChampionState | None, run_key: str) -> str:
+    """The version to compare with: for the champion's own work the one that it beat, so that
+    nothing changes."""
+    if champion is None:
+        return ""
+    return champion.beaten if champion.run_key == run_key else champion.version
+
+
+def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
+    """The resolved window, the hash of what lies in it, and the number of files and bytes."""
+    if data.window is None:
+        source = open_source(data, modality)
+        return None, source.fingerprint(), source.extent()
+    if "{window" in data.source:
+        newest = FileSource(data, modality).newest_partition
+        window = resolve(data.window, newest, partitioned=True)
+        source = open_source(data, modality, window)
+        return window, source.fingerprint(), source.extent()
+    source = open_source(data, modality)
+    span = _span(source, data)
+    window = resolve(data.window, to_datetime(span.newest) if span.newest is not None else None)
+    hashed, rows = _hash_records(source, data, modality, window)
+    if not rows:
+        raise DataError(
+            f"the window {window} selects none of {span.rows:,} records",
+            where=f"they span {span}",
+            fix="move data.window.end, or lower data.window.offset",
+        )
+    return window, hashed, source.extent()
+
+
+def _span(source: Source, data: DataSpec) -> Span:
+    """The times of all records. Rows that cannot be read are left to `ingest`, unless nothing else
+    is there."""
+    column, findings, span = data.columns.time, Findings(), Span()
+    if column is None:
+        raise RequestError(
+            "a window needs to know a record's time",
+            where="data.window",
+            fix="set data.columns.time",
+        )
+    for raw in source.read({column: "scalar"}, findings):
+        times, known = read_times(raw, column, findings)
+        span.include(times[known])
+    if not span.rows:
+        findings.raise_if_any()
+        raise DataError("the source holds no records", where=data.source, fix="check data.source")
+    return span
+
+
+def _hash_records(source: Source, data: DataSpec, modality: str, window: Window) -> tuple[str, int]:
+    """Hash of the records in the window, and their number; how the source divides into files and
+    blocks is no part."""
+    columns = wanted_columns(data, modality)
+    running = {name: _ColumnHash(columns[name]) for name in sorted(columns)}
+    rows, findings = 0, Findings()
+    assert data.columns.time is not None
+    for raw in source.read(columns, findings):
+        times, keep = read_times(raw, data.columns.time, findings)
+        chosen = raw.filter(keep & inside(times, window))
+        rows += len(chosen)
+        for name, column_hash in running.items():
+            column_hash.update(chosen, name)
+    return digest([[name, column_hash.digest()] for name, column_hash in running.items()]), rows
+
+
+class _ColumnHash:
+    """Hash of a column's values, one after the other, however they come in batches."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._present, self._lengths, self._bytes = (hashlib.sha256() for _ in range(3))
+
+    def update(self, raw: RawBatch, column: str) -> None:
+        """Take in the column's values of a batch."""
+        if self._kind == "image":
+            values = pa.array([_image_bytes(value) for value in raw.columns[column]], pa.binary())
+        else:
+            values = texts(raw, column, self._kind, Findings()).values
+        self._present.update(np.asarray(values.is_valid(), np.uint8).tobytes())
+        values = values.fill_null(b"" if self._kind == "image" else "")
+        self._lengths.update(np.asarray(pc.binary_length(values), np.int32).tobytes())
+        self._bytes.update(b"".join(content_views(values)))
+
+    def digest(self) -> str:
+        """The hash of all values so far."""
+        return "".join(part.hexdigest() for part in (self._present, self._lengths, self._bytes))
+
+
+def _image_bytes(value: Any) -> bytes:
+    value = value.as_py() if isinstance(value, pa.Scalar) else value
+    return value if isinstance(value, bytes) else repr(value).encode()
+
+
+def _folders(model: ModelSpec) -> dict[str, str]:
+    """Hashes of the local or remote folders that the model section names; a hub name has none."""
+    named = {"source": model.source, "tokenizer": model.tokenizer}
+    return {
+        f"{key}_content": _content_behind(value)
+        for key, value in named.items()
+        if isinstance(value, str)
+    }
+
+
+def _content_behind(name: str) -> str:
+    """Hash of the files behind a path or URI; empty for a name of something else (a version, a run,
+    a hub model)."""
+    if "://" in name or Path(name).expanduser().exists():
+        return content_hash(str(Path(name).expanduser()) if "://" not in name else name)
+    return ""

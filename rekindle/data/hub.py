@@ -1,0 +1,120 @@
+"""Data sets of the Hugging Face hub: `hub:NAME?config=..&revision=..&split=..`, streamed through
+`datasets`.
+
+Nothing is downloaded as a whole. `split=train+test` picks splits, default all of them; rows whose
+class is -1, the hub's mark for a hidden label, are left out. A fingerprint is the commit that the
+revision points to now. HF_ENDPOINT and HF_TOKEN mean what they mean to `huggingface_hub`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.data.columns import Kind, RawBatch
+from rekindle.data.files import split_of
+from rekindle.data.validate import Findings
+from rekindle.errors import DataError, RequestError
+from rekindle.spec.model import DataSpec
+
+PREFIX = "hub:"
+_OPTIONS = ("config", "revision", "split")
+_BATCH_ROWS = 1_000
+
+
+class HubSource:
+    """One data set of the hub, pinned to a commit on first use."""
+
+    def __init__(self, data: DataSpec, modality: str) -> None:
+        self._name, _, query = data.source.removeprefix(PREFIX).partition("?")
+        self._options = dict(parse_qsl(query.replace("+", "%2B")))
+        if unknown := sorted(set(self._options) - set(_OPTIONS)):
+            fix = f"a hub source takes {', '.join(_OPTIONS)}"
+            raise RequestError(
+                f"unknown option `{unknown[0]}` in {data.source}", where="data.source", fix=fix
+            )
+        self._label = data.columns.label
+        self._own_splits = data.split.by == "source"
+        self._commit = ""
+
+    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+        """The rows, split by split."""
+        for split, stream in self._splits().items():
+            if findings.missing_columns(
+                f"{self._name} ({split})", columns, list(stream.features or columns)
+            ):
+                continue
+            names = getattr((stream.features or {}).get(self._label), "names", None)
+            row = 1
+            for table in (
+                stream.select_columns(list(columns)).with_format("arrow").iter(_BATCH_ROWS)
+            ):
+                lines = np.arange(row, row + len(table))
+                row += len(table)
+                raw = RawBatch(
+                    _arrays(table), lines, split, split_of(split) if self._own_splits else ""
+                )
+                yield self._named(raw, names) if names else raw
+
+    def fingerprint(self) -> str:
+        """Hash of name, options and commit."""
+        options = sorted((key, value) for key, value in self._options.items() if key != "revision")
+        text = f"{self._name}\0{options}\0{self._pin()}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def extent(self) -> tuple[int, int]:
+        """Zeros: the hub does not say which files and bytes a stream will touch."""
+        return 0, 0
+
+    def _named(self, raw: RawBatch, names: list[str]) -> RawBatch:
+        """Class numbers as class names; rows without a class left out."""
+        numbers = np.asarray(raw.columns[self._label].fill_null(-1), np.int64)  # type: ignore[union-attr]
+        raw = raw.filter(numbers >= 0)
+        labels = pa.array(names, pa.string()).take(pa.array(numbers[numbers >= 0]))
+        return RawBatch({**raw.columns, self._label: labels}, raw.lines, raw.file, raw.split)
+
+    def _pin(self) -> str:
+        if not self._commit:
+            from huggingface_hub import HfApi
+            from huggingface_hub.errors import HfHubHTTPError
+
+            try:
+                info = HfApi().dataset_info(self._name, revision=self._options.get("revision"))
+            except (HfHubHTTPError, OSError, ValueError) as error:
+                raise _unreachable(self._name, error) from error
+            self._commit = str(info.sha)
+        return self._commit
+
+    def _splits(self) -> dict[str, Any]:
+        import datasets
+
+        config = self._options.get("config")
+        try:
+            found = datasets.load_dataset(self._name, config, revision=self._pin(), streaming=True)
+        except (OSError, ValueError) as error:
+            raise _unreachable(self._name, error) from error
+        wanted = self._options["split"].split("+") if "split" in self._options else list(found)
+        if absent := [split for split in wanted if split not in found]:
+            fix = f"it has {', '.join(found)}"
+            raise RequestError(
+                f"{self._name} has no split `{absent[0]}`", where="data.source", fix=fix
+            )
+        return {split: found[split] for split in wanted}
+
+
+def _arrays(table: pa.Table) -> dict[str, Any]:
+    return {name: table.column(name).combine_chunks() for name in table.schema.names}
+
+
+def _unreachable(name: str, error: Exception) -> DataError:
+    fix = "check the name, the config, the network and, for a private one, HF_TOKEN"
+    return DataError(
+        f"cannot read `{name}` from the hub: {str(error).splitlines()[0]}",
+        where="data.source",
+        fix=fix,
+    )

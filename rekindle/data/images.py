@@ -1,0 +1,138 @@
+"""Images as uint8 pixels, row by row, channels last: from files, encoded bytes, or lists of
+numbers.
+
+The first image decides height, width and channels (1 grey, 3 colour); `data.image_size` scales all
+of them instead. A grey image among coloured ones becomes coloured; a coloured one among grey ones
+is refused. Alpha and palettes become RGB, and EXIF rotation is applied. Numbers must be whole and
+lie in 0..255.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image, ImageOps
+
+from rekindle.data.validate import Findings
+
+Pixels = npt.NDArray[np.uint8]
+_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, EOFError)
+
+
+class PixelError(ValueError):
+    """Numbers that are no pixels."""
+
+
+class ImageColumn:
+    """Turns values into pixels of one shape, and remembers that shape (height, width, channels)."""
+
+    def __init__(self, size: tuple[int, int] | None) -> None:
+        self._size = size
+        self.shape: tuple[int, int, int] | None = None
+
+    def pixels(self, value: Any, place: str, findings: Findings) -> bytes | None:
+        """The pixels of an image as bytes, or None where it was refused and noted."""
+        try:
+            image = self._resized(to_pixels(value, self._size))
+        except PixelError as error:
+            findings.add("pixel", place, str(error))
+            return None
+        except _UNREADABLE as error:
+            findings.add("image", place, str(error))
+            return None
+        if self.shape is None:
+            self.shape = (image.shape[0], image.shape[1], image.shape[2])
+        if image.shape[2] < self.shape[2]:
+            image = np.repeat(image, self.shape[2], axis=2)
+        if image.shape[2] > self.shape[2]:
+            findings.add("image colour", place)
+            return None
+        if image.shape != self.shape:
+            got, first = (f"{shape[0]}x{shape[1]}" for shape in (image.shape, self.shape))
+            findings.add("image size", place, f"{got}, the first is {first}")
+            return None
+        return image.tobytes()
+
+    def _resized(self, image: Pixels) -> Pixels:
+        if self._size is None or image.shape[:2] == self._size:
+            return image
+        height, width = self._size
+        picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+        return _array(picture.resize((width, height), Image.Resampling.BILINEAR))
+
+
+def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
+    """An image, [height, width, channels]; raises PixelError for numbers that are none, OSError or
+    ValueError for bytes."""
+    if isinstance(value, pa.Scalar):
+        nested = pa.types.is_nested(value.type) and not pa.types.is_struct(value.type)
+        value = _numbers(value) if nested else value.as_py()
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    if isinstance(value, bytes):
+        return _decode(value)
+    if value is None:
+        raise ValueError("none")
+    return _from_numbers(value, size)
+
+
+def _numbers(value: pa.Scalar) -> Any:
+    """A list of numbers without a Python object each, a list of lists with them."""
+    flat = value.values
+    return (
+        flat.to_numpy(zero_copy_only=False) if not pa.types.is_nested(flat.type) else value.as_py()
+    )
+
+
+def _decode(data: bytes) -> Pixels:
+    with Image.open(io.BytesIO(data)) as opened:
+        if opened.mode.startswith(("I", "F")):
+            raise ValueError(f"mode {opened.mode}: more than 8 bits a channel; convert it to 8")
+        picture = ImageOps.exif_transpose(opened)
+        return _array(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
+
+
+def _array(picture: Image.Image) -> Pixels:
+    pixels = np.asarray(picture, np.uint8)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def _from_numbers(value: Any, size: tuple[int, int] | None) -> Pixels:
+    try:
+        numbers = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise PixelError(f"no list of numbers of one shape: {value!r}") from None
+    if not np.isfinite(numbers).all():
+        raise PixelError(
+            f"{np.argmin(np.isfinite(numbers.ravel()))} of {numbers.size} is not a number"
+        )
+    if (
+        numbers.size == 0
+        or (numbers != np.floor(numbers)).any()
+        or numbers.min() < 0
+        or numbers.max() > 255
+    ):
+        span = f"{numbers.min():g} to {numbers.max():g}" if numbers.size else "none"
+        raise PixelError(f"numbers {span}, not whole from 0 to 255")
+    return _shaped(numbers.astype(np.uint8), size)
+
+
+def _shaped(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
+    """Give a flat list its height and width: `size`, or a square."""
+    if pixels.ndim == 1:
+        height, width = size or (math.isqrt(pixels.size), math.isqrt(pixels.size))
+        if pixels.size % (height * width):
+            raise PixelError(
+                f"{pixels.size} numbers make no square image; nest them or set data.image_size"
+            )
+        pixels = pixels.reshape(height, width, -1)
+    elif pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
+        raise PixelError(f"shape {list(pixels.shape)}, not height x width x 1 or 3")
+    return pixels

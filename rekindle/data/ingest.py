@@ -1,0 +1,192 @@
+"""A source becomes examples: read, window, normalise, split, validate; in one pass and in bounded
+memory.
+
+`ingest` writes one Arrow file a split and, last, `summary.json`; the same source gives the same
+bytes. Anything unfit makes it raise a single DataError with all that was found, and leaves no
+summary behind. A split by time takes a second pass over the examples, which wait in a scratch file
+until the cuts are known.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.data.columns import time_column, wanted_columns
+from rekindle.data.examples import (
+    SPLITS,
+    SUMMARY,
+    ExamplesFile,
+    ExamplesSummary,
+    ExamplesWriter,
+    reserved,
+    schema_of,
+)
+from rekindle.data.leaks import find_leaks
+from rekindle.data.normalise import Normaliser, label_order
+from rekindle.data.source import open_source
+from rekindle.data.split import hash_splits, split_names, time_cuts, time_splits
+from rekindle.data.times import Span, Times, inside, read_times
+from rekindle.data.validate import Findings, check_splits
+from rekindle.data.window import parse_window
+from rekindle.errors import RequestError
+from rekindle.spec.identity import digest, file_sha256
+from rekindle.spec.model import DataSpec
+
+log = logging.getLogger(__name__)
+
+_TIME = "_rekindle_time"
+
+
+def ingest(
+    data: DataSpec, modality: str, window: str, out: Path, *, source: str = ""
+) -> ExamplesSummary:
+    """Write the examples of `data.source` into the folder `out`; returns, and writes, their
+    summary.
+
+    `window` is the text of a resolved window, empty for all records; `source` the fingerprint to
+    carry along (default: one of the examples written). Raises DataError with everything that is
+    wrong with the source, at once.
+    """
+    if taken := reserved(data.slices):
+        fix = f"rename the column; {', '.join(taken)} means something else in the examples"
+        raise RequestError(f"`{taken[0]}` cannot be a slice", where="data.slices", fix=fix)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / SUMMARY).unlink(missing_ok=True)
+    work = _Ingestion(data, modality, window, out)
+    work.write()
+    summary = work.validated(source)
+    summary.write(out / SUMMARY)
+    counts = ", ".join(f"{split} {rows:,}" for split, rows in summary.rows.items())
+    log.info("examples: %s; %d classes", counts, len(summary.labels))
+    return summary
+
+
+class _Ingestion:
+    def __init__(self, data: DataSpec, modality: str, window: str, out: Path) -> None:
+        self.data, self.modality, self.window, self.out = data, modality, parse_window(window), out
+        self.partitioned = "{window" in data.source
+        self.findings = Findings()
+        self.normaliser = Normaliser(data, modality, self.findings)
+        self.schema = schema_of(modality, data.slices)
+        self.span = Span()
+        self.read_rows = 0
+        self.class_rows: dict[str, collections.Counter[str]] = {
+            s: collections.Counter() for s in SPLITS
+        }
+
+    def write(self) -> None:
+        """Fill the files of all splits."""
+        if self.data.split.by == "time":
+            self._write_by_time()
+            return
+        with ExamplesWriter(self.out, self.schema) as writer:
+            for table, _, own_split in self._examples():
+                if self.data.split.by == "source":
+                    indices = np.full(len(table), SPLITS.index(own_split or "train"), np.int8)
+                else:
+                    indices = hash_splits(self.normaliser.split_hashes(table), self.data.split)
+                self._distribute(writer, table, indices)
+
+    def validated(self, source: str) -> ExamplesSummary:
+        """The summary of what was written; raises DataError if any of it is unfit."""
+        data, findings = self.data, self.findings
+        rows = {split: sum(self.class_rows[split].values()) for split in SPLITS}
+        found = {label for counts in self.class_rows.values() for label in counts}
+        labels = label_order(data.labels, found)
+        if not sum(rows.values()):
+            self._note_nothing()
+        else:
+            by_content = data.split.by == "hash" and data.columns.key is None
+            if not by_content:
+                find_leaks(self.out, rows, findings)
+            check_splits(self.class_rows, labels, self._required(), findings)
+        findings.raise_if_any()
+        return ExamplesSummary(
+            modality=self.modality,
+            window=str(self.window or ""),
+            source=source or digest([file_sha256(self.out / f"{split}.arrow") for split in SPLITS]),
+            labels=labels,
+            slices=data.slices,
+            image_shape=self.normaliser.image_shape,
+            rows=rows,
+            class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in SPLITS},
+        )
+
+    def _examples(self) -> Iterator[tuple[pa.Table, Times, str]]:
+        """Tables of examples in the window, their times (zeros where none are needed), the source's
+        own split."""
+        column = time_column(self.data)
+        reader = open_source(self.data, self.modality, self.window)
+        for raw in reader.read(wanted_columns(self.data, self.modality), self.findings):
+            self.read_rows += len(raw)
+            times = np.zeros(len(raw), np.int64)
+            if column is not None:
+                times, keep = read_times(raw, column, self.findings)
+                self.span.include(times[keep])
+                if self.window is not None and not self.partitioned:
+                    keep &= inside(times, self.window)
+                raw, times = raw.filter(keep), times[keep]
+            if len(raw):
+                table, keep = self.normaliser(raw)
+                yield table, times[keep], raw.split
+
+    def _distribute(self, writer: ExamplesWriter, table: pa.Table, indices: Any) -> None:
+        table = table.append_column("split", split_names(indices))
+        for index, split in enumerate(SPLITS):
+            mine = indices == index
+            if mine.any():
+                part = table if mine.all() else table.filter(pa.array(mine))
+                writer.write(split, part)
+                counts = part.column("label").value_counts()
+                self.class_rows[split].update(
+                    {c["values"].as_py(): c["counts"].as_py() for c in counts}
+                )
+
+    def _write_by_time(self) -> None:
+        staged = self.schema.remove(self.schema.get_field_index("split")).append(
+            pa.field(_TIME, pa.int64())
+        )
+        with tempfile.TemporaryDirectory(prefix=".staged-", dir=self.out) as scratch:
+            path = Path(scratch, "all.arrow")
+            with ExamplesWriter(path.parent, staged, ("all",)) as writer:
+                for table, times, _ in self._examples():
+                    writer.write("all", table.append_column(_TIME, pa.array(times)))
+            blocks = _times_of(path)
+            with ExamplesWriter(self.out, self.schema) as writer:
+                if any(True for _ in blocks()):
+                    cuts = time_cuts(blocks, self.data.split)
+                    for batch in ExamplesFile(path):
+                        times = np.asarray(batch.column(_TIME))
+                        self._distribute(writer, pa.table(batch), time_splits(times, cuts))
+
+    def _required(self) -> list[str]:
+        """The splits that must hold something; a source with splits of its own may have no
+        validation."""
+        if self.data.split.by == "source" or self.data.split.validation == 0:
+            return ["train", "test"]
+        return list(SPLITS)
+
+    def _note_nothing(self) -> None:
+        if self.window is not None and self.span.rows:
+            what = f"the window {self.window} selects none of {self.span.rows:,} records"
+            fix = "move data.window.end, or lower data.window.offset"
+            self.findings.note(what, where=f"they span {self.span}", fix=fix)
+        elif not self.findings:
+            self.findings.note(
+                "the source holds no records", where=self.data.source, fix="check data.source"
+            )
+
+
+def _times_of(path: Path) -> Callable[[], Iterator[Times]]:
+    def blocks() -> Iterator[Times]:
+        return (np.asarray(batch.column(_TIME)) for batch in ExamplesFile(path, (_TIME,)))
+
+    return blocks

@@ -1,0 +1,127 @@
+"""Raw rows of any source as examples: id, hash, label, content and slices, with what is unfit noted
+and left out."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.data.columns import Mask, RawBatch, texts
+from rekindle.data.examples import HASH_BYTES
+from rekindle.data.images import ImageColumn
+from rekindle.data.split import content_hashes
+from rekindle.data.validate import Findings
+from rekindle.spec.model import DataSpec
+
+
+class Normaliser:
+    """Turns raw batches into tables of examples (all columns of tasks/base.py but the split)."""
+
+    def __init__(self, data: DataSpec, modality: str, findings: Findings) -> None:
+        self._data, self._modality, self._findings = data, modality, findings
+        self._labels = pa.array(data.labels, pa.string()) if data.labels else None
+        self._images = ImageColumn(data.image_size)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Height, width and channels of all images."""
+        return self._images.shape
+
+    def __call__(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
+        """The examples of a batch, and which of its rows they are."""
+        content, fit = self._content(raw)
+        label, labelled = self._label(raw)
+        ids, identified = self._ids(raw)
+        keep = fit & labelled & identified
+        columns = {"id": ids, "label": label, self._modality: content, **self._slices(raw)}
+        table = pa.table(columns)
+        if not keep.all():
+            table = table.filter(pa.array(keep)).combine_chunks()
+        return table.append_column("hash", self._hashes(table)), keep
+
+    def split_hashes(self, table: pa.Table) -> bytes:
+        """What the hash split goes by: the hash of the key, or of the content."""
+        if self._data.columns.key:
+            return content_hashes(_one_chunk(table.column("id")))
+        hashes = _one_chunk(table.column("hash"))
+        start = hashes.offset * HASH_BYTES
+        return bytes(memoryview(hashes.buffers()[1])[start : start + len(hashes) * HASH_BYTES])
+
+    def _content(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
+        if self._modality == "image":
+            return self._image(raw)
+        found = texts(raw, self._data.columns.text, "text", self._findings)
+        blank = self._note("empty text", found.blank, raw)
+        return found.values, ~(found.noted | blank)
+
+    def _image(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
+        pixels: list[bytes | None] = []
+        for row, value in enumerate(raw.columns[self._data.columns.image]):
+            value = value.as_py() if isinstance(value, pa.StringScalar) else value
+            try:
+                value = raw.fetch(value) if isinstance(value, str) and raw.fetch else value
+            except (OSError, ValueError) as error:
+                self._findings.add("image", raw.place(row), str(error))
+                pixels.append(None)
+                continue
+            pixels.append(self._images.pixels(value, raw.place(row), self._findings))
+        return pa.array(pixels, pa.binary()), np.array(
+            [value is not None for value in pixels], bool
+        )
+
+    def _label(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
+        found = texts(raw, self._data.columns.label, "scalar", self._findings)
+        bad = found.noted | self._note("empty label", found.blank, raw)
+        if self._labels is not None:
+            known = np.asarray(pa.compute.is_in(found.values, self._labels), bool)
+            unknown = ~known & ~bad
+            for row in np.flatnonzero(unknown).tolist():
+                self._findings.add("unknown label", raw.place(row), found.values[row].as_py())
+            bad |= unknown
+        return found.values, ~bad
+
+    def _ids(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
+        key = self._data.columns.key
+        if key is None:
+            return raw.ids(), np.ones(len(raw), bool)
+        found = texts(raw, key, "scalar", self._findings)
+        return found.values, ~(found.noted | self._note("empty key", found.blank, raw))
+
+    def _slices(self, raw: RawBatch) -> dict[str, pa.Array]:
+        columns = {
+            name: texts(raw, name, "scalar", self._findings).values for name in self._data.slices
+        }
+        return {name: values.fill_null("") for name, values in columns.items()}
+
+    def _note(self, kind: str, rows: Mask, raw: RawBatch) -> Mask:
+        for row in np.flatnonzero(rows).tolist():
+            self._findings.add(kind, raw.place(row))
+        return rows
+
+    def _hashes(self, table: pa.Table) -> pa.Array:
+        """SHA-256 of what the model sees, cut to 16 bytes; the shape of an image is part of it."""
+        prefix = (
+            hashlib.sha256(repr(self.image_shape).encode()).digest()
+            if self._modality == "image"
+            else b""
+        )
+        hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
+        return pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(HASH_BYTES), len(table), [None, pa.py_buffer(hashes)]
+        )
+
+
+def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:
+    """The classes in index order: as given, else sorted, whole numbers by their value."""
+    if labels:
+        return labels
+    if all(label.lstrip("-").isdecimal() and label.isascii() for label in found):
+        return tuple(sorted(found, key=lambda label: (int(label), label)))
+    return tuple(sorted(found))
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined

@@ -1,0 +1,224 @@
+"""Text and table files as streams of raw batches: CSV and Parquet by pyarrow, JSON lines by pyarrow
+where it can.
+
+A file is read in blocks of `BLOCK_BYTES`, of the wanted columns only. A block of JSON lines is
+parsed by pyarrow when it is regular (one object a line, each column of one type); else by Python,
+line by line, which gives the same values and knows which line is at fault. What cannot be parsed is
+noted and skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from rekindle.data.columns import Kind, RawBatch
+from rekindle.data.files import SourceFile
+from rekindle.data.validate import Findings
+
+BLOCK_BYTES = 4 << 20
+_PARQUET_ROWS = 4_096
+_HEADER_BYTES = 1 << 20
+_PROBED_LINES = 100
+
+Reader = Callable[[SourceFile, Mapping[str, Kind], Findings], Iterator[RawBatch]]
+
+
+def read_csv(
+    file: SourceFile, columns: Mapping[str, Kind], findings: Findings
+) -> Iterator[RawBatch]:
+    """The rows of a CSV or TSV file; line 1 is the header, and a quoted value may span lines."""
+    delimiter = "\t" if ".tsv" in file.name.lower() else ","
+    with file.open() as stream:
+        header = _csv_header(stream.read(_HEADER_BYTES), delimiter)
+    if header is None or findings.missing_columns(file.name, columns, header):
+        if header is None:
+            findings.note(
+                "the file is empty", where=file.name, fix="the first line must name the columns"
+            )
+        return
+    if twice := sorted({name for name in columns if header.count(name) > 1}):
+        findings.note(
+            f"the column `{twice[0]}` stands twice", where=file.name, fix="rename one of them"
+        )
+        return
+
+    def skip(row: pa.csv.InvalidRow) -> str:
+        what = f"{row.actual_columns} values for {row.expected_columns} columns: {row.text}"
+        findings.add("malformed", f"{file.name}:{row.number}" if row.number else file.name, what)
+        return "skip"
+
+    # texts are checked for UTF-8 later, row by row; an image is the path of one
+    types = {
+        name: pa.string() if kind == "image" else pa.binary() for name, kind in columns.items()
+    }
+    with file.open() as stream:
+        try:
+            reader = pa.csv.open_csv(
+                pa.PythonFile(stream, mode="r"),
+                read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
+                parse_options=pa.csv.ParseOptions(
+                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
+                ),
+                convert_options=pa.csv.ConvertOptions(
+                    include_columns=list(columns),
+                    column_types=types,
+                ),
+            )
+            line = 2
+            for batch in reader:
+                yield _raw(batch, np.arange(line, line + len(batch)), file)
+                line += len(batch)
+        except pa.ArrowInvalid as error:
+            findings.add("malformed", file.name, _csv_failure(str(error)))
+
+
+def read_parquet(
+    file: SourceFile, columns: Mapping[str, Kind], findings: Findings
+) -> Iterator[RawBatch]:
+    """The rows of a Parquet file, numbered from 1."""
+    with file.open() as stream:
+        try:
+            parquet = pa.parquet.ParquetFile(pa.PythonFile(stream, mode="r"), pre_buffer=False)
+            if findings.missing_columns(file.name, columns, parquet.schema_arrow.names):
+                return
+            row = 1
+            for batch in parquet.iter_batches(
+                batch_size=_PARQUET_ROWS, columns=list(columns), use_threads=False
+            ):
+                yield _raw(batch, np.arange(row, row + len(batch)), file)
+                row += len(batch)
+        except (pa.ArrowInvalid, OSError) as error:
+            findings.add("malformed", file.name, f"no Parquet file: {error}")
+
+
+def read_jsonl(
+    file: SourceFile, columns: Mapping[str, Kind], findings: Findings
+) -> Iterator[RawBatch]:
+    """The rows of a file of JSON objects, one a line; blank lines are skipped, absent keys are
+    null."""
+    schema: pa.Schema | None = None
+    line = 1
+    with file.open() as stream:
+        for number, block in enumerate(_line_blocks(stream)):
+            if number == 0:
+                block = block.removeprefix(b"\xef\xbb\xbf")
+                keys, schema = _probe(block, columns)
+                if keys and findings.missing_columns(file.name, columns, keys):
+                    return
+            regular = _regular_block(block, schema) if schema is not None else None
+            if regular is not None:
+                yield _raw(regular, np.arange(line, line + len(regular)), file)
+            else:
+                yield _irregular_block(block, line, file, columns, findings)
+            line += block.count(b"\n")
+
+
+READERS: dict[str, Reader] = {"csv": read_csv, "jsonl": read_jsonl, "parquet": read_parquet}
+
+
+def _raw(batch: pa.RecordBatch, lines: Any, file: SourceFile) -> RawBatch:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    return RawBatch(columns, lines, file.name, file.split, fetch=file.fetch)
+
+
+def _csv_header(start: bytes, delimiter: str) -> list[str] | None:
+    text = start.decode("utf-8-sig", errors="replace")
+    return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), None)
+
+
+def _csv_failure(message: str) -> str:
+    if "straddling" in message:
+        return f"a row longer than {BLOCK_BYTES:,} bytes, or a quote that is never closed"
+    return message
+
+
+def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """The stream in pieces that end with a newline (the last one may lack it)."""
+    rest = b""
+    while data := stream.read(BLOCK_BYTES):
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield rest + data[:end]
+            rest = data[end:]
+        else:
+            rest += data
+    if rest:
+        yield rest
+
+
+def _probe(block: bytes, columns: Mapping[str, Kind]) -> tuple[list[str], pa.Schema | None]:
+    """The keys of the first objects, in order; and the types of the wanted columns, where they are
+    of one kind each."""
+    objects = []
+    for text in block.split(b"\n", _PROBED_LINES)[:_PROBED_LINES]:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            objects.append(value)
+    keys = list(dict.fromkeys(key for value in objects for key in value))
+    fields = []
+    for name in columns:
+        kinds = {type(value.get(name)) for value in objects} - {type(None)}
+        if kinds not in ({str}, {int}):
+            return keys, None
+        fields.append(pa.field(name, pa.string() if kinds == {str} else pa.int64()))
+    return keys, pa.schema(fields)
+
+
+def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
+    """The block by pyarrow, where each line holds one object and each column has its type; else
+    None."""
+    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    try:
+        table = pa.json.read_json(
+            pa.BufferReader(block),
+            read_options=pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            parse_options=pa.json.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="ignore"
+            ),
+        )
+        table.validate(full=True)
+    except pa.ArrowInvalid:
+        return None
+    return table.combine_chunks().to_batches()[0] if len(table) == lines else None
+
+
+def _irregular_block(
+    block: bytes, line: int, file: SourceFile, columns: Mapping[str, Kind], findings: Findings
+) -> RawBatch:
+    values: dict[str, list[Any]] = {name: [] for name in columns}
+    lines = []
+    for number, text in enumerate(block.split(b"\n"), line):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except UnicodeDecodeError:
+            findings.add("undecodable", f"{file.name}:{number}", repr(text))
+            continue
+        except (ValueError, RecursionError) as error:
+            findings.add(
+                "malformed", f"{file.name}:{number}", f"{error}: {text.decode(errors='replace')}"
+            )
+            continue
+        if not isinstance(row, dict):
+            findings.add(
+                "malformed", f"{file.name}:{number}", f"no object: {text.decode(errors='replace')}"
+            )
+            continue
+        lines.append(number)
+        for name, column in values.items():
+            column.append(row.get(name))
+    return RawBatch(values, np.asarray(lines, np.int64), file.name, file.split, fetch=file.fetch)

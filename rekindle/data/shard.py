@@ -1,0 +1,205 @@
+"""Examples become shards: what the training ranks read, with a manifest that vouches for every
+byte.
+
+The task learns what it must from the training split (`fit`), then worker processes encode the
+batches of each split, and this process cuts them into Arrow files of at most `data.shard_rows`
+rows. The bytes depend on examples, task and settings only. Shards are not compressed, because they
+are memory-mapped. `manifest.json` is written last and is the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.data.encode import Encoders
+from rekindle.data.examples import SPLITS, ExamplesSummary, open_examples, read_summary
+from rekindle.data.manifest import ASSETS, MANIFEST, folder_fingerprint, row_tokens
+from rekindle.errors import DataError
+from rekindle.records import ShardFile, ShardManifest
+from rekindle.spec.model import DataSpec, ModelSpec
+from rekindle.tasks import load_task
+
+log = logging.getLogger(__name__)
+
+_BATCHES_A_WORKER = 4
+
+
+def shard(
+    examples: Path,
+    data: DataSpec,
+    model: ModelSpec,
+    task_name: str,
+    out: Path,
+    workers: int | None = None,
+) -> ShardManifest:
+    """Write the shards of a folder of examples into the folder `out`; returns, and writes, their
+    manifest.
+
+    `workers` is the number of encoding processes: by default as many as this process may use cores,
+    fewer when the data is small. Raises DataError for a folder of examples that is incomplete,
+    StepError when a worker fails.
+    """
+    summary = read_summary(examples)
+    _clear(out)
+    assets = out / ASSETS
+    assets.mkdir(parents=True)
+    task = load_task(task_name)
+    if task.modality != summary.modality:
+        fix = "run the step `ingest` again for this task"
+        raise DataError(
+            f"{task_name} reads {task.modality}, the examples hold {summary.modality}", fix=fix
+        )
+    settings: dict[str, Any] = dict(
+        task.fit(lambda: iter(open_examples(examples, "train")), data, model, assets)
+    )
+    if summary.image_shape is not None:
+        settings = {"image_shape": list(summary.image_shape), **settings}
+    encoders = Encoders(task_name, summary.labels, settings, assets, workers or _workers(examples))
+    writer = _ShardWriter(out, data.shard_rows)
+    for split in SPLITS:
+        if summary.rows.get(split):
+            writer.write(split, encoders.encode(examples / f"{split}.arrow"))
+    manifest = _manifest(task_name, summary, settings, writer, assets)
+    manifest.write(out / MANIFEST)
+    total = sum(file.bytes for file in writer.files)
+    log.info("%d shards, %s bytes", len(writer.files), f"{total:,}")
+    return manifest
+
+
+def _clear(out: Path) -> None:
+    """Leave nothing of an earlier attempt; the manifest goes first."""
+    (out / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(out / ASSETS, ignore_errors=True)
+    for file in out.glob("*.arrow"):
+        file.unlink()
+
+
+def _workers(examples: Path) -> int:
+    batches = sum(len(open_examples(examples, split)) for split in SPLITS)
+    return max(1, min(len(os.sched_getaffinity(0)), batches // _BATCHES_A_WORKER))
+
+
+def _manifest(
+    task_name: str,
+    summary: ExamplesSummary,
+    settings: dict[str, Any],
+    writer: _ShardWriter,
+    assets: Path,
+) -> ShardManifest:
+    rows = {
+        split: sum(file.rows for file in writer.files if file.split == split) for split in SPLITS
+    }
+    if rows != dict(summary.rows):
+        raise DataError(
+            f"the examples promised {dict(summary.rows)} rows and hold {rows}",
+            fix="run `ingest` again",
+        )
+    return ShardManifest(
+        task=task_name,
+        source=summary.source,
+        window=summary.window,
+        tokenizer=folder_fingerprint(assets),
+        examples=writer.hashes.hexdigest()[:32],
+        labels=summary.labels,
+        slices=summary.slices,
+        rows=rows,
+        class_rows=summary.class_rows,
+        settings=settings,
+        shards=tuple(writer.files),
+    )
+
+
+class _ShardWriter:
+    """Cuts encoded batches into files of at most `shard_rows` rows, and keeps what the manifest
+    says of each."""
+
+    def __init__(self, folder: Path, shard_rows: int) -> None:
+        self._folder, self._shard_rows = folder, shard_rows
+        self.files: list[ShardFile] = []
+        self.hashes = hashlib.sha256()
+
+    def write(self, split: str, batches: Iterator[pa.RecordBatch]) -> None:
+        """Write all shards of a split."""
+        with contextlib.closing(batches):  # type: ignore[type-var]  # a generator: its workers end here
+            file: _OpenShard | None = None
+            for batch in batches:
+                self.hashes.update(b"".join(batch.column("hash").to_pylist()))
+                while len(batch):
+                    file = file or _OpenShard.create(
+                        self._folder, split, len(self.files), batch.schema
+                    )
+                    part = batch.slice(0, self._shard_rows - file.rows)
+                    file.append(part)
+                    batch = batch.slice(len(part))
+                    if file.rows == self._shard_rows:
+                        self.files.append(file.close())
+                        file = None
+            if file is not None:
+                self.files.append(file.close())
+
+
+@dataclasses.dataclass
+class _OpenShard:
+    path: Path
+    split: str
+    sink: _HashingFile
+    writer: Any
+    rows: int = 0
+    tokens: int = 0
+
+    @classmethod
+    def create(cls, folder: Path, split: str, number: int, schema: pa.Schema) -> _OpenShard:
+        path = folder / f"{split}-{number:05}.arrow"
+        sink = _HashingFile(path)
+        return cls(path, split, sink, pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema))
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        self.writer.write_batch(batch)
+        self.rows += len(batch)
+        self.tokens += (
+            int(np.sum(row_tokens(pa.table(batch)))) if "input_ids" in batch.schema.names else 0
+        )
+
+    def close(self) -> ShardFile:
+        self.writer.close()
+        self.sink.close()
+        return ShardFile(
+            path=self.path.name, split=self.split, rows=self.rows, tokens=self.tokens,
+            bytes=self.sink.bytes, sha256=self.sink.sha256.hexdigest(),
+        )  # fmt: skip
+
+
+class _HashingFile:
+    """A file that knows the hash and the length of what was written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self.sha256 = hashlib.sha256()
+        self.bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        self.bytes += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self.closed = True

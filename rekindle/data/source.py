@@ -1,0 +1,132 @@
+"""The one way into a source of any kind: `open_source` gives its raw batches and its
+fingerprint."""
+
+from __future__ import annotations
+
+import datetime as dt
+import lzma
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.data import bundled, hub
+from rekindle.data.columns import Kind, RawBatch
+from rekindle.data.files import Files, SourceFile, locate
+from rekindle.data.readers import READERS
+from rekindle.data.validate import Findings
+from rekindle.data.window import Window
+from rekindle.errors import RequestError
+from rekindle.spec.model import DataSpec
+
+_IMAGES_AT_ONCE = 64
+_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+
+
+class Source(Protocol):
+    """What `ingest` and `fingerprint` need of a source."""
+
+    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+        """The rows, in an order that depends on the content alone."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Hash of what the source holds now."""
+        ...
+
+    def extent(self) -> tuple[int, int]:
+        """How many files, how many bytes; zeros where nobody knows."""
+        ...
+
+
+class FileSource:
+    """Files of one format behind a URI; the same bytes give the same fingerprint wherever they
+    lie."""
+
+    def __init__(self, data: DataSpec, modality: str, window: Window | None = None) -> None:
+        self._data = data
+        self._files: Files = locate(data)
+        if window is not None and "{window" in data.source:
+            self._files = self._files.within(window)
+        if self._files.format == "images" and modality != "image":
+            fix = "use task image_classification, or set data.format"
+            raise RequestError(
+                "the source holds images, and the task reads texts", where="data.source", fix=fix
+            )
+        if self._files.format not in ("images", *READERS):
+            fix = f"use one of {', '.join(('auto', 'images', *READERS))}"
+            what = f"format `{self._files.format}` does not go with {data.source}"
+            raise RequestError(what, where="data.format", fix=fix)
+
+    @property
+    def newest_partition(self) -> dt.datetime | None:
+        """The start of the newest partition, where the URI has them."""
+        return self._files.newest
+
+    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+        """The rows, file by file in order of name."""
+        if self._files.format == "images":
+            yield from self._images(columns, findings)
+            return
+        for file in self._files.files:
+            if self._has_split(file, findings):
+                try:
+                    yield from READERS[self._files.format](file, columns, findings)
+                except _UNREADABLE as error:
+                    fix = "check permissions and the network; a compressed file may be cut short"
+                    findings.note(f"the file cannot be read: {error}", where=file.name, fix=fix)
+
+    def fingerprint(self) -> str:
+        """Hash of the bytes of all files; of their names too where they tell a label or a split."""
+        named = self._files.format == "images" or self._data.split.by == "source"
+        return self._files.fingerprint(named=named)
+
+    def extent(self) -> tuple[int, int]:
+        """How many files, how many bytes as stored."""
+        return len(self._files.files), sum(file.size for file in self._files.files)
+
+    def _images(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+        names = self._data.columns
+        if findings.missing_columns(self._data.source, columns, [names.image, names.label]):
+            return
+        chosen = []
+        for file in self._files.files:
+            if "/" not in file.name:
+                findings.add("no class", file.name)
+            elif self._has_split(file, findings):
+                chosen.append(file)
+        for start in range(0, len(chosen), _IMAGES_AT_ONCE):
+            files = chosen[start : start + _IMAGES_AT_ONCE]
+            for split in dict.fromkeys(file.split for file in files):
+                group = [file for file in files if file.split == split]
+                yield RawBatch(
+                    {
+                        names.image: [file.filesystem.cat_file(file.path) for file in group],
+                        names.label: pa.array(
+                            [PurePosixPath(file.name).parent.name for file in group]
+                        ),
+                    },
+                    np.zeros(len(group), np.int64),
+                    file=self._data.source,
+                    split=split,
+                    names=tuple(file.name for file in group),
+                )
+
+    def _has_split(self, file: SourceFile, findings: Findings) -> bool:
+        if self._data.split.by != "source" or file.split:
+            return True
+        fix = "name files or folders train, validation, test; or split by hash"
+        findings.note("its name tells no split", where=file.name, fix=fix)
+        return False
+
+
+def open_source(data: DataSpec, modality: str, window: Window | None = None) -> Source:
+    """The source that `data.source` names; with partitions in the URI, those in the window only."""
+    if data.source.startswith(bundled.PREFIX) or data.format == "sklearn":
+        return bundled.BundledSource(data, modality)
+    if data.source.startswith(hub.PREFIX) or data.format == "hub":
+        return hub.HubSource(data, modality)
+    return FileSource(data, modality, window)

@@ -1,0 +1,99 @@
+"""Which split a record belongs to, the same way on every machine.
+
+By `hash`: 64 bits of a hash of the record's key, or of its content, against the shares; no other
+record has a say, so a record stays where it is when others come and go, and equal contents share a
+split. By `time`: oldest to train, newest to test; the cuts are exact order statistics, found in
+memory that does not grow, and records of one time stay together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rekindle.data.examples import HASH_BYTES, SPLITS
+from rekindle.spec.model import SplitSpec
+
+Times = npt.NDArray[np.int64]
+_DIGIT_BITS = 16
+
+
+def content_hashes(values: pa.Array, prefix: bytes = b"") -> bytes:
+    """SHA-256, cut to 16 bytes, of `prefix` and each value of a string or binary array, one after
+    the other."""
+    start = hashlib.sha256(prefix)
+    if prefix:
+        hashes = []
+        for value in content_views(values):
+            one = start.copy()
+            one.update(value)
+            hashes.append(one.digest()[:HASH_BYTES])
+        return b"".join(hashes)
+    sha256 = hashlib.sha256
+    return b"".join([sha256(value).digest()[:HASH_BYTES] for value in content_views(values)])
+
+
+def hash_splits(hashes: bytes, shares: SplitSpec) -> npt.NDArray[np.int8]:
+    """The index in `SPLITS` of each 16-byte hash."""
+    heads = np.frombuffer(hashes, "<u8").reshape(-1, 2)[:, 0]
+    position = heads.astype(np.float64) / 2.0**64
+    cuts = np.array([shares.train, shares.train + shares.validation])
+    return np.searchsorted(cuts, position, side="right").astype(np.int8)
+
+
+def time_cuts(times: Callable[[], Iterable[Times]], shares: SplitSpec) -> tuple[int, int]:
+    """The times from which records are validation, and test; `times()` starts a pass over all of
+    them.
+
+    Ten months of 150 records each and shares of 0.8, 0.1, 0.1 give the starts of the ninth and the
+    tenth month.
+    """
+    total = sum(len(block) for block in times())
+    ranks = [round(total * shares.train), round(total * (shares.train + shares.validation))]
+    first, second = (order_statistic(times, min(rank, total - 1)) for rank in ranks)
+    return first, second
+
+
+def time_splits(times: Times, cuts: tuple[int, int]) -> npt.NDArray[np.int8]:
+    """The index in `SPLITS` of each time."""
+    return np.searchsorted(np.array(cuts), times, side="right").astype(np.int8)
+
+
+def order_statistic(blocks: Callable[[], Iterable[Times]], rank: int) -> int:
+    """The value that would stand at `rank` (from 0) if all were sorted: radix selection, 16 bits a
+    pass."""
+    prefix, bits = 0, 64
+    while bits:
+        bits -= _DIGIT_BITS
+        counts = np.zeros(1 << _DIGIT_BITS, np.int64)
+        for block in blocks():
+            words = block.view(np.uint64) ^ np.uint64(1 << 63)
+            if bits + _DIGIT_BITS < 64:
+                words = words[words >> np.uint64(bits + _DIGIT_BITS) == np.uint64(prefix)]
+            digits = (words >> np.uint64(bits)) & np.uint64((1 << _DIGIT_BITS) - 1)
+            counts += np.bincount(digits.astype(np.int64), minlength=len(counts))
+        ends = np.cumsum(counts)
+        digit = int(np.searchsorted(ends, rank, side="right"))
+        rank -= int(ends[digit - 1]) if digit else 0
+        prefix = prefix << _DIGIT_BITS | digit
+    return prefix - (1 << 63)
+
+
+def split_names(indices: npt.NDArray[np.int8]) -> pa.StringArray:
+    """Names of splits for their indices."""
+    return pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(SPLITS)).cast(pa.string())
+
+
+def content_views(values: pa.Array) -> Iterator[memoryview]:
+    """The bytes of each value, without a copy."""
+    _, offset_buffer, data = values.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[
+        values.offset : values.offset + len(values) + 1
+    ].tolist()
+    view = memoryview(data) if data is not None else memoryview(b"")
+    return (view[start:end] for start, end in itertools.pairwise(offsets))

@@ -1,0 +1,165 @@
+"""What makes a source unfit, collected while it is read and refused all at once.
+
+A row with a fault is counted, up to `SHOWN` of a kind are remembered with their place
+(`reviews.jsonl:17`) and value, and reading goes on; `raise_if_any` then raises one DataError with a
+Problem for each kind. Memory does not grow with faults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+
+from rekindle.errors import DataError, Problem
+
+SHOWN = 5
+_VALUE_LENGTH = 60
+
+_FAULTS = {
+    # kind: (what follows "3 rows", fix)
+    "malformed": (
+        "that cannot be parsed",
+        "correct or remove them; `format` says how a file is read",
+    ),
+    "undecodable": ("with bytes that are not UTF-8", "save the file as UTF-8"),
+    "type": (
+        "with a value of the wrong type",
+        "texts must be strings, other columns strings or integers",
+    ),
+    "empty text": ("with an empty text or none", "remove them, or set data.columns.text"),
+    "empty label": ("without a label", "label or remove them, or set data.columns.label"),
+    "empty key": ("without a key", "give every row one, or unset data.columns.key"),
+    "time": ("with no ISO 8601 time", "write times as 2026-03-31 or 2026-03-31T12:00:00Z"),
+    "unknown label": (
+        "with a label that data.labels does not name",
+        "correct them, or add the label to data.labels",
+    ),
+    "image": ("with an image that cannot be read", "replace or remove them"),
+    "image size": (
+        "with an image of another size than the first",
+        "set data.image_size: [height, width]",
+    ),
+    "image colour": (
+        "with a colour image after grey ones",
+        "convert all of them to grey or to colour",
+    ),
+    "pixel": (
+        "with pixels that are not whole numbers from 0 to 255",
+        "scale pixels to 0..255, and remove NaN",
+    ),
+    "no class": (
+        "in no folder that names their class",
+        "put each image into a folder named after its class",
+    ),
+    "leak": (
+        "whose content stands in more than one split",
+        "remove the copies, or split by hash without a key",
+    ),
+}
+
+
+@dataclasses.dataclass
+class _Fault:
+    count: int = 0
+    shown: list[str] = dataclasses.field(default_factory=list)
+
+
+class Findings:
+    """The faults of one source. `add` notes rows, `note` anything else."""
+
+    def __init__(self) -> None:
+        self._faults: dict[str, _Fault] = {}
+        self._problems: list[Problem] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._faults or self._problems)
+
+    def add(self, kind: str, place: str, value: object = None, count: int = 1) -> None:
+        """Note `count` rows with a fault of this kind, the first at `place`, with its value or what
+        is wrong with it."""
+        fault = self._faults.setdefault(kind, _Fault())
+        fault.count += count
+        if len(fault.shown) < SHOWN:
+            fault.shown.append(f"{place} ({shorten(value)})" if value is not None else place)
+
+    def shows(self, kind: str) -> bool:
+        """Whether the next fault of this kind would be shown, or only counted."""
+        return kind not in self._faults or len(self._faults[kind].shown) < SHOWN
+
+    def note(self, what: str, *, where: str = "", fix: str = "") -> None:
+        """Note a problem that is not one of rows; the same one is noted once."""
+        problem = Problem(what, where, fix)
+        if problem not in self._problems:
+            self._problems.append(problem)
+
+    def missing_columns(self, file: str, wanted: Iterable[str], present: Sequence[str]) -> bool:
+        """Whether `file` lacks wanted columns, each noted with the nearest that exists."""
+        absent = [name for name in wanted if name not in present]
+        for name in absent:
+            near = difflib.get_close_matches(name, present, n=1, cutoff=0.5)
+            listed = ", ".join(f"`{shorten(column)}`" for column in present[:20]) or "none"
+            fix = (
+                f"did you mean `{near[0]}`? set it in data.columns"
+                if near
+                else f"it has {listed}; see data.columns"
+            )
+            self.note(f"there is no column `{name}`", where=file, fix=fix)
+        return bool(absent)
+
+    def problems(self) -> list[Problem]:
+        """Everything noted, in the order of first sight."""
+        found = list(self._problems)
+        for kind, fault in self._faults.items():
+            what, fix = _FAULTS[kind]
+            more = (
+                f" and {fault.count - len(fault.shown):,} more"
+                if fault.count > len(fault.shown)
+                else ""
+            )
+            rows = f"{fault.count:,} {'row' if fault.count == 1 else 'rows'} {what}"
+            found.append(Problem(rows, ", ".join(fault.shown) + more, fix))
+        return found
+
+    def raise_if_any(self) -> None:
+        """Raise everything as one DataError."""
+        if self:
+            raise DataError(self.problems())
+
+
+def shorten(value: object) -> str:
+    """A value as one short line; strings in quotes."""
+    text = value if isinstance(value, str) else repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= _VALUE_LENGTH else text[: _VALUE_LENGTH - 1] + "…"
+
+
+def check_splits(
+    class_rows: Mapping[str, Mapping[str, int]],
+    labels: Sequence[str],
+    required: Sequence[str],
+    findings: Findings,
+) -> None:
+    """Note empty splits and classes that a split lacks; `class_rows` counts rows per split and label."""
+    if len(labels) == 1:
+        what = f"every row has the label `{shorten(labels[0])}`"
+        findings.note(what, fix="a classifier needs at least two classes")
+    sizes = ", ".join(f"{split} {sum(counts.values()):,}" for split, counts in class_rows.items())
+    for split, counts in class_rows.items():
+        if counts:
+            _check_classes(split, counts, labels, findings)
+        elif split in required:
+            fix = "give it a larger share in data.split, or more data"
+            findings.note(f"the split {split} is empty", where=sizes, fix=fix)
+
+
+def _check_classes(
+    split: str, counts: Mapping[str, int], labels: Sequence[str], findings: Findings
+) -> None:
+    absent = [label for label in labels if not counts.get(label)]
+    if absent:
+        listed = ", ".join(f"`{shorten(label)}`" for label in absent[:SHOWN])
+        more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
+        where = ", ".join(f"{shorten(label)} {counts.get(label, 0):,}" for label in labels[:20])
+        fix = "give the split a larger share, add rows of the class, or leave the class out"
+        findings.note(f"the split {split} has no row of class {listed}{more}", where=where, fix=fix)

@@ -1,0 +1,236 @@
+"""Which span of time a run trains on: durations, partial dates, rolling windows, partitions in a
+URI.
+
+Decides the half-open interval [start, end) that `data.window` stands for. Times are naive UTC; a
+time with an offset is converted, a partial one (`2026-03`) is the first instant of its period.
+Months and years are calendar months, and a day that a shorter month lacks becomes its last one.
+Pure arithmetic: who lists files or reads columns is elsewhere.
+"""
+
+from __future__ import annotations
+
+import calendar
+import dataclasses
+import datetime as dt
+import re
+
+from rekindle.errors import DataError, RequestError
+from rekindle.spec.model import WindowSpec
+
+_UNITS = ("hour", "day", "week", "month", "year")
+_SECONDS = {"hour": 3_600, "day": 86_400, "week": 604_800}
+_PARTITION_FORMAT = {
+    "hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%Y-%m-%d", "month": "%Y-%m", "year": "%Y",
+}  # fmt: skip
+_PLACEHOLDER = re.compile(r"\{window(?::([^{}]+))?\}")
+_DIRECTIVES = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}"}
+_DEADLINE = dt.datetime(9999, 12, 31)
+
+
+@dataclasses.dataclass(frozen=True)
+class Duration:
+    """A length of calendar time; `unit` is the word it was written with, and what `latest` is
+    aligned to."""
+
+    months: int
+    seconds: int
+    unit: str
+
+    def __mul__(self, times: int) -> Duration:
+        return Duration(self.months * times, self.seconds * times, self.unit)
+
+    def __add__(self, other: Duration) -> Duration:
+        return Duration(self.months + other.months, self.seconds + other.seconds, self.unit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The times t with start <= t < end. `str()` is its one text:
+    `2026-03-01T00:00:00/2026-06-01T00:00:00`."""
+
+    start: dt.datetime
+    end: dt.datetime
+
+    def __str__(self) -> str:
+        return f"{self.start.isoformat()}/{self.end.isoformat()}"
+
+    def __contains__(self, time: dt.datetime) -> bool:
+        return self.start <= time < self.end
+
+
+def parse_window(text: str) -> Window | None:
+    """The window that `str(window)` wrote; None for the empty text, which stands for all
+    records."""
+    if not text:
+        return None
+    start, separator, end = text.partition("/")
+    try:
+        window = Window(dt.datetime.fromisoformat(start), dt.datetime.fromisoformat(end))
+    except ValueError:
+        separator = ""
+    if not separator or window.start.tzinfo or window.end.tzinfo or window.start >= window.end:
+        raise RequestError(
+            f"{text!r} is not a window", fix="write it as 2026-03-01T00:00:00/2026-06-01T00:00:00"
+        )
+    return window
+
+
+def parse_duration(text: str) -> Duration:
+    """`6 months` as a Duration; raises ValueError. `parse_duration("2 years").months == 24`."""
+    match = re.fullmatch(r"([0-9]+) ?([a-z]+?)s?", text)
+    if not match or match[2] not in _UNITS:
+        raise ValueError(f"{text!r} is not a duration such as `6 months`")
+    count, unit = int(match[1]), match[2]
+    if unit in _SECONDS:
+        return Duration(0, count * _SECONDS[unit], unit)
+    return Duration(count * (12 if unit == "year" else 1), 0, unit)
+
+
+def parse_time(text: str) -> dt.datetime:
+    """A full or partial ISO 8601 time as naive UTC; raises ValueError. `2026-03` is
+    2026-03-01T00:00:00."""
+    if re.fullmatch(r"\d{4}(-\d{2})?", text):
+        text += "-01-01" if len(text) == 4 else "-01"
+    time = dt.datetime.fromisoformat(text)
+    return time.astimezone(dt.UTC).replace(tzinfo=None) if time.tzinfo else time
+
+
+def shift(time: dt.datetime, by: Duration, *, back: bool = False) -> dt.datetime:
+    """`time` moved by a duration, months first; held within the years 1 to 9999."""
+    sign = -1 if back else 1
+    month = time.year * 12 + time.month - 1 + sign * by.months
+    if not 12 <= month < 120_000:
+        return dt.datetime.min if back else _DEADLINE
+    year, month = month // 12, month % 12 + 1
+    day = min(time.day, calendar.monthrange(year, month)[1])
+    try:
+        return time.replace(year=year, month=month, day=day) + dt.timedelta(
+            seconds=sign * by.seconds
+        )
+    except OverflowError:
+        return dt.datetime.min if back else _DEADLINE
+
+
+def floor(time: dt.datetime, unit: str) -> dt.datetime:
+    """The start of the hour, day, ISO week (Monday), month or year that `time` lies in."""
+    if unit == "hour":
+        return time.replace(minute=0, second=0, microsecond=0)
+    day = time.replace(hour=0, minute=0, second=0, microsecond=0)
+    if unit == "week":
+        return day - dt.timedelta(days=min(day.weekday(), day.toordinal() - 1))
+    return day.replace(
+        day=1 if unit in ("month", "year") else day.day, month=1 if unit == "year" else day.month
+    )
+
+
+def step(spec: WindowSpec) -> Duration:
+    """The distance between two windows, and the length of one partition."""
+    return parse_duration(spec.every or spec.size)
+
+
+def resolve(spec: WindowSpec, newest: dt.datetime | None, *, partitioned: bool = False) -> Window:
+    """The interval that `spec` stands for, given the `newest` time in the source (needed for `end:
+    latest` only).
+
+    `latest` ends with the calendar unit of `every` that holds the newest record, or with the newest
+    partition. `size: 3 months` and a newest record of 2026-05-17 give
+    2026-03-01T00:00:00/2026-06-01T00:00:00.
+    """
+    every = step(spec)
+    if spec.end != "latest":
+        end = _end_of(spec.end)
+    elif newest is None:
+        raise DataError(
+            "the window ends at the latest record, and there is none", where="data.window"
+        )
+    elif partitioned:
+        end = shift(newest, every)
+    else:
+        end = shift(floor(newest, every.unit), parse_duration(f"1 {every.unit}"))
+    ago = every * spec.offset
+    start = shift(end, ago + parse_duration(spec.size), back=True)
+    window = Window(start, shift(end, ago, back=True))
+    if window.start >= window.end:
+        fix = "take a smaller offset, or a larger size"
+        raise DataError("the window lies before all time", where="data.window.offset", fix=fix)
+    return window
+
+
+def _end_of(text: str) -> dt.datetime:
+    """The instant after the period that a partial date names: `2026-03` ends at
+    2026-04-01T00:00:00."""
+    try:
+        time = parse_time(text)
+    except ValueError as error:
+        fix = "write a date that exists, such as 2026-03-31"
+        raise RequestError(
+            f"{text!r} is no date: {error}", where="data.window.end", fix=fix
+        ) from None
+    if len(text) <= 13:
+        unit = {4: "year", 7: "month", 10: "day", 13: "hour"}[len(text)]
+        return shift(time, parse_duration(f"1 {unit}"))
+    return shift(time, Duration(0, 60 if len(text) == 16 else 1, "second"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitions:
+    """A path with `{window}` or `{window:%Y-%m}` in it, once or several times
+    (`year={window:%Y}/month={window:%m}`)."""
+
+    path: str
+    default_format: str
+
+    @classmethod
+    def of(cls, path: str, spec: WindowSpec) -> Partitions:
+        """The partitions of `path`; raises RequestError for a format that does not order time."""
+        default = _PARTITION_FORMAT[step(spec).unit]
+        for match in _PLACEHOLDER.finditer(path):
+            leftover = re.sub("|".join(_DIRECTIVES), "", match[1] or default)
+            if "%" in leftover or "/" in leftover:
+                fix = f"use {', '.join(_DIRECTIVES)} and plain text"
+                raise RequestError(
+                    f"{match[0]} is no format of a time", where="data.source", fix=fix
+                )
+        return cls(path, default)
+
+    @property
+    def glob(self) -> str:
+        """The pattern that finds every partition."""
+        return _PLACEHOLDER.sub("*", self.path)
+
+    def time_of(self, path: str) -> dt.datetime | None:
+        """The start of the partition that holds the file `path`; None where the path is no
+        partition of ours."""
+        match = re.fullmatch(self._pattern(), path)
+        if match is None:
+            return None
+        fields = {"%Y": 1, "%m": 1, "%d": 1, "%H": 0}
+        for name, value in zip(self._names(), match.groups(), strict=True):
+            fields[name] = int(value)
+        try:
+            return dt.datetime(*fields.values())  # type: ignore[arg-type]
+        except ValueError:
+            return None
+
+    def _names(self) -> list[str]:
+        formats = "/".join(m[1] or self.default_format for m in _PLACEHOLDER.finditer(self.path))
+        return re.findall("|".join(_DIRECTIVES), formats)
+
+    def _pattern(self) -> str:
+        pattern, position = "", 0
+        for match in _PLACEHOLDER.finditer(self.path):
+            pattern += _glob_pattern(self.path[position : match.start()])
+            pieces = re.split("(" + "|".join(_DIRECTIVES) + ")", match[1] or self.default_format)
+            pattern += "".join(
+                f"({_DIRECTIVES[p]})" if p in _DIRECTIVES else re.escape(p) for p in pieces
+            )
+            position = match.end()
+        return pattern + _glob_pattern(self.path[position:])
+
+
+def _glob_pattern(text: str) -> str:
+    """A glob as a regular expression: `**` crosses folders, `*` and `?` do not; a folder stands for
+    what is in it."""
+    pieces = re.split(r"(\*\*/?|\*|\?)", text)
+    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(known.get(piece, re.escape(piece)) for piece in pieces)

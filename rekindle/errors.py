@@ -1,0 +1,93 @@
+"""What can go wrong, as one tree; every error says what, where and what to do.
+
+    RekindleError                 exit 1: it was tried and failed ├── RequestError              exit
+    2: the request is wrong; nothing was sent or written │   ├── SpecError             the YAML, an
+    override, a cross-check: all problems at once │   └── UnsupportedError      a pipeline or
+    platform feature that is refused, with its place in the IR ├── DataError                 the
+    source or a shard is not what it should be, with the rows at fault ├── StepError
+    a step of the pipeline failed ├── CheckpointError           no usable checkpoint where one was
+    promised ├── RegistryError             the model registry refused, or holds something else than
+    expected ├── PreemptedError            exit 75: stopped from outside after a save; the same
+    command resumes └── InterruptedRunError       exit 130: Ctrl-C; the same command resumes
+
+`str(error)` is the text a person reads in a terminal or at the end of a log; `failure_from_log`
+reads it back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: `what` happened, `where` (file:line, row, IR path), and the
+    `fix`.
+    """
+
+    what: str
+    where: str = ""
+    fix: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  fix:   {self.fix}")
+        return "\n".join(lines)
+
+
+class RekindleError(Exception):
+    """Base of every error rekindle raises on purpose; carries one `Problem` or several."""
+
+    code = "E-FAILED"
+    exit_code = 1
+
+    def __init__(self, what: str | Iterable[Problem], *, where: str = "", fix: str = "") -> None:
+        problems = [Problem(what, where, fix)] if isinstance(what, str) else list(what)
+        self.problems = tuple(
+            problem if problem.code else dataclasses.replace(problem, code=self.code)
+            for problem in problems
+        )
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class RequestError(RekindleError):
+    code = "E-REQUEST"
+    exit_code = 2
+
+
+class SpecError(RequestError):
+    code = "E-SPEC"
+
+
+class UnsupportedError(RequestError):
+    code = "E-UNSUPPORTED"
+
+
+class DataError(RekindleError):
+    code = "E-DATA"
+
+
+class StepError(RekindleError):
+    code = "E-STEP"
+
+
+class CheckpointError(RekindleError):
+    code = "E-CHECKPOINT"
+
+
+class RegistryError(RekindleError):
+    code = "E-REGISTRY"
+
+
+class PreemptedError(RekindleError):
+    code = "E-PREEMPTED"
+    exit_code = 75
+
+
+class InterruptedRunError(RekindleError):
+    code = "E-INTERRUPTED"
+    exit_code = 130

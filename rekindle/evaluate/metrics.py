@@ -1,0 +1,107 @@
+"""How good predictions are. Inputs: `probabilities_NC` float64 with rows summing to 1, `labels_N`
+int class indices.
+
+Accuracy, macro-F1, log-loss and the expected calibration error (Naeini et al. 2015, 15 equal bins
+of the top probability). Each also exists per example where the paired bootstrap can use it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rekindle.records import CalibrationBin
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+BINS = 15
+EPSILON = 1e-12
+
+
+def accuracy(probabilities_NC: Floats, labels_N: Ints) -> float:
+    """Share of examples whose most probable class is the true one, 0 to 1."""
+    return float((probabilities_NC.argmax(1) == labels_N).mean())
+
+
+def log_loss(probabilities_NC: Floats, labels_N: Ints) -> float:
+    """Mean negative log-probability of the true class, in nats. Certain and right: 0; a coin flip:
+    0.693.
+    """
+    picked = probabilities_NC[np.arange(len(labels_N)), labels_N]
+    return float(-np.log(np.clip(picked, EPSILON, 1.0)).mean())
+
+
+def macro_f1(probabilities_NC: Floats, labels_N: Ints) -> float:
+    """Mean over classes of the harmonic mean of precision and recall; a class nobody has or
+    predicts is left out.
+    """
+    return float(np.nanmean(_f1_per_class(confusion(probabilities_NC, labels_N)[None])[0]))
+
+
+def calibration_error(probabilities_NC: Floats, labels_N: Ints) -> float:
+    """Mean gap between confidence and accuracy over the bins, weighted by their size, 0 to 1."""
+    bins = calibration_bins(probabilities_NC, labels_N)
+    total = sum(b.rows for b in bins)
+    return float(sum(b.rows * abs(b.confidence - b.accuracy) for b in bins) / max(total, 1))
+
+
+def calibration_bins(probabilities_NC: Floats, labels_N: Ints) -> tuple[CalibrationBin, ...]:
+    """The reliability diagram, empty bins left out."""
+    top_N = probabilities_NC.max(1)
+    right_N = probabilities_NC.argmax(1) == labels_N
+    index_N = np.minimum((top_N * BINS).astype(int), BINS - 1)
+    return tuple(
+        CalibrationBin(
+            lower=i / BINS, upper=(i + 1) / BINS, rows=int((index_N == i).sum()),
+            confidence=float(top_N[index_N == i].mean()),
+            accuracy=float(right_N[index_N == i].mean()),
+        )
+        for i in range(BINS)
+        if (index_N == i).any()
+    )  # fmt: skip
+
+
+def confusion(probabilities_NC: Floats, labels_N: Ints) -> Ints:
+    """[C, C] counts: row = true class, column = predicted class."""
+    classes = probabilities_NC.shape[1]
+    flat = labels_N * classes + probabilities_NC.argmax(1)
+    return np.bincount(flat, minlength=classes * classes).reshape(classes, classes).astype(np.int64)
+
+
+def score(probabilities_NC: Floats, labels_N: Ints) -> dict[str, float]:
+    """All metrics by name; see `rekindle.spec.model.METRICS`."""
+    return {
+        "accuracy": accuracy(probabilities_NC, labels_N),
+        "macro_f1": macro_f1(probabilities_NC, labels_N),
+        "log_loss": log_loss(probabilities_NC, labels_N),
+        "calibration_error": calibration_error(probabilities_NC, labels_N),
+    }
+
+
+def resampled(
+    metric: str, probabilities_NC: Floats, labels_N: Ints, picks_RN: NDArray[np.int64]
+) -> Floats:
+    """[R] values of `metric` on each resample; `picks_RN` holds row indices. Vectorised where the
+    metric is a mean.
+    """
+    if metric == "accuracy":
+        right_N = (probabilities_NC.argmax(1) == labels_N).astype(np.float64)
+        return np.asarray(right_N[picks_RN].mean(1), np.float64)
+    if metric == "log_loss":
+        picked = np.clip(probabilities_NC[np.arange(len(labels_N)), labels_N], EPSILON, 1.0)
+        return np.asarray(-np.log(picked)[picks_RN].mean(1), np.float64)
+    if metric == "macro_f1":
+        classes = probabilities_NC.shape[1]
+        flat_N = labels_N * classes + probabilities_NC.argmax(1)
+        counts = np.stack([np.bincount(flat_N[row], minlength=classes**2) for row in picks_RN])
+        return np.asarray(
+            np.nanmean(_f1_per_class(counts.reshape(-1, classes, classes)), axis=1), np.float64
+        )
+    return np.asarray([calibration_error(probabilities_NC[row], labels_N[row]) for row in picks_RN])
+
+
+def _f1_per_class(confusion_RCC: NDArray[np.int64]) -> Floats:
+    """[R, C]; NaN for a class that neither occurs nor is predicted."""
+    hits = np.diagonal(confusion_RCC, axis1=1, axis2=2).astype(np.float64)
+    either = confusion_RCC.sum(1) + confusion_RCC.sum(2)
+    return np.asarray(np.where(either > 0, 2 * hits / np.maximum(either, 1), np.nan), np.float64)

@@ -1,0 +1,163 @@
+"""What the inputs of a node and the outputs of a Dag are bound to, and whether those names
+exist."""
+
+from __future__ import annotations
+
+from rekindle.errors import RequestError
+from rekindle.ir.fields import Fields, Refusals, malformed
+from rekindle.ir.graph import (
+    Binding,
+    Constant,
+    Dag,
+    Formatted,
+    FromInput,
+    FromTask,
+    Node,
+    Parameter,
+    Ports,
+    Step,
+)
+from rekindle.ir.placeholders import has_templates, parse_value, references
+from rekindle.ir.values import from_ir
+
+UNROLL = "unroll the loop, or run it on Kubeflow Pipelines"
+
+
+def read_bindings(
+    fields: Fields, inputs: Ports
+) -> tuple[dict[str, Binding], dict[str, FromInput | FromTask]]:
+    parameters: dict[str, Binding] = {}
+    for name, source in fields.each("parameters"):
+        binding = _parameter_binding(source, inputs.parameters.get(name))
+        if binding is not None:
+            parameters[name] = binding
+    artifacts: dict[str, FromInput | FromTask] = {}
+    for name, source in fields.each("artifacts"):
+        if source.has("componentInputArtifact"):
+            artifacts[name] = FromInput(source.take("componentInputArtifact", str, ""))
+        else:
+            artifacts[name] = _from_task(
+                source.fields("taskOutputArtifact"), "producerTask", "outputArtifactKey"
+            )
+        source.close()
+    fields.close()
+    return parameters, artifacts
+
+
+def _parameter_binding(source: Fields, parameter: Parameter | None) -> Binding | None:
+    source.refuse("taskFinalStatus", "the final status of another step (exit handlers)")
+    source.refuse(
+        "parameterExpressionSelector", "an element of a list or struct, as loops use it", UNROLL
+    )
+    binding: Binding | None = None
+    if source.has("componentInputParameter"):
+        binding = FromInput(source.take("componentInputParameter", str, ""))
+    elif source.has("taskOutputParameter"):
+        binding = _from_task(
+            source.fields("taskOutputParameter"), "producerTask", "outputParameterKey"
+        )
+    elif "runtimeValue" in source.data:
+        binding = _constant(source.fields("runtimeValue"), parameter)
+    source.close()
+    return binding
+
+
+def _constant(fields: Fields, parameter: Parameter | None) -> Constant | Formatted:
+    raw, where = fields.any("constant"), fields.at("constant")
+    fields.refuse("constantValue", "constants of schema 2.0", "compile it with kfp 2.x")
+    fields.refuse("runtimeParameter", "parameters of schema 2.0", "compile it with kfp 2.x")
+    fields.close()
+    value = parse_value(raw, where)
+    if has_templates(value):
+        return Formatted(value)
+    try:
+        return Constant(from_ir(raw, parameter.type) if parameter else raw)
+    except ValueError as error:
+        raise RequestError(f"the constant is of the wrong type: {error}", where=where) from error
+
+
+def _from_task(fields: Fields, task_key: str, output_key: str) -> FromTask:
+    source = FromTask(fields.take(task_key, str, ""), fields.take(output_key, str, ""))
+    fields.close()
+    return source
+
+
+def read_results(
+    outputs: Fields,
+) -> tuple[dict[str, tuple[FromTask, ...]], dict[str, tuple[FromTask, ...]]]:
+    """Where the outputs of a Dag come from: parameters, then artifacts."""
+    parameters: dict[str, tuple[FromTask, ...]] = {}
+    for name, fields in outputs.each("parameters"):
+        one_of = fields.fields("valueFromOneof")
+        selectors = _list_of_fields(one_of, "parameterSelectors")
+        if fields.has("valueFromParameter"):
+            selectors.append(fields.fields("valueFromParameter"))
+        parameters[name] = tuple(
+            _from_task(s, "producerSubtask", "outputParameterKey") for s in selectors
+        )
+        one_of.close()
+        fields.close()
+    artifacts: dict[str, tuple[FromTask, ...]] = {}
+    for name, fields in outputs.each("artifacts"):
+        artifacts[name] = tuple(
+            _from_task(s, "producerSubtask", "outputArtifactKey")
+            for s in _list_of_fields(fields, "artifactSelectors")
+        )
+        fields.close()
+    return parameters, artifacts
+
+
+def _list_of_fields(fields: Fields, key: str) -> list[Fields]:
+    items = fields.take(key, list, [])
+    return [Fields(item, f"{fields.at(key)}[{i}]", fields.refusals) for i, item in enumerate(items)]
+
+
+def check_dag(dag: Dag, where: str, inputs: Ports, outputs: Ports) -> None:
+    """Raise RequestError unless every name that is read exists and no steps wait for each other."""
+    for node in dag.nodes.values():
+        _check_node(dag, node, inputs)
+    for kind in ("parameters", "artifacts"):
+        for name in getattr(outputs, kind):
+            for source in getattr(dag, kind).get(name, ()):
+                _check_source(dag, source, kind, f"{where}.outputs.{kind}.{name}")
+    try:
+        dag.ordered()
+    except ValueError as error:
+        raise RequestError(str(error), where=f"{where}.tasks") from error
+
+
+def _check_node(dag: Dag, node: Node, inputs: Ports) -> None:
+    for kind in ("parameters", "artifacts"):
+        for name, binding in getattr(node, kind).items():
+            place = f"{node.where}.inputs.{kind}.{name}"
+            if isinstance(binding, FromInput) and binding.name not in getattr(inputs, kind):
+                raise malformed(binding.name, "an input of the pipeline around it", place)
+            if isinstance(binding, FromTask):
+                _check_source(dag, binding, kind, place)
+    for name in node.after:
+        if name not in dag.nodes:
+            raise malformed(name, "the name of a sibling", f"{node.where}.dependentTasks")
+
+
+def _check_source(dag: Dag, source: FromTask, kind: str, where: str) -> None:
+    task = dag.nodes.get(source.task)
+    if task is None or source.output not in getattr(task.outputs, kind):
+        raise malformed(f"{source.task}.{source.output}", "the output of a sibling", where)
+
+
+def check_references(step: Step, where: str, refusals: Refusals) -> None:
+    """Refuse placeholders that name an input or output which the step does not have."""
+    container = step.container
+    names = {
+        ("inputs", "parameters"): {*step.inputs.parameters, *step.parameters},
+        ("inputs", "artifacts"): set(step.inputs.artifacts),
+        ("outputs", "parameters"): set(step.outputs.parameters),
+        ("outputs", "artifacts"): set(step.outputs.artifacts),
+    }
+    names["inputs", "any"] = names["inputs", "parameters"] | names["inputs", "artifacts"]
+    for argument in (*container.command, *container.args, *container.env.values()):
+        for path in references(argument):
+            if len(path) >= 3 and path[2] not in names[path[0], path[1]]:
+                refusals.add(
+                    f"a placeholder names `{path[2]}`, which the step does not have", where
+                )

@@ -1,0 +1,160 @@
+"""From `path.py:function` (or an already compiled file) to IR text: the only place that starts
+KFP's compiler.
+
+The file is loaded in a process of its own, so that neither a name in it nor what it imports can
+collide with anything here, an edited file is always seen, and our own process needs no kfp. The
+folder of the file, the folder above it (where `components/` lies beside `pipelines/`) and the
+working folder are importable. The same file gives the same bytes: hash seed fixed, no times in the
+IR. `python -m rekindle.ir.compile PATH.py:FUNCTION` is that process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rekindle.errors import RekindleError, RequestError, UnsupportedError
+
+_COMPILED = (".yaml", ".yml", ".json")
+_TIMEOUT_SECONDS = 300
+
+
+def compile_pipeline(target: str, cwd: Path | None = None) -> str:
+    """IR text of the pipeline at `target`; RequestError or UnsupportedError with file:line where it
+    does not compile.
+
+    `target` is `path.py:function`, or the path of a compiled `.yaml` or `.json`, which is returned
+    as it is.
+    """
+    folder = (cwd or Path.cwd()).absolute()
+    if target.endswith(_COMPILED):
+        return _read(folder / target)
+    name, _, function = target.rpartition(":")
+    path = folder / (name or target)
+    if path.suffix != ".py" or (name and not function.isidentifier()):
+        raise RequestError(
+            f"`{target}` names no pipeline",
+            fix="write path.py:function, or the path of a compiled .yaml",
+        )
+    if not path.is_file():
+        raise RequestError(f"there is no file {path}", fix="write path.py:function")
+    with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
+        answer_file = Path(scratch) / "answer.json"
+        command = [sys.executable, "-P", "-m", "rekindle.ir.compile"]
+        process = subprocess.run(
+            [*command, str(path), function if name else "", str(answer_file)],
+            cwd=folder,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+        )
+        answer = json.loads(answer_file.read_bytes()) if answer_file.exists() else {}
+    if "ir" in answer:
+        return str(answer["ir"])
+    if "what" not in answer:
+        told = (process.stderr or process.stdout).strip().splitlines()[-1:] or ["nothing"]
+        raise RequestError(f"loading it ended the process; it said: {told[0]}", where=str(path))
+    kind = UnsupportedError if answer["unsupported"] else RequestError
+    raise kind(answer["what"], where=answer["where"], fix=answer["fix"])
+
+
+def compile_function(pipeline: Any) -> str:
+    """IR text of a `@dsl.pipeline` or component that is already loaded (in a notebook)."""
+    from kfp import compiler  # kfp is needed here only, and slow to import
+
+    with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
+        file = Path(scratch) / "pipeline.yaml"
+        compiler.Compiler().compile(pipeline, str(file))
+        return file.read_text(encoding="utf-8")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot read the pipeline: {error}", where=str(path)) from error
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with rekindle importable wherever it was imported from, and no randomness in the order
+    of sets."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+
+
+# The child process
+
+
+def _main(path: Path, function: str, answer_file: Path) -> None:
+    try:
+        answer: dict[str, Any] = {"ir": _compile_file(path, function)}
+    except RekindleError as error:
+        problem = error.problems[0]
+        answer = {
+            "unsupported": False,
+            "what": problem.what,
+            "where": problem.where,
+            "fix": problem.fix,
+        }
+    except BaseException as error:  # noqa: BLE001 - the user's file may raise anything, even exit
+        answer = _explain(error, path)
+    answer_file.write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _compile_file(path: Path, function: str) -> str:
+    from kfp.dsl.base_component import BaseComponent
+
+    sys.path[:0] = [str(path.parent), str(path.parent.parent), str(Path.cwd())]
+    module = _load(path)
+    pipelines = {n: v for n, v in vars(module).items() if isinstance(v, BaseComponent)}
+    own = [n for n, v in pipelines.items() if type(v).__name__ == "GraphComponent"]
+    if not function and len(own) == 1:
+        function = own[0]
+    if function not in pipelines:
+        what = f"`{function}` is no @dsl.pipeline in this file" if function else "which pipeline?"
+        raise RequestError(what, where=str(path), fix=f"there is: {', '.join(own) or 'none'}")
+    return compile_function(pipelines[function])
+
+
+def _load(path: Path) -> ModuleType:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _explain(error: BaseException, path: Path) -> dict[str, Any]:
+    """What went wrong, at the deepest line of the user's own files that took part in it."""
+    where = str(path)
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}:{error.lineno}"
+    else:
+        for frame in traceback.extract_tb(error.__traceback__):
+            if not frame.filename.startswith(("<", sys.base_prefix, sys.prefix, __file__)):
+                where = f"{frame.filename}:{frame.lineno}"
+    kind = type(error).__name__
+    return {
+        "unsupported": isinstance(error, NotImplementedError),
+        "what": f"the pipeline does not compile: {kind}: {error}",
+        "where": where,
+        "fix": "",
+    }
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,318 @@
+"""The conditions of KFP's If, Elif and Else: tokenizer, parser, type check and evaluator. Never
+`eval`.
+
+KFP writes a small part of CEL (../shared/facts/kfp.md §2.5):
+
+    or      := and ('||' and)*        and := factor ('&&' factor)*
+    factor  := '!' '(' or ')' | '(' or ')' | compare
+    compare := term OP term           OP  := == != < <= > >=
+    term    := inputs.parameter_values['P'] | int(term) | double(term) | 'text' | number | boolean
+
+where the left term of a comparison always reads a parameter.
+
+KFP does not escape quotes in a literal, so text with a quote in it cannot be told from an
+expression; whatever does not fit the grammar is refused, and a value at run time is never parsed.
+Text and numbers do not compare: that is an error, not False.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NoReturn
+
+from rekindle.errors import StepError, UnsupportedError
+
+Kind = Literal["text", "number", "boolean"]
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<reference>inputs\.parameter_values\['(?P<parameter>[^'\\\n]+)'\])
+    | (?P<cast>int|double)(?=\s*\()
+    | (?P<boolean>true|false)(?![\w.])
+    | (?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])
+    | '(?P<text>[^'\\]*)'
+    | (?P<compare>==|!=|<=|>=|<|>)
+    | (?P<mark>&&|\|\||!|\(|\))
+    )""",
+    re.VERBOSE,
+)
+_KINDS: Mapping[str, Kind] = {
+    "STRING": "text",
+    "NUMBER_INTEGER": "number",
+    "NUMBER_DOUBLE": "number",
+    "BOOLEAN": "boolean",
+}
+_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A value written in the condition."""
+
+    value: str | int | float | bool
+
+    def __str__(self) -> str:
+        return f"'{self.value}'" if isinstance(self.value, str) else str(self.value).lower()
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The value of an input parameter of the node that carries the condition."""
+
+    parameter: str
+
+    def __str__(self) -> str:
+        return self.parameter.removeprefix("pipelinechannel--")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """`int(...)` truncates towards zero, `double(...)` widens; numbers only."""
+
+    to: Literal["int", "double"]
+    term: Term
+
+    def __str__(self) -> str:
+        return str(self.term)
+
+
+Term = Value | Reference | Cast
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    left: Term
+    operator: str
+    right: Term
+
+    def __str__(self) -> str:
+        return f"{self.left} {self.operator} {self.right}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Not:
+    inner: Expression
+
+    def __str__(self) -> str:
+        return f"not ({self.inner})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Both:
+    left: Expression
+    right: Expression
+
+    def __str__(self) -> str:
+        return " and ".join(_bracketed(side) for side in (self.left, self.right))
+
+
+@dataclasses.dataclass(frozen=True)
+class Either:
+    left: Expression
+    right: Expression
+
+    def __str__(self) -> str:
+        return f"{self.left} or {self.right}"
+
+
+Expression = Compare | Not | Both | Either
+
+
+def _bracketed(expression: Expression) -> str:
+    return f"({expression})" if isinstance(expression, Either) else str(expression)
+
+
+def parse(text: str, where: str = "") -> Expression:
+    """The expression that `text` spells; UnsupportedError, naming `where`, for anything outside the
+    grammar."""
+    return _Parser(text, where).whole()
+
+
+def check(expression: Expression, types: Mapping[str, str], where: str = "") -> None:
+    """Raise UnsupportedError unless both sides of every comparison are of one kind, given the
+    parameters' IR types."""
+    match expression:
+        case Not(inner):
+            check(inner, types, where)
+        case Both(left, right) | Either(left, right):
+            check(left, types, where)
+            check(right, types, where)
+        case Compare():
+            _check_compare(expression, types, where)
+
+
+def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
+    """Does the expression hold over `values`? StepError where it cannot be decided: no value, or
+    kinds that differ."""
+    match expression:
+        case Not(inner):
+            return not evaluate(inner, values)
+        case Both(left, right):
+            return evaluate(left, values) and evaluate(right, values)
+        case Either(left, right):
+            return evaluate(left, values) or evaluate(right, values)
+        case Compare(left, symbol, right):
+            return _compare(expression, symbol, _value(left, values), _value(right, values))
+
+
+class _Parser:
+    """Recursive descent over a token list; `self.at` is the next token."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self.text, self.where, self.at = text, where, 0
+        self.tokens: list[tuple[str, str]] = []
+        position, end = 0, len(text.rstrip())
+        while position < end:
+            match = _TOKEN.match(text, position)
+            if match is None:
+                self.refuse(text[position:].strip())
+            kind = match.lastgroup or ""
+            if match["reference"]:
+                kind = "parameter"
+            self.tokens.append((kind, match[kind]))
+            position = match.end()
+
+    def refuse(self, near: str) -> NoReturn:
+        raise UnsupportedError(
+            f"the condition cannot be read near {near!r}: {self.text}",
+            where=self.where,
+            fix="branch on a bool that a component computes; KFP does not escape quotes in text",
+        )
+
+    def peek(self) -> tuple[str, str]:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "the end")
+
+    def take(self, *wanted: str) -> str:
+        kind, value = self.peek()
+        if kind not in wanted and value not in wanted:
+            self.refuse(value)
+        self.at += 1
+        return value
+
+    def whole(self) -> Expression:
+        expression = self.either()
+        self.take("end") if self.at < len(self.tokens) else None
+        return expression
+
+    def either(self) -> Expression:
+        left = self.both()
+        while self.peek() == ("mark", "||"):
+            self.at += 1
+            left = Either(left, self.both())
+        return left
+
+    def both(self) -> Expression:
+        left = self.factor()
+        while self.peek() == ("mark", "&&"):
+            self.at += 1
+            left = Both(left, self.factor())
+        return left
+
+    def factor(self) -> Expression:
+        negated = self.peek() == ("mark", "!")
+        if negated:
+            self.at += 1
+        if not negated and self.peek() != ("mark", "("):
+            return self.compare()
+        self.take("(")
+        inner = self.either()
+        self.take(")")
+        return Not(inner) if negated else inner
+
+    def compare(self) -> Compare:
+        left = self.term()
+        if isinstance(left, Value):
+            self.refuse(str(left))
+        symbol = self.take("compare")
+        return Compare(left, symbol, self.term())
+
+    def term(self) -> Term:
+        kind, value = self.peek()
+        if kind not in ("parameter", "text", "boolean", "number", "cast"):
+            self.refuse(value)
+        self.at += 1
+        if kind == "parameter":
+            return Reference(value)
+        if kind != "cast":
+            return Value(_literal(kind, value))
+        self.take("(")
+        inner = self.term()
+        self.take(")")
+        return Cast("int" if value == "int" else "double", inner)
+
+
+def _literal(kind: str, text: str) -> str | int | float | bool:
+    if kind == "number":
+        return float(text) if re.search(r"[.eE]", text) else int(text)
+    return text == "true" if kind == "boolean" else text
+
+
+def _kind_of_value(value: Any) -> Kind | None:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return "text" if isinstance(value, str) else None
+
+
+def _kind_of_term(term: Term, types: Mapping[str, str], where: str) -> Kind | None:
+    match term:
+        case Value(value):
+            return _kind_of_value(value)
+        case Cast(to, inner):
+            if _kind_of_term(inner, types, where) != "number":
+                raise UnsupportedError(f"{to}() of `{inner}`, which is no number", where=where)
+            return "number"
+        case Reference(name):
+            if name not in types:
+                raise UnsupportedError(
+                    f"the condition reads `{name}`, which is no input here", where=where
+                )
+            return _KINDS.get(types[name])
+
+
+def _check_compare(compare: Compare, types: Mapping[str, str], where: str) -> None:
+    left = _kind_of_term(compare.left, types, where)
+    right = _kind_of_term(compare.right, types, where)
+    if left is None or left != right:
+        raise UnsupportedError(
+            f"`{compare}` compares {left or 'a list or struct'} with {right or 'a list or struct'}",
+            where=where,
+            fix="give both sides the same type, or compute a bool in a component",
+        )
+    if left == "boolean" and compare.operator not in ("==", "!="):
+        raise UnsupportedError(f"`{compare}`: booleans have no order", where=where)
+
+
+def _value(term: Term, values: Mapping[str, Any]) -> Any:
+    match term:
+        case Value(value):
+            return value
+        case Cast(to, inner):
+            number = _value(inner, values)
+            if _kind_of_value(number) != "number":
+                raise StepError(f"{to}() of `{inner}`, which is {number!r} and no number")
+            return int(number) if to == "int" else float(number)
+        case Reference(name):
+            if values.get(name) is None:
+                raise StepError(f"the condition needs `{term}`, which has no value")
+            return values[name]
+
+
+def _compare(compare: Compare, symbol: str, left: Any, right: Any) -> bool:
+    kinds = _kind_of_value(left), _kind_of_value(right)
+    if kinds[0] is None or kinds[0] != kinds[1]:
+        raise StepError(f"the condition `{compare}` compares {left!r} with {right!r}")
+    if kinds[0] == "boolean" and symbol not in ("==", "!="):
+        raise StepError(f"the condition `{compare}`: booleans have no order")
+    return _OPERATORS[symbol](left, right)

@@ -1,0 +1,85 @@
+"""Executors of the IR -> `Container`: image, command, args, env, resources; all other kinds of
+executor are refused."""
+
+from __future__ import annotations
+
+from rekindle.ir import preamble
+from rekindle.ir.fields import Fields
+from rekindle.ir.graph import Container, Resources
+from rekindle.ir.placeholders import Argument, parse, parse_argument
+
+_OTHER_KINDS = {
+    "importer": "importers bring in artifacts from outside",
+    "resolver": "resolvers look up artifacts in a metadata store",
+    "customJob": "custom jobs run on Vertex AI only",
+}
+# The IR says each resource twice: as a float (legacy), and as a quantity, which is to be believed.
+_RESOURCES = (
+    ("cpu_request", "resourceCpuRequest", "cpuRequest"),
+    ("cpu_limit", "resourceCpuLimit", "cpuLimit"),
+    ("memory_request", "resourceMemoryRequest", "memoryRequest"),
+    ("memory_limit", "resourceMemoryLimit", "memoryLimit"),
+)
+
+
+def read_executor(executor: Fields) -> Container | None:
+    """The executor's container; None, with the refusal noted, if it is an executor of another
+    kind."""
+    other = [kind for kind in _OTHER_KINDS if executor.has(kind)]
+    for kind in other:
+        executor.refuse(kind, f"`{kind}` is not supported: {_OTHER_KINDS[kind]}")
+    if other:
+        return None
+    container = _container(executor.fields("container"))
+    executor.close()
+    return container
+
+
+def _container(fields: Fields) -> Container:
+    found = preamble.recognise([str(word) for word in fields.take("command", list, [])])
+    args = [str(word) for word in fields.take("args", list, [])]
+    container = Container(
+        image=fields.take("image", str, ""),
+        command=_arguments(list(found.command), fields.at("command")),
+        args=_arguments(args, fields.at("args")),
+        env=_env(fields),
+        source=found.source,
+        requirements=found.requirements,
+        runtime_requirements=found.runtime_requirements,
+        pip_options=found.pip_options,
+        resources=_resources(fields.fields("resources")),
+    )
+    if "{{$" in container.image:
+        fields.refusals.add("the image is chosen at run time", fields.at("image"))
+    fields.refuse("lifecycle", "lifecycle hooks run on Vertex AI only")
+    fields.close()
+    return container
+
+
+def _arguments(words: list[str], where: str) -> tuple[Argument, ...]:
+    return tuple(parse_argument(word, f"{where}[{i}]") for i, word in enumerate(words))
+
+
+def _env(container: Fields) -> dict[str, Argument]:
+    env: dict[str, Argument] = {}
+    for i, item in enumerate(container.take("env", list, [])):
+        variable = Fields(item, f"{container.at('env')}[{i}]", container.refusals)
+        name, value = variable.take("name", str, ""), variable.take("value", str, "")
+        env[name] = parse(value, variable.at("value"))
+        variable.close()
+    return env
+
+
+def _resources(fields: Fields) -> Resources:
+    found = {}
+    for name, quantity, legacy in _RESOURCES:
+        number = fields.take(legacy, float, 0.0)
+        unit = "G" if "memory" in name else ""
+        found[name] = fields.take(quantity, str, f"{number:g}{unit}" if number else "")
+    accelerator = fields.fields("accelerator")
+    kind, count = accelerator.any("type"), accelerator.any("count")
+    found["accelerator_type"] = str(accelerator.any("resourceType") or kind or "")
+    found["accelerator_count"] = str(accelerator.any("resourceCount") or count or "")
+    accelerator.close()
+    fields.close()
+    return Resources(**found)

@@ -1,0 +1,210 @@
+"""KFP's placeholders, parsed once when the IR is read: `{{$}}`, `{{$.inputs.parameters['x']}}`,
+Concat, IfPresent.
+
+A text becomes a `Template`: literal pieces and references, which are looked up side by side at run
+time, so that a value which happens to contain a placeholder is never expanded again. `lower` gives
+the plain JSON that `launch/shim.py` renders; it is the only thing the two share. What is unknown is
+refused with its place in the IR.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from rekindle.errors import UnsupportedError
+
+_PLACEHOLDER = re.compile(r"\{\{\$(.*?)\}\}", re.DOTALL)
+_PORT = re.compile(
+    r"""\.(?P<side>inputs|outputs)\.(?P<kind>parameters|artifacts)\[(?P<quote>'{1,2}|")(?P<name>[^'"\]]+)(?P=quote)\]
+        (?:\.(?P<field>path|uri|metadata|output_file)(?:\['(?P<key>[^'\]]+)'\])?)?""",
+    re.VERBOSE,
+)
+RUN_FACTS = (
+    "pipeline_job_name",
+    "pipeline_job_uuid",
+    "pipeline_job_resource_name",
+    "pipeline_job_create_time_utc",
+    "pipeline_job_schedule_time_utc",
+    "pipeline_task_name",
+    "pipeline_task_uuid",
+    "pipeline_root",
+)
+_FIELDS = {
+    ("inputs", "parameters"): (None,),
+    ("inputs", "artifacts"): ("path", "uri", "metadata"),
+    ("outputs", "parameters"): ("output_file",),
+    ("outputs", "artifacts"): ("path", "uri", "metadata"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """Something known only at run time: `("inputs", "parameters", "x")`, `("run",
+    "pipeline_job_name")`, ..."""
+
+    path: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """Pieces that join to one text."""
+
+    parts: tuple[str | Reference, ...]
+
+    @property
+    def literal(self) -> str | None:
+        """The text, where nothing in it waits for a value."""
+        return (
+            "".join(map(str, self.parts)) if all(isinstance(p, str) for p in self.parts) else None
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Concat:
+    """Items that join to one argument; an absent IfPresent among them adds nothing."""
+
+    items: tuple[Argument, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class IfPresent:
+    """`then` if the input has a value, else `otherwise`: each none, one or several arguments."""
+
+    input: str
+    then: tuple[Argument, ...]
+    otherwise: tuple[Argument, ...]
+
+
+Argument = Template | Concat | IfPresent
+
+
+def parse(text: str, where: str) -> Template:
+    """`text` as a Template; UnsupportedError at `where` for a placeholder that rekindle does not
+    know."""
+    parts: list[str | Reference] = []
+    position = 0
+    for match in _PLACEHOLDER.finditer(text):
+        if match.start() > position:
+            parts.append(text[position : match.start()])
+        parts.append(_reference(match[1], match[0], where))
+        position = match.end()
+    if text[position:] or not parts:
+        parts.append(text[position:])
+    return Template(tuple(parts))
+
+
+def parse_argument(text: str, where: str) -> Argument:
+    """An element of a command or args, which may be a Concat or IfPresent written as JSON."""
+    if text.startswith(('{"Concat": ', '{"IfPresent": ')):
+        try:
+            return _structure(json.loads(text), where)
+        except json.JSONDecodeError as error:
+            raise UnsupportedError(
+                f"a Concat or IfPresent is no JSON: {error}", where=where
+            ) from error
+    return parse(text, where)
+
+
+def parse_value(value: Any, where: str) -> Any:
+    """A constant with every text in it that holds a placeholder turned into a Template.
+
+    Such a text may only refer to parameters of its own step and to facts of the run.
+    """
+    if isinstance(value, str):
+        template = parse(value, where)
+        if any(
+            path[:2] != ("inputs", "parameters") and path[0] != "run"
+            for path in references(template)
+        ):
+            raise UnsupportedError(
+                f"a constant refers to an artifact or output: {value}", where=where
+            )
+        return value if template.literal is not None else template
+    if isinstance(value, list):
+        return [parse_value(item, where) for item in value]
+    if isinstance(value, dict):
+        return {key: parse_value(item, where) for key, item in value.items()}
+    return value
+
+
+def has_templates(value: Any) -> bool:
+    """Is there a Template anywhere in `value`?"""
+    if isinstance(value, list):
+        return any(map(has_templates, value))
+    if isinstance(value, dict):
+        return any(map(has_templates, value.values()))
+    return isinstance(value, Template)
+
+
+def references(argument: Argument) -> Iterator[tuple[str, ...]]:
+    """Every reference in an argument, as paths; the name an IfPresent asks for counts as an input
+    of either kind."""
+    match argument:
+        case Template(parts):
+            yield from (part.path for part in parts if isinstance(part, Reference))
+        case Concat(items):
+            for item in items:
+                yield from references(item)
+        case IfPresent(name, then, otherwise):
+            yield ("inputs", "any", name)
+            for item in (*then, *otherwise):
+                yield from references(item)
+
+
+def lower(argument: Argument) -> Any:
+    """The argument as the JSON that the shim renders: text, `{"ref": path}`, `{"concat": [...]}`,
+    `{"if": ...}`."""
+    match argument:
+        case Template(parts):
+            if argument.literal is not None:
+                return argument.literal
+            pieces = [p if isinstance(p, str) else {"ref": list(p.path)} for p in parts]
+            return pieces[0] if len(pieces) == 1 else {"concat": pieces}
+        case Concat(items):
+            return {"concat": [lower(item) for item in items]}
+        case IfPresent(name, then, otherwise):
+            return {"if": name, "then": list(map(lower, then)), "else": list(map(lower, otherwise))}
+
+
+def _reference(body: str, whole: str, where: str) -> Reference:
+    if body == "":
+        return Reference(("executor_input",))
+    if body in (".outputs.output_file", ".outputMetadataUri"):
+        return Reference(("outputs", "output_file"))
+    if body.removeprefix(".") in RUN_FACTS:
+        return Reference(("run", body.removeprefix(".")))
+    match = _PORT.fullmatch(body)
+    if match and match["field"] in _FIELDS[match["side"], match["kind"]]:
+        fields = [f for f in (match["field"], match["key"]) if f and f != "output_file"]
+        if match["key"] is None or match["field"] == "metadata":
+            return Reference((match["side"], match["kind"], match["name"], *fields))
+    what = "has no meaning outside the platform it was written for"
+    if match and match["kind"] == "artifacts" and not match["field"]:
+        what = "stands for a list of artifacts, which is not supported"
+    raise UnsupportedError(
+        f"the placeholder {whole} {what}",
+        where=where,
+        fix="pass the value as a parameter of the pipeline",
+    )
+
+
+def _structure(node: Any, where: str) -> Argument:
+    match node:
+        case str():
+            return parse(node, where)
+        case {"Concat": list(items), **rest} if not rest:
+            return Concat(tuple(_structure(item, where) for item in items))
+        case {"IfPresent": {"InputName": str(name), "Then": then, **more}, **rest} if not rest:
+            if more.keys() <= {"Else"}:
+                return IfPresent(name, _several(then, where), _several(more.get("Else", []), where))
+    raise UnsupportedError(
+        f"this argument is no Concat or IfPresent that KFP writes: {node}", where=where
+    )
+
+
+def _several(node: Any, where: str) -> tuple[Argument, ...]:
+    return tuple(_structure(item, where) for item in (node if isinstance(node, list) else [node]))

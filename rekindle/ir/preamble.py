@@ -1,0 +1,92 @@
+"""Recognise the two shell scripts that KFP wraps around a lightweight Python component.
+
+The first installs packages with pip, the second writes the component's source to a file and starts
+KFP's executor on it (kfp/dsl/component_factory.py). Recognised, they need no shell: the
+requirements can be checked before anything runs, and the executor gets our signals itself. Scripts
+that differ are left alone, to be run as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+
+_INSTALL = re.compile(
+    r"""\s*if\ !\ \[\ -x\ "\$\(command\ -v\ pip\)"\ \];\ then\s+
+        python3\ -m\ ensurepip\ .*?\s+fi\s+
+        PIP_DISABLE_PIP_VERSION_CHECK=1\ (?P<pip>python3\ -m\ pip\ install\ .*?)
+        \s*&&\ "\$0"\ "\$@"\s*""",
+    re.VERBOSE | re.DOTALL,
+)
+_VENV = re.compile(r"export PIP_DISABLE_PIP_VERSION_CHECK=1\s.*?/activate\"\s", re.DOTALL)
+_EXECUTE = re.compile(
+    r"""\s*program_path=\$\(mktemp\ -d\)\s+
+        printf\ "%s"\ "\$0"\ >\ "\$program_path/ephemeral_component\.py"\s+
+        (?:_KFP_RUNTIME=true\s+)?python3\ -m\ kfp\.(?:v2\.)?(?:dsl|components)\.executor_main\s+
+        --component_module_path\s+"\$program_path/ephemeral_component\.py"\s+"\$@"\s*""",
+    re.VERBOSE,
+)
+_VALUED_OPTIONS = ("--index-url", "--extra-index-url", "--trusted-host", "--find-links")
+_BARE_OPTIONS = ("--quiet", "--no-warn-script-location")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A container's command without what was recognised. `runtime_requirements` are KFP's own,
+    installed `--no-deps`."""
+
+    command: tuple[str, ...]
+    source: str = ""
+    requirements: tuple[str, ...] = ()
+    runtime_requirements: tuple[str, ...] = ()
+    pip_options: tuple[str, ...] = ()
+
+
+def recognise(command: list[str]) -> Command:
+    """`command` taken apart: pip requirements first, then the source of the component."""
+    found = _recognise_install(command)
+    rest = found.command
+    executes = len(rest) == 4 and rest[:2] == ("sh", "-ec") and _EXECUTE.fullmatch(rest[2])
+    if executes and "{{$" not in rest[3]:  # KFP would fill in placeholders even inside the source
+        return dataclasses.replace(found, command=(), source=rest[3])
+    return found
+
+
+def _recognise_install(command: list[str]) -> Command:
+    as_it_is = Command(tuple(command))
+    if len(command) < 4 or command[:2] != ["sh", "-c"]:
+        return as_it_is
+    match = _INSTALL.fullmatch(command[2])
+    if match is None:
+        return as_it_is
+    requirements: list[str] = []
+    runtime: list[str] = []
+    options: list[str] = []
+    for install in re.split(r"&&|\n", _VENV.sub("\n", match["pip"])):
+        if not (words := shlex.split(install)):
+            continue
+        parsed = _pip_words(words)
+        if parsed is None:
+            return as_it_is
+        (runtime if "--no-deps" in words else requirements).extend(parsed[0])
+        options.extend(option for option in parsed[1] if option not in options)
+    return Command(tuple(command[3:]), "", tuple(requirements), tuple(runtime), tuple(options))
+
+
+def _pip_words(words: list[str]) -> tuple[list[str], list[str]] | None:
+    """Requirements and index options of one `python3 -m pip install`; None if there is anything
+    else in it."""
+    if words[:4] != ["python3", "-m", "pip", "install"]:
+        return None
+    requirements: list[str] = []
+    options: list[str] = []
+    rest = iter(words[4:])
+    for word in rest:
+        if word in _VALUED_OPTIONS:
+            options += [word, next(rest, "")]
+        elif not word.startswith("-"):
+            requirements.append(word)
+        elif word not in (*_BARE_OPTIONS, "--no-deps"):
+            return None
+    return requirements, options

@@ -1,0 +1,328 @@
+"""IR text -> Graph. The IR is walked by its known keys only; anything else is refused by name, all
+refusals at once.
+
+Understood: container executors, nested pipelines, If/Elif/Else, OneOf, parameters, artifacts,
+retries, caching, env, resources, pip preambles, and timeouts (kfp-kubernetes). Refused with a
+reason: loops and what they collect, exit handlers, `ignore_upstream_failure`, importers, custom
+jobs, workspaces, secrets, volumes and all other cluster settings. Authority: pipeline_spec.proto
+2.1.0 and the KFP compiler's output, ../shared/facts/kfp.md §2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast, get_args
+
+import yaml
+
+from rekindle.errors import RequestError, UnsupportedError
+from rekindle.ir import condition as conditions
+from rekindle.ir.bindings import (
+    UNROLL,
+    check_dag,
+    check_references,
+    read_bindings,
+    read_results,
+)
+from rekindle.ir.containers import read_executor
+from rekindle.ir.fields import Fields, Refusals, malformed
+from rekindle.ir.graph import (
+    Artifact,
+    Condition,
+    Container,
+    Dag,
+    Graph,
+    Parameter,
+    ParameterType,
+    Ports,
+    Retry,
+    Step,
+    SubDag,
+)
+from rekindle.ir.values import from_ir
+
+_TYPES = get_args(ParameterType)
+
+
+def read(text: str) -> Graph:
+    """The pipeline in `text`: YAML or JSON, one document or two (the second holds platform
+    settings).
+
+    UnsupportedError lists everything that is refused, each with its IR path; RequestError if this
+    is no KFP pipeline.
+    """
+    spec, platform = _documents(text)
+    refusals = Refusals()
+    try:
+        reader = _Reader(_unwrap(spec, refusals), _deadlines(platform, refusals), refusals)
+        graph = reader.graph()
+    except UnsupportedError as error:
+        raise UnsupportedError([*refusals.problems, *error.problems]) from error
+    refusals.raise_if_any()
+    return graph
+
+
+def _documents(text: str) -> tuple[Any, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        documents = [d for d in yaml.load_all(text, loader) if d is not None]
+    except yaml.YAMLError as error:
+        raise RequestError(f"this is neither YAML nor JSON: {error}") from error
+    if not 1 <= len(documents) <= 2:
+        raise RequestError(
+            f"a compiled pipeline has one document or two; here are {len(documents)}"
+        )
+    return documents[0], documents[1] if len(documents) == 2 else {}
+
+
+def _unwrap(document: Any, refusals: Refusals) -> Any:
+    """The pipeline inside a PipelineJob of Vertex AI; any other document as it is."""
+    if not isinstance(document, dict) or "pipelineSpec" not in document:
+        return document
+    job = Fields(document, "", refusals)
+    job.take("displayName", str, "")
+    job.refuse("runtimeConfig", "the arguments of a Vertex AI job", "give them to the run instead")
+    spec = job.any("pipelineSpec")
+    job.close()
+    return spec
+
+
+def _deadlines(document: Any, refusals: Refusals) -> dict[str, float]:
+    """Seconds an executor may take, by label, from the platform document."""
+    found: dict[str, float] = {}
+    top = Fields(document, "", refusals)
+    for platform, fields in top.each("platforms"):
+        if platform != "kubernetes":
+            refusals.add(f"settings of the platform `{platform}`", fields.where)
+            continue
+        deployment = fields.fields("deploymentSpec")
+        for label, executor in deployment.each("executors"):
+            seconds = executor.any("activeDeadlineSeconds")
+            if seconds is not None:
+                found[label] = float(seconds)
+            for key in executor.data:
+                if key != "activeDeadlineSeconds":
+                    executor.refuse(str(key), f"`{key}`, a setting of Kubernetes pods")
+        deployment.close()
+        fields.refuse(
+            "pipelineConfig",
+            "settings of the whole pipeline on a cluster (workspace, time to live)",
+        )
+        fields.close()
+    top.close()
+    return found
+
+
+class _Reader:
+    """One reading: the components and executors by name, and the chain of components being
+    expanded."""
+
+    def __init__(self, spec: Any, deadlines: Mapping[str, float], refusals: Refusals) -> None:
+        self.top = Fields(spec, "", refusals)
+        self.refusals, self.deadlines = refusals, deadlines
+        self.components = dict(self.top.each("components"))
+        deployment = self.top.fields("deploymentSpec")
+        self.executors = dict(deployment.each("executors"))
+        deployment.close()
+        self.containers: dict[str, Container | None] = {}
+        self.expanding: list[str] = []
+
+    def graph(self) -> Graph:
+        version = self.top.take("schemaVersion", str, "")
+        if not version.startswith("2."):
+            raise malformed(version, "schema version 2.x", "schemaVersion")
+        self.top.take("sdkVersion", str, "")
+        info = self.top.fields("pipelineInfo")
+        if not self.top.has("root"):
+            raise malformed(None, "a mapping", "root")
+        root = self.top.fields("root")
+        inputs, outputs = self.ports(root)
+        graph = Graph(
+            name=info.take("name", str, "") or info.take("displayName", str, "pipeline"),
+            inputs=inputs,
+            outputs=outputs,
+            dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
+            description=info.take("description", str, ""),
+            pipeline_root=self.top.take("defaultPipelineRoot", str, ""),
+        )
+        info.take("displayName", str, "")
+        for fields in (root, info, self.top):
+            fields.close()
+        return graph
+
+    def ports(self, component: Fields) -> tuple[Ports, Ports]:
+        """Inputs and outputs of a component."""
+        ports = []
+        for side in ("inputDefinitions", "outputDefinitions"):
+            definitions = component.fields(side)
+            parameters = [_parameter(n, f) for n, f in definitions.each("parameters")]
+            artifacts = [_artifact(n, f) for n, f in definitions.each("artifacts")]
+            definitions.close()
+            ports.append(
+                Ports({p.name: p for p in parameters if p}, {a.name: a for a in artifacts})
+            )
+        component.refuse("taskConfigPassthroughs", "task configuration handed to the component")
+        component.refuse("singlePlatformSpecs", "platform settings inside a component")
+        return ports[0], ports[1]
+
+    def dag(self, fields: Fields, path: str, inputs: Ports, outputs: Ports, cache: bool) -> Dag:
+        nodes: dict[str, Step | SubDag] = {}
+        for name, task in fields.each("tasks"):
+            node = self.node(name, task, f"{path}/{name}" if path else name, cache)
+            if node is not None:
+                nodes[name] = node
+        results = fields.fields("outputs")
+        dag = Dag(nodes, *read_results(results))
+        results.close()
+        fields.close()
+        if not self.refusals.problems:
+            check_dag(dag, fields.where, inputs, outputs)
+        return dag
+
+    def node(self, name: str, task: Fields, path: str, cache: bool) -> Step | SubDag | None:
+        """One task; None if it is refused as a whole."""
+        info = task.fields("taskInfo")
+        info.take("name", str, "")
+        info.close()
+        reference = task.fields("componentRef")
+        component_name = reference.take("name", str, "")
+        reference.close()
+        if component_name not in self.components or component_name in self.expanding:
+            raise malformed(component_name, "the name of a component", reference.at("name"))
+        component = self.components[component_name]
+        if _refuse_loops(task):
+            return None
+        inputs, outputs = self.ports(component)
+        shared: dict[str, Any] = {
+            "name": name,
+            "path": path,
+            "where": task.where,
+            "component": component_name.removeprefix("comp-"),
+            "inputs": inputs,
+            "outputs": outputs,
+            "after": tuple(str(n) for n in task.take("dependentTasks", list, [])),
+            "condition": _condition(task, inputs),
+        }
+        shared["parameters"], shared["artifacts"] = read_bindings(task.fields("inputs"), inputs)
+        self.expanding.append(component_name)
+        try:
+            if component.has("dag"):
+                return self.sub_dag(task, component, shared, cache)
+            return self.step(task, component, shared, cache)
+        finally:
+            self.expanding.pop()
+            component.close()
+            task.close()
+
+    def sub_dag(self, task: Fields, component: Fields, shared: Any, cache: bool) -> SubDag:
+        task.refuse("retryPolicy", "retries of a whole nested pipeline", "retry its steps")
+        if "cachingOptions" in task.data:  # absent from the Dag of a condition
+            cache = cache and _caching(task)[0]
+        path, inputs, outputs = shared["path"], shared["inputs"], shared["outputs"]
+        dag = self.dag(component.fields("dag"), path, inputs, outputs, cache)
+        return SubDag(dag=dag, **shared)
+
+    def step(self, task: Fields, component: Fields, shared: Any, cache: bool) -> Step | None:
+        label = component.take("executorLabel", str, "")
+        if label not in self.executors:
+            raise malformed(label, "the name of an executor", component.at("executorLabel"))
+        enabled, key = _caching(task)
+        retry = _retry(task.fields("retryPolicy"))
+        if label not in self.containers:
+            self.containers[label] = read_executor(self.executors[label])
+        if (container := self.containers[label]) is None:
+            return None
+        step = Step(
+            container=container,
+            cache=enabled and cache,
+            cache_key=key,
+            retry=retry,
+            timeout_seconds=self.deadlines.get(label),
+            **shared,
+        )
+        check_references(step, self.executors[label].where, self.refusals)
+        return step
+
+
+def _parameter(name: str, fields: Fields) -> Parameter | None:
+    kind = fields.take("parameterType", str, "")
+    default, literals = fields.any("defaultValue"), fields.take("literals", list, [])
+    optional, description = (
+        fields.take("isOptional", bool, False),
+        fields.take("description", str, ""),
+    )
+    fields.refuse("type", "parameters of schema 2.0", "compile it with kfp 2.x")
+    fields.close()
+    if kind not in _TYPES:
+        fields.refusals.add(f"parameters of type {kind or 'none'}", fields.where)
+        return None
+    type_ = cast(ParameterType, kind)
+    try:
+        values = [from_ir(value, type_) for value in (default, *literals)]
+    except ValueError as error:
+        raise RequestError(
+            f"the default of `{name}`: {error}", where=fields.at("defaultValue")
+        ) from error
+    return Parameter(name, type_, optional, values[0], tuple(values[1:]), description)
+
+
+def _artifact(name: str, fields: Fields) -> Artifact:
+    schema = fields.fields("artifactType")
+    title, version = schema.take("schemaTitle", str, ""), schema.take("schemaVersion", str, "")
+    if not title:
+        title = schema.take("instanceSchema", str, "")
+    schema.close()
+    fields.refuse("isArtifactList", "lists of artifacts", UNROLL)
+    fields.take("description", str, "")
+    optional = fields.take("isOptional", bool, False)
+    fields.close()
+    return Artifact(name, title, version, optional)
+
+
+def _refuse_loops(task: Fields) -> bool:
+    looped = task.has("parameterIterator") or task.has("artifactIterator")
+    for key in ("parameterIterator", "artifactIterator"):
+        task.refuse(key, "loops (dsl.ParallelFor)", UNROLL)
+    task.any("iteratorPolicy")
+    return looped
+
+
+def _condition(task: Fields, inputs: Ports) -> Condition | None:
+    policy = task.fields("triggerPolicy")
+    policy.refuse(
+        "strategy", "steps that run although others failed (exit handlers, ignore_upstream_failure)"
+    )
+    text = policy.take("condition", str, "")
+    policy.close()
+    if not text:
+        return None
+    where = policy.at("condition")
+    expression = conditions.parse(text, where)
+    conditions.check(expression, {n: p.type for n, p in inputs.parameters.items()}, where)
+    return Condition(text, expression)
+
+
+def _caching(task: Fields) -> tuple[bool, str]:
+    options = task.fields("cachingOptions")
+    enabled, key = options.take("enableCache", bool, False), options.take("cacheKey", str, "")
+    options.close()
+    return enabled, key
+
+
+def _retry(fields: Fields) -> Retry:
+    retry = Retry(
+        count=int(fields.take("maxRetryCount", float, 0.0)),
+        pause_seconds=_duration(fields, "backoffDuration", 0.0),
+        factor=fields.take("backoffFactor", float, 2.0),
+        cap_seconds=_duration(fields, "backoffMaxDuration", 3600.0),
+    )
+    fields.close()
+    return retry
+
+
+def _duration(fields: Fields, key: str, default: float) -> float:
+    text = fields.take(key, str, f"{default}s")
+    try:
+        return float(text.removesuffix("s"))
+    except ValueError as error:
+        raise malformed(text, "a duration such as 60s", fields.at(key)) from error

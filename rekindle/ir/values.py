@@ -1,0 +1,143 @@
+"""Values by IR type: the casts that YAML and protobuf make necessary, and the check of a run's
+arguments.
+
+In the IR every number is a double. Where a parameter is NUMBER_INTEGER the value is cast to int;
+inside a LIST or STRUCT, where the IR has no types, a number without a fraction becomes an int
+(`[1.0, 2.5]` reads as `[1, 2.5]`), as KFP's own backend shows it to a component. Values that steps
+hand over as JSON at run time keep their JSON type.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle.errors import Problem, RequestError
+from rekindle.ir.graph import Graph, Parameter, ParameterType
+
+_WORDS: Mapping[ParameterType, str] = {
+    "STRING": "text",
+    "NUMBER_INTEGER": "a whole number",
+    "NUMBER_DOUBLE": "a number",
+    "BOOLEAN": "true or false",
+    "LIST": "a list",
+    "STRUCT": "a mapping",
+}
+
+
+def integral(value: Any) -> Any:
+    """`value` with every float that has no fraction as an int, at any depth."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [integral(item) for item in value]
+    if isinstance(value, dict):
+        return {key: integral(item) for key, item in value.items()}
+    return value
+
+
+def from_ir(value: Any, kind: ParameterType) -> Any:
+    """A constant of the IR as a value of `kind`; None stays None. ValueError if it cannot be
+    one."""
+    if value is None:
+        return None
+    if kind in ("LIST", "STRUCT"):
+        value = integral(value)
+    if kind == "NUMBER_INTEGER" and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if (reason := mismatch(value, kind)) is not None:
+        raise ValueError(reason)
+    return float(value) if kind == "NUMBER_DOUBLE" else value
+
+
+def mismatch(value: Any, kind: ParameterType) -> str | None:
+    """Why `value` is none of `kind`, in words; None if it is. A bool is no number, an int is a
+    valid double."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        "STRING": isinstance(value, str),
+        "NUMBER_INTEGER": number and isinstance(value, int),
+        "NUMBER_DOUBLE": number and math.isfinite(value),
+        "BOOLEAN": isinstance(value, bool),
+        "LIST": isinstance(value, list),
+        "STRUCT": isinstance(value, dict),
+    }[kind]
+    if not fits:
+        return f"{_shown(value)} is not {_WORDS[kind]}"
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        return f"{_shown(value)} is no JSON: {error}"
+    return None
+
+
+def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The pipeline's parameters with `arguments` and defaults filled in; RequestError with every
+    problem at once.
+
+    Tuples count as lists, whole numbers as doubles; an optional parameter without a value is left
+    out.
+    """
+    problems = [_unknown(name, graph) for name in arguments if name not in graph.inputs.parameters]
+    values: dict[str, Any] = {}
+    for name, parameter in graph.inputs.parameters.items():
+        value = _plain(arguments.get(name))
+        if value is None:
+            if parameter.required:
+                problems.append(
+                    Problem(
+                        f"the pipeline needs `{name}` ({_WORDS[parameter.type]})",
+                        name,
+                        "give it a value",
+                    )
+                )
+            elif parameter.default is not None:
+                values[name] = parameter.default
+        elif reason := _argument_problem(value, parameter):
+            problems.append(Problem(f"`{name}`: {reason}", name))
+        else:
+            values[name] = float(value) if parameter.type == "NUMBER_DOUBLE" else value
+    for name, artifact in graph.inputs.artifacts.items():
+        if not artifact.optional:
+            problems.append(
+                Problem(
+                    f"the pipeline takes the artifact `{name}` as an argument",
+                    name,
+                    "make it a step's output",
+                )
+            )
+    if problems:
+        raise RequestError(problems)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, at any depth: JSON knows no others."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _argument_problem(value: Any, parameter: Parameter) -> str | None:
+    if reason := mismatch(value, parameter.type):
+        return reason
+    if parameter.literals and value not in parameter.literals:
+        return f"{_shown(value)} is none of {', '.join(map(repr, parameter.literals))}"
+    return None
+
+
+def _unknown(name: str, graph: Graph) -> Problem:
+    known = list(graph.inputs.parameters)
+    near = difflib.get_close_matches(name, known, n=1)
+    fix = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(known) or 'none'}"
+    return Problem(f"the pipeline has no parameter `{name}`", name, fix)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,65 @@
+"""Read the reason back out of a log: the last exception's type and whole message, without its
+traceback.
+
+Knows how logs of steps look: chained tracebacks (the last one counts), torchrun's prefixes
+(`[rank0]:`) and the error it raises itself because a worker died, which says nothing. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TRACEBACK = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"(?:\[[^\]\s]*\]:\s?)*")
+_EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?::\s?(?P<message>.*))?")
+_AFTERWARDS = re.compile(
+    r"""::rekindle\ |={5,}|[EWIF]\d{4}\ \d\d:|\[?\d{4}-\d\d-\d\d[\ T]|\[KFP\ Executor
+      |(?:ERROR|WARNING|INFO|DEBUG)\b
+      |During\ handling\ of\ the\ above|The\ above\ exception\ was""",
+    re.VERBOSE,
+)
+# Raised by a parent because its child failed: the child's own exception, further up, is the reason.
+_MESSENGERS = ("ChildFailedError", "CalledProcessError")
+
+
+def failure_from_log(text: str) -> tuple[str, str]:
+    """Type name (without its module) and message of the last exception in `text`; message lines
+    stay lines.
+
+    A log without a traceback gives `("", its last lines that are not empty)`.
+    """
+    lines = text.splitlines()
+    starts = [i for i, line in enumerate(lines) if _bare(line) == _TRACEBACK]
+    found = [failure for start in starts if (failure := _read_traceback(lines, start))]
+    told = [failure for failure in found if failure[0] not in _MESSENGERS]
+    if told or found:
+        return (told or found)[-1]
+    spoken = [line for line in lines if line.strip() and not line.startswith("::rekindle ")]
+    return "", "\n".join(spoken[-5:])
+
+
+def _bare(line: str) -> str:
+    return line[_prefix(line) :]
+
+
+def _prefix(line: str) -> int:
+    match = _PREFIX.match(line)
+    return match.end() if match else 0
+
+
+def _read_traceback(lines: list[str], start: int) -> tuple[str, str] | None:
+    """The exception that the traceback at `start` ends in; lines of other ranks in between are
+    passed over."""
+    prefix = lines[start][: _prefix(lines[start])]
+    own = [line[len(prefix) :] for line in lines[start + 1 :] if line.startswith(prefix)]
+    end = next((i for i, line in enumerate(own) if line and not line[0].isspace()), len(own))
+    match = _EXCEPTION.fullmatch(own[end]) if end < len(own) else None
+    if match is None:
+        return None
+    message = [match["message"] or ""]
+    for line in own[end + 1 :]:
+        if _AFTERWARDS.match(line) or _bare(line) == _TRACEBACK:
+            break
+        message.append(line)
+    return match["type"].rsplit(".", 1)[-1], "\n".join(message).strip()

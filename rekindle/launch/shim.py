@@ -1,0 +1,351 @@
+"""Run one KFP executor anywhere that is not KFP: `python -m rekindle.launch.shim TASK.json`.
+
+TASK.json, written by a platform, holds
+    source          code of a lightweight component, or ""; `args` are then for KFP's executor
+    command, args   lists of arguments as `ir.placeholders.lower` writes them
+    executor_input  KFP's ExecutorInput; the folders of its output paths are made here
+    env             what the step adds to this process's environment, each value an argument too
+    run             values of `{{$.pipeline_job_name}}` and its like
+    outputs         {"parameters": {name: IR type}, "artifacts": {name: {schema_title, ...}}}
+    work, cwd       a scratch folder, and where to run
+    result          where RESULT.json goes
+    parent          a process id to die with, or null
+
+RESULT.json holds `exit_code`, typed `parameters`, `artifacts` (uri, schema_title, schema_version,
+metadata, custom_path) and `error`: why the shim failed the step although its process did not. The
+exit code is the process's own (75 stays 75), 128 + n where signal n ended it. SIGTERM and SIGINT go
+on to the process's group; SIGQUIT kills everything it started. Whatever outlives the process is
+killed, whoever its parent is by then (Linux; elsewhere the process group only).
+
+Standard library only, and nothing of rekindle: a platform may ship this one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PREEMPTED = 75
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LONGEST_ARGUMENT = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux
+_EXECUTOR = ["python3", "-m", "kfp.dsl.executor_main"]
+_WITH_ARGUMENTS_FROM_FILE = (
+    "import json, runpy, sys; sys.argv[1:] = json.load(open(sys.argv[1])); "
+    "runpy.run_module('kfp.dsl.executor_main', run_name='__main__', alter_sys=True)"
+)
+
+
+class TaskError(Exception):
+    """The task cannot be started, or what it left behind is not what it promised."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the task in the file `argv[1]`; the exit code says how it ended."""
+    task = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
+    result: dict[str, Any] = {"exit_code": 1, "parameters": {}, "artifacts": {}, "error": ""}
+    supervisor = Supervisor(task.get("parent"))
+    try:
+        command = build_command(task)
+        env = build_environment(task)
+        create_output_parents(task["executor_input"]["outputs"])
+        result["exit_code"] = supervisor.run(command, env, task["cwd"])
+        if result["exit_code"] == 0:
+            result["parameters"], result["artifacts"] = collect_outputs(task)
+    except TaskError as error:
+        result["exit_code"] = result["exit_code"] or 1
+        result["error"] = str(error)
+    except OSError as error:
+        result["exit_code"], result["error"] = (
+            1,
+            f"{error.strerror}: {error.filename or task['work']}",
+        )
+    write_result(Path(task["result"]), result)
+    return int(result["exit_code"])
+
+
+# What to run
+
+
+def render(argument: Any, task: dict[str, Any]) -> list[str]:
+    """The texts that one lowered argument stands for: one, or for an `if` none or several."""
+    if isinstance(argument, str):
+        return [argument]
+    if "ref" in argument:
+        return [_text(_look_up(argument["ref"], task))]
+    if "concat" in argument:
+        return ["".join(text for item in argument["concat"] for text in render(item, task))]
+    inputs = task["executor_input"]["inputs"]
+    present = argument["if"] in inputs["parameterValues"] or argument["if"] in inputs["artifacts"]
+    return [text for item in argument["then" if present else "else"] for text in render(item, task)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _look_up(path: list[str], task: dict[str, Any]) -> Any:
+    executor_input = task["executor_input"]
+    match path:
+        case ["executor_input"]:
+            return executor_input
+        case ["run", fact]:
+            return task["run"][fact]
+        case ["outputs", "output_file"]:
+            return executor_input["outputs"]["outputFile"]
+        case ["outputs", "parameters", name]:
+            return executor_input["outputs"]["parameters"][name]["outputFile"]
+        case ["inputs", "parameters", name]:
+            if name not in executor_input["inputs"]["parameterValues"]:
+                raise TaskError(f"the command needs the input `{name}`, which has no value")
+            return executor_input["inputs"]["parameterValues"][name]
+        case [side, "artifacts", name, *fields]:
+            if name not in executor_input[side]["artifacts"]:
+                raise TaskError(f"the command needs the artifact `{name}`, which was not given")
+            return _artifact_field(executor_input[side]["artifacts"][name]["artifacts"][0], fields)
+    raise TaskError(f"unknown reference {path}")
+
+
+def _artifact_field(artifact: dict[str, Any], fields: list[str]) -> Any:
+    if fields == ["path"]:
+        return artifact.get("customPath") or artifact["uri"]
+    value: Any = artifact
+    for field in fields:
+        value = value.get(field, "")
+    return value
+
+
+def build_command(task: dict[str, Any]) -> list[str]:
+    """The words to execute, every placeholder filled in."""
+    words = [text for item in (*task["command"], *task["args"]) for text in render(item, task)]
+    if not task["source"]:
+        return words
+    module = Path(task["work"]) / "ephemeral_component.py"
+    module.parent.mkdir(parents=True, exist_ok=True)
+    module.write_text(task["source"], encoding="utf-8")
+    words = ["--component_module_path", str(module), *words]
+    if max(len(word.encode()) for word in words) <= _LONGEST_ARGUMENT:
+        return [*_EXECUTOR, *words]
+    arguments = module.with_name("arguments.json")
+    arguments.write_text(json.dumps(words), encoding="utf-8")
+    return ["python3", "-c", _WITH_ARGUMENTS_FROM_FILE, str(arguments)]
+
+
+def build_environment(task: dict[str, Any]) -> dict[str, str]:
+    """Our environment and the step's own, `python3` being this interpreter and its output
+    unbuffered."""
+    added = {name: "".join(render(value, task)) for name, value in task["env"].items()}
+    env = {"PYTHONUNBUFFERED": "1", **os.environ, "_KFP_RUNTIME": "true", **added}
+    folder = Path(sys.executable).parent
+    if not (folder / "python3").exists():
+        folder = _folder_with_python3(Path(task["work"]))
+    env["PATH"] = os.pathsep.join([str(folder), env.get("PATH", os.defpath)])
+    return env
+
+
+def _folder_with_python3(work: Path) -> Path:
+    """A folder whose `python3` starts this interpreter; a link would hide its virtual environment
+    from it."""
+    folder = work / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (folder / "python3").chmod(0o755)
+    return folder
+
+
+def create_output_parents(outputs: dict[str, Any]) -> None:
+    """Make the folders that outputs go into, as KFP's launcher does."""
+    files = [outputs["outputFile"], *(p["outputFile"] for p in outputs["parameters"].values())]
+    files += [a["uri"] for group in outputs["artifacts"].values() for a in group["artifacts"]]
+    for folder in {Path(file).parent for file in files if "://" not in file}:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+# Running it
+
+
+class Supervisor:
+    """Starts one process in its own group, hands signals on, and leaves nothing behind."""
+
+    def __init__(self, parent: int | None) -> None:
+        self.parent = parent
+        self.child = 0
+        self.signalled: int | None = None
+        self.libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, self.on_signal)
+        if self.libc:
+            self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            if parent is not None:
+                self.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if self.orphaned():
+            raise SystemExit(128 + signal.SIGKILL)
+
+    def orphaned(self) -> bool:
+        return self.parent is not None and os.getppid() != self.parent
+
+    def on_signal(self, number: int, _frame: object) -> None:
+        hard = number == signal.SIGQUIT or self.orphaned()
+        self.signalled = signal.SIGKILL if hard else number
+        self.hand_on()
+
+    def hand_on(self) -> None:
+        if self.child and self.signalled:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child, self.signalled)
+            if self.signalled == signal.SIGKILL:
+                self.kill_rest()
+
+    def run(self, command: list[str], env: dict[str, str], cwd: str) -> int:
+        """The exit code of `command` once it and all that it started are gone."""
+        if not command:
+            raise TaskError("the step has no command; its image's own entry point is not used here")
+        try:
+            process = subprocess.Popen(
+                command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, preexec_fn=self.prepare_child
+            )
+        except OSError as error:
+            raise TaskError(f"cannot start `{command[0]}`: {error.strerror}") from error
+        self.child = process.pid
+        self.hand_on()
+        code = self.wait_for(process.pid)
+        process.returncode = code
+        left_behind = self.sweep()
+        if self.signalled and PREEMPTED in left_behind:
+            return PREEMPTED  # a shell in between died at once, what it had started saved first
+        return code if code >= 0 else 128 - code
+
+    def prepare_child(self) -> None:
+        os.setpgid(0, 0)
+        if self.libc:
+            self.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    def wait_for(self, child: int) -> int:
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == child:
+                return os.waitstatus_to_exitcode(status)
+
+    def sweep(self) -> list[int]:
+        """End what is left, at once unless a signal asked it to end by itself; the exit codes of
+        all of it."""
+        codes: list[int] = []
+        told: set[int] = set()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                if self.signalled in (None, signal.SIGKILL):
+                    self.kill_rest()
+                else:  # some may be outside the group and not know yet
+                    told |= self.tell_rest(told)
+                _, status = os.waitpid(-1, 0)
+                codes.append(os.waitstatus_to_exitcode(status))
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.child, signal.SIGKILL)
+        return codes
+
+    def kill_rest(self) -> None:
+        self.tell_rest(set(), signal.SIGKILL)
+
+    def tell_rest(self, told: set[int], number: int | None = None) -> set[int]:
+        """Send a signal, the one we got unless told otherwise, to children that are not in `told`."""
+        pids = set(_children()) - told
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number or self.signalled or signal.SIGTERM)
+        return pids
+
+
+def _children() -> Iterator[int]:
+    """Our children by now, adopted ones included (a subreaper adopts what its descendants leave
+    behind)."""
+    try:
+        names = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    except OSError:
+        names = []
+    return map(int, names)
+
+
+# What it left behind
+
+
+def collect_outputs(task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters by their IR types and artifacts, from executor_output.json and the files of single
+    outputs."""
+    outputs = task["executor_input"]["outputs"]
+    written: dict[str, Any] = {}
+    file = Path(outputs["outputFile"])
+    if file.exists():
+        try:
+            written = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise TaskError(f"executor_output.json is no JSON: {error}") from error
+    values = written.get("parameterValues", {})
+    parameters = {
+        name: _typed(name, values[name], kind)
+        if name in values
+        else _from_file(name, outputs["parameters"][name]["outputFile"], kind)
+        for name, kind in task["outputs"]["parameters"].items()
+    }
+    reported = written.get("artifacts", {})
+    artifacts = {
+        name: _artifact(schema, outputs["artifacts"][name], reported.get(name, {}))
+        for name, schema in task["outputs"]["artifacts"].items()
+    }
+    return parameters, artifacts
+
+
+def _from_file(name: str, path: str, kind: str) -> Any:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise TaskError(f"the step ended well but did not write its output `{name}`") from None
+    if kind == "STRING":
+        return text
+    try:
+        return _typed(name, json.loads(text.lower() if kind == "BOOLEAN" else text), kind)
+    except ValueError as error:
+        raise TaskError(f"the output `{name}` is no {kind}: {text[:60]!r}") from error
+
+
+def _typed(name: str, value: Any, kind: str) -> Any:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind == "NUMBER_INTEGER" and number and int(value) == value:
+        return int(value)
+    if kind == "NUMBER_DOUBLE" and number:
+        return float(value)
+    wanted = {"STRING": str, "BOOLEAN": bool, "LIST": list, "STRUCT": dict}.get(kind)
+    if wanted is None or not isinstance(value, wanted):
+        raise TaskError(f"the output `{name}` is no {kind}: {str(value)[:60]!r}")
+    return value
+
+
+def _artifact(schema: dict[str, str], given: dict[str, Any], reported: dict[str, Any]) -> Any:
+    """One artifact as the executor reports it; content that it put elsewhere (`custom_path`) is
+    copied to its URI."""
+    planned = given["artifacts"][0]
+    actual = (reported.get("artifacts") or [{}])[0]
+    uri = actual.get("uri") or planned["uri"]
+    custom = actual.get("custom_path", "")
+    if custom and "://" not in uri and Path(custom).exists() and not Path(uri).exists():
+        (shutil.copytree if Path(custom).is_dir() else shutil.copy2)(custom, uri)
+    metadata = {**planned.get("metadata", {}), **(actual.get("metadata") or {})}
+    return {**schema, "uri": uri, "metadata": metadata, "custom_path": custom}
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Store RESULT.json so that it is there whole or not at all."""
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(json.dumps(result), encoding="utf-8")
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

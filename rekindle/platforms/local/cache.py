@@ -1,0 +1,185 @@
+"""The cache of step results: content decides what is the same work, and every hit or miss has a
+reason in words.
+
+The key of a step hashes what goes into it: the component (source, command, args, image, env), its
+inputs by content, the types of its outputs, and the hash of rekindle's own code. Paths, times and
+run ids are no part of it. An entry lists the outputs with every file's size and sha256; it is
+believed only while the files are still as listed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle.ir.graph import Step
+from rekindle.ir.placeholders import lower
+from rekindle.platforms.local.content import FileFact, describe, difference, digest, local_path
+from rekindle.platforms.local.store import Store
+from rekindle.records import ArtifactRecord, canonical_json, write_atomically
+
+_CHANGED = {
+    "component": "its source changed",
+    "outputs": "the types of its outputs changed",
+    "rekindle": "rekindle's code changed",
+    "cache key": "its cache key changed",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """An artifact on this machine, with all its files."""
+
+    uri: str
+    schema_title: str
+    schema_version: str
+    metadata: Mapping[str, Any]
+    files: Mapping[str, FileFact]
+
+    @property
+    def digest(self) -> str:
+        return digest(self.files)
+
+    def record(self) -> ArtifactRecord:
+        return ArtifactRecord(
+            uri=self.uri, schema_title=self.schema_title, metadata=self.metadata, digest=self.digest
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """Parameters and artifacts that go into a node, or come out of it."""
+
+    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    artifacts: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
+
+
+NOTHING = Values()
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What a step's work is made of: one hash a `fact`, and the `key` over all of them."""
+
+    facts: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        return _hash(dict(self.facts))[:32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A result in the cache."""
+
+    run_id: str
+    outputs: Values
+
+
+def identify(step: Step, inputs: Values, source_hash: str) -> Identity:
+    """The identity of `step` on `inputs`; a `cache_key` of the user's stands in for everything but
+    the outputs."""
+    container = step.container
+    outputs = {
+        "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
+        "artifacts": {n: a.schema_title for n, a in step.outputs.artifacts.items()},
+    }
+    if step.cache_key:
+        return Identity(
+            {"cache key": _hash([step.component, step.cache_key]), "outputs": _hash(outputs)}
+        )
+    component = {
+        "source": container.source,
+        "command": [lower(word) for word in container.command],
+        "args": [lower(word) for word in container.args],
+        "env": {name: lower(value) for name, value in container.env.items()},
+        "image": container.image,
+        "requirements": container.requirements,
+    }
+    facts = {"component": _hash(component), "outputs": _hash(outputs), "rekindle": source_hash}
+    facts |= {f"input {name}": _hash(value) for name, value in inputs.parameters.items()}
+    facts |= {
+        f"input {name}": _hash([a.digest or a.uri, a.schema_title, a.metadata])
+        for name, a in inputs.artifacts.items()
+    }
+    return Identity(facts)
+
+
+def look_up(store: Store, identity: Identity) -> tuple[Entry | None, str]:
+    """The entry for `identity` if its files are still there, else None; and why, in words ("" =
+    never stored)."""
+    try:
+        raw = json.loads(store.entry(identity.key).read_bytes())
+        entry = Entry(raw["run_id"], _values_from_json(raw["outputs"]))
+    except FileNotFoundError:
+        return None, ""
+    except (ValueError, KeyError, TypeError):
+        return None, "its cache entry cannot be read"
+    for name, artifact in entry.outputs.artifacts.items():
+        path = local_path(artifact.uri)
+        if path is not None and (how := difference(artifact.files, path)):
+            return None, f"artifact `{name}` {'is gone' if how == 'gone' else 'changed on disk'}"
+    return entry, f"same inputs and code as in run {entry.run_id}"
+
+
+def explain_miss(store: Store, slug: str, identity: Identity) -> str:
+    """Why there is no entry: what differs from the newest result of the same step."""
+    try:
+        last = json.loads(store.last(slug).read_bytes())["facts"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return "first run of this step"
+    names = [*identity.facts, *(name for name in last if name not in identity.facts)]
+    changed = [name for name in names if last.get(name) != identity.facts.get(name)]
+    inputs = [name.removeprefix("input ") for name in changed if name.startswith("input ")]
+    said = [_CHANGED[name] for name in changed if name in _CHANGED]
+    if inputs:
+        said.append(
+            f"input{'s' if len(inputs) > 1 else ''} {', '.join(f'`{n}`' for n in inputs)} changed"
+        )
+    return " and ".join(said) or "its cached result was removed"
+
+
+def save(store: Store, slug: str, identity: Identity, run_id: str, outputs: Values) -> None:
+    """Make `outputs` the result for `identity`, once all its files are written."""
+    entry = {"run_id": run_id, "facts": dict(identity.facts), "outputs": _values_to_json(outputs)}
+    write_atomically(store.entry(identity.key), json.dumps(entry))
+    last = {"run_id": run_id, "key": identity.key, "facts": dict(identity.facts)}
+    write_atomically(store.last(slug), json.dumps(last))
+
+
+def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, Stored]:
+    """Artifacts as a step's shim reports them, with what is on disk."""
+    found = {}
+    for name, artifact in artifacts.items():
+        path = local_path(artifact["uri"])
+        found[name] = Stored(
+            uri=artifact["uri"],
+            schema_title=artifact["schema_title"],
+            schema_version=artifact["schema_version"],
+            metadata=artifact["metadata"],
+            files=describe(path) if path else {},
+        )
+    return found
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def _values_to_json(values: Values) -> dict[str, Any]:
+    artifacts = {}
+    for name, a in values.artifacts.items():
+        files = {file: dataclasses.astuple(fact) for file, fact in a.files.items()}
+        artifacts[name] = {**vars(a), "metadata": dict(a.metadata), "files": files}
+    return {"parameters": dict(values.parameters), "artifacts": artifacts}
+
+
+def _values_from_json(raw: dict[str, Any]) -> Values:
+    artifacts = {
+        name: Stored(**{**a, "files": {file: FileFact(*fact) for file, fact in a["files"].items()}})
+        for name, a in raw["artifacts"].items()
+    }
+    return Values(raw["parameters"], artifacts)

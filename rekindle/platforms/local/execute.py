@@ -1,0 +1,334 @@
+"""Run a Graph on this machine: independent steps side by side, each in child processes, every
+change on record.
+
+The calling thread schedules and alone writes the record and calls the callbacks; a thread a running
+step watches its processes and reports through one queue. When a step fails nothing new begins, what
+runs is let finish, the rest is skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import (
+    InterruptedRunError,
+    PreemptedError,
+    Problem,
+    RekindleError,
+    RequestError,
+    StepError,
+)
+from rekindle.ir.graph import Dag, Graph, Step, SubDag
+from rekindle.ir.values import bind
+from rekindle.platforms.local import requirements
+from rekindle.platforms.local.process import Control
+from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
+from rekindle.platforms.local.store import Store, is_alive, owner
+from rekindle.platforms.local.walk import Ready, Walk, dependents
+from rekindle.records import RunRecord, StepRecord
+
+__all__ = ["execute", "ignored", "is_alive", "outputs", "owner"]
+
+GRACE_SECONDS = 30.0
+
+
+def execute(
+    graph: Graph,
+    arguments: Mapping[str, Any],
+    *,
+    home: Path,
+    record: RunRecord,
+    env: Mapping[str, str],
+    source_hash: str,
+    fresh: bool = False,
+    from_step: str | None = None,
+    max_parallel: int | None = None,
+    on_change: Callable[[RunRecord], None] | None = None,
+    on_event: Callable[[str, dict[str, Any]], None] | None = None,
+    grace_seconds: float = GRACE_SECONDS,
+) -> RunRecord:
+    """The finished record of one run of `graph` under `home`, as it also stands in
+    `runs/<run_id>/run.json`.
+
+    `env` is the environment of the steps; `source_hash` stands for our own code in cache keys;
+    `fresh` runs every step, `from_step` that one and all that depend on it. `on_change` sees the
+    record whenever it changes, `on_event` the step and each event it emits; both are called in this
+    thread.
+
+    Raises RequestError before anything runs; StepError if a step failed; PreemptedError if one
+    saved and gave way; InterruptedRunError on Ctrl-C or SIGTERM, after the steps had
+    `grace_seconds` to end (a second Ctrl-C kills them).
+    """
+    values = bind(graph, arguments)
+    requirements.check(graph)
+    forced = _forced(graph, fresh, from_step)
+    store = Store(Path(home).absolute())
+    around = Surroundings(
+        store, record.run_id, graph.name, record.started_at or utc_now(), dict(env), source_hash,
+        grace_seconds, Control(),
+    )  # fmt: skip
+    steps = tuple(StepRecord(name=s.path, component=s.component) for s in graph.steps())
+    record = record.model_copy(
+        update={
+            "platform": "local",
+            "status": "running",
+            "steps": steps,
+            "arguments": values,
+            "ignored": record.ignored or ignored(graph),
+        }
+    )
+    try:
+        with store.hold_run(record.run_id):
+            run = _Run(graph, values, around, forced, record, on_change, on_event)
+            return run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
+    except OSError as error:
+        raise RekindleError(
+            f"cannot keep the run under {store.home}: {error.strerror}",
+            where=str(error.filename or store.home),
+            fix="free some space, or choose another home folder",
+        ) from error
+
+
+def ignored(graph: Graph) -> tuple[str, ...]:
+    """What the pipeline asks for that this machine does not honour, a sentence each."""
+    steps = graph.steps()
+    said = []
+    if images := sorted({step.container.image for step in steps if step.container.image}):
+        said.append(
+            f"Images are not used, steps run in this Python environment: {', '.join(images)}."
+        )
+    if accelerated := _named(steps, lambda step: step.container.resources.accelerator_type):
+        said.append(f"Accelerators are not provided: {accelerated}.")
+    limits = ("cpu_request", "cpu_limit", "memory_request", "memory_limit")
+    if limited := _named(
+        steps,
+        lambda step: " ".join(filter(None, (getattr(step.container.resources, n) for n in limits))),
+    ):
+        said.append(f"CPU and memory limits are not enforced: {limited}.")
+    if graph.pipeline_root:
+        said.append(f"The pipeline root is not used, artifacts stay here: {graph.pipeline_root}.")
+    return tuple(said)
+
+
+def outputs(graph: Graph, record: RunRecord) -> dict[str, Any]:
+    """What the pipeline itself returned, by name: values, and ArtifactRecords. What was skipped is left out."""
+    return _dag_outputs(graph.dag, {step.name: step for step in record.steps})
+
+
+def _dag_outputs(dag: Dag, steps: Mapping[str, StepRecord]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, sources in (*dag.parameters.items(), *dag.artifacts.items()):
+        for source in sources:
+            node = dag.nodes[source.task]
+            if isinstance(node, SubDag):
+                values = _dag_outputs(node.dag, steps)
+            else:
+                values = {**steps[node.path].parameters, **steps[node.path].artifacts}
+            if source.output in values:
+                found[name] = values[source.output]
+                break
+    return found
+
+
+def _named(steps: tuple[Step, ...], asked: Callable[[Step], str]) -> str:
+    return ", ".join(f"{step.path} ({text})" for step in steps if (text := asked(step)))
+
+
+def _forced(graph: Graph, fresh: bool, from_step: str | None) -> dict[str, str]:
+    """Why each step by path may not come from the cache."""
+    if fresh:
+        return {step.path: "--fresh" for step in graph.steps()}
+    if not from_step:
+        return {}
+    try:
+        start = graph.find(from_step).path
+    except KeyError as error:
+        raise RequestError(str(error.args[0]), where="--from") from error
+    chosen = dependents(graph, start) | {
+        s.path for s in graph.steps() if s.path == start or s.path.startswith(start + "/")
+    }
+    return dict.fromkeys(chosen, f"--from {start}")
+
+
+class _Run:
+    """The state of one run: the walk over the graph, the threads at work, the record."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        values: Mapping[str, Any],
+        around: Surroundings,
+        forced: Mapping[str, str],
+        record: RunRecord,
+        on_change: Callable[[RunRecord], None] | None,
+        on_event: Callable[[str, dict[str, Any]], None] | None,
+    ) -> None:
+        self.graph, self.around, self.forced = graph, around, forced
+        self.walk = Walk(graph, values, around.facts)
+        self.record, self.on_change, self.on_event = record, on_change, on_event
+        self.index = {step.name: i for i, step in enumerate(record.steps)}
+        self.began = time.monotonic()
+        self.messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.waiting: list[Ready] = []
+        self.working: dict[str, threading.Thread] = {}
+        self.failed: list[Outcome] = []
+
+    def to_the_end(self, max_parallel: int) -> RunRecord:
+        with self.signals():
+            self.change()
+            try:
+                self.advance()
+                while True:
+                    while self.waiting and len(self.working) < max_parallel and not self.halted():
+                        self.start(self.waiting.pop(0))
+                    if not self.working:
+                        break
+                    self.messages.get()()
+            except BaseException:
+                self.around.control.level = 1
+                for thread in self.working.values():
+                    thread.join()
+                raise
+        return self.conclude()
+
+    def halted(self) -> bool:
+        return bool(self.failed) or self.around.control.stopped()
+
+    def advance(self) -> None:
+        """Queue what became ready, and record what will not run."""
+        for item in self.walk.advance():
+            if isinstance(item, Ready):
+                self.waiting.append(item)
+            else:
+                self.update(item.step.path, status="skipped", reason=item.reason)
+
+    def start(self, ready: Ready) -> None:
+        path = ready.step.path
+        folder = self.around.store.step(self.around.run_id, path)
+        job = Job(
+            ready.step,
+            ready.inputs,
+            self.around,
+            self.forced.get(path, ""),
+            say=lambda fields: self.messages.put(lambda: self.update(path, **fields)),
+            event=lambda event: self.messages.put(lambda: self.tell(path, event)),
+        )
+
+        def work() -> None:
+            outcome = perform(job)
+            self.messages.put(lambda: self.finish(outcome))
+
+        self.update(path, status="running", started_at=utc_now(), log=str(folder / "log.txt"))
+        thread = threading.Thread(target=work, name=f"step {path}", daemon=True)
+        thread.start()
+        self.working[path] = thread
+
+    def finish(self, outcome: Outcome) -> None:
+        path = outcome.step.path
+        self.working.pop(path).join()
+        preempted = outcome.status == "preempted"
+        self.update(
+            path,
+            status="cancelled" if preempted else outcome.status,
+            cached=outcome.cached,
+            reason=outcome.reason,
+            error=outcome.error,
+            seconds=round(outcome.seconds, 3),
+            cache_key=outcome.key,
+            parameters=outcome.outputs.parameters,
+            artifacts={name: a.record() for name, a in outcome.outputs.artifacts.items()},
+        )
+        if outcome.status == "succeeded":
+            self.walk.ended(outcome.step, outcome.outputs)
+            if not self.halted():
+                self.advance()
+        else:
+            self.failed.append(outcome)
+
+    def conclude(self) -> RunRecord:
+        """Skip what never began, close the record, and raise what the run came to."""
+        error = self.verdict()
+        blame = [outcome.step.path for outcome in self.failed]
+        blocked = {path: root for root in blame for path in dependents(self.graph, root)}
+        for step in self.record.steps:
+            if step.status == "pending":
+                reason = "the run was interrupted"
+                if blame and not self.around.control.stopped():
+                    stopped = f"the run stopped when `{blame[0]}` failed"
+                    reason = f"`{blocked[step.name]}` failed" if step.name in blocked else stopped
+                self.update(step.name, status="skipped", reason=reason, quiet=True)
+        if error is None:
+            self.change(status="succeeded")
+            return self.record
+        status: dict[type[RekindleError], str] = {
+            InterruptedRunError: "cancelled",
+            PreemptedError: "preempted",
+        }
+        self.change(status=status.get(type(error), "failed"), error=str(error))
+        raise error
+
+    def verdict(self) -> RekindleError | None:
+        """The error that the run ends in, if any."""
+        command = "the same command resumes: finished steps come from the cache"
+        if self.around.control.stopped():
+            return InterruptedRunError(f"the run {self.record.run_id} was interrupted", fix=command)
+        failures = [outcome for outcome in self.failed if outcome.status == "failed"]
+        if failures:
+            return StepError([self.problem(outcome) for outcome in failures])
+        if self.failed:
+            path = self.failed[0].step.path
+            return PreemptedError(f"`{path}` was stopped from outside after a save", fix=command)
+        return None
+
+    def problem(self, outcome: Outcome) -> Problem:
+        path = outcome.step.path
+        return Problem(
+            f"step `{path}` failed: {outcome.error}", self.record.steps[self.index[path]].log
+        )
+
+    def tell(self, path: str, event: dict[str, Any]) -> None:
+        if self.on_event:
+            self.on_event(path, event)
+
+    def update(self, path: str, *, quiet: bool = False, **fields: Any) -> None:
+        """Change one step's record."""
+        i = self.index[path]
+        steps = list(self.record.steps)
+        steps[i] = steps[i].model_copy(update=fields)
+        self.record = self.record.model_copy(update={"steps": tuple(steps)})
+        if not quiet:
+            self.change()
+
+    def change(self, **fields: Any) -> None:
+        """Write the record, and show it."""
+        seconds = round(time.monotonic() - self.began, 3)
+        self.record = self.record.model_copy(update={"seconds": seconds, **fields})
+        self.record.write(self.around.store.run(self.record.run_id) / "run.json")
+        if self.on_change:
+            self.on_change(self.record)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM stop the run in an orderly way; once more, and it is killed."""
+
+        def stop(_number: int, _frame: object) -> None:
+            control = self.around.control
+            control.level = min(2, control.level + 1)
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

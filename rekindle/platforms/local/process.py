@@ -1,0 +1,166 @@
+"""One child process a step attempt: start the shim on a task, copy its output to the log, and stop
+it when it has to.
+
+The shim runs under this interpreter without site-packages, in a session of its own, so that a
+Ctrl-C in the terminal reaches only us. Stopping is SIGTERM, then after a grace period SIGQUIT, on
+which the shim kills everything it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from rekindle.launch import events, shim
+
+_TICK_SECONDS = 0.1
+_LAST_RESORT_SECONDS = 5.0
+_LONGEST_LINE = 1 << 20
+_MARK = events.MARK.encode()
+
+
+class Control:
+    """What the scheduler tells the threads that watch processes: 0 go on, 1 stop in an orderly way,
+    2 kill."""
+
+    def __init__(self) -> None:
+        self.level = 0
+
+    def stopped(self) -> bool:
+        return self.level > 0
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, but no longer than until a stop."""
+        end = time.monotonic() + seconds
+        while not self.stopped() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _TICK_SECONDS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How an attempt ended; `result` is the shim's RESULT.json, empty if it did not get to write
+    one."""
+
+    exit_code: int
+    result: Mapping[str, Any]
+    timed_out: bool
+
+
+def run_shim(
+    task: Mapping[str, Any],
+    folder: Path,
+    log: IO[bytes],
+    env: Mapping[str, str],
+    control: Control,
+    on_event: Callable[[dict[str, Any]], None],
+    timeout_seconds: float | None,
+    grace_seconds: float,
+) -> Ended:
+    """Run one task to its end and say how it ended; every line it prints is in `log` as soon as it
+    is printed."""
+    task_file, result_file = folder / "task.json", folder / "result.json"
+    result_file.unlink(missing_ok=True)
+    task_file.write_text(json.dumps({**task, "result": str(result_file), "parent": os.getpid()}))
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", shim.__file__, str(task_file)],
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    stopper = _Stopper(process, control, timeout_seconds, grace_seconds)
+    try:
+        _pump(process, log, on_event, stopper)
+        code = process.wait()
+    finally:
+        _make_sure(process)
+    result = json.loads(result_file.read_bytes()) if result_file.exists() else {}
+    return Ended(code if code >= 0 else 128 - code, result, stopper.timed_out)
+
+
+class _Stopper:
+    """Decides, tick by tick, whether the process has to go and how hard."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        control: Control,
+        timeout: float | None,
+        grace: float,
+    ) -> None:
+        self.process, self.control, self.grace = process, control, grace
+        self.deadline = time.monotonic() + timeout if timeout is not None else None
+        self.kill_at = self.give_up_at = float("inf")
+        self.timed_out = self.asked = self.killed = False
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if not self.asked:
+            self.timed_out = self.deadline is not None and now >= self.deadline
+            if self.timed_out or self.control.stopped():
+                self.asked, self.kill_at = True, now + self.grace
+                self.process.send_signal(signal.SIGTERM)
+        elif not self.killed and (now >= self.kill_at or self.control.level > 1):
+            self.killed, self.give_up_at = True, now + _LAST_RESORT_SECONDS
+            self.process.send_signal(signal.SIGQUIT)
+        elif now >= self.give_up_at:
+            self.give_up_at = float("inf")
+            _kill_session(self.process)
+
+
+def _pump(
+    process: subprocess.Popen[bytes],
+    log: IO[bytes],
+    on_event: Callable[[dict[str, Any]], None],
+    stopper: _Stopper,
+) -> None:
+    """Copy output to the log until it ends, picking out our events."""
+    assert process.stdout is not None
+    rest = b""
+    with selectors.DefaultSelector() as selector, process.stdout as pipe:
+        selector.register(pipe, selectors.EVENT_READ)
+        while True:
+            if selector.select(_TICK_SECONDS):
+                chunk = os.read(pipe.fileno(), 1 << 16)
+                if not chunk:
+                    return
+                log.write(chunk)
+                *lines, rest = (rest[-_LONGEST_LINE:] + chunk).split(b"\n")
+                for line in lines:
+                    if _MARK in line and (event := events.parse(line.decode(errors="replace"))):
+                        on_event(event)
+            elif process.poll() is not None:
+                return  # something far away holds the pipe open
+            stopper.tick()
+
+
+def _make_sure(process: subprocess.Popen[bytes]) -> None:
+    """Leave nothing running, whatever made us stop watching."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGQUIT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_RESORT_SECONDS)
+    if process.poll() is None or process.returncode < 0:
+        _kill_session(process)
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill whatever is left of a shim that could not do so itself."""
+    for pid in (int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == process.pid:
+                os.kill(pid, signal.SIGKILL)
+    if process.poll() is None:
+        process.kill()
+        process.wait()

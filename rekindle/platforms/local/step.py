@@ -1,0 +1,266 @@
+"""One step from its inputs to its outputs: take it from the cache, or run it, again if it may be
+retried, and store it.
+
+Runs in a thread of its own and touches no shared state: what is worth telling on the way goes
+through `say` and `event`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from rekindle.ir.graph import Step, SubDag
+from rekindle.ir.placeholders import lower
+from rekindle.launch.failure import failure_from_log
+from rekindle.launch.shim import PREEMPTED
+from rekindle.platforms.local import cache
+from rekindle.platforms.local.cache import NOTHING, Identity, Values
+from rekindle.platforms.local.process import Control, Ended, run_shim
+from rekindle.platforms.local.store import Store, slug
+
+_LOG_TAIL_BYTES = 1 << 18
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What all steps of a run have in common."""
+
+    store: Store
+    run_id: str
+    pipeline: str
+    started_at: str
+    env: Mapping[str, str]
+    source_hash: str
+    grace_seconds: float
+    control: Control
+
+    def facts(self, node: Step | SubDag) -> dict[str, str]:
+        """The values of `{{$.pipeline_job_name}}` and its like."""
+        return {
+            "pipeline_job_name": self.run_id,
+            "pipeline_job_uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, self.run_id)),
+            "pipeline_job_resource_name": f"{self.pipeline}/{self.run_id}",
+            "pipeline_job_create_time_utc": self.started_at,
+            "pipeline_job_schedule_time_utc": self.started_at,
+            "pipeline_task_name": node.name,
+            "pipeline_task_uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.run_id}/{node.path}")),
+            "pipeline_root": str(self.store.home / "artifacts"),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a step ended. `reason` says why it ran or did not have to, `error` why it failed."""
+
+    step: Step
+    status: Literal["succeeded", "failed", "cancelled", "preempted"]
+    outputs: Values = NOTHING
+    cached: bool = False
+    reason: str = ""
+    key: str = ""
+    error: str = ""
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One step to be done. `forced` says why the cache is not asked ("" = it is)."""
+
+    step: Step
+    inputs: Values
+    around: Surroundings
+    forced: str
+    say: Callable[[dict[str, Any]], None]
+    event: Callable[[dict[str, Any]], None]
+
+    @property
+    def slug(self) -> str:
+        return slug(self.around.pipeline, self.step.path)
+
+    @property
+    def folder(self) -> Path:
+        return self.around.store.step(self.around.run_id, self.step.path)
+
+
+def perform(job: Job) -> Outcome:
+    """Do the job; never raises."""
+    began = time.monotonic()
+    try:
+        outcome = _perform(job)
+    except OSError as error:
+        where = error.filename or job.folder
+        outcome = Outcome(job.step, "failed", error=f"cannot write {where}: {error.strerror}")
+    except Exception as error:  # noqa: BLE001 - a bug of ours must end the run, not hang it
+        outcome = Outcome(job.step, "failed", error=f"{type(error).__name__}: {error}")
+    return dataclasses.replace(outcome, seconds=time.monotonic() - began)
+
+
+def _perform(job: Job) -> Outcome:
+    store, step = job.around.store, job.step
+    identity = cache.identify(step, job.inputs, job.around.source_hash)
+    if not step.cache:
+        return _run(job, identity, "caching is off for this step", keep=False)
+    if job.forced:
+        return _run(job, identity, job.forced, keep=True)
+
+    def waiting() -> None:
+        job.say({"reason": "another run is doing the same step; waiting for its result"})
+
+    with store.claim(identity.key, waiting, job.around.control.stopped) as claimed:
+        if not claimed:
+            return Outcome(step, "cancelled", reason="the run was interrupted")
+        entry, reason = cache.look_up(store, identity)
+        if entry:
+            return Outcome(step, "succeeded", entry.outputs, True, reason, identity.key)
+        reason = reason or cache.explain_miss(store, job.slug, identity)
+        return _run(job, identity, reason, keep=True)
+
+
+def _run(job: Job, identity: Identity, reason: str, keep: bool) -> Outcome:
+    """Attempts until one succeeds or none is left; `keep` puts the result into the cache."""
+    retry, control = job.step.retry, job.around.control
+    job.folder.mkdir(parents=True, exist_ok=True)
+    outcome = Outcome(job.step, "cancelled", reason="the run was interrupted", key=identity.key)
+    with (job.folder / "log.txt").open("ab", buffering=0) as log:
+        for attempt in range(1, retry.count + 2):
+            job.say({"attempts": attempt, "reason": reason, "cache_key": identity.key})
+            outcome = _attempt(job, identity, log, keep)
+            if outcome.status != "failed" or attempt > retry.count:
+                break
+            pause = retry.pause_before(attempt + 1)
+            log.write(
+                f"--- attempt {attempt} failed; the next one begins in {pause:g} s\n".encode()
+            )
+            control.sleep(pause)
+            if control.stopped():
+                break
+    return dataclasses.replace(outcome, reason=outcome.reason or reason, key=identity.key)
+
+
+class _AttemptFailed(Exception):
+    """Carries the outcome of an attempt out of its folder, which is then removed."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.error)
+        self.outcome = outcome
+
+
+def _attempt(job: Job, identity: Identity, log: IO[bytes], keep: bool) -> Outcome:
+    around = job.around
+    begins_at = log.tell()
+    try:
+        with around.store.attempt(job.slug, identity.key) as folder:
+            ended = run_shim(
+                _task(job, folder),
+                job.folder,
+                log,
+                around.env,
+                around.control,
+                job.event,
+                job.step.timeout_seconds,
+                around.grace_seconds,
+            )
+            failed = _failure(job, ended, begins_at)
+            if failed:
+                raise _AttemptFailed(failed)
+            outputs = Values(
+                ended.result["parameters"], cache.stored(job.step, ended.result["artifacts"])
+            )
+            if keep:
+                cache.save(around.store, job.slug, identity, around.run_id, outputs)
+    except _AttemptFailed as failure:
+        return failure.outcome
+    return Outcome(job.step, "succeeded", outputs)
+
+
+def _task(job: Job, folder: Path) -> dict[str, Any]:
+    """TASK.json for the shim; see there."""
+    step, container = job.step, job.step.container
+    return {
+        "source": container.source,
+        "command": [lower(word) for word in container.command],
+        "args": [lower(word) for word in container.args],
+        "env": {name: lower(value) for name, value in container.env.items()},
+        "executor_input": executor_input(step, job.inputs, folder),
+        "run": job.around.facts(step),
+        "outputs": {
+            "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
+            "artifacts": {
+                n: {"schema_title": a.schema_title, "schema_version": a.schema_version}
+                for n, a in step.outputs.artifacts.items()
+            },
+        },
+        "work": str(job.folder),
+        "cwd": str(Path.cwd()),
+    }
+
+
+def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
+    """KFP's ExecutorInput for `step`, its outputs placed in `folder`."""
+    given = {
+        name: _runtime_artifact(name, a.uri, a.schema_title, a.schema_version, dict(a.metadata))
+        for name, a in inputs.artifacts.items()
+    }
+    made = {
+        name: _runtime_artifact(name, str(folder / name), a.schema_title, a.schema_version, {})
+        for name, a in step.outputs.artifacts.items()
+    }
+    return {
+        "inputs": {"parameterValues": dict(inputs.parameters), "artifacts": given},
+        "outputs": {
+            "parameters": {
+                n: {"outputFile": str(folder / f".parameter-{n}")} for n in step.outputs.parameters
+            },
+            "artifacts": made,
+            "outputFile": str(folder / "executor_output.json"),
+        },
+    }
+
+
+def _runtime_artifact(
+    name: str, uri: str, schema_title: str, schema_version: str, metadata: dict[str, Any]
+) -> dict[str, Any]:
+    kind = {"schemaTitle": schema_title, "schemaVersion": schema_version}
+    return {"artifacts": [{"name": name, "type": kind, "uri": uri, "metadata": metadata}]}
+
+
+def _failure(job: Job, ended: Ended, begins_at: int) -> Outcome | None:
+    """The outcome of an attempt that did not succeed; None if it did."""
+    if job.around.control.stopped() and ended.exit_code != 0:
+        reason = "the run was interrupted"
+        if ended.exit_code == PREEMPTED:
+            reason += "; the step saved its state first"
+        return Outcome(job.step, "cancelled", reason=reason)
+    if ended.timed_out:
+        return Outcome(job.step, "failed", error=f"timed out after {job.step.timeout_seconds:g} s")
+    if ended.exit_code == PREEMPTED:
+        reason = "stopped from outside after a save (exit code 75)"
+        return Outcome(job.step, "preempted", reason=reason)
+    if ended.exit_code == 0 and ended.result:
+        return None
+    return Outcome(job.step, "failed", error=_error_text(job, ended, begins_at))
+
+
+def _error_text(job: Job, ended: Ended, begins_at: int) -> str:
+    if error := ended.result.get("error"):
+        return str(error)
+    if ended.exit_code > 128 or not ended.result:
+        number = ended.exit_code - 128
+        note = " (out of memory?)" if number == 9 else ""
+        return f"killed by signal {number}{note}"
+    with (job.folder / "log.txt").open("rb") as log:
+        log.seek(max(begins_at, log.seek(0, 2) - _LOG_TAIL_BYTES))
+        kind, message = failure_from_log(log.read().decode(errors="replace"))
+    told = f"{kind}: {message}" if kind and message else kind or message
+    return told or f"exit code {ended.exit_code} and no output"
+
+
+def utc_now() -> str:
+    """Now, in ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,151 @@
+"""Where a local run keeps things under its home folder, and the locks that make sharing it safe.
+
+    runs/<run_id>/run.json             the run record; `lock` beside it is held while it is alive
+    runs/<run_id>/steps/<path>/        log.txt, and the task and result of the shim
+    artifacts/<step>/<key>-<attempt>/  a file or folder an output; never written again once complete
+    cache/<key>.json                   a cached result: written last, it is what makes it count
+    cache/last/<step>.json             what the newest result of a step was made of
+
+An attempt marks its folder with `<folder>.partial`, locked for as long as it runs; a marker that
+nobody locks is a killed attempt's, and the next attempt of the same step clears both away. Folders
+are not renamed when complete: their paths stand in what steps wrote and returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rekindle.errors import RequestError
+
+_POLL_SECONDS = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """The folders of one home."""
+
+    home: Path
+
+    def run(self, run_id: str) -> Path:
+        if not re.fullmatch(r"[\w][\w.-]*", run_id):
+            raise RequestError(f"{run_id!r} is no run id")
+        return self.home / "runs" / run_id
+
+    def step(self, run_id: str, path: str) -> Path:
+        return self.run(run_id) / "steps" / path
+
+    def artifacts(self, slug: str) -> Path:
+        return self.home / "artifacts" / slug
+
+    def entry(self, key: str) -> Path:
+        return self.home / "cache" / f"{key}.json"
+
+    def last(self, slug: str) -> Path:
+        return self.home / "cache" / "last" / f"{slug}.json"
+
+    @contextlib.contextmanager
+    def hold_run(self, run_id: str) -> Iterator[None]:
+        """Hold the run's lock, with our process id in it; RequestError if another process holds
+        it."""
+        path = self.run(run_id) / "lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path) as held:
+            if not held:
+                raise RequestError(f"the run {run_id} is already going on", where=str(path))
+            path.write_text(f"{os.getpid()}\n")
+            yield
+
+    @contextlib.contextmanager
+    def claim(
+        self, key: str, waiting: Callable[[], None], stopped: Callable[[], bool]
+    ) -> Iterator[bool]:
+        """Hold the lock on a cache key. `waiting` is called once if another holds it; False if
+        `stopped` came first."""
+        path = self.home / "cache" / "locks" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        said = False
+        while not stopped():
+            with _locked(path) as held:
+                if held:
+                    yield True
+                    return
+            if not said:
+                waiting()
+                said = True
+            time.sleep(_POLL_SECONDS)
+        yield False
+
+    @contextlib.contextmanager
+    def attempt(self, slug: str, key: str) -> Iterator[Path]:
+        """A fresh folder for the outputs of one attempt, removed again if the block raises."""
+        parent = self.artifacts(slug)
+        parent.mkdir(parents=True, exist_ok=True)
+        clear_killed_attempts(parent)
+        folder = parent / f"{key[:12]}-{uuid.uuid4().hex[:8]}"
+        marker = folder.with_name(folder.name + ".partial")
+        with _locked(marker):
+            folder.mkdir()
+            try:
+                yield folder
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            finally:
+                marker.unlink(missing_ok=True)
+
+
+def clear_killed_attempts(parent: Path) -> None:
+    """Remove what attempts left in `parent` whose process is gone."""
+    for marker in parent.glob("*.partial"):
+        with contextlib.suppress(FileNotFoundError), _locked(marker, create=False) as held:
+            if held:
+                shutil.rmtree(marker.with_suffix(""), ignore_errors=True)
+                marker.unlink(missing_ok=True)
+
+
+def is_alive(home: Path, run_id: str) -> bool:
+    """Does a process still work on this run? A record that says `running` and is not alive was
+    killed."""
+    path = Store(home).run(run_id) / "lock"
+    try:
+        with _locked(path, create=False, how=fcntl.LOCK_SH) as held:
+            return not held
+    except FileNotFoundError:
+        return False
+
+
+def owner(home: Path, run_id: str) -> int | None:
+    """Process id of whoever works on this run, to send a SIGINT to; None if nobody does."""
+    if not is_alive(home, run_id):
+        return None
+    text = (Store(home).run(run_id) / "lock").read_text().strip()
+    return int(text) if text else None
+
+
+def slug(*names: str) -> str:
+    """Names as one path segment."""
+    return re.sub(r"[^\w.-]+", "_", ".".join(names).replace("/", "."))[:120].lstrip(".") or "_"
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, create: bool = True, how: int = fcntl.LOCK_EX) -> Iterator[bool]:
+    """Was the lock on `path` free? If so it is ours inside the block."""
+    handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
+    try:
+        try:
+            fcntl.flock(handle, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)

@@ -1,0 +1,320 @@
+"""What a run leaves behind: versioned plain JSON, written by steps and platforms, read by report/
+and the CLI.
+
+Two kinds. A **run record** (`run.json`, one a run) says what was executed and what came of it; the
+platform rewrites it atomically whenever a step changes state, so that a killed run still tells its
+story. **Step records** are files inside a step's output artifacts (evidence, history, data summary,
+registration); the artifact carries `metadata["record"] = <kind>`, which survives on every platform,
+and that is how readers find them: see `RECORD_KINDS`.
+
+Records hold no secrets. Those that a cacheable step writes hold no timestamps, so that the same
+work gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+StepStatus = Literal["pending", "running", "succeeded", "failed", "skipped", "cancelled"]
+RunStatus = Literal["running", "succeeded", "failed", "cancelled", "preempted"]
+Decision = Literal["promoted", "pending", "approval_needed", "refused"]
+
+
+class Record(BaseModel):
+    """Base of all records: frozen, unknown keys refused, JSON in and out; NaN and infinity survive,
+    as strings.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """The record stored at `path`; raises FileNotFoundError or pydantic.ValidationError."""
+        return cls.model_validate_json(Path(path).read_bytes())
+
+    def write(self, path: str | Path) -> None:
+        """Store the record at `path` atomically: a reader sees the old file or the new one, never a
+        part.
+        """
+        write_atomically(path, self.model_dump_json(indent=2) + "\n")
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write `text` beside `path`, flush it to disk, then rename over it."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def canonical_json(value: Any) -> str:
+    """One text for one value: sorted keys, no spaces, no NaN. What hashes and keys are made
+    from.
+    """
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+class ArtifactRecord(Record):
+    """An output artifact of a step: `uri` (here a path), KFP `schema_title`, `metadata`, and the
+    content `digest`.
+    """
+
+    uri: str
+    schema_title: str = "system.Artifact"
+    metadata: Mapping[str, Any] = Field(default_factory=dict)
+    digest: str = ""
+
+
+class StepRecord(Record):
+    """One step of one run. `name` is its path in the Graph, nested DAGs joined with `/`
+    (`condition-1/promote`).
+
+    `reason` says in words why it ran, was taken from the cache, was skipped, or failed. `seconds`
+    is wall time including retries; `None` while it has not started."""
+
+    name: str
+    component: str = ""
+    status: StepStatus = "pending"
+    cached: bool = False
+    reason: str = ""
+    started_at: str = ""
+    seconds: float | None = None
+    attempts: int = 0
+    cache_key: str = ""
+    log: str = ""
+    parameters: Mapping[str, Any] = Field(default_factory=dict)
+    artifacts: Mapping[str, ArtifactRecord] = Field(default_factory=dict)
+    error: str = ""
+
+
+class RunRecord(Record):
+    """`runs/<run_id>/run.json`: everything needed to show, resume, compare or reproduce a run.
+
+    `spec` is the resolved configuration; `command` the words that reproduce it; `ignored` what this
+    platform does not honour, each as one sentence. `started_at` is UTC, ISO 8601."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    name: str
+    platform: str
+    status: RunStatus
+    started_at: str
+    seconds: float = 0.0
+    config: str = ""
+    command: str = ""
+    spec: Mapping[str, Any] = Field(default_factory=dict)
+    arguments: Mapping[str, Any] = Field(default_factory=dict)
+    steps: tuple[StepRecord, ...] = ()
+    ignored: tuple[str, ...] = ()
+    error: str = ""
+    versions: Mapping[str, str] = Field(default_factory=dict)
+
+    def step(self, name: str) -> StepRecord:
+        """The step whose name or last path segment is `name`; raises KeyError."""
+        for step in self.steps:
+            if name in (step.name, step.name.rsplit("/", 1)[-1]):
+                return step
+        raise KeyError(name)
+
+
+class Fingerprint(Record):
+    """Kind `fingerprint`: what the source held when the run began, and the keys that follow from
+    it.
+
+    `data` hashes the bytes in the window; `work_key` the data, the settings and the code; `run_key`
+    adds where the weights started, so that it identifies the training exactly. `champion` is the
+    registry version to beat ("" = none)."""
+
+    schema_version: int = SCHEMA_VERSION
+    data: str
+    window: str
+    files: int
+    bytes: int
+    run_key: str
+    work_key: str
+    init_from: str
+    champion: str
+
+
+class ShardFile(Record):
+    """One Arrow file of a manifest; `path` is relative to the manifest."""
+
+    path: str
+    split: str
+    rows: int
+    tokens: int
+    bytes: int
+    sha256: str
+
+
+class ShardManifest(Record):
+    """Kind `shards`: `manifest.json` beside the shards. A shard that does not match its entry is
+    refused at read.
+
+    `rows` per split; `labels` in index order (empty where the task has none); `class_rows` per
+    split and label; `slices` the columns that evaluation groups by; `settings` what the task stored
+    beside the shards (image shape, tokenizer length ...); `examples` the fingerprint of all example
+    hashes, in order."""
+
+    schema_version: int = SCHEMA_VERSION
+    task: str
+    source: str
+    window: str = ""
+    tokenizer: str = ""
+    examples: str = ""
+    labels: tuple[str, ...] = ()
+    slices: tuple[str, ...] = ()
+    rows: Mapping[str, int] = Field(default_factory=dict)
+    class_rows: Mapping[str, Mapping[str, int]] = Field(default_factory=dict)
+    settings: Mapping[str, Any] = Field(default_factory=dict)
+    shards: tuple[ShardFile, ...] = ()
+
+
+class TrainingSummary(Record):
+    """Kind `training`: `training.json` inside the model artifact, beside `history.jsonl` (one
+    `HistoryRow` a line).
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run_key: str
+    task: str
+    engine: str
+    world_size: int
+    steps: int
+    epochs: float
+    global_batch_size: int
+    seed: int
+    precision: str
+    parameters: int
+    init_from: str
+    weights_sha256: str
+    train_rows: int
+    validation: Mapping[str, float] = Field(default_factory=dict)
+
+
+class HistoryRow(Record):
+    """One optimizer step of `history.jsonl`. `loss` is the mean over the global batch;
+    `samples_per_second` is wall-clock throughput of the whole gang and the one field that differs
+    between identical runs."""
+
+    step: int
+    epoch: float
+    loss: float
+    lr: float
+    grad_norm: float
+    samples_per_second: float
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
+
+
+class Check(Record):
+    """One test of the gate: `value` against `threshold`, and what it means in a sentence."""
+
+    name: str
+    passed: bool
+    detail: str
+    value: float | None = None
+    threshold: float | None = None
+
+
+class Slice(Record):
+    """Metrics of the examples whose `column` holds `value`; `champion` is empty when there is
+    none.
+    """
+
+    column: str
+    value: str
+    rows: int
+    candidate: Mapping[str, float]
+    champion: Mapping[str, float] = Field(default_factory=dict)
+
+
+class CalibrationBin(Record):
+    """Predictions whose top probability falls in [`lower`, `upper`): how many, how confident, how
+    often right.
+    """
+
+    lower: float
+    upper: float
+    rows: int
+    confidence: float
+    accuracy: float
+
+
+class Comparison(Record):
+    """Paired bootstrap of candidate minus champion on the same examples: estimate and the two-sided
+    interval.
+    """
+
+    metric: str
+    estimate: float
+    lower: float
+    upper: float
+    confidence: float
+    resamples: int
+    seed: int
+
+
+class Evidence(Record):
+    """Kind `evidence`: `evidence.json`, why a candidate is or is not promoted. `promote` is what
+    the pipeline branches on.
+
+    `confusion[i][j]` counts examples of true class i predicted as j, in the order of `labels`.
+    `examples` fingerprints the hashes of the rows scored, `excluded` counts rows left out because a
+    contender was trained on them."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_key: str
+    promote: bool
+    reason: str
+    checks: tuple[Check, ...]
+    metrics: Mapping[str, float]
+    champion_version: str = ""
+    champion_metrics: Mapping[str, float] = Field(default_factory=dict)
+    comparison: Comparison | None = None
+    labels: tuple[str, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    calibration: tuple[CalibrationBin, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    rows: int
+    excluded: int = 0
+    examples: str
+
+
+class Registration(Record):
+    """Kind `registration`: what the registry holds after the run, for this run's model."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    created: bool
+    decision: Decision
+    tracking_uri: str
+    tags: Mapping[str, str] = Field(default_factory=dict)
+
+
+RECORD_KINDS: dict[str, type[Record]] = {
+    "fingerprint": Fingerprint,
+    "shards": ShardManifest,
+    "training": TrainingSummary,
+    "evidence": Evidence,
+    "registration": Registration,
+}

@@ -1,0 +1,112 @@
+"""Where versions live: MLflow, embedded by default. The only place that talks to it.
+
+An empty `tracking_uri` means `mlflow.db` and `mlartifacts/` under the artifact root (MLflow's own
+file store is gone since 3.x; sqlite it is). Every failure of the registry leaves here as a
+RegistryError that names it without credentials."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from rekindle.errors import RegistryError, RekindleError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+log = logging.getLogger(__name__)
+
+DATABASE = "mlflow.db"
+ARTIFACTS = "mlartifacts"
+PREFIX = "rekindle."
+AGAIN = "run the same command again: nothing is trained twice"
+
+
+def resolve_uri(tracking_uri: str, artifact_root: str) -> str:
+    """`tracking_uri`, or the embedded database under `artifact_root`."""
+    return tracking_uri or f"sqlite:///{Path(artifact_root).absolute() / DATABASE}"
+
+
+def without_password(uri: str) -> str:
+    """`uri` as it may be shown."""
+    parts = urlsplit(uri)
+    if not parts.password:
+        return uri
+    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{parts.hostname}"))
+
+
+@contextlib.contextmanager
+def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[MlflowClient]:
+    """A client for the registry; `doing` completes the sentence `cannot <doing>` when it
+    refuses.
+    """
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    import mlflow
+    from mlflow import MlflowClient
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    uri = resolve_uri(tracking_uri, artifact_root)
+    try:
+        mlflow.set_tracking_uri(uri)
+        mlflow.set_registry_uri(uri)
+        yield MlflowClient(tracking_uri=uri, registry_uri=uri)
+    except RekindleError:
+        raise
+    except Exception as error:
+        # MLflow lets SQLAlchemy's, requests' and the file system's errors through as they are
+        raise RegistryError(
+            f"cannot {doing}: {_first_line(error)}",
+            where=without_password(uri),
+            fix=_fix(tracking_uri, error),
+        ) from error
+
+
+def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_root: str) -> str:
+    """The experiment called `name`, created when it is not there."""
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    location = (
+        None if tracking_uri else (Path(artifact_root).absolute() / ARTIFACTS / name).as_uri()
+    )
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return str(client.create_experiment(name, artifact_location=location))
+    except MlflowException:  # somebody else was faster
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            raise
+        return str(found.experiment_id)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:300] if text else type(error).__name__
+
+
+def _fix(tracking_uri: str, error: BaseException) -> str:
+    text = str(error).lower()
+    if "readonly" in text or "read-only" in text or isinstance(error, PermissionError):
+        return "make the registry's database and artifact folder writable"
+    if "disk is full" in text or "no space left" in text:
+        return f"free some space where the registry lives, then {AGAIN}"
+    if tracking_uri:
+        return f"check register.tracking_uri, the server and its credentials, then {AGAIN}"
+    return f"check the home folder, then {AGAIN}"
+
+
+def tags_of(version: Any) -> dict[str, str]:
+    """Tags of a model version without our prefix."""
+    return {
+        key.removeprefix(PREFIX): str(value)
+        for key, value in dict(version.tags).items()
+        if key.startswith(PREFIX)
+    }

@@ -1,0 +1,46 @@
+"""Loads and asks a registered model; MLflow runs this file when somebody loads
+`models:/NAME@champion`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pandas as pd
+import torch
+
+from rekindle.train.modelfolder import open_model
+
+BATCH = 64
+
+
+class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+    """Input: a table with a column `text`, or uint8 pixels [N, H, W, C]. Output: `label` and its
+    `probability`.
+    """
+
+    def load_context(self, context: Any) -> None:
+        self.model = open_model(Path(context.artifacts["model"]))
+        self.network = self.model.network()
+
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> pd.DataFrame:
+        inputs = (
+            list(model_input["text"]) if self.model.task.modality == "text" else list(model_input)
+        )
+        rows = self.model.task.encode_raw(inputs, self.model.settings, self.model.path)
+        answers = []
+        with torch.inference_mode():
+            for start in range(0, len(rows), BATCH):
+                tensors = self.model.task.collate(rows.slice(start, BATCH), self.model.settings)
+                logits_BC = self.model.task.logits(self.network, tensors)
+                top_B, index_B = torch.softmax(logits_BC.double(), -1).max(-1)
+                answers += [
+                    (self.model.labels[i], p)
+                    for i, p in zip(index_B.tolist(), top_B.tolist(), strict=True)
+                ]
+        return pd.DataFrame(answers, columns=["label", "probability"])
+
+
+mlflow.models.set_model(RegisteredModel())

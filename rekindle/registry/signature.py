@@ -1,0 +1,51 @@
+"""The model as MLflow keeps it: our folder plus a few lines of code, never a pickle, with the shape
+of inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rekindle
+from rekindle.train.modelfolder import ModelFolder, open_model
+
+if TYPE_CHECKING:
+    from mlflow.models import ModelSignature
+    from mlflow.models.model import ModelInfo
+
+CODE = Path(__file__).with_name("pyfunc_model.py")
+
+
+def log_model(folder: Path) -> ModelInfo:
+    """Log the model in `folder` into the active MLflow run."""
+    import mlflow
+
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # advice on type hints and input examples; the signature is explicit
+        return mlflow.pyfunc.log_model(
+            name="model",
+            python_model=str(CODE),
+            artifacts={"model": str(folder)},
+            signature=signature(open_model(folder)),
+            pip_requirements=[f"rekindle[train]=={rekindle.__version__}"],
+        )
+
+
+def signature(model: ModelFolder) -> ModelSignature:
+    """Texts or uint8 pixels [N, H, W, C] in; label and its probability out."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema, TensorSpec
+
+    if model.task.modality == "text":
+        inputs = Schema([ColSpec("string", "text")])
+    else:
+        shape = tuple(model.settings["image_shape"])
+        inputs = Schema([TensorSpec(np.dtype(np.uint8), (-1, *shape))])
+    return ModelSignature(
+        inputs, Schema([ColSpec("string", "label"), ColSpec("double", "probability")])
+    )

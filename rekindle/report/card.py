@@ -1,0 +1,57 @@
+"""The card of a run: one HTML file that says what happened, what the model is worth, and why it was
+promoted or not.
+
+A section without a record is left out. A run that failed opens with the step that failed and how to
+go on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rekindle.errors import RequestError
+from rekindle.records import RunRecord, write_atomically
+from rekindle.report import executed, judged, origin, outcome, page, trained
+from rekindle.report.collect import Findings, collect
+
+
+def render_card(home: Path, run: RunRecord) -> Path:
+    """Writes `home/runs/<run_id>/card.html` and returns its path. The same records give the same
+    bytes.
+    """
+    folder = run_folder(home, run.run_id)
+    found = collect(run)
+    target = folder / "card.html"
+    write_atomically(target, page.render("card.html.j2", **_values(run, found, folder)))
+    return target
+
+
+def run_folder(home: Path, run_id: str) -> Path:
+    """`home/runs/<run_id>`; a run id that would leave that folder is refused."""
+    if Path(run_id).name != run_id or run_id in ("", ".", ".."):
+        raise RequestError(f"{run_id!r} is not a run id", fix="name a folder under runs/")
+    return home / "runs" / run_id
+
+
+def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:
+    failures = executed.failures(run, folder)
+    return {
+        "run": run,
+        "notes": found.notes,
+        "registration": found.registration,
+        "verdict": outcome.verdict(run, found),
+        "headline": outcome.headline(run, found),
+        "failures": failures,
+        "run_error": executed.run_error(run, failures),
+        "resume": ""
+        if run.status == "succeeded"
+        else run.command or f"rekindle resume {run.run_id}",
+        "gate": judged.gate(run, found.evidence),
+        "quality": judged.quality(found.evidence),
+        "slices": judged.slices(run, found),
+        "training": trained.training(run, found),
+        "timeline": executed.timeline(run, folder),
+        "data": origin.data(found),
+        "lineage": origin.lineage(run, found),
+        "configuration": origin.configuration(run),
+    }

@@ -1,0 +1,141 @@
+"""Finds the records that the steps of a run left behind. What the card shows and what `run --json`
+prints.
+
+A step's output artifact says what it holds in `metadata["record"]`; its URI is a file, or a folder
+with the file of that kind in it. A run of somebody's own pipeline may have none: every field of
+`Findings` is optional. A record that is missing, unreadable or of another version becomes a
+sentence in `notes`, never an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlparse
+
+from pydantic import ValidationError
+
+from rekindle.records import (
+    RECORD_KINDS,
+    Evidence,
+    Fingerprint,
+    HistoryRow,
+    Record,
+    Registration,
+    RunRecord,
+    ShardManifest,
+    TrainingSummary,
+)
+
+FILE_NAMES = {
+    "fingerprint": "fingerprint.json",
+    "shards": "manifest.json",
+    "training": "training.json",
+    "evidence": "evidence.json",
+    "registration": "registration.json",
+}
+HISTORY = "history.jsonl"
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """The records of one run, as far as they exist; `history` by ascending step; `notes` says what
+    could not be read.
+
+    `files` holds the file behind each record, by kind.
+    """
+
+    fingerprint: Fingerprint | None = None
+    shards: ShardManifest | None = None
+    training: TrainingSummary | None = None
+    evidence: Evidence | None = None
+    registration: Registration | None = None
+    history: tuple[HistoryRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    files: dict[str, Path] = dataclasses.field(default_factory=dict)
+
+
+def collect(run: RunRecord, *, history: bool = True) -> Findings:
+    """Everything the steps of `run` recorded; where two steps wrote the same kind, the later step's
+    record.
+
+    `history=False` leaves out the training history, the one file that can be long.
+    """
+    files = dict(_locate(run))
+    notes: list[str] = []
+    rows = _read_history(files["training"], notes) if history and "training" in files else ()
+    return Findings(
+        fingerprint=_read(Fingerprint, "fingerprint", files, notes),
+        shards=_read(ShardManifest, "shards", files, notes),
+        training=_read(TrainingSummary, "training", files, notes),
+        evidence=_read(Evidence, "evidence", files, notes),
+        registration=_read(Registration, "registration", files, notes),
+        history=rows,
+        notes=tuple(notes),
+        files=files,
+    )
+
+
+def local_path(uri: str) -> Path:
+    """The path behind a `file://` URI or a plain path."""
+    return Path(unquote(urlparse(uri).path)) if uri.startswith("file://") else Path(uri)
+
+
+def _locate(run: RunRecord) -> Iterator[tuple[str, Path]]:
+    """(kind, file) of every record that the artifacts announce, in the order of the steps."""
+    for step in run.steps:
+        for artifact in step.artifacts.values():
+            kind = artifact.metadata.get("record")
+            if isinstance(kind, str) and kind in RECORD_KINDS and artifact.uri:
+                path = local_path(artifact.uri)
+                yield kind, path / FILE_NAMES[kind] if path.is_dir() else path
+
+
+def _read(cls: type[R], kind: str, files: dict[str, Path], notes: list[str]) -> R | None:
+    if kind not in files:
+        return None
+    try:
+        return cls.read(files[kind])
+    except (OSError, ValueError) as error:
+        notes.append(f"The {kind} record cannot be shown: {_why(error, files[kind])}.")
+        return None
+
+
+def _read_history(training: Path, notes: list[str]) -> tuple[HistoryRow, ...]:
+    """The rows beside `training`, one a step: after a resume the later row of a step counts."""
+    path = training.with_name(HISTORY)
+    if not path.is_file():
+        return ()
+    rows: dict[int, HistoryRow] = {}
+    unreadable = 0
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                try:
+                    row = HistoryRow.model_validate_json(line)
+                except ValidationError:
+                    unreadable += bool(line.strip())
+                else:
+                    rows[row.step] = row
+    except OSError as error:
+        notes.append(f"The training history cannot be shown: {_why(error, path)}.")
+    if unreadable:
+        notes.append(
+            f"{unreadable} line(s) of the training history are damaged and left out: {path}."
+        )
+    return tuple(rows[step] for step in sorted(rows))
+
+
+def _why(error: Exception, path: Path) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"the file is gone: {path}"
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        place = f" at `{field}`" if field else ""
+        return f"{first['msg'].rstrip('.')}{place} in {path}"
+    return f"{error}" if isinstance(error, OSError) else f"{error} in {path}"

@@ -1,0 +1,177 @@
+"""What ran: the steps on a timeline, and for a run that did not succeed which step to look at, with
+its last words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from rekindle.records import RunRecord, StepRecord
+from rekindle.report import outcome, plots, words
+from rekindle.report.axes import Axis, time_axis
+
+_TAIL_BYTES = 32_768
+_TAIL_LINES = 40
+_LONGEST_VALUE = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One row of the timeline. `outputs` are (name, what it is, value); `log_link` is relative to
+    the card.
+    """
+
+    name: str
+    parent: str
+    status: str
+    word: str
+    cached: bool
+    reason: str
+    seconds: float | None
+    attempts: int
+    track: Markup
+    outputs: tuple[tuple[str, str, str], ...]
+    log_link: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """All steps on one ruler, and how many came from the cache."""
+
+    ruler: Markup
+    steps: tuple[Step, ...]
+    cached: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A step that failed or was stopped: its error and the end of its log."""
+
+    name: str
+    status: str
+    error: str
+    tail: str
+    log: str
+    left_out: bool
+
+
+def timeline(run: RunRecord, folder: Path) -> Timeline | None:
+    """The steps of the run whose folder is `folder`."""
+    if not run.steps:
+        return None
+    starts = [_offset(run, step) for step in run.steps]
+    ends = [
+        start + (step.seconds or 0)
+        for start, step in zip(starts, run.steps, strict=True)
+        if start is not None
+    ]
+    scale = time_axis(max((t for t in (run.seconds, *ends) if math.isfinite(t)), default=0.0))
+    steps = tuple(
+        _step(step, start, scale, folder) for start, step in zip(starts, run.steps, strict=True)
+    )
+    return Timeline(plots.ruler(scale), steps, sum(step.cached for step in run.steps))
+
+
+def failures(run: RunRecord, folder: Path) -> tuple[Failure, ...]:
+    """What went wrong, step by step; empty for a run that succeeded."""
+    if run.status == "succeeded":
+        return ()
+    found = []
+    for step in outcome.failed_steps(run):
+        log = _log_path(step, folder)
+        tail, left_out = last_lines(log) if log else ("", False)
+        error = words.without_assignments(words.plain(step.error))
+        found.append(Failure(step.name, step.status, error, tail, str(log or ""), left_out))
+    return tuple(found)
+
+
+def run_error(run: RunRecord, failures: tuple[Failure, ...]) -> str:
+    """The error of the run, unless it only repeats that of a step."""
+    text = words.without_assignments(words.plain(run.error))
+    return "" if any(failure.error and failure.error in text for failure in failures) else text
+
+
+def last_lines(path: Path) -> tuple[str, bool]:
+    """The end of a log as plain text, and whether something before it is left out. Reads the last
+    32 kB at most.
+    """
+    try:
+        with path.open("rb") as file:
+            whole = file.seek(0, os.SEEK_END)
+            file.seek(max(whole - _TAIL_BYTES, 0))
+            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return "", False
+    lines = words.plain(text).rstrip().split("\n")
+    kept = (
+        lines[1:][-_TAIL_LINES:] if whole > _TAIL_BYTES and len(lines) > 1 else lines[-_TAIL_LINES:]
+    )
+    left_out = whole > _TAIL_BYTES or len(kept) < len(lines)
+    return words.without_assignments("\n".join(kept)), left_out
+
+
+def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> Step:
+    parent, _, name = step.name.rpartition("/")
+    word = "cached" if step.cached and step.status == "succeeded" else step.status
+    track = Markup("")
+    if start is not None and step.status not in ("pending", "skipped"):
+        seconds = step.seconds if step.seconds is not None else max(scale.high - start, 0.0)
+        said = f"{step.name}: {word}, began after {words.duration(start)}"
+        said += f", took {words.duration(seconds)}"
+        track = plots.track(start, seconds, scale, label=said, css=word)
+    log = _log_path(step, folder)
+    inside = log is not None and log.is_file() and log.is_relative_to(folder)
+    return Step(
+        name=name,
+        parent=parent,
+        status=step.status,
+        word=word,
+        cached=step.cached,
+        reason=step.reason,
+        seconds=step.seconds,
+        attempts=step.attempts,
+        track=track,
+        outputs=_outputs(step),
+        log_link=quote(log.relative_to(folder).as_posix()) if log and inside else "",
+    )
+
+
+def _offset(run: RunRecord, step: StepRecord) -> float | None:
+    """Seconds from the start of the run to that of the step; None if either is unknown."""
+    begin, start = words.instant(run.started_at), words.instant(step.started_at)
+    return max((start - begin).total_seconds(), 0.0) if begin and start else None
+
+
+def _log_path(step: StepRecord, folder: Path) -> Path | None:
+    return folder / step.log if step.log else None
+
+
+def _outputs(step: StepRecord) -> tuple[tuple[str, str, str], ...]:
+    parameters = [(name, "parameter", _value(value)) for name, value in step.parameters.items()]
+    artifacts = [
+        (
+            name,
+            artifact.schema_title.rpartition(".")[2],
+            _artifact(artifact.uri, dict(artifact.metadata)),
+        )
+        for name, artifact in step.artifacts.items()
+    ]
+    return (*parameters, *artifacts)
+
+
+def _artifact(uri: str, metadata: dict[str, Any]) -> str:
+    metadata.pop("record", None)
+    return f"{uri}  {_value(metadata)}" if metadata else uri
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return words.shorten(text, _LONGEST_VALUE)

@@ -1,0 +1,220 @@
+"""The evidence as the card shows it: gate and interval, metrics against the champion, confusion,
+calibration, slices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from markupsafe import Markup
+
+from rekindle.records import CalibrationBin, Check, Comparison, Evidence, RunRecord, Slice
+from rekindle.report import outcome, plots, words
+from rekindle.report.collect import Findings
+from rekindle.report.heatmap import heatmap, mistakes
+
+_SLICES_SHOWN = 12
+_NO_BAR = Markup("")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """The checks, and the bootstrap interval drawn and said."""
+
+    checks: tuple[Check, ...]
+    interval: Markup
+    interval_text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """One metric or slice, candidate and champion, with the change and whether it is good."""
+
+    name: str
+    candidate: float | None
+    champion: float | None
+    change: float | None
+    tone: outcome.Tone
+    rows: int = 0
+    small: bool = False
+    bar: Markup = _NO_BAR
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceTable:
+    """The slices of one column, the worst change first; `more` are those beyond the first ones."""
+
+    column: str
+    metric: str
+    has_champion: bool
+    shown: tuple[Compared, ...]
+    more: tuple[Compared, ...]
+    smallest: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Quality:
+    """How good the candidate is on the held-out rows."""
+
+    rows: int
+    excluded: int
+    champion_version: str
+    metrics: tuple[Compared, ...]
+    confusion: Markup
+    mistakes: tuple[tuple[str, str, int], ...]
+    wide: bool
+    calibration: Markup
+
+
+def gate(run: RunRecord, evidence: Evidence | None) -> Gate | None:
+    """The gate of the run, if it had one."""
+    if not evidence or not (evidence.checks or evidence.comparison):
+        return None
+    if not evidence.comparison:
+        return Gate(evidence.checks, Markup(""), "")
+    drawn, text = _interval(run, evidence, evidence.comparison)
+    return Gate(evidence.checks, drawn, text)
+
+
+def quality(evidence: Evidence | None) -> Quality | None:
+    """Metrics and their plots, if the run was evaluated."""
+    if not evidence:
+        return None
+    wrong = mistakes(evidence.labels, evidence.confusion)
+    hits = sum(row[i] for i, row in enumerate(evidence.confusion) if i < len(row))
+    total = sum(sum(row) for row in evidence.confusion)
+    n = len(evidence.confusion)
+    label = f"Confusion matrix of {n} classes: {hits} of {total} right."
+    return Quality(
+        rows=evidence.rows,
+        excluded=evidence.excluded,
+        champion_version=evidence.champion_version,
+        metrics=_metrics(evidence.metrics, evidence.champion_metrics),
+        confusion=heatmap(evidence.labels, evidence.confusion, label=label),
+        mistakes=wrong,
+        wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
+        calibration=_calibration(evidence.calibration),
+    )
+
+
+def slices(run: RunRecord, found: Findings) -> tuple[SliceTable, ...]:
+    """A table for each column that was sliced by."""
+    if not found.evidence or not found.evidence.slices:
+        return ()
+    every = found.evidence.slices
+    columns = dict.fromkeys(part.column for part in every)
+    smallest = words.number_setting(run.spec, "evaluate", "gate", "min_slice_size")
+    wanted = outcome.gate_metric(run, found)
+    return tuple(
+        _slice_table(column, [part for part in every if part.column == column], wanted, smallest)
+        for column in columns
+    )
+
+
+def _metrics(candidate: Mapping[str, float], champion: Mapping[str, float]) -> tuple[Compared, ...]:
+    names = dict.fromkeys([*candidate, *champion])
+    return tuple(_compare(name, name, candidate.get(name), champion.get(name)) for name in names)
+
+
+def _compare(name: str, metric: str, candidate: float | None, champion: float | None) -> Compared:
+    change, tone = outcome.improvement(metric, candidate, champion)
+    return Compared(name, candidate, champion, change, tone)
+
+
+def _interval(run: RunRecord, evidence: Evidence, comparison: Comparison) -> tuple[Markup, str]:
+    better = _direction(evidence, comparison)
+    needed = words.number_setting(run.spec, "evaluate", "gate", "min_delta")
+    threshold = None if needed is None else better * needed
+    name = words.metric_name(comparison.metric)
+    text = (
+        f"The change in {name} is {words.signed(comparison.estimate)},"
+        f" with {100 * comparison.confidence:g}\u202f% confidence between"
+        f" {words.signed(comparison.lower)} and {words.signed(comparison.upper)}"
+        f" ({words.count(comparison.resamples)} paired bootstrap resamples,"
+        f" seed {comparison.seed})."
+    )
+    drawn = plots.interval(
+        lower=comparison.lower,
+        estimate=comparison.estimate,
+        upper=comparison.upper,
+        threshold=threshold,
+        better=better,
+        label=text,
+    )
+    return drawn, text
+
+
+def _direction(evidence: Evidence, comparison: Comparison) -> int:
+    """1 if a positive difference is better. A gate may have turned a lower-is-better metric round
+    already: then the estimate and the plain difference of the two metrics have opposite signs.
+    """
+    if not words.lower_is_better(comparison.metric):
+        return 1
+    name = comparison.metric
+    plain = evidence.metrics.get(name, math.nan) - evidence.champion_metrics.get(name, math.nan)
+    return 1 if plain * comparison.estimate < 0 else -1
+
+
+def _calibration(bins: tuple[CalibrationBin, ...]) -> Markup:
+    filled = [(part.confidence, part.accuracy, part.rows) for part in bins if part.rows > 0]
+    rows = sum(part[2] for part in filled)
+    label = (
+        f"Reliability diagram: accuracy over confidence, {rows} predictions, {len(filled)} bins."
+    )
+    return plots.reliability(filled, label=label)
+
+
+def _slice_table(
+    column: str, parts: list[Slice], wanted: str, smallest: float | None
+) -> SliceTable:
+    available = dict.fromkeys(name for part in parts for name in part.candidate)
+    metric = (
+        wanted
+        if wanted in available
+        else next((n for n in ("accuracy", *available) if n in available), "")
+    )
+    top = max(
+        (
+            v
+            for part in parts
+            for v in (part.candidate.get(metric), part.champion.get(metric))
+            if v and v < math.inf
+        ),
+        default=1.0,
+    )
+    top = 1.0 if 0 < top <= 1 else top
+    rows = sorted(
+        (_slice_row(part, metric, top, smallest) for part in parts),
+        key=lambda row: (row.small, _badness(row, metric), row.name),
+    )
+    return SliceTable(
+        column=column,
+        metric=metric,
+        has_champion=any(part.champion for part in parts),
+        shown=tuple(rows[:_SLICES_SHOWN]),
+        more=tuple(rows[_SLICES_SHOWN:]),
+        smallest=int(smallest) if smallest is not None else None,
+    )
+
+
+def _slice_row(part: Slice, metric: str, top: float, smallest: float | None) -> Compared:
+    candidate, champion = part.candidate.get(metric), part.champion.get(metric)
+    row = _compare(part.value, metric, candidate, champion)
+    small = smallest is not None and part.rows < smallest
+    said = f"{part.value}: {words.metric(candidate)}"
+    said += f", champion {words.metric(champion)}" if champion is not None else ""
+    drawn = Markup("")
+    if candidate is not None:
+        drawn = plots.bar(candidate, top, label=said, mark=champion, css="a soft" if small else "a")
+    return dataclasses.replace(row, rows=part.rows, small=small, bar=drawn)
+
+
+def _badness(row: Compared, metric: str) -> float:
+    """Ascending from the worst: by the change against the champion where there is one, else by the
+    value.
+    """
+    sign = -1 if words.lower_is_better(metric) else 1
+    value = row.change if row.change is not None else row.candidate
+    return sign * value if value is not None and math.isfinite(value) else -math.inf

@@ -1,0 +1,161 @@
+"""What came of a run, in one plain sentence, and the one number that stands for it.
+
+The registry's record has the last word, then the gate's evidence, then the run's own status.
+Nothing is claimed that no record says: a run that failed after its gate passed is a failure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from rekindle.records import Registration, RunRecord, StepRecord
+from rekindle.report import words
+from rekindle.report.collect import Findings
+
+Tone = Literal["good", "bad", "wait", "quiet"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """`word` for a badge, `sentence` for a person, `reason` as the gate or the error put it."""
+
+    tone: Tone
+    word: str
+    sentence: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Headline:
+    """The metric that the gate looks at."""
+
+    name: str
+    value: float
+    champion: float | None = None
+
+
+def verdict(run: RunRecord, found: Findings) -> Verdict:
+    """What the reader wants to know first."""
+    if run.status != "succeeded":
+        return _unfinished(run, found)
+    if found.registration:
+        return _registered(found.registration, found)
+    if found.evidence:
+        return _judged(found)
+    done = sum(step.status == "succeeded" for step in run.steps)
+    steps = f"{done} step{'' if done == 1 else 's'}"
+    return Verdict("quiet", "finished", f"Finished: {steps} done, and no gate in this pipeline.")
+
+
+def gate_metric(run: RunRecord, found: Findings) -> str:
+    """The metric that decides: the compared one, else the configured one, else accuracy."""
+    if found.evidence and found.evidence.comparison:
+        return found.evidence.comparison.metric
+    configured = words.setting(run.spec, "evaluate", "gate", "metric")
+    return configured if isinstance(configured, str) else "accuracy"
+
+
+def headline(run: RunRecord, found: Findings) -> Headline | None:
+    """The gate's metric on held-out data; without it, the first metric that there is."""
+    evidence = found.evidence
+    if not evidence or not evidence.metrics:
+        return None
+    wanted = gate_metric(run, found)
+    name = wanted if wanted in evidence.metrics else next(iter(evidence.metrics))
+    return Headline(name, evidence.metrics[name], evidence.champion_metrics.get(name))
+
+
+def failed_steps(run: RunRecord) -> tuple[StepRecord, ...]:
+    """The steps to look at when a run did not succeed: failed ones, else those that were under
+    way.
+    """
+    failed = tuple(step for step in run.steps if step.status == "failed")
+    return failed or tuple(
+        step for step in run.steps if step.status in ("running", "cancelled") and step.started_at
+    )
+
+
+def _unfinished(run: RunRecord, found: Findings) -> Verdict:
+    steps = failed_steps(run)
+    where = f" in step {steps[0].name}" if steps else ""
+    champion = _champion_unchanged(found)
+    reason = next(
+        (line.strip() for line in (run.error or _error(steps)).splitlines() if line.strip()), ""
+    )
+    match run.status:
+        case "running":
+            sentence = (
+                "Still running, or killed: the record was never closed."
+                " If nothing is at work on it, resume it."
+            )
+            return Verdict("wait", "running", sentence)
+        case "cancelled":
+            return Verdict("wait", "cancelled", f"Cancelled{where}.{champion}", reason)
+        case "preempted":
+            sentence = f"Stopped from outside{where}, after a save.{champion}"
+            return Verdict("wait", "preempted", sentence, reason)
+        case _:
+            return Verdict("bad", "failed", f"Failed{where}.{champion}", reason)
+
+
+def _champion_unchanged(found: Findings) -> str:
+    registration = found.registration
+    if registration and "champion" in registration.aliases:
+        return f" Version {registration.version} of {registration.name} had become champion before."
+    return " No model was promoted."
+
+
+def _error(steps: tuple[StepRecord, ...]) -> str:
+    return next((step.error for step in steps if step.error), "")
+
+
+def _registered(registration: Registration, found: Findings) -> Verdict:
+    model = f"version {registration.version} of {registration.name}"
+    reason = found.evidence.reason if found.evidence else ""
+    is_champion = "champion" in registration.aliases
+    if not registration.created:
+        role = "the champion" if is_champion else "a challenger"
+        sentence = f"Nothing new: the same work is already {model}, {role}. No version was made."
+        tone: Tone = "good" if is_champion else "quiet"
+        return Verdict(tone, "champion" if is_champion else "unchanged", sentence, reason)
+    match registration.decision:
+        case "promoted":
+            return Verdict("good", "promoted", f"Promoted: {model} is now the champion.", reason)
+        case "approval_needed":
+            sentence = (
+                f"Waiting for approval: {model} passed the gate"
+                " and becomes champion when a person promotes it."
+            )
+            return Verdict("wait", "needs approval", sentence, reason)
+        case _:
+            return Verdict("bad", "refused", _refusal(model, found), reason)
+
+
+def _refusal(model: str, found: Findings) -> str:
+    old = found.evidence.champion_version if found.evidence else ""
+    remains = f"version {old} stays champion" if old else "there is still no champion"
+    return f"Refused: {model} is kept as a challenger, {remains}."
+
+
+def _judged(found: Findings) -> Verdict:
+    evidence = found.evidence
+    if evidence and evidence.promote:
+        return Verdict(
+            "quiet", "passed", "The gate passed; this run registered no model.", evidence.reason
+        )
+    reason = evidence.reason if evidence else ""
+    return Verdict("bad", "refused", "Refused by the gate; this run registered no model.", reason)
+
+
+def improvement(
+    name: str, candidate: float | None, champion: float | None
+) -> tuple[float | None, Tone]:
+    """Candidate minus champion, and whether that is good for this metric."""
+    if candidate is None or champion is None or not math.isfinite(candidate - champion):
+        return None, "quiet"
+    change = candidate - champion
+    if abs(change) < 5e-5:
+        return change, "quiet"
+    return change, "good" if (change < 0) == words.lower_is_better(name) else "bad"

@@ -1,0 +1,70 @@
+"""Turns a template into one HTML file that needs nothing else and may load nothing else.
+
+Style and script are written into the page and named in its Content-Security-Policy by their hashes;
+everything remote, every other script and every inline style is forbidden by it. Values are escaped
+by jinja2's autoescape.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from rekindle.report import words
+
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+def render(template: str, **values: Any) -> str:
+    """The page as text that UTF-8 can hold, without credentials."""
+    page = _environment().get_template(template).render(**values)
+    return words.without_credentials(page).encode("utf-8", "replace").decode("utf-8")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    style, script = _asset("style.css"), _asset("page.js")
+    environment.globals.update(style=Markup(style), script=Markup(script))  # noqa: S704
+    environment.globals.update(policy=_policy(style, script))
+    for name in (
+        "metric",
+        "signed",
+        "count",
+        "percent",
+        "duration",
+        "date",
+        "metric_name",
+        "shorten",
+    ):
+        environment.filters[name] = getattr(words, name)
+    return environment
+
+
+def _asset(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; img-src data:;"
+        f" style-src '{_hash(style)}'; script-src '{_hash(script)}';"
+        " base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

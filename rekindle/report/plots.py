@@ -1,0 +1,258 @@
+"""Our own small plots: inline SVG that follows the page's colours, on any width, without a script.
+
+Positions are per cent and text has its natural size, so a plot fits a phone without shrinking its
+labels; only lines lie on a stretched layer. Axis labels stand in the margin that the style sheet
+gives the class, and colours are classes: the style sheet owns light, dark and print. Every plot
+has a label in words; details show on hover.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from rekindle.report import words
+from rekindle.report.axes import Axis, Point, axis, drawable, thin, tick_text
+from rekindle.report.svg import join, plot, share, stretched, tag, title
+
+_MOST_POINTS = 400
+_MOST_BANDS = 60
+_NOTHING = Markup("")
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A line. `css` picks its colour (`a`, `b`; `faint` for raw data behind a mean); `marks` draws
+    dots; `quiet` is not read out on hover. Points ascend in x.
+    """
+
+    name: str
+    points: Sequence[Point]
+    css: str = "a"
+    marks: bool = False
+    quiet: bool = False
+
+
+def line(
+    series: Sequence[Series],
+    *,
+    label: str,
+    x_name: str = "step",
+    zero: bool = False,
+    guide: tuple[str, float] | None = None,
+) -> Markup:
+    """Lines over a shared x axis; a gap where a value is not finite. `guide` is a named level."""
+    drawn = [s for s in series if any(drawable(point) for point in s.points)]
+    if not drawn:
+        return _NOTHING
+    points = [point for s in drawn for point in s.points]
+    heights = [y for _, y in points] + ([guide[1]] if guide else [])
+    x = axis([x for x, _ in points], ticks=6, tight=True)
+    y = axis(heights, ticks=4, zero=zero)
+    return plot(
+        "line",
+        label,
+        _grid(y),
+        _ruler(x, x_name),
+        _level(guide, y) if guide else "",
+        stretched(*(tag("path", css=s.css, d=_path(s.points, x, y)) for s in drawn)),
+        *(_dots(s, x, y) for s in drawn if s.marks or len(s.points) == 1),
+        _bands([s for s in drawn if not s.quiet], x, x_name),
+    )
+
+
+def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Markup:
+    """How often right over how confident; a dot's area is its rows; the diagonal is perfect."""
+    shown = [p for p in points if p[2] > 0 and drawable((p[0], p[1]))]
+    total = sum(rows for _, _, rows in shown)
+    if not shown:
+        return _NOTHING
+    unit = axis([0.0, 1.0], ticks=4)
+    course = _path([(confidence, right) for confidence, right, _ in shown], unit, unit)
+    diagonal = tag("path", css="guide", d="M0 1000L1000 0")
+    dots = []
+    for confidence, right, rows in shown:
+        said = f"{words.count(rows)} predictions, {words.percent(confidence)} confident"
+        said += f", {words.percent(right)} right"
+        radius = 3 + 9 * math.sqrt(rows / total)
+        dots.append(_dot(unit.at(confidence), unit.at(right), radius, "a soft", said))
+    layer = stretched(diagonal, tag("path", css="a", d=course))
+    return plot("line square", label, _grid(unit), _ruler(unit, "confidence"), layer, *dots)
+
+
+def interval(
+    *,
+    lower: float,
+    estimate: float,
+    upper: float,
+    threshold: float | None,
+    label: str,
+    better: int = 1,
+) -> Markup:
+    """A confidence interval on an axis with zero and the threshold; the side that promotes is
+    shaded. `better` is 1 if larger differences are better, -1 if smaller ones are.
+    """
+    marks = [0.0, lower, estimate, upper] + ([threshold] if threshold is not None else [])
+    if not all(drawable((mark, 0.0)) for mark in marks):
+        return _NOTHING
+    room = 0.12 * ((max(marks) - min(marks)) or 1.0)
+    x = axis([min(marks) - room, max(marks) + room], ticks=6, tight=True)
+    parts = [_ruler(x, "difference")]
+    if threshold is not None:
+        edge = x.at(threshold)
+        left, width = (edge, 100 - edge) if better > 0 else (0.0, edge)
+        size = {"y": "0", "height": "100%"}
+        parts.append(tag("rect", css="goal", x=share(left), width=share(width), **size))
+        parts.append(
+            _upright(edge, "needed", f"needed {words.signed(threshold)}", row=16, side=better)
+        )
+    parts.append(_upright(x.at(0.0), "zero", "no change", row=34, side=-better))
+    won = threshold is not None and (lower > threshold if better > 0 else upper < threshold)
+    said = f"{words.signed(lower)} to {words.signed(upper)}, estimate {words.signed(estimate)}"
+    ends = {"x1": share(x.at(lower)), "x2": share(x.at(upper)), "y1": "62%", "y2": "62%"}
+    middle = tag("circle", cx=share(x.at(estimate)), cy="62%", r=7)
+    css = f"span {'good' if won else 'bad'}"
+    return plot(
+        "interval", label, *parts, tag("g", title(said), tag("line", **ends), middle, css=css)
+    )
+
+
+def bar(
+    value: float, top: float, *, label: str, mark: float | None = None, css: str = "a"
+) -> Markup:
+    """A horizontal bar of `value` on 0..`top`; `mark` sets a tick at another value."""
+    if not math.isfinite(value) or not top > 0:
+        return _NOTHING
+    scale = Axis(0.0, top)
+    parts = [tag("rect", css=css, width=share(scale.at(value)), height="100%")]
+    if mark is not None and math.isfinite(mark):
+        place = share(scale.at(mark))
+        parts.append(tag("line", css="mark", x1=place, x2=place, y1=-3, y2=13))
+    return plot("bar", label, title(label), *parts)
+
+
+def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) -> Markup:
+    """One row of a timeline: when something began and how long it took; never thinner than 4 px."""
+    places = [share(scale.at(tick)) for tick in scale.ticks]
+    grid = [tag("line", css="grid", x1=place, x2=place, y1=-8, y2=18) for place in places]
+    begin = scale.at(start)
+    width = share(scale.at(start + seconds) - begin)
+    laps = [
+        tag("rect", css=css, x=share(begin), width=w, height="100%", rx=2) for w in (width, "4")
+    ]
+    return plot("track", label, title(label), *grid, *laps)
+
+
+def ruler(scale: Axis) -> Markup:
+    """The ruler above the rows of a timeline."""
+    texts = []
+    for tick in scale.ticks:
+        place = scale.at(tick)
+        anchor = "start" if place < 4 else "end" if place > 96 else "middle"
+        text = words.duration(tick) if tick else "0"
+        texts.append(tag("text", text, x=share(place), y=12, text_anchor=anchor))
+    return plot("ruler", f"time from 0 to {words.duration(scale.high)}", *texts)
+
+
+def spark(values: Sequence[float], *, label: str, marked: Sequence[int] = ()) -> Markup:
+    """A line of values in the order given, without axes; `marked` ones and the last have a dot."""
+    points = [(float(i), value) for i, value in enumerate(values)]
+    if not any(drawable(point) for point in points):
+        return _NOTHING
+    x = Axis(0.0, float(max(len(values) - 1, 1)))
+    y = axis(values, tight=True)
+    dots = [
+        _dot(x.at(i), y.at(value), 3.5, "good" if i in marked else "last", words.metric(value))
+        for i, value in points
+        if drawable((i, value)) and (i in marked or i == len(values) - 1)
+    ]
+    return plot("spark", label, stretched(tag("path", d=_path(points, x, y))), *dots)
+
+
+def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
+    """SVG path data on the stretched layer; a new sub-path after each gap."""
+    moves, pen = [], "M"
+    for point in thin(points, _MOST_POINTS):
+        if drawable(point):
+            moves.append(f"{pen}{10 * x.at(point[0]):.1f} {1000 - 10 * y.at(point[1]):.1f}")
+            pen = "L"
+        else:
+            pen = "M"
+    return "".join(moves)
+
+
+def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
+    return tag("circle", title(said), css=css, cx=share(x), cy=share(100 - y), r=radius)
+
+
+def _dots(series: Series, x: Axis, y: Axis) -> Markup:
+    points = [point for point in thin(series.points, 80) if drawable(point)]
+    return join(
+        _dot(x.at(px), y.at(py), 3, series.css, f"{series.name} {words.metric(py)}")
+        for px, py in points
+    )
+
+
+def _across(place: str, css: str) -> Markup:
+    return tag("line", css=css, x1=0, x2="100%", y1=place, y2=place)
+
+
+def _grid(y: Axis) -> Markup:
+    """Horizontal lines with the ticks of `y` in the left margin."""
+    parts = []
+    for tick in y.ticks:
+        place = share(100 - y.at(tick))
+        text = tag("text", tick_text(tick), x=-8, y=place, dy=4, text_anchor="end")
+        parts += [_across(place, "grid"), text]
+    return join(parts)
+
+
+def _ruler(x: Axis, name: str) -> Markup:
+    """The base line with the ticks and the name of `x` in the margin below."""
+    ticks = [
+        tag("text", tick_text(tick), x=share(x.at(tick)), y="100%", dy=18, text_anchor="middle")
+        for tick in x.ticks
+    ]
+    named = tag("text", name, css="name", x="100%", y="100%", dy=34, text_anchor="end")
+    return join([_across("100%", "base"), *ticks, named])
+
+
+def _level(guide: tuple[str, float], y: Axis) -> Markup:
+    place = share(100 - y.at(guide[1]))
+    named = tag("text", guide[0], css="guide", x="100%", y=place, dy=-6, text_anchor="end")
+    return _across(place, "guide") + named
+
+
+def _upright(place: float, css: str, text: str, *, row: int, side: int) -> Markup:
+    """A vertical line with its name to the right (`side` 1) or left (-1), where there is room."""
+    right = place < 22 or (side > 0 and place <= 60)
+    x = share(place)
+    anchor, shift = ("start", 6) if right else ("end", -6)
+    drawn = tag("line", css=css, x1=x, x2=x, y1=0, y2="100%")
+    return drawn + tag("text", text, css=css, x=x, dx=shift, y=row, text_anchor=anchor)
+
+
+def _bands(series: Sequence[Series], x: Axis, x_name: str) -> Markup:
+    """Invisible upright bands that read out, for each series, its last value in the band."""
+    places = [place for place, _ in max((s.points for s in series), key=len, default=())]
+    count = min(len(places), _MOST_BANDS)
+    bands = []
+    for i in range(count):
+        here = places[i * len(places) // count : (i + 1) * len(places) // count]
+        said = ", ".join(filter(None, (_read_out(s, here[0], here[-1]) for s in series)))
+        left, right = (100 * k / count for k in (i, i + 1))
+        spot = title(f"{x_name} {tick_text(here[-1])}: {said}")
+        size = {"x": share(left), "width": share(right - left), "height": "100%"}
+        bands.append(tag("rect", spot, css="band", **size))
+    return join(bands)
+
+
+def _read_out(series: Series, first: float, last: float) -> str:
+    end = bisect.bisect_right(series.points, last, key=lambda point: point[0])
+    if not end or series.points[end - 1][0] < first:
+        return ""
+    return f"{series.name} {words.metric(series.points[end - 1][1])}"

@@ -1,0 +1,181 @@
+"""The training as the card shows it: its size and start, and the curves of its history."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+
+from markupsafe import Markup
+
+from rekindle.records import HistoryRow, RunRecord, TrainingSummary
+from rekindle.report import plots, words
+from rekindle.report.axes import Point
+from rekindle.report.collect import Findings
+from rekindle.report.plots import Series
+
+_SMOOTHED_FROM = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """One figure: its plot, the legend as (css class, name), and a remark."""
+
+    title: str
+    plot: Markup
+    legend: tuple[tuple[str, str], ...] = ()
+    remark: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """Facts as (name, value), the figures, where they come from if not from this run, and how to
+    read them.
+    """
+
+    facts: tuple[tuple[str, str], ...]
+    curves: tuple[Curve, ...]
+    remark: str
+    key: str
+
+
+def training(run: RunRecord, found: Findings) -> Training | None:
+    """How it was trained, if a step recorded it."""
+    if not found.training and not found.history:
+        return None
+    facts = _facts(found.training, found.history) if found.training else ()
+    cached = any(
+        step.cached and artifact.metadata.get("record") == "training"
+        for step in run.steps
+        for artifact in step.artifacts.values()
+    )
+    remark = (
+        "Nothing was trained in this run: the cache held this model. This is how it was trained."
+        if cached
+        else ""
+    )
+    curves = _curves(found.history, words.number_setting(run.spec, "train", "clip_norm"))
+    window = _window(len(found.history))
+    key = (
+        f"Bold lines are means of the last {window} steps; every single step is drawn behind them."
+        if window
+        else ""
+    )
+    return Training(facts, tuple(curve for curve in curves if curve.plot), remark, key)
+
+
+def _facts(
+    summary: TrainingSummary, history: tuple[HistoryRow, ...]
+) -> tuple[tuple[str, str], ...]:
+    rates = [row.samples_per_second for row in history if math.isfinite(row.samples_per_second)]
+    facts = [
+        ("Task", summary.task.replace("_", " ")),
+        ("Weights start from", summary.init_from),
+        ("Parameters", words.count(summary.parameters)),
+        ("Rows trained on", words.count(summary.train_rows)),
+        ("Optimizer steps", f"{words.count(summary.steps)} ({summary.epochs:g} epochs)"),
+        ("Global batch", words.count(summary.global_batch_size)),
+        ("Ranks", words.count(summary.world_size)),
+        ("Engine and precision", f"{summary.engine}, {summary.precision}"),
+    ]
+    if rates:
+        facts.append(("Median throughput", f"{words.count(statistics.median(rates))} samples/s"))
+    facts += [
+        (f"Validation {words.metric_name(k)}", words.metric(v))
+        for k, v in summary.validation.items()
+    ]
+    return tuple(facts)
+
+
+def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Curve]:
+    if not history:
+        return []
+    return [
+        _loss(history),
+        _accuracy(history),
+        _plain("Learning rate", "learning rate", [(row.step, row.lr) for row in history]),
+        _noisy("Gradient norm", "norm", [(row.step, row.grad_norm) for row in history], clip_norm),
+        _noisy(
+            "Throughput, samples per second",
+            "samples/s",
+            [(row.step, row.samples_per_second) for row in history],
+            None,
+        ),
+    ]
+
+
+def _loss(history: tuple[HistoryRow, ...]) -> Curve:
+    loss = [(float(row.step), row.loss) for row in history]
+    held_out = [
+        (float(row.step), row.validation_loss) for row in history if row.validation_loss is not None
+    ]
+    series = _with_mean("training", loss)
+    legend = [("a", "training")]
+    if held_out:
+        series.append(Series("validation", held_out, "b", marks=len(held_out) <= 40))
+        legend.append(("b", "validation"))
+    broken = next((row.step for row in history if not math.isfinite(row.loss)), None)
+    remark = f"The loss is not a number from step {broken}." if broken is not None else ""
+    ends = f"{words.metric(loss[0][1])} to {words.metric(loss[-1][1])}"
+    label = f"Loss over {len(loss)} steps, training from {ends}"
+    label += f", validation at the end {words.metric(held_out[-1][1])}." if held_out else "."
+    return Curve("Loss", plots.line(series, label=label, zero=True), tuple(legend), remark)
+
+
+def _accuracy(history: tuple[HistoryRow, ...]) -> Curve:
+    points = [
+        (float(row.step), row.validation_accuracy)
+        for row in history
+        if row.validation_accuracy is not None
+    ]
+    end = words.metric(points[-1][1]) if points else ""
+    series = [Series("validation", points, "b", marks=len(points) <= 40)]
+    label = f"Validation accuracy at {len(points)} points, {end} at the end."
+    return Curve("Validation accuracy", plots.line(series, label=label), (("b", "validation"),))
+
+
+def _plain(title: str, name: str, points: list[Point]) -> Curve:
+    high = max((y for _, y in points if math.isfinite(y)), default=0.0)
+    label = f"{title} over {len(points)} steps, at most {words.metric(high)}."
+    return Curve(title, plots.line([Series(name, points)], label=label, zero=True))
+
+
+def _noisy(title: str, name: str, points: list[Point], limit: float | None) -> Curve:
+    series = _with_mean(name, points)
+    guide = (f"clipped at {words.metric(limit)}", limit) if limit is not None else None
+    middle = statistics.median([y for _, y in points if math.isfinite(y)] or [math.nan])
+    label = f"{title} over {len(points)} steps, median {words.metric(middle)}."
+    return Curve(title, plots.line(series, label=label, zero=True, guide=guide))
+
+
+def _with_mean(name: str, points: list[Point]) -> list[Series]:
+    """The line; over many points drawn faintly behind its running mean."""
+    window = _window(len(points))
+    if not window:
+        return [Series(name, points)]
+    mean = Series(f"{name}, mean", running_mean(points, window), quiet=True)
+    return [Series(name, points, "a faint"), mean]
+
+
+def _window(points: int) -> int:
+    """Over how many steps a curve of so many points is averaged; 0 for not at all."""
+    return max(5, points // 40) if points >= _SMOOTHED_FROM else 0
+
+
+def running_mean(points: list[Point], window: int) -> list[Point]:
+    """The mean of the last `window` finite values at each point; not a number where the value
+    itself is not.
+    """
+    recent: list[float] = []
+    result: list[Point] = []
+    total = 0.0
+    for x, y in points:
+        if not math.isfinite(y):
+            result.append((x, math.nan))
+            continue
+        recent.append(y)
+        total += y
+        if len(recent) > window:
+            total -= recent[-window - 1]
+        result.append((x, total / min(len(recent), window)))
+    return result

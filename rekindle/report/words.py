@@ -1,0 +1,161 @@
+"""How the card writes numbers, times, sizes and names; and what must never be written:
+credentials.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle.spec.model import LOWER_IS_BETTER
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_CREDENTIALS = re.compile(
+    r"(?<=://)[^\s/@:<>\"'&]*:[^\s/@<>\"']+(?=@)"
+    r"|\bhf_[A-Za-z0-9]{20,}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}"
+    r"|\bA[KS]IA[0-9A-Z]{16}\b"
+    r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}"
+)
+_ASSIGNED = re.compile(
+    r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|access_?key|sas)\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|\S{6,})"
+)
+_DISPLAY = {
+    "macro_f1": "macro F1",
+    "log_loss": "log loss",
+    "calibration_error": "calibration error",
+}
+
+
+def metric(value: float | None) -> str:
+    """A metric or a check: four decimals, fewer where they are zeros; 0.97777 -> 0.9778."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    if value == int(value) and abs(value) < 1e15:
+        return count(int(value)) if abs(value) >= 2 else f"{value:.1f}".replace("-", "−")
+    text = f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
+    return text.replace("-", "−")
+
+
+def signed(value: float | None) -> str:
+    """A difference with its sign; 0.0123 -> +0.0123."""
+    text = metric(value)
+    return text if value is None or not value > 0 else f"+{text}"
+
+
+def count(value: float) -> str:
+    """A whole number with a narrow space between thousands; 12345 -> 12 345."""
+    return f"{value:,.0f}".replace(",", "\u202f").replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """A share as per cent; 0.1234 -> 12.3 %."""
+    return f"{share:.1%}".replace("%", "\u202f%") if math.isfinite(share) else "–"
+
+
+def size(value: int) -> str:
+    """Bytes in decimal units; 1_797_000 -> 1.8 MB."""
+    amount, unit = float(value), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them; 0.42 -> 0.4 s, 200 -> 3 min 20 s, 7500 -> 2 h 5 min."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+    minutes = round(seconds / 60)
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def instant(text: str) -> dt.datetime | None:
+    """An ISO 8601 time as UTC; `None` if it is not one. A time without zone is taken as UTC."""
+    try:
+        moment = dt.datetime.fromisoformat(text)
+        return moment.replace(tzinfo=moment.tzinfo or dt.UTC).astimezone(dt.UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def date(text: str) -> str:
+    """An ISO 8601 time for people; 2026-11-21T09:08:00Z -> 21 Nov 2026, 09:08 UTC."""
+    moment = instant(text)
+    return f"{moment.day} {moment:%b %Y, %H:%M} UTC" if moment else text
+
+
+def metric_name(name: str) -> str:
+    """What a metric is called in text."""
+    return _DISPLAY.get(name, name.replace("_", " "))
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a smaller value of the metric is the better one."""
+    return name in LOWER_IS_BETTER or "loss" in name or "error" in name
+
+
+def shorten(text: str, length: int) -> str:
+    """`text` cut to `length` characters, the last one an ellipsis."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def shorten_middle(text: str, length: int) -> str:
+    """`text` cut to `length` characters in the middle, where names differ least."""
+    head, tail = length // 2, length - length // 2 - 1
+    return text if len(text) <= length else f"{text[:head]}…{text[-tail:]}"
+
+
+def setting(spec: Mapping[str, Any], *path: str) -> Any:
+    """The value under `path` in nested mappings, or None."""
+    value: Any = spec
+    for key in path:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value
+
+
+def number_setting(spec: Mapping[str, Any], *path: str) -> float | None:
+    """The number under `path`, or None."""
+    value = setting(spec, *path)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def plain(text: str) -> str:
+    """Terminal output as text: no colour codes, of a line that was rewritten in place its last
+    state.
+    """
+    lines = _ESCAPES.sub("", text).replace("\r\n", "\n").split("\n")
+    last = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines)
+    return "\n".join(_CONTROL.sub("", line) for line in last)
+
+
+def without_credentials(text: str) -> str:
+    """`text` with passwords in URLs and well-known kinds of tokens blotted out.
+
+    A net under the rule that records hold no secrets, not a substitute for it.
+    """
+    return _CREDENTIALS.sub("•••", text)
+
+
+def without_assignments(text: str) -> str:
+    """Free text (a log, an error) without `password=...` and its like; too eager for YAML."""
+    return without_credentials(_ASSIGNED.sub(r"\1•••", text))

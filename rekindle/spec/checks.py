@@ -1,0 +1,162 @@
+"""Contradictions between fields of a spec that each are fine alone. Pure arithmetic and names, no
+I/O.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from rekindle.spec.document import KeyPath
+from rekindle.spec.model import BUILTIN_TASKS, LOWER_IS_BETTER, Spec
+
+Finding = tuple[KeyPath, str, str]
+
+_TOKEN = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|ghp_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})"
+)
+
+
+def check(spec: Spec) -> list[Finding]:
+    """All contradictions, each as (key path, what, fix)."""
+    return [finding for rule in _RULES for finding in rule(spec)]
+
+
+def _task(spec: Spec) -> Iterator[Finding]:
+    if ":" not in spec.task and spec.task not in BUILTIN_TASKS:
+        near = difflib.get_close_matches(spec.task, BUILTIN_TASKS, n=1, cutoff=0.3)
+        fix = (
+            f"did you mean `{near[0]}`?"
+            if near
+            else f"one of {', '.join(BUILTIN_TASKS)}, or path.py:Class"
+        )
+        yield ("task",), f"there is no task `{spec.task}`", fix
+
+
+def _pipeline(spec: Spec) -> Iterator[Finding]:
+    if spec.data is None and spec.pipeline is None:
+        yield ("data",), "is missing", "add `data: {source: ...}`"
+    if spec.arguments and spec.pipeline is None:
+        yield (
+            ("arguments",),
+            "only one's own `pipeline` takes arguments",
+            "remove it, or set `pipeline`",
+        )
+
+
+def _data(spec: Spec) -> Iterator[Finding]:
+    if (data := spec.data) is None:
+        return
+    total = data.split.train + data.split.validation + data.split.test
+    if data.split.by != "source" and abs(total - 1) > 1e-6:
+        yield (
+            ("data", "split"),
+            f"train + validation + test is {total:g}, not 1",
+            "make the shares add up to 1",
+        )
+    if data.split.by == "time" and data.columns.time is None:
+        yield (
+            ("data", "split", "by"),
+            "a split by time needs to know the time",
+            "set data.columns.time",
+        )
+    partitioned = "{window" in data.source
+    if data.window and not partitioned and data.columns.time is None:
+        fix = "set data.columns.time, or put {window} into data.source"
+        yield ("data", "window"), "a window needs to know a record's time", fix
+    if partitioned and not data.window:
+        yield (
+            ("data", "source"),
+            "has a {window} but there is no data.window",
+            "add data.window: {size: ...}",
+        )
+    if len(set(data.labels)) != len(data.labels):
+        yield ("data", "labels"), "a label stands twice", "name each class once"
+    if len(data.labels) == 1:
+        yield ("data", "labels"), "one class leaves nothing to learn", "name at least two, or none"
+    if "\x00" in data.source or "\n" in data.source:
+        yield ("data", "source"), "holds a control character", "write a plain path or URI"
+
+
+def _train(spec: Spec) -> Iterator[Finding]:
+    train = spec.train
+    if train.epochs is not None and train.steps is not None:
+        yield ("train", "steps"), "epochs and steps both say how long to train", "keep one of them"
+    if isinstance(train.micro_batch_size, int) and (
+        train.micro_batch_size < 1 or train.global_batch_size % train.micro_batch_size
+    ):
+        yield (
+            ("train", "micro_batch_size"),
+            f"{train.micro_batch_size} does not divide the global batch, "
+            f"which is {train.global_batch_size}",
+            f"use {_nearest_divisor(train.global_batch_size, train.micro_batch_size)}, or auto",
+        )
+    if spec.resources.spot and train.checkpoint.every is None:
+        yield (
+            ("resources", "spot"),
+            "a spot machine can be reclaimed at any time, and nothing would have been saved",
+            "set train.checkpoint.every, or spot: false",
+        )
+
+
+def _gate(spec: Spec) -> Iterator[Finding]:
+    for metric, floor in spec.evaluate.floor.items():
+        if metric not in LOWER_IS_BETTER and not 0 <= floor <= 1:
+            yield (
+                ("evaluate", "floor", metric),
+                f"{floor:g} cannot be reached: it lies in 0 to 1",
+                "lower it",
+            )
+        if metric in LOWER_IS_BETTER and not floor >= 0:
+            yield (
+                ("evaluate", "floor", metric),
+                f"{floor:g} cannot be reached: it is never negative",
+                "raise it",
+            )
+
+
+def _secrets(spec: Spec) -> Iterator[Finding]:
+    places: tuple[tuple[KeyPath, str], ...] = (
+        (("data", "source"), spec.data.source if spec.data else ""),
+        (("register", "tracking_uri"), spec.registration.tracking_uri),
+        (("model", "init_from"), spec.model.init_from),
+        (("model", "source"), spec.model.source if isinstance(spec.model.source, str) else ""),
+    )
+    for path, uri in places:
+        try:
+            password = urlsplit(uri).password
+        except ValueError:
+            yield path, f"{uri!r} is not a URI", "check brackets and port"
+            continue
+        if password:
+            yield (
+                path,
+                "holds a password, and a config is no place for one",
+                "put it into the environment",
+            )
+    for path, text in _texts(spec.model_dump(mode="json"), ()):
+        if _TOKEN.search(text):
+            fix = "name an environment variable: platforms.local.secrets: {HF_TOKEN: env:HF_TOKEN}"
+            yield path, "looks like a secret token, and a config is no place for one", fix
+
+
+def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            yield from _texts(child, (*path, key))
+    elif isinstance(value, list):
+        for i, child in enumerate(value):
+            yield from _texts(child, (*path, i))
+
+
+def _nearest_divisor(total: int, wanted: int) -> int:
+    return min(
+        (d for d in range(1, total + 1) if total % d == 0), key=lambda d: (abs(d - wanted), d)
+    )
+
+
+_RULES = (_task, _pipeline, _data, _train, _gate, _secrets)

@@ -1,0 +1,202 @@
+"""YAML text -> plain values plus the line of every key, and nothing else: no tags, no code, no
+bombs.
+
+Authority: YAML 1.2 core schema for scalars (so `on` is a string and `1e-4` a number, unlike YAML
+1.1), on PyYAML's parser. Refused: tags, duplicate keys, more than one document, merge keys, aliases
+that grow the document past `MAX_NODES`, nesting past `MAX_DEPTH`, text past `MAX_BYTES`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rekindle.errors import Problem, SpecError
+
+MAX_BYTES = 1_000_000
+MAX_NODES = 20_000
+MAX_DEPTH = 30
+
+KeyPath = tuple[str | int, ...]
+
+_NULL = re.compile(r"^(~|null|Null|NULL|)$")
+_BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
+_INT = re.compile(r"^[-+]?[0-9]+(_[0-9]+)*$")
+_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+_SPECIAL_FLOAT = re.compile(r"^([-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
+_CORE_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "map", "seq")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """The values of one YAML text and, for every key path in them, where it stands
+    (`file:line`).
+    """
+
+    values: dict[str, Any]
+    lines: dict[KeyPath, str]
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's composer with no implicit types: scalars arrive as text and `_scalar` decides."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+
+
+def read_document(path: Path) -> Document:
+    """The mapping in the YAML file `path`; raises SpecError for everything that is not one."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise SpecError(
+            f"there is no file {path}", fix="check the path, or `rekindle init`"
+        ) from None
+    except OSError as error:
+        raise SpecError(
+            f"cannot read {path}: {error.strerror}", fix="name a readable YAML file"
+        ) from error
+    if len(raw) > MAX_BYTES:
+        raise SpecError(f"{path} holds {len(raw):,} bytes; a config has at most {MAX_BYTES:,}")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",
+            fix="save it as UTF-8",
+        ) from error
+    return parse_document(text, str(path))
+
+
+def parse_document(text: str, origin: str) -> Document:
+    """The mapping in `text`; `origin` names it in errors."""
+    node = _compose(text, origin)
+    reader = _Reader(origin)
+    values = reader.value(node, (), 0) if node is not None else {}
+    if not isinstance(values, dict):
+        raise SpecError(
+            f"a config is a mapping of sections, not a {_kind(values)}", where=f"{origin}:1",
+            fix="start with `name:` and `task:`",
+        )  # fmt: skip
+    if reader.problems:
+        raise SpecError(reader.problems)
+    return Document(values, reader.lines)
+
+
+def parse_value(text: str) -> Any:
+    """The value of a `--set` override: a YAML scalar, `[a, b]` or `{a: b}`."""
+    node = _compose(text, "--set")
+    return _Reader("--set").value(node, (), 0) if node is not None else None
+
+
+def _compose(text: str, origin: str) -> yaml.Node | None:
+    loader = None
+    try:
+        loader = _Loader(text)
+        node: yaml.Node | None = loader.get_single_node()
+        return node
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
+        raise SpecError(
+            f"not valid YAML: {error.problem}", where=where, fix="mend the syntax"
+        ) from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise SpecError(
+            f"not valid YAML: {str(error) or 'nested too deeply'}", where=origin
+        ) from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _kind(value: Any) -> str:
+    return {list: "list", str: "text", type(None): "null", bool: "boolean"}.get(
+        type(value), "number"
+    )
+
+
+class _Reader:
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.lines: dict[KeyPath, str] = {}
+        self.problems: list[Problem] = []
+        self.nodes = 0
+
+    def where(self, node: yaml.Node) -> str:
+        return f"{self.origin}:{node.start_mark.line + 1}"
+
+    def value(self, node: yaml.Node, path: KeyPath, depth: int) -> Any:
+        self.nodes += 1
+        if self.nodes > MAX_NODES or depth > MAX_DEPTH:
+            raise SpecError(
+                f"aliases or nesting make more than {MAX_NODES:,} values or {MAX_DEPTH} levels",
+                where=self.where(node), fix="write the values out",
+            )  # fmt: skip
+        self.lines.setdefault(path, self.where(node))
+        if isinstance(node, yaml.MappingNode):
+            self._check_tag(node)
+            return self._mapping(node, path, depth)
+        if isinstance(node, yaml.SequenceNode):
+            self._check_tag(node)
+            return [self.value(item, (*path, i), depth + 1) for i, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _check_tag(self, node: yaml.Node) -> None:
+        if node.tag not in _CORE_TAGS and node.tag != "!":
+            self.problems.append(
+                Problem(
+                    f"the tag {node.tag} is not allowed", self.where(node), "write a plain value"
+                )
+            )
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.value == "<<":
+                what = (
+                    "merge keys (<<)"
+                    if isinstance(key_node, yaml.ScalarNode)
+                    else "keys other than text"
+                )
+                self.problems.append(
+                    Problem(
+                        f"{what} are not allowed",
+                        self.where(key_node),
+                        "write the keys out, or use `extends`",
+                    )
+                )
+                continue
+            key = str(key_node.value)
+            if key in result:
+                self.problems.append(
+                    Problem(
+                        f"the key `{key}` stands twice", self.where(key_node), "keep one of them"
+                    )
+                )
+            self.lines[(*path, key)] = self.where(key_node)
+            result[key] = self.value(value_node, (*path, key), depth + 1)
+        return result
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        self._check_tag(node)
+        text = str(node.value)
+        if getattr(node, "style", None) is not None or node.tag == "!":
+            return text
+        if _NULL.match(text):
+            return None
+        if _BOOL.match(text):
+            return text.lower() == "true"
+        if _INT.match(text):
+            return int(text) if len(text) <= 40 else text
+        if _FLOAT.match(text) or _SPECIAL_FLOAT.match(text):
+            return float(
+                text.replace(".inf", "inf")
+                .replace(".nan", "nan")
+                .replace("_", "")
+                .replace(".NaN", "nan")
+            )
+        return text

@@ -1,0 +1,55 @@
+"""What identifies work: canonical hashes of settings, of files, and of rekindle's own sources.
+
+A hash here is the first 16 bytes of SHA-256, in hex: short enough for a folder name, long enough
+that two different works never share one (a collision among a billion works has a chance below
+1e-20)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rekindle.records import canonical_json
+
+DATA_PLANE = (
+    "errors.py",
+    "records.py",
+    "spec",
+    "data",
+    "tasks",
+    "launch",
+    "train",
+    "evaluate",
+    "registry",
+)
+TRAINING = ("errors.py", "records.py", "spec", "data", "tasks", "launch", "train")
+
+
+def digest(value: Any) -> str:
+    """Hash of a JSON value that does not depend on the order of keys."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:32]
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@functools.cache
+def source_hash(parts: Iterable[str] = DATA_PLANE) -> str:
+    """Hash of rekindle's own sources under `parts`: whoever changes the code must not get
+    yesterday's result.
+    """
+    package = Path(__file__).resolve().parent.parent
+    files = [
+        file
+        for part in parts
+        for file in sorted(
+            [package / part] if part.endswith(".py") else (package / part).rglob("*.py")
+        )
+    ]
+    return digest([[file.relative_to(package).as_posix(), file_sha256(file)] for file in files])

@@ -1,0 +1,276 @@
+"""Config file + overrides -> `Spec`, with every problem found at once and each at its line.
+
+`extends: base.yaml` merges mappings key by key (lists and scalars replace); `--set a.b=c` comes
+last. Relative paths in `data.source`, `model.source`, `model.tokenizer`, `model.init_from`, `task`,
+`pipeline` and `train.entrypoint` start at the folder of the file that names them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rekindle.errors import Problem, SpecError
+from rekindle.spec.checks import check
+from rekindle.spec.document import Document, KeyPath, parse_value, read_document
+from rekindle.spec.model import BUILTIN_TASKS, Spec
+
+MAX_EXTENDS = 10
+_PATH_FIELDS: tuple[KeyPath, ...] = (
+    ("task",), ("pipeline",), ("data", "source"), ("model", "source"), ("model", "tokenizer"),
+    ("model", "init_from"), ("train", "entrypoint"),
+)  # fmt: skip
+
+
+def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
+    """The frozen `Spec` of the config `path` with `overrides` such as `train.lr=1e-4` applied.
+
+    Raises SpecError (exit code 2) with all problems: syntax, types, bounds, unknown keys with the
+    nearest known one, and contradictions between fields."""
+    document = _with_extends(Path(path).absolute(), ())
+    values, lines = document.values, dict(document.lines)
+    for override in overrides:
+        _apply_override(values, lines, override)
+    return validate(values, lines, str(path))
+
+
+def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str) -> Spec:
+    """`Spec` from plain values; `lines` says where each key stands."""
+    try:
+        spec = _strict(values)
+    except ValidationError as error:
+        problems = [_problem(item, lines, origin) for item in error.errors(include_url=False)]
+        problems += _checks_of_the_rest(values, error, lines, origin)
+        raise SpecError(problems) from None
+    found = [_located(path, what, fix, lines, origin) for path, what, fix in check(spec)]
+    if found:
+        raise SpecError(found)
+    return spec
+
+
+def _strict(values: Mapping[str, Any]) -> Spec:
+    """Validated as JSON, in which a list may fill a tuple but `yes` or "3" is no boolean and no
+    number.
+    """
+    return Spec.model_validate_json(json.dumps(values), strict=True)
+
+
+def _with_extends(path: Path, seen: tuple[Path, ...]) -> Document:
+    if path.resolve() in seen or len(seen) >= MAX_EXTENDS:
+        chain = " -> ".join(str(p) for p in (*seen, path))
+        raise SpecError(
+            f"`extends` goes in a circle: {chain}", where=str(path), fix="remove one of them"
+        )
+    document = read_document(path)
+    base_name = document.values.pop("extends", None)
+    _anchor_paths(document.values, path.parent)
+    if base_name is None:
+        return document
+    if not isinstance(base_name, str):
+        raise SpecError(
+            "`extends` is the path of one YAML file",
+            where=document.lines[("extends",)],
+            fix="extends: base.yaml",
+        )
+    base = _with_extends(path.parent / base_name, (*seen, path.resolve()))
+    return Document(_merge(base.values, document.values), {**base.lines, **document.lines})
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merge(old, value) if both and isinstance(old, dict) else value
+    return merged
+
+
+def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
+    for *parents, name in _PATH_FIELDS:
+        section: Any = values
+        for parent in parents:
+            section = section.get(parent) if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(section.get(name), str):
+            section[name] = _anchored(str(name), section[name], folder)
+
+
+def _anchored(field: str, value: str, folder: Path) -> str:
+    """An absolute path where `value` means a local file; hub names, URIs and registered names stay
+    as they are.
+    """
+    if "://" in value or value.startswith(("sklearn:", "hub:", "run:")):
+        return value
+    is_path = {
+        "task": ".py:" in value,
+        "init_from": value.startswith((".", "~", "/")),
+        "source": not _is_hub_name(value, folder),
+        "tokenizer": not _is_hub_name(value, folder),
+    }.get(field, True)
+    if not is_path:
+        return value
+    path = Path(value).expanduser()
+    return str(path if path.is_absolute() else Path(f"{folder}/{value}").absolute())
+
+
+def _is_hub_name(value: str, folder: Path) -> bool:
+    """`bert-base-uncased` and `org/name` are hub names unless such a file or folder lies here."""
+    looks_local = (
+        value.startswith((".", "~", "/")) or "*" in value or "{" in value or value.count("/") > 1
+    )
+    has_suffix = Path(value).suffix in {".csv", ".jsonl", ".json", ".parquet", ".gz", ".tsv"}
+    return not (looks_local or has_suffix or (folder / value).exists())
+
+
+def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override: str) -> None:
+    key, equals, text = override.partition("=")
+    path = tuple(key.strip().split("."))
+    if not equals or not all(path):
+        raise SpecError(
+            f"`--set {override}` is not of the form a.b=c",
+            where=f"--set {override}",
+            fix="--set train.lr=1e-4",
+        )
+    section: dict[str, Any] = values
+    for part in path[:-1]:
+        child = section.get(part)
+        if not isinstance(child, dict):
+            child = section[part] = {}
+        section = child
+    section[path[-1]] = parse_value(text)
+    for known in [known for known in lines if known[: len(path)] == path]:
+        del lines[known]
+    lines[path] = f"--set {override}"
+    _anchor_paths(values, Path.cwd())
+
+
+def _where(path: KeyPath, lines: Mapping[KeyPath, str], origin: str) -> str:
+    for end in range(len(path), 0, -1):
+        if path[:end] in lines:
+            return lines[path[:end]]
+    return origin
+
+
+def _located(
+    path: KeyPath, what: str, fix: str, lines: Mapping[KeyPath, str], origin: str
+) -> Problem:
+    return Problem(f"{_dotted(path)}: {what}" if path else what, _where(path, lines, origin), fix)
+
+
+def _dotted(path: Iterable[str | int]) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _problem(error: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str) -> Problem:
+    path = _key_path(error["loc"])
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(path, lines, origin)
+    if error["type"] == "missing":
+        return _located(path, "is missing", f"add `{path[-1]}:`", lines, origin)
+    shown = repr(error.get("input"))
+    message = str(error["msg"]).replace("Input should", "should").replace("String should", "should")
+    return _located(path, f"{message}, not {shown[:80]}", _hint(path), lines, origin)
+
+
+def _hint(path: KeyPath) -> str:
+    field = _field_docs(path)
+    return field.splitlines()[0] if field else "see configs/README.md"
+
+
+def _key_path(location: tuple[str | int, ...]) -> KeyPath:
+    """Pydantic's location without the names it adds for the members of a union."""
+    prefixes = ("literal[", "dict[", "constrained-")
+    noise = {"str", "int", "float", "TokenizerSpec", "[key]"}
+    return tuple(
+        part for part in location
+        if not (isinstance(part, str) and (part in noise or part.startswith(prefixes)))
+    )  # fmt: skip
+
+
+def _section_at(path: KeyPath) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = Spec
+    for part in path:
+        if model is None:
+            return None
+        model = next(
+            (
+                _model_of(f.annotation)
+                for n, f in model.model_fields.items()
+                if (f.alias or n) == part
+            ),
+            None,
+        )
+    return model
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _field_docs(path: KeyPath) -> str:
+    section = _section_at(path[:-1]) if path else None
+    if section is None:
+        return ""
+    return next(
+        (
+            f.description or ""
+            for n, f in section.model_fields.items()
+            if (f.alias or n) == path[-1]
+        ),
+        "",
+    )
+
+
+def _unknown_key(path: KeyPath, lines: Mapping[KeyPath, str], origin: str) -> Problem:
+    section = _section_at(path[:-1])
+    known = [f.alias or n for n, f in section.model_fields.items()] if section else []
+    nearest = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
+    elsewhere = [] if nearest else _elsewhere(str(path[-1]))
+    fix = (
+        f"did you mean `{nearest[0]}`?" if nearest
+        else f"did you mean `{elsewhere[0]}`?" if elsewhere
+        else f"known here: {', '.join(known)}"
+    )  # fmt: skip
+    return _located(path, "unknown key", fix, lines, origin)
+
+
+def _elsewhere(name: str) -> list[str]:
+    """Dotted names of fields called `name` in any section."""
+    return [
+        f"{section_field.alias or section}.{name}"
+        for section, section_field in Spec.model_fields.items()
+        if (model := _model_of(section_field.annotation)) and name in model.model_fields
+    ]
+
+
+def _checks_of_the_rest(
+    values: Mapping[str, Any], error: ValidationError, lines: Mapping[KeyPath, str], origin: str
+) -> list[Problem]:
+    """Contradictions among the fields that are fine, so that one reading shows everything."""
+    bad = {_key_path(item["loc"]) for item in error.errors(include_url=False)}
+    try:
+        spec = _strict({"name": "x", "task": BUILTIN_TASKS[0], **_without(values, bad, ())})
+    except ValidationError:
+        return []
+    touched = {path[:2] for path in bad}
+    return [
+        _located(path, what, fix, lines, origin)
+        for path, what, fix in check(spec)
+        if path[:2] not in touched
+    ]
+
+
+def _without(values: Mapping[str, Any], bad: set[KeyPath], path: KeyPath) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        here = (*path, key)
+        if here in bad:
+            continue
+        kept[key] = _without(value, bad, here) if isinstance(value, dict) else value
+        if any(wrong[: len(here)] == here for wrong in bad) and not isinstance(value, dict):
+            del kept[key]
+    return kept

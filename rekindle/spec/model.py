@@ -1,0 +1,319 @@
+"""What the user asked for: the fields of the YAML, their meaning, defaults and bounds. The one
+source of defaults.
+
+`Spec` and its sections are frozen. A field stands here only if something implements it. The field
+docstrings are the reference: `configs/README.md` and `configs/schema.json` are generated from them.
+Checks that need more than one field live in `checks.py`, reading and overrides in `load.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+BUILTIN_TASKS = ("image_classification", "text_classification")
+METRICS = ("accuracy", "macro_f1", "log_loss", "calibration_error")
+LOWER_IS_BETTER = frozenset({"log_loss", "calibration_error"})
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?$")]
+ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+SecretReference = Annotated[str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")]
+Duration = Annotated[
+    str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
+]
+PartialDate = Annotated[
+    str,
+    StringConstraints(pattern=r"^(latest|\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:\d{2}(:\d{2})?)?)?)?)?)$"),
+]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, field docstrings kept as
+    descriptions.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, serialize_by_alias=True
+    )
+
+
+class ColumnsSpec(Section):
+    """Which column of the source plays which role. A role that the task does not use may stay
+    empty.
+    """
+
+    text: ColumnName = "text"
+    """Column with the text (text tasks)."""
+    image: ColumnName = "image"
+    """Column with the image: encoded bytes, a path, or a list of numbers (image tasks; `images` and
+    `sklearn` fill it).
+    """
+    label: ColumnName = "label"
+    """Column with the class: a string or an integer."""
+    key: ColumnName | None = None
+    """Column that identifies a record for the hash split; without it the content itself does."""
+    time: ColumnName | None = None
+    """Column with the record's time (ISO 8601, also partial such as 2026-03); needed by `split.by:
+    time` and `window`.
+    """
+
+
+class SplitSpec(Section):
+    """How records are divided, the same way on every machine and in every run."""
+
+    by: Literal["hash", "time", "source"] = "hash"
+    """`hash` of the record's key; `time`: oldest to train, newest to test; `source`: the splits the
+    source has.
+    """
+    train: float = Field(0.8, gt=0, lt=1)
+    """Share of records to train on."""
+    validation: float = Field(0.1, ge=0, lt=1)
+    """Share of records that is scored while training."""
+    test: float = Field(0.1, gt=0, lt=1)
+    """Share of records that only the gate sees."""
+
+
+class WindowSpec(Section):
+    """A rolling window over the records' time, or over the partitions of a source with `{window}`
+    in it.
+    """
+
+    size: Duration
+    """Length of the window, such as `6 months` or `30 days`."""
+    every: Duration | None = None
+    """Distance between two windows; default: `size`. With partitions: the length of one
+    partition.
+    """
+    end: PartialDate = "latest"
+    """Where the window ends: a date (that day, month or year is included) or `latest`, the newest
+    period that has records.
+    """
+    offset: int = Field(0, ge=0, le=10_000)
+    """How many steps of `every` before `end` the window lies."""
+    backfill: int = Field(0, ge=0, le=1_000)
+    """How many earlier windows `rekindle run` runs first, oldest first."""
+
+
+class DataSpec(Section):
+    """Where the examples come from and how they are divided."""
+
+    source: str = Field(min_length=1, max_length=2_000)
+    """A URI or path (glob allowed; csv, jsonl, parquet or a folder of images), `sklearn:NAME` or
+    `hub:NAME?config=..&revision=..`. Relative paths start at the config's folder. `{window}` or
+    `{window:%Y-%m}` stands for a partition."""
+    format: Literal["auto", "csv", "jsonl", "parquet", "images", "sklearn", "hub"] = "auto"
+    """Format of the source; `auto` goes by its prefix or suffix."""
+    columns: ColumnsSpec = ColumnsSpec()
+    """Which column plays which role."""
+    labels: tuple[str, ...] = ()
+    """The classes in index order; a record with another label is refused. Empty: the labels found,
+    sorted.
+    """
+    slices: tuple[ColumnName, ...] = ()
+    """Columns by whose values evaluation is broken down."""
+    split: SplitSpec = SplitSpec()
+    """How records are divided into train, validation and test."""
+    window: WindowSpec | None = None
+    """Select records by time; without it, all of them."""
+    max_length: int = Field(128, ge=4, le=131_072)
+    """Longest text in tokens; longer ones are cut (text tasks)."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels that images are scaled to; without it, all must have one size
+    (image tasks).
+    """
+    shard_rows: int = Field(50_000, ge=1, le=10_000_000)
+    """Most rows in one shard file."""
+
+
+class TokenizerSpec(Section):
+    """A tokenizer trained on the training split (WordPiece, lower-cased)."""
+
+    vocab_size: int = Field(4_096, ge=64, le=500_000)
+    """Most entries in the vocabulary."""
+    min_frequency: int = Field(2, ge=1)
+    """How often a piece must occur to enter the vocabulary."""
+
+
+class ModelSpec(Section):
+    """What is trained, and where its weights start."""
+
+    source: str | dict[str, Any] = Field(default_factory=dict)
+    """A hub name, a local folder or a URI in Hugging Face layout; or an inline config to train from
+    scratch: `{model_type: distilbert, dim: 128, ...}` for text, `{channels: [32, 64], hidden: 128}`
+    for images."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub name."""
+    init_from: str = Field(
+        "base", pattern=r"^(base|champion|run:[A-Za-z0-9._-]+|[A-Za-z0-9+.-]+://.+|[./~].*)$"
+    )
+    """Where the weights start: `base` (`source` as it is), `champion` (the registry's; `base` while
+    there is none), `run:ID`, or the URI or path of a model folder."""
+    tokenizer: str | TokenizerSpec | None = None
+    """A hub name or folder, or a mapping to train one; default: that of `source`, or a trained one
+    for an inline config.
+    """
+
+
+class CheckpointSpec(Section):
+    """How often the training state is saved, and how much of it is kept."""
+
+    every: int | None = Field(100, ge=1)
+    """Optimizer steps between two checkpoints; null saves at the end only."""
+    keep: int = Field(2, ge=1, le=100)
+    """How many complete checkpoints are kept."""
+
+
+class TrainSpec(Section):
+    """How it is trained."""
+
+    epochs: float | None = Field(None, gt=0, le=100_000)
+    """Passes over the training split; default 3 unless `steps` is given."""
+    steps: int | None = Field(None, ge=1, le=1_000_000_000)
+    """Optimizer steps, instead of `epochs`."""
+    global_batch_size: int = Field(64, ge=1, le=1_000_000)
+    """Examples a step, over all ranks and accumulation."""
+    micro_batch_size: int | Literal["auto"] = "auto"
+    """Examples in one forward pass of one rank; `auto` takes the largest divisor of the global
+    batch up to 32. The result does not depend on how many ranks share the micro-batches."""
+    lr: float = Field(1e-3, gt=0, le=100)
+    """Peak learning rate of AdamW."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the rate falls after the warm-up: not at all, or to zero on a line or a half cosine."""
+    warmup: float = Field(0.05, ge=0, lt=1)
+    """Share of the steps in which the rate rises from zero."""
+    weight_decay: float = Field(0.01, ge=0, le=10)
+    """AdamW's decoupled weight decay; biases and norms are left out."""
+    clip_norm: float | None = Field(1.0, gt=0)
+    """Largest norm of the gradient; null does not clip."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Share of the target that is spread over all classes."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Decides initial weights, data order and dropout."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the forward pass; weights and optimizer stay in fp32."""
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    """How often the training state is saved."""
+    max_restarts: int = Field(3, ge=0, le=1_000)
+    """How often a gang that lost a rank is restarted from the last checkpoint."""
+    entrypoint: str | None = None
+    """One's own torchrun script, instead of rekindle's loop; see README of rekindle/launch for what
+    it receives.
+    """
+
+
+class ResourcesSpec(Section):
+    """What the training step asks of a platform. This machine ignores it, and says so."""
+
+    nodes: int = Field(1, ge=1, le=10_000)
+    """Machines that train together."""
+    gpus_per_node: int = Field(0, ge=0, le=64)
+    """GPUs on each machine; 0 trains on the CPU."""
+    spot: bool = False
+    """Use machines that may be reclaimed; needs a checkpoint interval."""
+
+
+class GateSpec(Section):
+    """When a candidate replaces the champion. Anything missing or not a number refuses."""
+
+    metric: Literal["accuracy", "macro_f1", "log_loss", "calibration_error"] = "accuracy"
+    """What is compared; for log_loss and calibration_error lower is better."""
+    min_delta: float = Field(0.0, ge=0)
+    """By how much the candidate must be better; the bootstrap's lower bound has to lie above it."""
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """Confidence of the two-sided bootstrap interval."""
+    resamples: int = Field(2_000, ge=100, le=1_000_000)
+    """Bootstrap resamples."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seed of the bootstrap."""
+    max_slice_drop: float = Field(0.05, ge=0)
+    """Largest loss of accuracy that a slice may suffer against the champion."""
+    min_slice_size: int = Field(30, ge=1)
+    """Smaller slices are shown but do not decide."""
+
+
+class EvaluateSpec(Section):
+    """How the held-out split judges the candidate."""
+
+    floor: dict[Literal["accuracy", "macro_f1", "log_loss", "calibration_error"], float] = Field(
+        default_factory=dict
+    )
+    """What every promoted model must reach on the test split: at least (at most for log_loss and
+    calibration_error) this value. Always, it must also beat the most frequent class."""
+    gate: GateSpec = GateSpec()
+    """When a candidate replaces the champion."""
+
+
+class RegisterSpec(Section):
+    """Where versions of the model are kept."""
+
+    model_name: Name | None = None
+    """Name in the registry; default: the config's `name`."""
+    tracking_uri: str = ""
+    """MLflow tracking URI; empty: an embedded sqlite database in the home folder. Credentials
+    belong in the environment.
+    """
+    approval: Literal["auto", "manual"] = "auto"
+    """`manual`: a candidate that passed the gate waits for `rekindle promote RUN`."""
+
+
+class LocalSpec(Section):
+    """This machine."""
+
+    ranks: int = Field(2, ge=1, le=64)
+    """Training processes."""
+    secrets: dict[str, SecretReference] = Field(default_factory=dict)
+    """Environment variables of the steps, by reference: `{HF_TOKEN: env:MY_TOKEN}`."""
+
+
+class KubeflowSpec(Section):
+    """Kubeflow Pipelines."""
+
+    image: str | None = None
+    """Container image of rekindle's steps, best by digest."""
+
+
+class PlatformsSpec(Section):
+    """One section a platform."""
+
+    local: LocalSpec = LocalSpec()
+    """This machine."""
+    kubeflow: KubeflowSpec = KubeflowSpec()
+    """Kubeflow Pipelines."""
+
+
+class Spec(Section):
+    """One retraining job: what `rekindle run CONFIG` reads."""
+
+    name: Name
+    """Name of the job: lower-case letters, digits, `.`, `_`, `-`."""
+    task: str = Field(pattern=r"^([a-z0-9_]+|.+\.py:[A-Za-z_][A-Za-z0-9_]*)$")
+    """What is learned: `image_classification`, `text_classification`, or `path.py:Class` for one's
+    own.
+    """
+    pipeline: str | None = Field(
+        None, pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$|^.+\.(ya?ml|json)$"
+    )
+    """One's own pipeline as `path.py:function`, or a compiled one as YAML; default: the shipped
+    one.
+    """
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of one's own pipeline beyond those that rekindle fills."""
+    data: DataSpec | None = None
+    """Where the examples come from; the shipped pipeline needs it."""
+    model: ModelSpec = ModelSpec()
+    """What is trained."""
+    train: TrainSpec = TrainSpec()
+    """How it is trained."""
+    resources: ResourcesSpec = ResourcesSpec()
+    """What the training step asks of a platform."""
+    evaluate: EvaluateSpec = EvaluateSpec()
+    """How the candidate is judged."""
+    registration: RegisterSpec = Field(RegisterSpec(), alias="register")
+    """Where versions of the model are kept."""
+    platforms: PlatformsSpec = PlatformsSpec()
+    """One section a platform."""
+
+    @property
+    def model_name(self) -> str:
+        """Name in the registry."""
+        return self.registration.model_name or self.name

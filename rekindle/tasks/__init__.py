@@ -1,0 +1,54 @@
+"""Learning objectives, one file each, registered by name; `load_task` also takes a user's
+`path.py:Class`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from rekindle.errors import RequestError
+from rekindle.tasks.base import Task
+
+TASKS = {
+    "image_classification": "rekindle.tasks.image_classification:ImageClassification",
+    "text_classification": "rekindle.tasks.text_classification:TextClassification",
+}
+
+
+def load_task(name: str) -> Task:
+    """The task registered under `name`, or the class that `path.py:Class` names; raises
+    RequestError.
+    """
+    target, _, attribute = TASKS.get(name, name).rpartition(":")
+    if name in TASKS:
+        module = importlib.import_module(target)
+    else:
+        module = _module_from_file(name, Path(target))
+    task_class = getattr(module, attribute, None)
+    if not (isinstance(task_class, type) and issubclass(task_class, Task)):
+        raise RequestError(
+            f"`{attribute}` in {target or name} is not a task",
+            fix="name a subclass of rekindle.tasks.Task, as path.py:Class",
+        )
+    task: Task = task_class()
+    return task
+
+
+def _module_from_file(name: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise RequestError(
+            f"task `{name}`: there is no file {path}",
+            fix=f"use one of {', '.join(TASKS)} or path.py:Class",
+        )
+    spec = importlib.util.spec_from_file_location(f"rekindle_user_task_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+__all__ = ["TASKS", "Task", "load_task"]

@@ -1,0 +1,114 @@
+"""What a learning objective is: how examples become tensors, which network learns them, what is
+predicted.
+
+A task has two sides. The data side (`fit`, `encode`) runs in many small processes while shards are
+written and must not import torch. The model side runs in every training rank and in evaluation; it
+imports torch inside its methods. Shapes: B examples, C classes, T tokens.
+
+The **examples** that `ingest` writes and `fit` and `encode` read are Arrow batches with the columns
+
+    id     string                 the record's key, or its position in the source hash   fixed
+    binary [16]      of the content that the model sees (not of the label) split  string
+    train, validation or test label  string                 as the source has it text   string
+    where `modality` is "text" image  binary                 where `modality` is "image": uint8
+    pixels, row by row, channels last (H, W, C)
+
+and the slice columns, as strings. Shards hold id, hash, `label` as int32 class index, the slice
+columns, and what `encode` returns."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+    from rekindle.spec.model import DataSpec, ModelSpec
+
+Settings = Mapping[str, Any]
+
+
+class Task(abc.ABC):
+    """One learning objective. Subclass it in a file of your own and name it `path.py:Class` in the
+    YAML.
+    """
+
+    modality: ClassVar[Literal["text", "image"]]
+
+    def check(self, data: DataSpec, model: ModelSpec) -> None:
+        """Raise RequestError for a config that this task can never work with, before anything is
+        read or written.
+        """
+        return
+
+    # Data side: no torch.
+
+    def fit(
+        self,
+        train: Callable[[], Iterator[pa.RecordBatch]],
+        data: DataSpec,
+        model: ModelSpec,
+        assets: Path,
+    ) -> Settings:
+        """What must be learned or fetched before encoding, such as a tokenizer; files go into the
+        folder `assets`.
+
+        `train()` starts a new pass over the examples of the training split. Returns JSON settings
+        that `encode`, `build` and the manifest carry. They and the files must be the same for the
+        same input."""
+        return {}
+
+    @abc.abstractmethod
+    def encode(
+        self, batch: pa.RecordBatch, settings: Settings, assets: Path
+    ) -> dict[str, pa.Array]:
+        """The model's inputs for a batch of examples, as Arrow columns of the same length. Runs in
+        worker processes; a column called `input_ids` (a list of integers) is counted as tokens."""
+
+    # Model side: torch inside.
+
+    @abc.abstractmethod
+    def build(
+        self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
+    ) -> torch.nn.Module:
+        """The network with its starting weights, on the CPU. The caller has seeded torch."""
+
+    @abc.abstractmethod
+    def collate(self, rows: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
+        """Tensors of a batch of shard rows, first dimension B; without the labels."""
+
+    @abc.abstractmethod
+    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Unnormalised class scores, [B, C], float."""
+
+    @abc.abstractmethod
+    def save(
+        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
+    ) -> None:
+        """Write weights as safetensors and the configuration beside them, in Hugging Face layout
+        where there is one.
+        """
+
+    @abc.abstractmethod
+    def load(self, folder: Path) -> torch.nn.Module:
+        """The network that `save` wrote, in evaluation mode."""
+
+    # For prediction.
+
+    def encode_raw(self, inputs: list[Any], settings: Settings, assets: Path) -> pa.Table:
+        """Shard rows for inputs as a user has them: texts, or arrays of uint8 pixels (H, W) or (H,
+        W, C).
+        """
+        import numpy as np
+        import pyarrow as pa
+
+        if self.modality == "text":
+            column = pa.array(inputs, pa.string())
+        else:
+            column = pa.array([np.asarray(x, np.uint8).tobytes() for x in inputs], pa.binary())
+        batch = pa.record_batch({self.modality: column})
+        return pa.table(self.encode(batch, settings, assets))

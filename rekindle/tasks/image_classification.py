@@ -1,0 +1,142 @@
+"""Image classification with a small convolutional network, for MNIST-like data on any machine.
+
+Decides the network (`Cnn`): blocks of 3x3 convolution, group norm, GELU and 2x2 max-pooling, one
+per entry of `channels`, then a hidden layer. Group norm and not batch norm, because its result does
+not depend on how a batch is divided among ranks. Shapes: B images, H x W pixels, D channels, C
+classes. Pixels are uint8, scaled to [-1, 1]."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from rekindle.errors import RequestError
+from rekindle.tasks.base import Settings, Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+    from rekindle.spec.model import DataSpec, ModelSpec
+
+DEFAULTS: dict[str, Any] = {"channels": [32, 64], "hidden": 128, "dropout": 0.1}
+
+
+class ImageClassification(Task):
+    modality: ClassVar[Literal["text", "image"]] = "image"
+
+    def check(self, data: DataSpec, model: ModelSpec) -> None:
+        _architecture(model)
+
+    def encode(
+        self, batch: pa.RecordBatch, settings: Settings, assets: Path
+    ) -> dict[str, pa.Array]:
+        return {"pixels": batch.column("image")}
+
+    def build(
+        self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
+    ) -> torch.nn.Module:
+        return _cnn(
+            {**_architecture(model), "shape": list(settings["image_shape"]), "classes": len(labels)}
+        )
+
+    def collate(self, rows: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
+        import numpy as np
+        import torch
+
+        height, width, depth = settings["image_shape"]
+        raw = b"".join(rows.column("pixels").to_pylist())
+        pixels_BHWD = np.frombuffer(raw, np.uint8).reshape(len(rows), height, width, depth)
+        pixels_BDHW = torch.from_numpy(pixels_BHWD.astype(np.float32)).permute(0, 3, 1, 2)
+        return {"pixels": pixels_BDHW.contiguous() / 127.5 - 1.0}
+
+    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        logits_BC: torch.Tensor = network(inputs["pixels"])
+        return logits_BC
+
+    def save(
+        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
+    ) -> None:
+        from safetensors.torch import save_file
+
+        tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(network.architecture, indent=2) + "\n")
+
+    def load(self, folder: Path) -> torch.nn.Module:
+        from safetensors.torch import load_file
+
+        network = _cnn(json.loads((folder / "config.json").read_text()))
+        network.load_state_dict(load_file(folder / "model.safetensors"))
+        return network.eval()
+
+
+def _architecture(model: ModelSpec) -> dict[str, Any]:
+    """`model.source` with the defaults filled in; raises RequestError for what the network does not
+    know.
+    """
+    source = model.source
+    if isinstance(source, str):
+        raise RequestError(
+            f"image_classification trains its own network and cannot start from `{source}`",
+            where="model.source",
+            fix="give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from",
+        )
+    unknown = sorted(set(source) - set(DEFAULTS))
+    config = {**DEFAULTS, **source}
+    channels = config["channels"]
+    legal = (
+        not unknown
+        and isinstance(channels, list)
+        and 1 <= len(channels) <= 6
+        and all(isinstance(width, int) and 1 <= width <= 4096 for width in channels)
+        and isinstance(config["hidden"], int)
+        and 1 <= config["hidden"] <= 65_536
+        and isinstance(config["dropout"], int | float)
+        and 0 <= config["dropout"] < 1
+    )
+    if not legal:
+        raise RequestError(
+            f"unknown keys {unknown}"
+            if unknown
+            else f"not a network this task can build: {source}",
+            where="model.source",
+            fix="{channels: [1 to 6 integers], hidden: an integer, dropout: 0 to 1}",
+        )
+    return config
+
+
+def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
+    from torch import nn
+
+    height, width, depth = architecture["shape"]
+    layers: list[nn.Module] = []
+    for channels in architecture["channels"]:
+        groups = next(g for g in (8, 4, 2, 1) if channels % g == 0)
+        layers += [
+            nn.Conv2d(depth, channels, 3, padding=1),
+            nn.GroupNorm(groups, channels),
+            nn.GELU(),
+        ]
+        depth = channels
+        if min(height, width) >= 2:
+            layers.append(nn.MaxPool2d(2))
+            height, width = height // 2, width // 2
+    head = [
+        nn.AdaptiveAvgPool2d((min(height, 4), min(width, 4))),
+        nn.Flatten(),
+        nn.Linear(depth * min(height, 4) * min(width, 4), architecture["hidden"]),
+        nn.GELU(),
+        nn.Dropout(architecture["dropout"]),
+        nn.Linear(architecture["hidden"], architecture["classes"]),
+    ]
+
+    class Cnn(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(*layers, *head)
+            self.architecture = architecture
+
+    network: torch.nn.Module = Cnn()
+    return network

@@ -1,0 +1,199 @@
+"""Text classification with any `AutoModelForSequenceClassification` of transformers.
+
+From a hub name, a local folder, or an inline config trained from scratch with a WordPiece tokenizer
+that `tokenizers` learns from the training split. Batches are padded to their longest text only.
+Shapes: B texts, T tokens, C classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from rekindle.errors import RequestError
+from rekindle.spec.model import TokenizerSpec
+from rekindle.tasks.base import Settings, Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import tokenizers
+    import torch
+
+    from rekindle.spec.model import DataSpec, ModelSpec
+
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+class TextClassification(Task):
+    modality: ClassVar[Literal["text", "image"]] = "text"
+
+    def check(self, data: DataSpec, model: ModelSpec) -> None:
+        if isinstance(model.source, dict) and "model_type" not in model.source:
+            raise RequestError(
+                "an inline config needs to say which architecture it configures",
+                where="model.source",
+                fix="add model_type: {model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}",
+            )
+
+    def fit(
+        self,
+        train: Callable[[], Iterator[pa.RecordBatch]],
+        data: DataSpec,
+        model: ModelSpec,
+        assets: Path,
+    ) -> Settings:
+        tokenizer = model.tokenizer
+        if tokenizer is None:
+            tokenizer = model.source if isinstance(model.source, str) else TokenizerSpec()
+        if isinstance(tokenizer, str):
+            return _fetch_tokenizer(tokenizer, model.revision, data.max_length, assets)
+        return _train_tokenizer(train, tokenizer, data.max_length, assets)
+
+    def encode(
+        self, batch: pa.RecordBatch, settings: Settings, assets: Path
+    ) -> dict[str, pa.Array]:
+        import numpy as np
+        import pyarrow as pa
+
+        encoded = _tokenizer(assets).encode_batch_fast(batch.column("text").to_pylist())
+        ids = [row.ids for row in encoded]
+        offsets = np.zeros(len(ids) + 1, np.int32)
+        np.cumsum([len(row) for row in ids], out=offsets[1:])
+        flat = np.fromiter(
+            (token for row in ids for token in row), np.int32, count=int(offsets[-1])
+        )
+        return {"input_ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))}
+
+    def build(
+        self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
+    ) -> torch.nn.Module:
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        names = {"num_labels": len(labels), "id2label": dict(enumerate(labels)),
+                 "label2id": {label: i for i, label in enumerate(labels)}}  # fmt: skip
+        if isinstance(model.source, str):
+            network: torch.nn.Module = AutoModelForSequenceClassification.from_pretrained(
+                model.source,
+                revision=model.revision,
+                ignore_mismatched_sizes=True,
+                dtype="float32",
+                **names,
+            )
+            return network
+        inline = {k: v for k, v in model.source.items() if k != "model_type"}
+        inline |= {
+            "vocab_size": settings["vocab_size"],
+            "pad_token_id": settings["pad_token_id"],
+            **names,
+        }
+        config = AutoConfig.for_model(model.source["model_type"], **inline)
+        fresh: torch.nn.Module = AutoModelForSequenceClassification.from_config(config)
+        return fresh
+
+    def collate(self, rows: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
+        import numpy as np
+        import torch
+
+        column = rows.column("input_ids").combine_chunks()
+        flat = column.flatten().to_numpy(zero_copy_only=False)
+        lengths_B = column.value_lengths().to_numpy(zero_copy_only=False)
+        ids_BT = np.full(
+            (len(rows), int(lengths_B.max(initial=1))), settings["pad_token_id"], np.int64
+        )
+        mask_BT = np.arange(ids_BT.shape[1])[None, :] < lengths_B[:, None]
+        ids_BT[mask_BT] = flat
+        return {
+            "input_ids": torch.from_numpy(ids_BT),
+            "attention_mask": torch.from_numpy(mask_BT.astype(np.int64)),
+        }
+
+    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        logits_BC: torch.Tensor = network(**inputs).logits
+        return logits_BC.float()
+
+    def save(
+        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
+    ) -> None:
+        network.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
+
+    def load(self, folder: Path) -> torch.nn.Module:
+        from transformers import AutoModelForSequenceClassification
+
+        network: torch.nn.Module = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype="float32", local_files_only=True
+        )
+        return network.eval()
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(assets: Path) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_file(str(assets / "tokenizer.json"))
+
+
+def _train_tokenizer(
+    train: Callable[[], Iterator[pa.RecordBatch]],
+    spec: TokenizerSpec,
+    max_length: int,
+    assets: Path,
+) -> Settings:
+    """A WordPiece vocabulary learnt from the training texts; the file is the same for the same
+    texts.
+    """
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - a vocabulary entry, no password
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=spec.vocab_size, min_frequency=spec.min_frequency,
+        special_tokens=SPECIAL_TOKENS, show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator((batch.column("text").to_pylist() for batch in train()), trainer)
+    cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", cls), ("[SEP]", sep)]
+    )
+    tokenizer.enable_truncation(max_length)
+    tokenizer.save(str(assets / "tokenizer.json"))
+    roles = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **roles}
+    (assets / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2, sort_keys=True) + "\n"
+    )
+    return {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "pad_token_id": tokenizer.token_to_id("[PAD]"),
+    }
+
+
+def _fetch_tokenizer(name: str, revision: str | None, max_length: int, assets: Path) -> Settings:
+    """The tokenizer of a hub name or folder, stored as files that `tokenizers` reads without
+    transformers.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError) as error:
+        raise RequestError(
+            f"cannot load the tokenizer `{name}`: {str(error).splitlines()[0]}",
+            where="model.tokenizer",
+            fix="check the name and the network, or train one: `tokenizer: {vocab_size: 4096}`",
+        ) from error
+    fast = tokenizer.backend_tokenizer
+    fast.no_padding()
+    fast.enable_truncation(max_length)
+    tokenizer.save_pretrained(assets)
+    fast.save(str(assets / "tokenizer.json"))
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return {"vocab_size": len(tokenizer), "pad_token_id": int(pad or 0)}

@@ -1,0 +1,131 @@
+"""The fine-tune step on one node: own the run key's folder, start the gang, watch it, hand over the
+model.
+
+With `train.entrypoint` the gang runs one's own torchrun script instead of rekindle's worker. The
+words of the entrypoint may hold {data} (the shards), {model} (where to leave the model),
+{checkpoints} (a folder that outlives attempts), {seed} and {init} (a model folder to start from, or
+nothing); the same is in the JSON file that REKINDLE_JOB names."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rekindle.data.manifest import open_shards
+from rekindle.errors import RequestError, StepError
+from rekindle.launch.events import emit
+from rekindle.launch.process import die_with_parent, owned
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.torchrun import torchrun
+from rekindle.records import HistoryRow, TrainingSummary, write_atomically
+from rekindle.train import modelfolder
+from rekindle.train.history import read_history
+from rekindle.train.job import Job
+
+log = logging.getLogger(__name__)
+
+OnRows = Callable[[Sequence[HistoryRow]], None]
+
+
+def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary:
+    """Train until the model lies in `job.output` and its curve in `job.history`; resumes by itself.
+
+    `on_rows` receives each optimizer step once, in order, some seconds after it happened: for
+    tracking. Raises PreemptedError after a request to stop, StepError when training failed."""
+    die_with_parent()
+    root = Path(job.checkpoints)
+    rendezvous = Rendezvous.current()
+    with owned(
+        root, lambda: emit("notice", text="another run trains the same work; waiting for it")
+    ):
+        path = Path(job.status) / "job.json"
+        job.write(path)
+        follower = _Follower(root / "history.jsonl", on_rows)
+        script = (
+            _entrypoint(job) if job.train.entrypoint else ["-m", "rekindle.train.worker", str(path)]
+        )
+        torchrun(
+            script,
+            status=Path(job.status),
+            rendezvous=rendezvous,
+            max_restarts=job.train.max_restarts,
+            environment={"REKINDLE_JOB": str(path)},
+            on_poll=follower.poll,
+            foreign=job.train.entrypoint is not None,
+        )
+        follower.poll(final=True)
+        if job.train.entrypoint:
+            _adopt(job, rendezvous.world_size)
+    return TrainingSummary.read(Path(job.history) / "training.json")
+
+
+def _entrypoint(job: Job) -> list[str]:
+    """The words of one's own script with its folders filled in."""
+    values = {
+        "data": job.shards, "model": job.output, "checkpoints": job.checkpoints,
+        "seed": str(job.train.seed), "init": job.init,
+    }  # fmt: skip
+    Path(job.output).mkdir(parents=True, exist_ok=True)
+    try:
+        return [word.format(**values) for word in shlex.split(job.train.entrypoint or "")]
+    except (KeyError, IndexError, ValueError) as error:
+        raise RequestError(
+            f"cannot fill in {job.train.entrypoint!r}: {error}",
+            where="train.entrypoint",
+            fix=f"use only {', '.join('{' + name + '}' for name in values)}",
+        ) from error
+
+
+def _adopt(job: Job, world_size: int) -> None:
+    """Make a model folder of ours out of what one's own script left."""
+    output = Path(job.output)
+    if not list(output.glob("*.safetensors")):
+        raise StepError(
+            f"the script {job.train.entrypoint!r} left no .safetensors file in {output}",
+            where="train.entrypoint",
+            fix="save the weights as safetensors into {model}, so that evaluate can load them",
+        )
+    shards = open_shards(Path(job.shards))
+    modelfolder.describe(job.task, shards, output, job.run_key)
+    rows = list(read_history(Path(job.checkpoints) / "history.jsonl"))
+    target = Path(job.history)
+    target.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        target / "history.jsonl", "".join(row.model_dump_json() + "\n" for row in rows)
+    )
+    TrainingSummary(
+        run_key=job.run_key,
+        task=job.task,
+        engine="entrypoint",
+        world_size=world_size,
+        steps=rows[-1].step if rows else 0,
+        epochs=rows[-1].epoch if rows else 0.0,
+        global_batch_size=job.train.global_batch_size,
+        seed=job.train.seed,
+        precision=job.train.precision,
+        parameters=0,
+        init_from=job.init_from,
+        weights_sha256=modelfolder.weights_sha256(output),
+        train_rows=shards.rows("train"),
+    ).write(target / "training.json")
+
+
+class _Follower:
+    """Reads the growing history and hands on every step once, whatever is done again after a
+    restart.
+    """
+
+    def __init__(self, path: Path, on_rows: OnRows) -> None:
+        self.path, self.on_rows, self.step, self.size = path, on_rows, 0, -1
+
+    def poll(self, final: bool = False) -> None:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size == self.size and not final:
+            return
+        self.size = size
+        rows = [row for row in read_history(self.path) if row.step > self.step]
+        if rows:
+            self.step = rows[-1].step
+            self.on_rows(rows)

@@ -1,0 +1,37 @@
+"""The loss curve on disk: one JSON line an optimizer step, appended while training, cut back when
+resuming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rekindle.records import HistoryRow, write_atomically
+
+
+class History:
+    """`history.jsonl` beside the checkpoints of a run key; only rank 0 writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def resume(self, step: int) -> None:
+        """Forget rows after `step`: those steps are about to be done again."""
+        kept = [row.model_dump_json() for row in read_history(self.path) if row.step <= step]
+        write_atomically(self.path, "".join(line + "\n" for line in kept))
+
+    def append(self, row: HistoryRow) -> None:
+        """Add a step."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(row.model_dump_json() + "\n")
+
+
+def read_history(path: Path) -> Iterator[HistoryRow]:
+    """All rows of a history; an unfinished last line, as a kill leaves it, is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield HistoryRow.model_validate_json(line)

