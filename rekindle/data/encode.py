@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,32 +50,32 @@ def encode_batch(
 
 
 class Encoders:
-    """`workers` processes for one task; `encoders.encode(file)` yields the encoded batches of a
-    file of examples."""
+    """Processes that encode the batches of files of examples for one task."""
 
     def __init__(
         self, task: str, labels: tuple[str, ...], settings: Settings, assets: Path, workers: int
     ) -> None:
         self._order = {
-            "task": task, "labels": list(labels), "settings": dict(settings), "assets": str(assets)
-        }  # fmt: skip
+            "task": task,
+            "labels": list(labels),
+            "settings": dict(settings),
+            "assets": str(assets),
+        }
         self._workers = workers
 
-    def encode(self, path: Path) -> Iterator[pa.RecordBatch]:
-        """All batches of the file, in their order; in this process if one worker is enough."""
-        workers = min(self._workers, len(ExamplesFile(path)))
+    def encode(self, files: Mapping[str, Path]) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Each batch of each file with the file's name, in order; in this process if one worker will do."""
+        batches = [name for name, path in files.items() for _ in range(len(ExamplesFile(path)))]
+        order = {**self._order, "paths": [str(path) for path in files.values()]}
+        workers = min(self._workers, len(batches))
         if workers <= 1:
-            yield from _encoded({**self._order, "path": str(path), "start": 0, "every": 1})
+            yield from zip(batches, _encoded({**order, "start": 0, "every": 1}), strict=True)
             return
-        orders = [
-            {**self._order, "path": str(path), "start": i, "every": workers} for i in range(workers)
-        ]
         with contextlib.ExitStack() as stack:
+            orders = [{**order, "start": start, "every": workers} for start in range(workers)]
             team = [stack.enter_context(_Worker(order)) for order in orders]
-            turn = 0
-            while (batch := team[turn % workers].next()) is not None:
-                yield batch
-                turn += 1
+            for number, name in enumerate(batches):
+                yield name, team[number % workers].next()
 
 
 class _Worker:
@@ -84,7 +84,7 @@ class _Worker:
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = json.dumps(order)
-        self._batches: queue.Queue[pa.RecordBatch | Exception | None] = queue.Queue(_AHEAD)
+        self._batches: queue.Queue[pa.RecordBatch | Exception] = queue.Queue(_AHEAD)
         self._stopped = threading.Event()
 
     def __enter__(self) -> _Worker:
@@ -105,8 +105,8 @@ class _Worker:
         self._process.wait()
         self._thread.join()
 
-    def next(self) -> pa.RecordBatch | None:
-        """The next batch; None after the last. Raises what went wrong in the process."""
+    def next(self) -> pa.RecordBatch:
+        """The next batch; raises what went wrong in the process."""
         item = self._batches.get()
         if isinstance(item, Exception):
             raise item
@@ -121,13 +121,11 @@ class _Worker:
             with self._process.stdout as pipe:
                 for batch in pa.ipc.open_stream(pipe):
                     self._put(batch)
-            if self._process.wait():
-                raise EOFError
-            self._put(None)
+            raise EOFError
         except (EOFError, OSError, ValueError) as error:
             self._put(self._failure(error))
 
-    def _put(self, item: pa.RecordBatch | Exception | None) -> None:
+    def _put(self, item: pa.RecordBatch | Exception) -> None:
         while not self._stopped.is_set():
             with contextlib.suppress(queue.Full):
                 self._batches.put(item, timeout=0.1)
@@ -148,8 +146,9 @@ class _Worker:
 def _encoded(order: dict[str, Any]) -> Iterator[pa.RecordBatch]:
     task, assets = load_task(order["task"]), Path(order["assets"])
     labels = {label: index for index, label in enumerate(order["labels"])}
-    file = ExamplesFile(Path(order["path"]))
-    for index in range(order["start"], len(file), order["every"]):
+    files = [ExamplesFile(Path(path)) for path in order["paths"]]
+    batches = [(file, index) for file in files for index in range(len(file))]
+    for file, index in batches[order["start"] :: order["every"]]:
         yield encode_batch(task, file[index], labels, order["settings"], assets)
 
 

@@ -65,7 +65,7 @@ def fingerprint(
                 {**model.model_dump(mode="json", exclude={"init_from"}), **_folders(model)},
                 train.model_dump(mode="json", exclude=_TRAIN_ASIDE),
             ],
-            "entrypoint": file_sha256(Path(train.entrypoint)) if train.entrypoint else "",
+            "entrypoint": _file_content(train.entrypoint) if train.entrypoint else "",
             "code": source_hash(TRAINING),
         }
     )
@@ -85,7 +85,14 @@ def fingerprint(
 
 def _own_task(task: str) -> list[str]:
     path, _, name = task.rpartition(":")
-    return [name, file_sha256(Path(path))]
+    return [name, _file_content(path)]
+
+
+def _file_content(path: str) -> str:
+    try:
+        return file_sha256(Path(path))
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error}", fix="check the path") from None
 
 
 def _init_from(model: ModelSpec, work_key: str, champion: ChampionState | None) -> str:

@@ -44,22 +44,23 @@ class HubSource:
 
     def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
         """The rows, split by split."""
-        for split, stream in self._splits().items():
-            if findings.missing_columns(
-                f"{self._name} ({split})", columns, list(stream.features or columns)
-            ):
-                continue
-            names = getattr((stream.features or {}).get(self._label), "names", None)
-            row = 1
-            for table in (
-                stream.select_columns(list(columns)).with_format("arrow").iter(_BATCH_ROWS)
-            ):
-                lines = np.arange(row, row + len(table))
-                row += len(table)
-                raw = RawBatch(
-                    _arrays(table), lines, split, split_of(split) if self._own_splits else ""
-                )
-                yield self._named(raw, names) if names else raw
+        try:
+            for split, stream in self._splits().items():
+                present = list(stream.features or columns)
+                if not findings.missing_columns(f"{self._name} ({split})", columns, present):
+                    yield from self._rows(split, stream, list(columns))
+        except OSError as error:
+            raise _unreachable(self._name, error) from error
+
+    def _rows(self, split: str, stream: Any, columns: list[str]) -> Iterator[RawBatch]:
+        names = getattr((stream.features or {}).get(self._label), "names", None)
+        own_split = split_of(split) if self._own_splits else ""
+        row = 1
+        for table in stream.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS):
+            lines = np.arange(row, row + len(table))
+            row += len(table)
+            raw = RawBatch(_arrays(table), lines, split, own_split)
+            yield self._named(raw, names) if names else raw
 
     def fingerprint(self) -> str:
         """Hash of name, options and commit."""

@@ -36,48 +36,28 @@ Reader = Callable[[SourceFile, Mapping[str, Kind], Findings], Iterator[RawBatch]
 def read_csv(
     file: SourceFile, columns: Mapping[str, Kind], findings: Findings
 ) -> Iterator[RawBatch]:
-    """The rows of a CSV or TSV file; line 1 is the header, and a quoted value may span lines."""
+    """The rows of a CSV or TSV file; row 1 is the header, and a quoted value may span lines."""
     delimiter = "\t" if ".tsv" in file.name.lower() else ","
-    with file.open() as stream:
-        header = _csv_header(stream.read(_HEADER_BYTES), delimiter)
-    if header is None or findings.missing_columns(file.name, columns, header):
-        if header is None:
-            findings.note(
-                "the file is empty", where=file.name, fix="the first line must name the columns"
-            )
+    if not _csv_header_fits(file, delimiter, columns, findings):
         return
-    if twice := sorted({name for name in columns if header.count(name) > 1}):
-        findings.note(
-            f"the column `{twice[0]}` stands twice", where=file.name, fix="rename one of them"
-        )
-        return
+    skipped: list[int] = []
 
     def skip(row: pa.csv.InvalidRow) -> str:
         what = f"{row.actual_columns} values for {row.expected_columns} columns: {row.text}"
-        findings.add("malformed", f"{file.name}:{row.number}" if row.number else file.name, what)
+        findings.add("malformed", f"{file.name}:{row.number}", what)
+        skipped.append(row.number)
         return "skip"
 
-    # texts are checked for UTF-8 later, row by row; an image is the path of one
-    types = {
-        name: pa.string() if kind == "image" else pa.binary() for name, kind in columns.items()
-    }
     with file.open() as stream:
         try:
-            reader = pa.csv.open_csv(
-                pa.PythonFile(stream, mode="r"),
-                read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
-                parse_options=pa.csv.ParseOptions(
-                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
-                ),
-                convert_options=pa.csv.ConvertOptions(
-                    include_columns=list(columns),
-                    column_types=types,
-                ),
-            )
-            line = 2
-            for batch in reader:
-                yield _raw(batch, np.arange(line, line + len(batch)), file)
-                line += len(batch)
+            number = 2
+            for batch in _csv_batches(stream, delimiter, columns, skip):
+                # rows that were skipped have their numbers too
+                numbers = np.arange(number, number + len(batch) + len(skipped))
+                numbers = np.setdiff1d(numbers, skipped, assume_unique=True)[: len(batch)]
+                yield _raw(batch, numbers, file)
+                number = int(numbers[-1]) + 1 if len(numbers) else number
+                skipped[:] = [row for row in skipped if row >= number]
         except pa.ArrowInvalid as error:
             findings.add("malformed", file.name, _csv_failure(str(error)))
 
@@ -131,9 +111,42 @@ def _raw(batch: pa.RecordBatch, lines: Any, file: SourceFile) -> RawBatch:
     return RawBatch(columns, lines, file.name, file.split, fetch=file.fetch)
 
 
-def _csv_header(start: bytes, delimiter: str) -> list[str] | None:
-    text = start.decode("utf-8-sig", errors="replace")
-    return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), None)
+def _csv_header_fits(
+    file: SourceFile, delimiter: str, columns: Mapping[str, Kind], findings: Findings
+) -> bool:
+    """Whether the header names each wanted column once; notes what it lacks."""
+    with file.open() as stream:
+        text = stream.read(_HEADER_BYTES).decode("utf-8-sig", errors="replace")
+    header = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), None)
+    if header is None:
+        fix = "the first line must name the columns"
+        findings.note("the file is empty", where=file.name, fix=fix)
+        return False
+    if findings.missing_columns(file.name, columns, header):
+        return False
+    twice = sorted(name for name in columns if header.count(name) > 1)
+    for name in twice:
+        findings.note(f"the column `{name}` stands twice", where=file.name, fix="rename one")
+    return not twice
+
+
+def _csv_batches(
+    stream: BinaryIO,
+    delimiter: str,
+    columns: Mapping[str, Kind],
+    skip: Callable[[pa.csv.InvalidRow], str],
+) -> Iterator[pa.RecordBatch]:
+    # texts are checked for UTF-8 later, row by row; an image is the path of one
+    types = {c: pa.string() if kind == "image" else pa.binary() for c, kind in columns.items()}
+    reader = pa.csv.open_csv(
+        pa.PythonFile(stream, mode="r"),
+        read_options=pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
+        parse_options=pa.csv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
+        ),
+        convert_options=pa.csv.ConvertOptions(include_columns=list(columns), column_types=types),
+    )
+    yield from reader
 
 
 def _csv_failure(message: str) -> str:

@@ -15,7 +15,6 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from rekindle.tasks import load_task
 
 log = logging.getLogger(__name__)
 
-_BATCHES_A_WORKER = 4
+_BATCHES_A_WORKER = 8
 
 
 def shard(
@@ -51,29 +50,28 @@ def shard(
     StepError when a worker fails.
     """
     summary = read_summary(examples)
+    task = load_task(task_name)
+    if task.modality != summary.modality:
+        what = f"{task_name} reads {task.modality}, the examples hold {summary.modality}"
+        raise DataError(what, where=str(examples), fix="run the step `ingest` again for this task")
     _clear(out)
     assets = out / ASSETS
     assets.mkdir(parents=True)
-    task = load_task(task_name)
-    if task.modality != summary.modality:
-        fix = "run the step `ingest` again for this task"
-        raise DataError(
-            f"{task_name} reads {task.modality}, the examples hold {summary.modality}", fix=fix
-        )
-    settings: dict[str, Any] = dict(
-        task.fit(lambda: iter(open_examples(examples, "train")), data, model, assets)
-    )
-    if summary.image_shape is not None:
-        settings = {"image_shape": list(summary.image_shape), **settings}
-    encoders = Encoders(task_name, summary.labels, settings, assets, workers or _workers(examples))
+    fitted = task.fit(lambda: iter(open_examples(examples, "train")), data, model, assets)
+    shape = {"image_shape": list(summary.image_shape)} if summary.image_shape else {}
+    settings: dict[str, Any] = {**shape, **fitted}
+    workers = workers or _workers(examples)
+    encoders = Encoders(task_name, summary.labels, settings, assets, workers)
+    files = {split: examples / f"{split}.arrow" for split in SPLITS}
     writer = _ShardWriter(out, data.shard_rows)
-    for split in SPLITS:
-        if summary.rows.get(split):
-            writer.write(split, encoders.encode(examples / f"{split}.arrow"))
+    with contextlib.closing(encoders.encode(files)) as batches:
+        for split, batch in batches:
+            writer.write(split, batch)
+    writer.close()
     manifest = _manifest(task_name, summary, settings, writer, assets)
     manifest.write(out / MANIFEST)
     total = sum(file.bytes for file in writer.files)
-    log.info("%d shards, %s bytes", len(writer.files), f"{total:,}")
+    log.info("%d shards, %s bytes, %d workers", len(writer.files), f"{total:,}", workers)
     return manifest
 
 
@@ -128,25 +126,30 @@ class _ShardWriter:
         self._folder, self._shard_rows = folder, shard_rows
         self.files: list[ShardFile] = []
         self.hashes = hashlib.sha256()
+        self._open: _OpenShard | None = None
 
-    def write(self, split: str, batches: Iterator[pa.RecordBatch]) -> None:
-        """Write all shards of a split."""
-        with contextlib.closing(batches):  # type: ignore[type-var]  # a generator: its workers end here
-            file: _OpenShard | None = None
-            for batch in batches:
-                self.hashes.update(b"".join(batch.column("hash").to_pylist()))
-                while len(batch):
-                    file = file or _OpenShard.create(
-                        self._folder, split, len(self.files), batch.schema
-                    )
-                    part = batch.slice(0, self._shard_rows - file.rows)
-                    file.append(part)
-                    batch = batch.slice(len(part))
-                    if file.rows == self._shard_rows:
-                        self.files.append(file.close())
-                        file = None
-            if file is not None:
-                self.files.append(file.close())
+    def write(self, split: str, batch: pa.RecordBatch) -> None:
+        """Append a batch to the split; splits come one after the other."""
+        self.hashes.update(b"".join(batch.column("hash").to_pylist()))
+        while len(batch):
+            file = self._file(split, batch.schema)
+            part = batch.slice(0, self._shard_rows - file.rows)
+            file.append(part)
+            batch = batch.slice(len(part))
+
+    def close(self) -> None:
+        """Complete the last file."""
+        if self._open is not None:
+            self.files.append(self._open.close())
+            self._open = None
+
+    def _file(self, split: str, schema: pa.Schema) -> _OpenShard:
+        """A file of the split that has room for a row."""
+        if self._open and (self._open.split != split or self._open.rows == self._shard_rows):
+            self.close()
+        if self._open is None:
+            self._open = _OpenShard.create(self._folder, split, len(self.files), schema)
+        return self._open
 
 
 @dataclasses.dataclass

@@ -140,7 +140,7 @@ def check_splits(
     required: Sequence[str],
     findings: Findings,
 ) -> None:
-    """Note empty splits and classes that a split lacks; `class_rows` counts rows per split and label."""
+    """Note empty splits and classes that a split lacks; `class_rows` counts per split and label."""
     if len(labels) == 1:
         what = f"every row has the label `{shorten(labels[0])}`"
         findings.note(what, fix="a classifier needs at least two classes")

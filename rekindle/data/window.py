@@ -128,7 +128,7 @@ def step(spec: WindowSpec) -> Duration:
     return parse_duration(spec.every or spec.size)
 
 
-def resolve(spec: WindowSpec, newest: dt.datetime | None, *, partitioned: bool = False) -> Window:
+def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = None) -> Window:
     """The interval that `spec` stands for, given the `newest` time in the source (needed for `end:
     latest` only).
 
@@ -143,10 +143,9 @@ def resolve(spec: WindowSpec, newest: dt.datetime | None, *, partitioned: bool =
         raise DataError(
             "the window ends at the latest record, and there is none", where="data.window"
         )
-    elif partitioned:
-        end = shift(newest, every)
     else:
-        end = shift(floor(newest, every.unit), parse_duration(f"1 {every.unit}"))
+        unit = unit or every.unit
+        end = shift(floor(newest, unit), parse_duration(f"1 {unit}"))
     ago = every * spec.offset
     start = shift(end, ago + parse_duration(spec.size), back=True)
     window = Window(start, shift(end, ago, back=True))

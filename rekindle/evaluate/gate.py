@@ -61,8 +61,9 @@ def judge(
     comparison = None
     if champion is not None:
         checks.append(_finite(champion, "champion"))
-        comparison = compare(spec.gate, labels_N, candidate, champion)
-        checks.append(_better(spec.gate, comparison))
+        if all(check.passed for check in checks if check.name.endswith("_finite")):
+            comparison = compare(spec.gate, labels_N, candidate, champion)
+            checks.append(_better(spec.gate, comparison))
         checks += _slice_checks(spec.gate, slices)
     failed = [check for check in checks if not check.passed]
     if failed:

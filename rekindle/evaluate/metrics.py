@@ -6,10 +6,13 @@ of the top probability). Each also exists per example where the paired bootstrap
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from rekindle.records import CalibrationBin
+from rekindle.spec.model import METRICS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -46,7 +49,9 @@ def calibration_error(probabilities_NC: Floats, labels_N: Ints) -> float:
 
 
 def calibration_bins(probabilities_NC: Floats, labels_N: Ints) -> tuple[CalibrationBin, ...]:
-    """The reliability diagram, empty bins left out."""
+    """The reliability diagram; empty bins are left out, and rows that are not numbers."""
+    finite_N = np.isfinite(probabilities_NC).all(1)
+    probabilities_NC, labels_N = probabilities_NC[finite_N], labels_N[finite_N]
     top_N = probabilities_NC.max(1)
     right_N = probabilities_NC.argmax(1) == labels_N
     index_N = np.minimum((top_N * BINS).astype(int), BINS - 1)
@@ -69,7 +74,9 @@ def confusion(probabilities_NC: Floats, labels_N: Ints) -> Ints:
 
 
 def score(probabilities_NC: Floats, labels_N: Ints) -> dict[str, float]:
-    """All metrics by name; see `rekindle.spec.model.METRICS`."""
+    """All metrics by name; see `rekindle.spec.model.METRICS`. NaN for all if a probability is."""
+    if not np.isfinite(probabilities_NC).all():
+        return dict.fromkeys(METRICS, math.nan)
     return {
         "accuracy": accuracy(probabilities_NC, labels_N),
         "macro_f1": macro_f1(probabilities_NC, labels_N),

@@ -20,8 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
+
 from rekindle.errors import RekindleError, RequestError, UnsupportedError
 
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _COMPILED = (".yaml", ".yml", ".json")
 _TIMEOUT_SECONDS = 300
 
@@ -41,22 +44,14 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
     if path.suffix != ".py" or (name and not function.isidentifier()):
         raise RequestError(
             f"`{target}` names no pipeline",
-            fix="write path.py:function, or the path of a compiled .yaml",
+            fix="write path.py:function, or the path of a .yaml",
         )
     if not path.is_file():
         raise RequestError(f"there is no file {path}", fix="write path.py:function")
     with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
         answer_file = Path(scratch) / "answer.json"
         command = [sys.executable, "-P", "-m", "rekindle.ir.compile"]
-        process = subprocess.run(
-            [*command, str(path), function if name else "", str(answer_file)],
-            cwd=folder,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SECONDS,
-        )
+        process = _run([*command, str(path), function if name else "", str(answer_file)], folder)
         answer = json.loads(answer_file.read_bytes()) if answer_file.exists() else {}
     if "ir" in answer:
         return str(answer["ir"])
@@ -67,14 +62,34 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
     raise kind(answer["what"], where=answer["where"], fix=answer["fix"])
 
 
-def compile_function(pipeline: Any) -> str:
-    """IR text of a `@dsl.pipeline` or component that is already loaded (in a notebook)."""
-    from kfp import compiler  # kfp is needed here only, and slow to import
+def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        what = f"loading the pipeline took over {_TIMEOUT_SECONDS} s"
+        raise RequestError(what, where=command[-3], fix="do no work when it is imported") from error
 
-    with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
-        file = Path(scratch) / "pipeline.yaml"
-        compiler.Compiler().compile(pipeline, str(file))
-        return file.read_text(encoding="utf-8")
+
+def compile_function(pipeline: Any) -> str:
+    """IR text of a `@dsl.pipeline` or component that is already loaded (in a notebook).
+
+    Written here and not by KFP's compiler: the comments it puts on top break the YAML where a
+    default has a line break in it.
+    """
+    from google.protobuf.json_format import MessageToDict
+
+    documents = [MessageToDict(pipeline.pipeline_spec)]
+    if pipeline.platform_spec.platforms:
+        documents.append(MessageToDict(pipeline.platform_spec))
+    return yaml.dump_all(documents, Dumper=DUMPER, sort_keys=True, allow_unicode=True)
 
 
 def _read(path: Path) -> str:

@@ -62,7 +62,7 @@ def _recognise_install(command: list[str]) -> Command:
         return as_it_is
     requirements: list[str] = []
     runtime: list[str] = []
-    options: list[str] = []
+    options: dict[tuple[str, str], None] = {}
     for install in re.split(r"&&|\n", _VENV.sub("\n", match["pip"])):
         if not (words := shlex.split(install)):
             continue
@@ -70,21 +70,22 @@ def _recognise_install(command: list[str]) -> Command:
         if parsed is None:
             return as_it_is
         (runtime if "--no-deps" in words else requirements).extend(parsed[0])
-        options.extend(option for option in parsed[1] if option not in options)
-    return Command(tuple(command[3:]), "", tuple(requirements), tuple(runtime), tuple(options))
+        options |= dict.fromkeys(parsed[1])
+    flat = tuple(word for option in options for word in option)
+    return Command(tuple(command[3:]), "", tuple(requirements), tuple(runtime), flat)
 
 
-def _pip_words(words: list[str]) -> tuple[list[str], list[str]] | None:
+def _pip_words(words: list[str]) -> tuple[list[str], list[tuple[str, str]]] | None:
     """Requirements and index options of one `python3 -m pip install`; None if there is anything
     else in it."""
     if words[:4] != ["python3", "-m", "pip", "install"]:
         return None
     requirements: list[str] = []
-    options: list[str] = []
+    options: list[tuple[str, str]] = []
     rest = iter(words[4:])
     for word in rest:
         if word in _VALUED_OPTIONS:
-            options += [word, next(rest, "")]
+            options.append((word, next(rest, "")))
         elif not word.startswith("-"):
             requirements.append(word)
         elif word not in (*_BARE_OPTIONS, "--no-deps"):

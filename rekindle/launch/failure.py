@@ -35,8 +35,19 @@ def failure_from_log(text: str) -> tuple[str, str]:
     told = [failure for failure in found if failure[0] not in _MESSENGERS]
     if told or found:
         return (told or found)[-1]
-    spoken = [line for line in lines if line.strip() and not line.startswith("::rekindle ")]
-    return "", "\n".join(spoken[-5:])
+    return "", "\n".join(_spoken(lines)[-5:])
+
+
+def _spoken(lines: list[str]) -> list[str]:
+    """Lines without our events and without what KFP's executor says of itself, its input dumped."""
+    spoken: list[str] = []
+    in_dump = False
+    for line in lines:
+        noise = line.startswith(("::rekindle ", "[KFP Executor "))
+        if line.strip() and not noise and not in_dump:
+            spoken.append(line)
+        in_dump = line.endswith("Got executor_input:") or (in_dump and line != "}")
+    return spoken
 
 
 def _bare(line: str) -> str:

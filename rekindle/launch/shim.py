@@ -255,7 +255,7 @@ class Supervisor:
         self.tell_rest(set(), signal.SIGKILL)
 
     def tell_rest(self, told: set[int], number: int | None = None) -> set[int]:
-        """Send a signal, the one we got unless told otherwise, to children that are not in `told`."""
+        """Send a signal, the one we got unless said otherwise, to children not in `told`."""
         pids = set(_children()) - told
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

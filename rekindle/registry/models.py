@@ -150,9 +150,9 @@ def register(
 
 
 def promote(where: Registry, registered: Registration, evidence_file: Path) -> Registration:
-    """Make `version` the champion if the evidence, its tags and the registry of this moment all
-    agree.
-    """
+    """Make the registered version the champion if the evidence, the version's tags and the
+    registry of this moment all agree."""
+    version = registered.version
     with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
         found = client.get_model_version(where.name, version)
         champion = _by_alias(client, where.name, CHAMPION)

@@ -22,5 +22,10 @@ def test_the_shipped_configs_load_and_obey_the_schema(path):
     import yaml
 
     load_spec(path)
-    values = yaml.safe_load(path.read_text().replace("3e-3", "0.003").replace("2e-3", "0.002").replace("3e-5", "0.00003"))
+    values = yaml.safe_load(
+        path.read_text()
+        .replace("3e-3", "0.003")
+        .replace("2e-3", "0.002")
+        .replace("3e-5", "0.00003")
+    )
     jsonschema.validate(values, json.loads((CONFIGS / "schema.json").read_text()))

@@ -9,7 +9,7 @@ from rekindle.spec.model import Section, Spec
 MINIMAL = "name: x\ntask: text_classification\ndata: {source: sklearn:digits}\n"
 
 
-@pytest.fixture()
+@pytest.fixture
 def write(tmp_path):
     def writer(text, name="c.yaml"):
         path = tmp_path / name
@@ -42,15 +42,30 @@ def test_the_spec_is_frozen(write):
 
 def test_overrides_win_and_name_themselves_in_errors(write):
     path = write(MINIMAL)
-    assert load_spec(path, ["train.lr=1e-5", "data.split={train: 0.5, validation: 0.2, test: 0.3}"]).train.lr == 1e-5
+    assert (
+        load_spec(
+            path, ["train.lr=1e-5", "data.split={train: 0.5, validation: 0.2, test: 0.3}"]
+        ).train.lr
+        == 1e-5
+    )
     (problem,) = problems_of(path, ["train.lr=fast"])
     assert problem.where == "--set train.lr=fast"
 
 
 def test_extends_merges_mappings_and_replaces_the_rest(write):
-    write("name: base\ntask: text_classification\ndata: {source: sklearn:digits, slices: [a]}\ntrain: {lr: 0.1, seed: 3}\n", "base.yaml")
-    spec = load_spec(write("extends: base.yaml\nname: child\ndata: {slices: [b]}\ntrain: {lr: 0.2}\n"))
-    assert (spec.name, spec.train.lr, spec.train.seed, spec.data.slices) == ("child", 0.2, 3, ("b",))
+    write(
+        "name: base\ntask: text_classification\ndata: {source: sklearn:digits, slices: [a]}\ntrain: {lr: 0.1, seed: 3}\n",
+        "base.yaml",
+    )
+    spec = load_spec(
+        write("extends: base.yaml\nname: child\ndata: {slices: [b]}\ntrain: {lr: 0.2}\n")
+    )
+    assert (spec.name, spec.train.lr, spec.train.seed, spec.data.slices) == (
+        "child",
+        0.2,
+        3,
+        ("b",),
+    )
 
 
 def test_an_error_in_the_base_names_the_base(write):
@@ -123,7 +138,9 @@ CONTRADICTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "overrides", "where"), CONTRADICTIONS, ids=[c[0] for c in CONTRADICTIONS])
+@pytest.mark.parametrize(
+    ("name", "overrides", "where"), CONTRADICTIONS, ids=[c[0] for c in CONTRADICTIONS]
+)
 def test_contradictions_between_fields_are_refused(write, name, overrides, where):
     found = problems_of(write(MINIMAL), overrides)
     assert [p.what.split(":")[0] for p in found] == [where]

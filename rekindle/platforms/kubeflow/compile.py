@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from rekindle.ir.compile import DUMPER
 from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
 
@@ -44,7 +45,7 @@ def compile(
         container = executor.get("container", {})
         if image and container.get("image", "").startswith(OWN_IMAGES):
             container["image"] = image
-    text = yaml.safe_dump_all([spec, *platforms], sort_keys=True, allow_unicode=True, width=100)
+    text = yaml.dump_all([spec, *platforms], Dumper=DUMPER, sort_keys=True, allow_unicode=True)
     return Definition({f"{graph.name}.yaml": text.encode()})
 
 

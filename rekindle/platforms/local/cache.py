@@ -18,8 +18,8 @@ from typing import Any
 from rekindle.ir.graph import Step
 from rekindle.ir.placeholders import lower
 from rekindle.platforms.local.content import FileFact, describe, difference, digest, local_path
-from rekindle.platforms.local.store import Store
-from rekindle.records import ArtifactRecord, canonical_json, write_atomically
+from rekindle.platforms.local.store import Store, put
+from rekindle.records import ArtifactRecord, canonical_json
 
 _CHANGED = {
     "component": "its source changed",
@@ -145,9 +145,9 @@ def explain_miss(store: Store, slug: str, identity: Identity) -> str:
 def save(store: Store, slug: str, identity: Identity, run_id: str, outputs: Values) -> None:
     """Make `outputs` the result for `identity`, once all its files are written."""
     entry = {"run_id": run_id, "facts": dict(identity.facts), "outputs": _values_to_json(outputs)}
-    write_atomically(store.entry(identity.key), json.dumps(entry))
+    put(store.entry(identity.key), json.dumps(entry))
     last = {"run_id": run_id, "key": identity.key, "facts": dict(identity.facts)}
-    write_atomically(store.last(slug), json.dumps(last))
+    put(store.last(slug), json.dumps(last))
 
 
 def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, Stored]:

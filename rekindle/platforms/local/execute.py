@@ -119,7 +119,8 @@ def ignored(graph: Graph) -> tuple[str, ...]:
 
 
 def outputs(graph: Graph, record: RunRecord) -> dict[str, Any]:
-    """What the pipeline itself returned, by name: values, and ArtifactRecords. What was skipped is left out."""
+    """What the pipeline itself returned, by name: values, and ArtifactRecords. What was skipped is
+    left out."""
     return _dag_outputs(graph.dag, {step.name: step for step in record.steps})
 
 
@@ -175,40 +176,56 @@ class _Run:
         self.walk = Walk(graph, values, around.facts)
         self.record, self.on_change, self.on_event = record, on_change, on_event
         self.index = {step.name: i for i, step in enumerate(record.steps)}
+        self.file = around.store.run(record.run_id) / "run.json"
+        self.changed = True
         self.began = time.monotonic()
         self.messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.waiting: list[Ready] = []
         self.working: dict[str, threading.Thread] = {}
         self.failed: list[Outcome] = []
+        self.undecided: RekindleError | None = None
 
     def to_the_end(self, max_parallel: int) -> RunRecord:
         with self.signals():
-            self.change()
             try:
+                self.show()
                 self.advance()
                 while True:
                     while self.waiting and len(self.working) < max_parallel and not self.halted():
                         self.start(self.waiting.pop(0))
+                    self.show()
                     if not self.working:
                         break
                     self.messages.get()()
-            except BaseException:
-                self.around.control.level = 1
-                for thread in self.working.values():
-                    thread.join()
+                    while not self.messages.empty():
+                        self.messages.get_nowait()()
+            except BaseException as error:
+                self.abandon(error)
                 raise
-        return self.conclude()
+            return self.conclude()
+
+    def abandon(self, error: BaseException) -> None:
+        """Stop all steps; say so in the record if it can still be written."""
+        self.around.control.level = 1
+        for thread in self.working.values():
+            thread.join()
+        with contextlib.suppress(OSError):
+            self.change(status="failed", error=f"{type(error).__name__}: {error}")
+            self.record.write(self.file)
 
     def halted(self) -> bool:
-        return bool(self.failed) or self.around.control.stopped()
+        return bool(self.failed or self.undecided) or self.around.control.stopped()
 
     def advance(self) -> None:
         """Queue what became ready, and record what will not run."""
-        for item in self.walk.advance():
-            if isinstance(item, Ready):
-                self.waiting.append(item)
-            else:
-                self.update(item.step.path, status="skipped", reason=item.reason)
+        try:
+            for item in self.walk.advance():
+                if isinstance(item, Ready):
+                    self.waiting.append(item)
+                else:
+                    self.update(item.step.path, status="skipped", reason=item.reason)
+        except RekindleError as error:  # a condition that cannot be decided
+            self.undecided = error
 
     def start(self, ready: Ready) -> None:
         path = ready.step.path
@@ -256,33 +273,46 @@ class _Run:
     def conclude(self) -> RunRecord:
         """Skip what never began, close the record, and raise what the run came to."""
         error = self.verdict()
-        blame = [outcome.step.path for outcome in self.failed]
-        blocked = {path: root for root in blame for path in dependents(self.graph, root)}
+        reasons = self.reasons_not_to_begin()
         for step in self.record.steps:
             if step.status == "pending":
-                reason = "the run was interrupted"
-                if blame and not self.around.control.stopped():
-                    stopped = f"the run stopped when `{blame[0]}` failed"
-                    reason = f"`{blocked[step.name]}` failed" if step.name in blocked else stopped
-                self.update(step.name, status="skipped", reason=reason, quiet=True)
+                self.update(step.name, status="skipped", reason=reasons[step.name])
         if error is None:
             self.change(status="succeeded")
-            return self.record
-        status: dict[type[RekindleError], str] = {
-            InterruptedRunError: "cancelled",
-            PreemptedError: "preempted",
-        }
-        self.change(status=status.get(type(error), "failed"), error=str(error))
-        raise error
+        else:
+            names: dict[type[RekindleError], str] = {
+                InterruptedRunError: "cancelled",
+                PreemptedError: "preempted",
+            }
+            self.change(status=names.get(type(error), "failed"), error=str(error))
+        self.show()
+        if error:
+            raise error
+        return self.record
+
+    def reasons_not_to_begin(self) -> dict[str, str]:
+        """Why each step that is still pending will not run."""
+        if self.around.control.stopped():
+            return dict.fromkeys(self.index, "the run was interrupted")
+        ends = {o.step.path: "failed" if o.status == "failed" else "gave way" for o in self.failed}
+        first = next((f"`{path}` {end}" for path, end in ends.items()), "a condition failed")
+        reasons = dict.fromkeys(self.index, f"the run stopped when {first}")
+        for path, end in ends.items():
+            reasons |= dict.fromkeys(dependents(self.graph, path), f"`{path}` {end}")
+        return reasons
 
     def verdict(self) -> RekindleError | None:
         """The error that the run ends in, if any."""
+        if self.walk.finished and not self.failed:
+            return None
         command = "the same command resumes: finished steps come from the cache"
         if self.around.control.stopped():
             return InterruptedRunError(f"the run {self.record.run_id} was interrupted", fix=command)
         failures = [outcome for outcome in self.failed if outcome.status == "failed"]
         if failures:
             return StepError([self.problem(outcome) for outcome in failures])
+        if self.undecided:
+            return self.undecided
         if self.failed:
             path = self.failed[0].step.path
             return PreemptedError(f"`{path}` was stopped from outside after a save", fix=command)
@@ -298,22 +328,26 @@ class _Run:
         if self.on_event:
             self.on_event(path, event)
 
-    def update(self, path: str, *, quiet: bool = False, **fields: Any) -> None:
+    def update(self, path: str, **fields: Any) -> None:
         """Change one step's record."""
         i = self.index[path]
         steps = list(self.record.steps)
         steps[i] = steps[i].model_copy(update=fields)
-        self.record = self.record.model_copy(update={"steps": tuple(steps)})
-        if not quiet:
-            self.change()
+        self.change(steps=tuple(steps))
 
     def change(self, **fields: Any) -> None:
-        """Write the record, and show it."""
+        """Change the record; `show` makes it known."""
         seconds = round(time.monotonic() - self.began, 3)
         self.record = self.record.model_copy(update={"seconds": seconds, **fields})
-        self.record.write(self.around.store.run(self.record.run_id) / "run.json")
-        if self.on_change:
-            self.on_change(self.record)
+        self.changed = True
+
+    def show(self) -> None:
+        """Write the record if it changed, and tell the caller; what happens at once is told at once."""
+        if self.changed:
+            self.changed = False
+            self.record.write(self.file)
+            if self.on_change:
+                self.on_change(self.record)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:

@@ -48,11 +48,13 @@ class Control:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How an attempt ended; `result` is the shim's RESULT.json, empty if it did not get to write
-    one."""
+    """How an attempt ended: `result` is the shim's RESULT.json, empty if it wrote none; `stopped`
+    says that we told it to end before it did, `timed_out` that this was because its time was
+    over."""
 
     exit_code: int
     result: Mapping[str, Any]
+    stopped: bool
     timed_out: bool
 
 
@@ -86,7 +88,7 @@ def run_shim(
     finally:
         _make_sure(process)
     result = json.loads(result_file.read_bytes()) if result_file.exists() else {}
-    return Ended(code if code >= 0 else 128 - code, result, stopper.timed_out)
+    return Ended(code if code >= 0 else 128 - code, result, stopper.asked, stopper.timed_out)
 
 
 class _Stopper:

@@ -232,13 +232,13 @@ def _runtime_artifact(
 
 def _failure(job: Job, ended: Ended, begins_at: int) -> Outcome | None:
     """The outcome of an attempt that did not succeed; None if it did."""
-    if job.around.control.stopped() and ended.exit_code != 0:
+    if ended.timed_out:
+        return Outcome(job.step, "failed", error=f"timed out after {job.step.timeout_seconds:g} s")
+    if ended.stopped:  # even with exit code 0: who knows what it did not get to do
         reason = "the run was interrupted"
         if ended.exit_code == PREEMPTED:
             reason += "; the step saved its state first"
         return Outcome(job.step, "cancelled", reason=reason)
-    if ended.timed_out:
-        return Outcome(job.step, "failed", error=f"timed out after {job.step.timeout_seconds:g} s")
     if ended.exit_code == PREEMPTED:
         reason = "stopped from outside after a save (exit code 75)"
         return Outcome(job.step, "preempted", reason=reason)
@@ -257,8 +257,9 @@ def _error_text(job: Job, ended: Ended, begins_at: int) -> str:
     with (job.folder / "log.txt").open("rb") as log:
         log.seek(max(begins_at, log.seek(0, 2) - _LOG_TAIL_BYTES))
         kind, message = failure_from_log(log.read().decode(errors="replace"))
-    told = f"{kind}: {message}" if kind and message else kind or message
-    return told or f"exit code {ended.exit_code} and no output"
+    if kind:
+        return f"{kind}: {message}" if message else kind
+    return f"exit code {ended.exit_code}" + (f": {message}" if message else "")
 
 
 def utc_now() -> str:

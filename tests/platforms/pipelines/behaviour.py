@@ -3,7 +3,7 @@
 
 # Components are written as users of KFP write them, hence the noqa.
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from kfp import dsl, kubernetes
 
@@ -196,7 +196,7 @@ def shell(text: str, out: dsl.OutputPath(str)):
 
 
 @dsl.container_component
-def greets(name: str = "", punctuation: str = "!"):
+def greets(name: Optional[str] = None, punctuation: str = "!"):
     return dsl.ContainerSpec(
         image="busybox",
         command=["echo"],

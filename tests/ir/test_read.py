@@ -1,0 +1,308 @@
+"""From IR to Graph: what is understood, what is refused, what is no pipeline at all."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from rekindle.errors import RequestError, UnsupportedError
+from rekindle.ir.graph import Constant, FromInput, FromTask, Graph, Retry, Step, SubDag
+from rekindle.ir.read import read
+
+
+def executor(**container: Any) -> dict[str, Any]:
+    return {"container": {"image": "python:3.11", "command": ["true"], **container}}
+
+
+def minimal() -> dict[str, Any]:
+    """One step `a` with an integer input and an output, and a step `b` that reads it."""
+    number = {"parameterType": "NUMBER_INTEGER"}
+    component = {
+        "executorLabel": "exec-a",
+        "inputDefinitions": {"parameters": {"n": number}},
+        "outputDefinitions": {"parameters": {"Output": number}},
+    }
+    first = {
+        "componentRef": {"name": "comp-a"},
+        "taskInfo": {"name": "a"},
+        "inputs": {"parameters": {"n": {"runtimeValue": {"constant": 3.0}}}},
+        "cachingOptions": {"enableCache": True},
+    }
+    output = {"taskOutputParameter": {"producerTask": "a", "outputParameterKey": "Output"}}
+    second = {
+        "componentRef": {"name": "comp-b"},
+        "dependentTasks": ["a"],
+        "inputs": {"parameters": {"n": output}},
+    }
+    return {
+        "pipelineInfo": {"name": "small"},
+        "schemaVersion": "2.1.0",
+        "sdkVersion": "kfp-2.17.0",
+        "components": {"comp-a": component, "comp-b": {**component, "executorLabel": "exec-b"}},
+        "deploymentSpec": {"executors": {"exec-a": executor(), "exec-b": executor()}},
+        "root": {"dag": {"tasks": {"a": first, "b": second}}},
+    }
+
+
+def changed(path: str, value: Any) -> str:
+    """The minimal pipeline as text with the value at the dotted `path` replaced, or added."""
+    spec = copy.deepcopy(minimal())
+    place: Any = spec
+    *parents, last = path.split(".")
+    for key in parents:
+        place = place.setdefault(key, {})
+    place[last] = value
+    return yaml.safe_dump(spec)
+
+
+def step(graph: Graph, name: str) -> Step:
+    node = graph.dag.nodes[name]
+    assert isinstance(node, Step)
+    return node
+
+
+def test_a_small_pipeline_reads_as_it_is() -> None:
+    graph = read(yaml.safe_dump(minimal()))
+    a, b = graph.steps()
+    assert (a.path, b.path) == ("a", "b")
+    assert (a.where, a.component) == ("root.dag.tasks.a", "a")
+    assert a.parameters == {"n": Constant(3)}
+    assert isinstance(a.parameters["n"].value, int)
+    assert b.parameters == {"n": FromTask("a", "Output")}
+    assert b.upstream == ("a",)
+    assert (a.cache, b.cache) == (True, False)
+    assert a.timeout_seconds is None
+
+
+def test_json_and_a_vertex_job_read_the_same() -> None:
+    graph = read(yaml.safe_dump(minimal()))
+    assert read(json.dumps(minimal())) == graph
+    job = {"displayName": "x", "pipelineSpec": minimal(), "runtimeConfig": {}}
+    assert read(json.dumps(job)) == graph
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "value"),
+    [
+        ("NUMBER_INTEGER", 3.0, 3),
+        ("NUMBER_DOUBLE", 3, 3.0),
+        ("LIST", [1.0, 2.5, ["a", 3.0]], [1, 2.5, ["a", 3]]),
+        ("STRUCT", {"a": 1.0, "b": {"c": True}}, {"a": 1, "b": {"c": True}}),
+        ("STRING", "3.0", "3.0"),
+        ("BOOLEAN", False, False),
+    ],
+)
+def test_numbers_become_what_their_type_says(kind: str, raw: Any, value: Any) -> None:
+    definition = {"parameterType": kind, "defaultValue": raw, "isOptional": True}
+    graph = read(changed("root.inputDefinitions.parameters.x", definition))
+    default = graph.inputs.parameters["x"].default
+    assert default == value
+    assert repr(default) == repr(value)
+
+
+@pytest.mark.parametrize("raw", [3.5, "3", True, [3]])
+def test_a_default_of_another_type_is_no_pipeline(raw: Any) -> None:
+    definition = {"parameterType": "NUMBER_INTEGER", "defaultValue": raw}
+    with pytest.raises(RequestError) as caught:
+        read(changed("root.inputDefinitions.parameters.x", definition))
+    assert caught.value.problems[0].where == "root.inputDefinitions.parameters.x.defaultValue"
+
+
+def test_retries_caching_env_and_resources_are_read() -> None:
+    spec = minimal()
+    task = spec["root"]["dag"]["tasks"]["a"]
+    task["retryPolicy"] = {"maxRetryCount": 2, "backoffDuration": "10s", "backoffFactor": 3.0}
+    task["cachingOptions"] = {"enableCache": True, "cacheKey": "mine"}
+    spec["deploymentSpec"]["executors"]["exec-a"] = executor(
+        env=[{"name": "A", "value": "b"}],
+        resources={
+            "cpuLimit": 2.0, "resourceCpuLimit": "2000m", "memoryLimit": 4.0,
+            "accelerator": {
+                "type": "T4", "count": "1", "resourceType": "nvidia.com/gpu", "resourceCount": "2",
+            },
+        },
+    )  # fmt: skip
+    a = step(read(yaml.safe_dump(spec)), "a")
+    assert a.retry == Retry(2, 10.0, 3.0, 3600.0)
+    assert [a.retry.pause_before(attempt) for attempt in (2, 3)] == [10.0, 30.0]
+    assert a.cache_key == "mine"
+    assert a.container.env["A"].literal == "b"  # type: ignore[union-attr]
+    resources = a.container.resources
+    assert (resources.cpu_limit, resources.memory_limit) == ("2000m", "4G")
+    assert (resources.accelerator_type, resources.accelerator_count) == ("nvidia.com/gpu", "2")
+
+
+def test_a_timeout_comes_from_the_second_document() -> None:
+    executors = {"executors": {"exec-b": {"activeDeadlineSeconds": "90"}}}
+    platform = {"platforms": {"kubernetes": {"deploymentSpec": executors}}}
+    graph = read(yaml.safe_dump_all([minimal(), platform]))
+    assert [s.timeout_seconds for s in graph.steps()] == [None, 90.0]
+
+
+def nested(condition: str = "") -> dict[str, Any]:
+    spec = minimal()
+    inner = spec["root"]["dag"]
+    inner["tasks"]["a"]["inputs"]["parameters"]["n"] = {"componentInputParameter": "n"}
+    inner["outputs"] = {
+        "parameters": {
+            "out": {"valueFromParameter": {"producerSubtask": "b", "outputParameterKey": "Output"}}
+        }
+    }
+    number = {"parameters": {"n": {"parameterType": "NUMBER_INTEGER"}}}
+    out = {"parameters": {"out": {"parameterType": "NUMBER_INTEGER"}}}
+    spec["components"]["comp-inner"] = {
+        "dag": inner,
+        "inputDefinitions": number,
+        "outputDefinitions": out,
+    }
+    task: dict[str, Any] = {
+        "componentRef": {"name": "comp-inner"},
+        "inputs": {"parameters": {"n": {"runtimeValue": {"constant": 1.0}}}},
+    }
+    if condition:
+        task["triggerPolicy"] = {"condition": condition}
+    spec["root"] = {"dag": {"tasks": {"inner": task}}}
+    return spec
+
+
+def test_nested_pipelines_have_paths_and_places() -> None:
+    spec = nested("int(inputs.parameter_values['n']) == 1")
+    graph = read(yaml.safe_dump(spec))
+    assert [s.path for s in graph.steps()] == ["inner/a", "inner/b"]
+    inner = graph.find("inner")
+    assert isinstance(inner, SubDag)
+    assert inner.condition is not None
+    assert str(inner.condition.expression) == "n == 1"
+    assert graph.steps()[0].where == "components.comp-inner.dag.tasks.a"
+    assert graph.steps()[0].parameters == {"n": FromInput("n")}
+    assert inner.dag.parameters == {"out": (FromTask("b", "Output"),)}
+    drawing = graph.drawing()
+    assert [(box.path, box.parent, box.is_step) for box in drawing.boxes] == [
+        ("inner", "", False),
+        ("inner/a", "inner", True),
+        ("inner/b", "inner", True),
+    ]
+    assert drawing.edges == (("inner/a", "inner/b"),)
+
+
+def test_caching_off_for_a_nested_pipeline_is_off_for_its_steps() -> None:
+    spec = nested()
+    assert [s.cache for s in read(yaml.safe_dump(spec)).steps()] == [True, False]
+    spec["root"]["dag"]["tasks"]["inner"]["cachingOptions"] = {}
+    assert [s.cache for s in read(yaml.safe_dump(spec)).steps()] == [False, False]
+
+
+@pytest.mark.parametrize(("name", "path"), [("inner/a", "inner/a"), ("b", "inner/b")])
+def test_steps_are_found_by_path_or_last_name(name: str, path: str) -> None:
+    assert read(yaml.safe_dump(nested())).find(name).path == path
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("x", "no step `x`; there are"), ("inne", "did you mean `inner`")]
+)
+def test_what_is_not_found_names_what_there_is(name: str, says: str) -> None:
+    with pytest.raises(KeyError, match=says):
+        read(yaml.safe_dump(nested())).find(name)
+
+
+REFUSALS = {
+    "root.dag.tasks.a.parameterIterator": {"itemInput": "n", "items": {"raw": "[1]"}},
+    "root.dag.tasks.a.artifactIterator": {"itemInput": "n", "items": {"inputArtifact": "x"}},
+    "root.dag.tasks.a.triggerPolicy.strategy": "ALL_UPSTREAM_TASKS_COMPLETED",
+    "root.dag.tasks.a.inputs.parameters.n.taskFinalStatus": {"producerTask": "b"},
+    "root.dag.tasks.a.inputs.parameters.n.parameterExpressionSelector": "parseJson(string_value)",
+    "root.dag.tasks.a.inputs.parameters.n.runtimeValue.runtimeParameter": "x",
+    "root.dag.tasks.a.somethingNew": {"x": 1},
+    "root.somethingNew": 1,
+    "somethingNew": "x",
+    "components.comp-a.taskConfigPassthroughs": [{"field": "RESOURCES"}],
+    "components.comp-a.singlePlatformSpecs": [{"platform": "x"}],
+    "components.comp-a.inputDefinitions.parameters.n.parameterType": "TASK_CONFIG",
+    "components.comp-a.outputDefinitions.artifacts.x.isArtifactList": True,
+    "deploymentSpec.executors.exec-a.importer": {"artifactUri": {"constant": "gs://x"}},
+    "deploymentSpec.executors.exec-a.customJob": {"customJob": {}},
+    "deploymentSpec.executors.exec-a.resolver": {"outputArtifactQueries": {}, "x": 1},
+    "deploymentSpec.executors.exec-a.container.lifecycle": {"preCacheCheck": {"command": ["x"]}},
+    "deploymentSpec.executors.exec-a.container.image": "{{$.inputs.parameters['n']}}",
+    "deploymentSpec.executors.exec-a.container.volumes": [{"name": "x"}],
+    "deploymentSpec.executors.exec-a.container.args": ["{{$.inputs.parameters['other']}}"],
+}
+
+
+@pytest.mark.parametrize("path", REFUSALS)
+def test_what_is_not_supported_is_refused_with_its_place_and_a_way_out(path: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        read(changed(path, REFUSALS[path]))
+    problem = caught.value.problems[0]
+    assert path.startswith(problem.where) or problem.where.startswith(path)
+    assert problem.fix
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("setting", ["secretAsEnv", "pvcMount", "tolerations", "podMetadata"])
+def test_settings_of_a_cluster_are_refused(setting: str) -> None:
+    executors = {"executors": {"exec-a": {setting: [{"x": 1}]}}}
+    platform = {"platforms": {"kubernetes": {"deploymentSpec": executors}}}
+    with pytest.raises(UnsupportedError, match=setting) as caught:
+        read(yaml.safe_dump_all([minimal(), platform]))
+    assert caught.value.problems[0].where.endswith(f"executors.exec-a.{setting}")
+
+
+def test_all_refusals_come_at_once_and_each_once() -> None:
+    spec = minimal()
+    spec["components"]["comp-b"]["executorLabel"] = "exec-a"
+    spec["deploymentSpec"]["executors"]["exec-a"]["container"]["lifecycle"] = {"x": 1}
+    spec["root"]["dag"]["tasks"]["a"]["new"] = 1
+    spec["other"] = 1
+    with pytest.raises(UnsupportedError) as caught:
+        read(yaml.safe_dump(spec))
+    assert [problem.where for problem in caught.value.problems] == [
+        "deploymentSpec.executors.exec-a.container.lifecycle",
+        "root.dag.tasks.a.new",
+        "other",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "text",
+        "[]",
+        "{",
+        "a: 1\n---\nb: 2\n---\nc: 3",
+        "schemaVersion: 2.1.0",
+        changed("schemaVersion", "1.0"),
+        changed("root", "x"),
+        changed("root.dag.tasks", ["a"]),
+        changed("root.dag.tasks.b.dependentTasks", ["nobody"]),
+        changed("root.dag.tasks.a.dependentTasks", ["b"]),
+        changed("root.dag.tasks.b.componentRef.name", "comp-x"),
+        changed("components.comp-b.executorLabel", "exec-x"),
+        changed("root.dag.tasks.b.inputs.parameters.n", {"componentInputParameter": "gone"}),
+        changed(
+            "root.dag.tasks.b.inputs.parameters.n.taskOutputParameter.outputParameterKey", "gone"
+        ),
+        changed("root.dag.tasks.a.inputs.parameters.n.runtimeValue.constant", "three"),
+        changed("root.dag.tasks.../../etc", {"componentRef": {"name": "comp-a"}}),
+        changed("components.comp-a.outputDefinitions.artifacts.a/b", {}),
+        "!!python/object/apply:os.system ['true']",
+    ],
+)
+def test_what_is_no_pipeline_is_a_request_error(text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(text)
+    assert not isinstance(caught.value, UnsupportedError)
+
+
+def test_a_component_that_holds_itself_is_no_pipeline() -> None:
+    spec = nested()
+    spec["components"]["comp-inner"]["dag"]["tasks"]["again"] = {
+        "componentRef": {"name": "comp-inner"}
+    }
+    with pytest.raises(RequestError, match="comp-inner"):
+        read(yaml.safe_dump(spec))

@@ -1,0 +1,96 @@
+"""The reason of a failure, read back from logs as steps really write them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from rekindle.launch.failure import failure_from_log
+
+
+def log_of(code: str, *more: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *more], capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+CHAIN = "try:\n  1/0\nexcept ZeroDivisionError as e:\n  raise RuntimeError('outer')"
+TYPED = "from rekindle.errors import DataError\nraise DataError('bad', where='f.csv:3', fix='look')"
+LOGS = {
+    "raise ValueError('no luck')": ("ValueError", "no luck"),
+    "raise ValueError('two\\nlines\\n  more')": ("ValueError", "two\nlines\n  more"),
+    "raise KeyError": ("KeyError", ""),
+    "import json; json.loads('x')": (
+        "JSONDecodeError",
+        "Expecting value: line 1 column 1 (char 0)",
+    ),
+    CHAIN: ("RuntimeError", "outer"),
+    CHAIN + " from e": ("RuntimeError", "outer"),
+    "class A:\n  class Odd(Exception): pass\nraise A.Odd('nested')": ("Odd", "nested"),
+    TYPED: ("DataError", "bad\n  where: f.csv:3\n  fix:   look"),
+    "print('a'); print(); print('b'); raise SystemExit(3)": ("", "a\nb"),
+    "": ("", ""),
+}
+
+
+@pytest.mark.parametrize(("code", "expected"), LOGS.items())
+def test_the_last_exception_and_its_whole_message(code: str, expected: tuple[str, str]) -> None:
+    assert failure_from_log(log_of(code)) == expected
+
+
+def test_events_and_log_lines_after_a_traceback_are_no_part_of_the_message() -> None:
+    log = log_of("raise ValueError('one')")
+    after = "::rekindle {}\n2026-01-01 10:00:00 something\nW1121 09:00:00.123 torch\n"
+    assert failure_from_log("before\n" + log + after) == ("ValueError", "one")
+
+
+def test_a_messenger_is_not_the_reason() -> None:
+    run = "import subprocess as s, sys; s.run([sys.executable, '-c', {!r}], check=True)"
+    child = run.format("raise ValueError(7)")
+    assert failure_from_log(log_of(child)) == ("ValueError", "7")
+    alone = "import subprocess; subprocess.run(['false'], check=True)"
+    assert failure_from_log(log_of(alone))[0] == "CalledProcessError"
+
+
+RANKS = """\
+[rank1]: Traceback (most recent call last):
+[rank0]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 3, in <module>
+[rank0]:   File "train.py", line 3, in <module>
+[rank0]:     main()
+[rank1]:     main()
+[rank0]: ValueError: loss is NaN
+[rank0]:   at step 3
+[rank1]: ValueError: loss is NaN
+[rank1]:   at step 3
+W1121 09:12:33.123000 77 torch/distributed/elastic/multiprocessing/api.py:908] Sending process 80
+E1121 09:12:33.123000 77 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 1)
+Traceback (most recent call last):
+  File "/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+"""
+
+
+def test_torchrun_does_not_hide_the_reason() -> None:
+    assert failure_from_log(RANKS) == ("ValueError", "loss is NaN\n  at step 3")
+
+
+def test_kfps_dump_of_its_input_is_not_the_reason() -> None:
+    log = (
+        "[KFP Executor 2026-11-21 10:00:00,000 INFO]: Got executor_input:\n{\n"
+        '    "inputs": {}\n}\nlast words\n'
+    )
+    assert failure_from_log(log) == ("", "last words")
+
+
+def test_a_torn_traceback_does_not_confuse() -> None:
+    assert failure_from_log("Traceback (most recent call last):\n  File x")[0] == ""
+    assert failure_from_log("Traceback (most recent call last):\n  File x\n??? !!!") == (
+        "",
+        "Traceback (most recent call last):\n  File x\n??? !!!",
+    )
