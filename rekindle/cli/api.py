@@ -132,7 +132,7 @@ def run(
     if quiet:
         return Run(execute(resolved, options), Path(home).absolute())
     with Progress() as progress:
-        record = execute(resolved, options, progress.started, progress.changed, progress.event)
+        record = execute(resolved, options, progress.changed, progress.event)
     return Run(record, Path(home).absolute())
 
 

@@ -105,7 +105,6 @@ def _git(*words: str) -> str:
 def execute(
     spec: Spec,
     options: Options,
-    on_start: Callable[[RunRecord], None] = lambda record: None,
     on_change: OnChange = lambda record: None,
     on_event: OnEvent = lambda step, event: None,
 ) -> RunRecord:
@@ -120,7 +119,6 @@ def execute(
     _, graph = graph_of(spec)
     home = options.home.absolute()
     record = _new_record(spec, options, local.ignored(graph) + _ignored(spec))
-    on_start(record)
     secrets_of = {
         name: os.environ[ref.removeprefix("env:")]
         for name, ref in spec.platforms.local.secrets.items()

@@ -58,15 +58,16 @@ class Progress:
         if self.live:
             self.live.__exit__(kind, error, trace)
 
-    def started(self, record: RunRecord) -> None:
+    def _started(self, record: RunRecord) -> None:
         """Say which run this is and what this machine ignores."""
-        self.record = record
         self.console.print(f"run [bold]{record.run_id}[/]", highlight=False)
         for note in record.ignored:
             self.console.print(Text(f"ignored here: {note}", style="yellow"))
 
     def changed(self, record: RunRecord) -> None:
-        """A step changed state."""
+        """The run began, or a step changed state."""
+        if self.record is None:
+            self._started(record)
         self.record = record
         if self.live:
             return

@@ -62,13 +62,11 @@ def _one(spec: Any, options: Any, as_json: bool) -> dict[str, Any]:
 
     with Progress() as progress:
         try:
-            record = execute(spec, options, progress.started, progress.changed, progress.event)
+            record = execute(spec, options, progress.changed, progress.event)
         except RekindleError:
             if progress.record is not None and not as_json:
-                _conclude(
-                    RunRecord.read(options.home / "runs" / progress.record.run_id / "run.json"),
-                    options.home,
-                )
+                folder = options.home / "runs" / progress.record.run_id
+                _conclude(RunRecord.read(folder / "run.json"), options.home)
             raise
     result = summary(record, options.home)
     if not as_json:

@@ -77,8 +77,7 @@ def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
 
 
 def time_column(data: DataSpec) -> str | None:
-    """The time column, where something depends on it: a split by time, or a window that no
-    partition decides."""
+    """The time column, where a split by time or a window without partitions depends on it."""
     by_column = data.window is not None and "{window" not in data.source
     return data.columns.time if by_column or data.split.by == "time" else None
 
@@ -123,8 +122,7 @@ def texts(raw: RawBatch, column: str, kind: Kind, findings: Findings) -> Texts:
 
 
 def scalar_text(value: object) -> str | None:
-    """A label, key, time or slice value as text; None where it has none. `scalar_text(3.0) ==
-    "3"`."""
+    """A label, key, time or slice value as text, or None. `scalar_text(3.0) == "3"`."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

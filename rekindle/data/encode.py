@@ -1,5 +1,4 @@
-"""Encoding in parallel: light processes that each encode every n-th batch and stream the result
-back as Arrow.
+"""Encoding in parallel: light processes, each of which encodes every n-th batch.
 
 `python -m rekindle.data.encode` is such a process: its order is one line of JSON on stdin, its
 answer an Arrow stream on stdout (what a task prints goes to stderr). It is a program of its own and
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,7 @@ _MODULE = "rekindle.data.encode"
 def encode_batch(
     task: Task, batch: pa.RecordBatch, labels: dict[str, int], settings: Settings, assets: Path
 ) -> pa.RecordBatch:
-    """A batch of shard rows: id, hash, label as class index, the slices, and what the task makes of
-    the content."""
+    """Shard rows of a batch: id, hash, label as class index, slices, and what the task encodes."""
     names = [name for name in batch.schema.names if name not in ("split", *_CONTENT)]
     columns: dict[str, Any] = {name: batch.column(name) for name in names}
     indices = [labels[label] for label in batch.column("label").to_pylist()]
@@ -63,8 +61,10 @@ class Encoders:
         }
         self._workers = workers
 
-    def encode(self, files: Mapping[str, Path]) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Each batch of each file with the file's name, in order; in this process if one worker will do."""
+    def encode(
+        self, files: Mapping[str, Path]
+    ) -> Generator[tuple[str, pa.RecordBatch], None, None]:
+        """Each batch of each file with the file's name, in order; here if one worker will do."""
         batches = [name for name, path in files.items() for _ in range(len(ExamplesFile(path)))]
         order = {**self._order, "paths": [str(path) for path in files.values()]}
         workers = min(self._workers, len(batches))
@@ -79,8 +79,7 @@ class Encoders:
 
 
 class _Worker:
-    """One process, and a thread that reads `_AHEAD` batches ahead; leaving the context ends
-    both."""
+    """One process, and a thread that reads `_AHEAD` batches ahead; leaving it ends both."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = json.dumps(order)

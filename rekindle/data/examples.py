@@ -118,8 +118,7 @@ class _BatchFile:
         self._writer.close()
 
     def _flush(self, *, keep_last: bool) -> None:
-        """Write all full batches; the rows after the last full one stay pending unless the file
-        ends."""
+        """Write all full batches; the rows after the last one stay pending unless the file ends."""
         table = pa.concat_tables(self._pending).combine_chunks() if self._pending else None
         self._pending, self._rows, self._bytes = [], 0, 0
         if table is None or not len(table):
@@ -181,8 +180,7 @@ class ExamplesFile:
 
 
 def open_examples(folder: Path, split: str, *columns: str) -> ExamplesFile:
-    """The batches of one split of a folder that `ingest` wrote; of some columns only, where they
-    are named."""
+    """The batches of one split that `ingest` wrote; of the named columns only, if any."""
     return ExamplesFile(folder / f"{split}.arrow", columns)
 
 

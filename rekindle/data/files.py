@@ -72,10 +72,11 @@ class SourceFile:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The files of a source, by name, all of one format."""
+    """The files of a source, by name, all of one format; `unit` is the length of a partition."""
 
     files: tuple[SourceFile, ...]
     format: str
+    unit: str = ""
 
     @property
     def newest(self) -> dt.datetime | None:
@@ -83,8 +84,7 @@ class Files:
         return max((file.partition for file in self.files if file.partition), default=None)
 
     def within(self, window: Window) -> Files:
-        """The files whose partition starts in the window; raises DataError, with what there is, if
-        none does."""
+        """The files whose partition starts in the window; raises DataError if none does."""
         chosen = tuple(file for file in self.files if file.partition and file.partition in window)
         if not chosen:
             starts = sorted(file.partition for file in self.files if file.partition)
@@ -106,8 +106,7 @@ class Files:
 
 
 def locate(data: DataSpec) -> Files:
-    """The files that `data.source` names; raises DataError when there are none, RequestError for a
-    bad URI."""
+    """The files that `data.source` names; raises DataError for none, RequestError for a bad URI."""
     try:
         filesystem, path = fsspec.core.url_to_fs(data.source)
     except (ValueError, ImportError) as error:
@@ -139,12 +138,12 @@ def locate(data: DataSpec) -> Files:
     if data.split.by == "source":
         files = [dataclasses.replace(file, split=split_of(file.name)) for file in files]
     kind = _format_of(files, data)
-    return Files(tuple(sorted(files, key=lambda file: file.name)), kind)
+    ordered = tuple(sorted(files, key=lambda file: file.name))
+    return Files(ordered, kind, partitions.unit if partitions else "")
 
 
 def content_hash(uri: str) -> str:
-    """Hash of the files below a path or URI, names and bytes; raises DataError when there are
-    none."""
+    """Hash of the files below a path or URI, names and bytes; raises DataError for none."""
     filesystem, path = fsspec.core.url_to_fs(uri)
     found, root = _list(filesystem, path)
     files = [

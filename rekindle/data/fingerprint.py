@@ -39,8 +39,7 @@ _TRAIN_ASIDE = {"checkpoint", "max_restarts", "entrypoint"}
 
 @dataclasses.dataclass(frozen=True)
 class ChampionState:
-    """The registry's champion: its version and keys, where its weights started, the version it beat
-    ("" = none)."""
+    """The registry's champion: its keys, where its weights started, what it beat ("" = none)."""
 
     version: str
     run_key: str
@@ -52,8 +51,7 @@ class ChampionState:
 def fingerprint(
     task: str, data: DataSpec, model: ModelSpec, train: TrainSpec, *, champion: ChampionState | None
 ) -> Fingerprint:
-    """What the source holds now and what identifies the work on it; raises DataError when there is
-    nothing to work on."""
+    """What the source holds now, and the keys of the work; raises DataError if it holds nothing."""
     window, content, (files, size) = _content(data, load_task(task).modality)
     work_key = digest(
         {
@@ -96,8 +94,7 @@ def _file_content(path: str) -> str:
 
 
 def _init_from(model: ModelSpec, work_key: str, champion: ChampionState | None) -> str:
-    """Where the weights start. Work that made the champion starts where the champion did, so it is
-    the same work."""
+    """Where the weights start; the work that made the champion starts where the champion did."""
     if model.init_from != "champion":
         return model.init_from
     if champion is None:
@@ -106,8 +103,7 @@ def _init_from(model: ModelSpec, work_key: str, champion: ChampionState | None) 
 
 
 def _to_beat(champion: ChampionState | None, run_key: str) -> str:
-    """The version to compare with: for the champion's own work the one that it beat, so that
-    nothing changes."""
+    """The version to compare with; for the champion's own work the one that it beat back then."""
     if champion is None:
         return ""
     return champion.beaten if champion.run_key == run_key else champion.version
@@ -119,8 +115,8 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
         source = open_source(data, modality)
         return None, source.fingerprint(), source.extent()
     if "{window" in data.source:
-        newest = FileSource(data, modality).newest_partition
-        window = resolve(data.window, newest, partitioned=True)
+        partitions = FileSource(data, modality).partitions
+        window = resolve(data.window, partitions.newest, partitions.unit)
         source = open_source(data, modality, window)
         return window, source.fingerprint(), source.extent()
     source = open_source(data, modality)
@@ -137,8 +133,7 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
 
 
 def _span(source: Source, data: DataSpec) -> Span:
-    """The times of all records. Rows that cannot be read are left to `ingest`, unless nothing else
-    is there."""
+    """The times of all records; rows that cannot be read are left to `ingest` to refuse."""
     column, findings, span = data.columns.time, Findings(), Span()
     if column is None:
         raise RequestError(
@@ -156,8 +151,7 @@ def _span(source: Source, data: DataSpec) -> Span:
 
 
 def _hash_records(source: Source, data: DataSpec, modality: str, window: Window) -> tuple[str, int]:
-    """Hash of the records in the window, and their number; how the source divides into files and
-    blocks is no part."""
+    """Hash of the records in the window, however they are divided into files, and their number."""
     columns = wanted_columns(data, modality)
     running = {name: _ColumnHash(columns[name]) for name in sorted(columns)}
     rows, findings = 0, Findings()
@@ -210,8 +204,7 @@ def _folders(model: ModelSpec) -> dict[str, str]:
 
 
 def _content_behind(name: str) -> str:
-    """Hash of the files behind a path or URI; empty for a name of something else (a version, a run,
-    a hub model)."""
+    """Hash of the files behind a path or URI; empty for other names (a version, a hub model)."""
     if "://" in name or Path(name).expanduser().exists():
         return content_hash(str(Path(name).expanduser()) if "://" not in name else name)
     return ""

@@ -1,5 +1,4 @@
-"""A source becomes examples: read, window, normalise, split, validate; in one pass and in bounded
-memory.
+"""A source becomes examples: read, window, normalise, split, validate; in bounded memory.
 
 `ingest` writes one Arrow file a split and, last, `summary.json`; the same source gives the same
 bytes. Anything unfit makes it raise a single DataError with all that was found, and leaves no
@@ -48,8 +47,7 @@ _TIME = "_rekindle_time"
 def ingest(
     data: DataSpec, modality: str, window: str, out: Path, *, source: str = ""
 ) -> ExamplesSummary:
-    """Write the examples of `data.source` into the folder `out`; returns, and writes, their
-    summary.
+    """Write the examples of `data.source` into `out`; returns, and writes, their summary.
 
     `window` is the text of a resolved window, empty for all records; `source` the fingerprint to
     carry along (default: one of the examples written). Raises DataError with everything that is
@@ -77,7 +75,6 @@ class _Ingestion:
         self.normaliser = Normaliser(data, modality, self.findings)
         self.schema = schema_of(modality, data.slices)
         self.span = Span()
-        self.read_rows = 0
         self.class_rows: dict[str, collections.Counter[str]] = {
             s: collections.Counter() for s in SPLITS
         }
@@ -121,12 +118,10 @@ class _Ingestion:
         )
 
     def _examples(self) -> Iterator[tuple[pa.Table, Times, str]]:
-        """Tables of examples in the window, their times (zeros where none are needed), the source's
-        own split."""
+        """Tables of examples in the window, their times (or zeros), and the source's own split."""
         column = time_column(self.data)
         reader = open_source(self.data, self.modality, self.window)
         for raw in reader.read(wanted_columns(self.data, self.modality), self.findings):
-            self.read_rows += len(raw)
             times = np.zeros(len(raw), np.int64)
             if column is not None:
                 times, keep = read_times(raw, column, self.findings)
@@ -168,8 +163,7 @@ class _Ingestion:
                         self._distribute(writer, pa.table(batch), time_splits(times, cuts))
 
     def _required(self) -> list[str]:
-        """The splits that must hold something; a source with splits of its own may have no
-        validation."""
+        """The splits that must hold something; a source's own may lack validation."""
         if self.data.split.by == "source" or self.data.split.validation == 0:
             return ["train", "test"]
         return list(SPLITS)

@@ -25,13 +25,11 @@ from rekindle.spec.identity import digest, file_sha256
 
 MANIFEST = "manifest.json"
 ASSETS = "assets"
-SPLITS = ("train", "validation", "test")
 _AGAIN = "delete the folder and run the step `shard` again"
 
 
 class Shards:
-    """The verified shards of one folder. `shards.take("train", [5, 0])` gives rows 5 and 0, in that
-    order."""
+    """The verified shards of a folder; `take("train", [5, 0])` gives rows 5 and 0 in this order."""
 
     def __init__(self, folder: Path, manifest: ShardManifest, tables: dict[str, pa.Table]) -> None:
         self.folder, self.manifest = folder, manifest
@@ -56,8 +54,7 @@ class Shards:
         return self._tables[split]
 
     def take(self, split: str, indices: npt.ArrayLike) -> pa.Table:
-        """The rows with these numbers, in this order; raises IndexError for one that does not
-        exist."""
+        """The rows with these numbers, in this order; raises IndexError for one that is not."""
         wanted = np.asarray(indices, np.int64)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.rows(split)):
             raise IndexError(f"{split} has rows 0 to {self.rows(split) - 1}")
@@ -112,8 +109,7 @@ def open_shards(folder: str | Path) -> Shards:
 
 
 def read_manifest(folder: Path) -> ShardManifest:
-    """The manifest of a folder; raises DataError where it is missing, of another version, or not
-    one."""
+    """The manifest of a folder; raises DataError if it is missing, of another version, or none."""
     path = folder / MANIFEST
     try:
         content: Any = json.loads(path.read_bytes())

@@ -1,9 +1,6 @@
-"""Raw rows of any source as examples: id, hash, label, content and slices, with what is unfit noted
-and left out."""
+"""Raw rows of any source as examples; what is unfit is noted and left out."""
 
 from __future__ import annotations
-
-import hashlib
 
 import numpy as np
 import pyarrow as pa
@@ -67,9 +64,8 @@ class Normaliser:
                 pixels.append(None)
                 continue
             pixels.append(self._images.pixels(value, raw.place(row), self._findings))
-        return pa.array(pixels, pa.binary()), np.array(
-            [value is not None for value in pixels], bool
-        )
+        known = np.array([value is not None for value in pixels], bool)
+        return pa.array(pixels, pa.binary()), known
 
     def _label(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
         found = texts(raw, self._data.columns.label, "scalar", self._findings)
@@ -102,11 +98,7 @@ class Normaliser:
 
     def _hashes(self, table: pa.Table) -> pa.Array:
         """SHA-256 of what the model sees, cut to 16 bytes; the shape of an image is part of it."""
-        prefix = (
-            hashlib.sha256(repr(self.image_shape).encode()).digest()
-            if self._modality == "image"
-            else b""
-        )
+        prefix = repr(self.image_shape).encode() if self._modality == "image" else b""
         hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
         return pa.FixedSizeBinaryArray.from_buffers(
             pa.binary(HASH_BYTES), len(table), [None, pa.py_buffer(hashes)]

@@ -23,8 +23,7 @@ _ROWS, _BATCHES = 0, 1
 
 
 class SampleOrder:
-    """The order of one training: `order.batch(step)` for any step, in any sequence; remembers one
-    epoch."""
+    """The order of one training: `batch(step)` for any step, in any sequence; keeps one epoch."""
 
     def __init__(
         self, *, rows: int, global_batch_size: int, seed: int, lengths: npt.ArrayLike | None = None

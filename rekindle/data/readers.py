@@ -84,8 +84,7 @@ def read_parquet(
 def read_jsonl(
     file: SourceFile, columns: Mapping[str, Kind], findings: Findings
 ) -> Iterator[RawBatch]:
-    """The rows of a file of JSON objects, one a line; blank lines are skipped, absent keys are
-    null."""
+    """The rows of a file of JSON objects, one a line; blank lines are skipped, absent keys null."""
     schema: pa.Schema | None = None
     line = 1
     with file.open() as stream:
@@ -151,7 +150,7 @@ def _csv_batches(
 
 def _csv_failure(message: str) -> str:
     if "straddling" in message:
-        return f"a row longer than {BLOCK_BYTES:,} bytes, or a quote that is never closed"
+        return f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
     return message
 
 
@@ -191,8 +190,7 @@ def _probe(block: bytes, columns: Mapping[str, Kind]) -> tuple[list[str], pa.Sch
 
 
 def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
-    """The block by pyarrow, where each line holds one object and each column has its type; else
-    None."""
+    """The block by pyarrow, if each line holds one object and each column has its type, or None."""
     lines = block.count(b"\n") + (not block.endswith(b"\n"))
     try:
         table = pa.json.read_json(

@@ -1,5 +1,4 @@
-"""Examples become shards: what the training ranks read, with a manifest that vouches for every
-byte.
+"""Examples become shards: what the ranks read, with a manifest that vouches for every byte.
 
 The task learns what it must from the training split (`fit`), then worker processes encode the
 batches of each split, and this process cuts them into Arrow files of at most `data.shard_rows`
@@ -16,7 +15,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -42,8 +41,7 @@ def shard(
     out: Path,
     workers: int | None = None,
 ) -> ShardManifest:
-    """Write the shards of a folder of examples into the folder `out`; returns, and writes, their
-    manifest.
+    """Write the shards of a folder of examples into `out`; returns, and writes, their manifest.
 
     `workers` is the number of encoding processes: by default as many as this process may use cores,
     fewer when the data is small. Raises DataError for a folder of examples that is incomplete,
@@ -64,10 +62,9 @@ def shard(
     encoders = Encoders(task_name, summary.labels, settings, assets, workers)
     files = {split: examples / f"{split}.arrow" for split in SPLITS}
     writer = _ShardWriter(out, data.shard_rows)
-    with contextlib.closing(encoders.encode(files)) as batches:
+    with contextlib.closing(encoders.encode(files)) as batches, writer:
         for split, batch in batches:
             writer.write(split, batch)
-    writer.close()
     manifest = _manifest(task_name, summary, settings, writer, assets)
     manifest.write(out / MANIFEST)
     total = sum(file.bytes for file in writer.files)
@@ -85,7 +82,8 @@ def _clear(out: Path) -> None:
 
 def _workers(examples: Path) -> int:
     batches = sum(len(open_examples(examples, split)) for split in SPLITS)
-    return max(1, min(len(os.sched_getaffinity(0)), batches // _BATCHES_A_WORKER))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, batches // _BATCHES_A_WORKER))
 
 
 def _manifest(
@@ -95,14 +93,12 @@ def _manifest(
     writer: _ShardWriter,
     assets: Path,
 ) -> ShardManifest:
-    rows = {
-        split: sum(file.rows for file in writer.files if file.split == split) for split in SPLITS
-    }
+    rows = dict.fromkeys(SPLITS, 0)
+    for file in writer.files:
+        rows[file.split] += file.rows
     if rows != dict(summary.rows):
-        raise DataError(
-            f"the examples promised {dict(summary.rows)} rows and hold {rows}",
-            fix="run `ingest` again",
-        )
+        what = f"the examples promised {dict(summary.rows)} rows and hold {rows}"
+        raise DataError(what, fix="run `ingest` again")
     return ShardManifest(
         task=task_name,
         source=summary.source,
@@ -137,8 +133,13 @@ class _ShardWriter:
             file.append(part)
             batch = batch.slice(len(part))
 
-    def close(self) -> None:
-        """Complete the last file."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._complete()
+
+    def _complete(self) -> None:
         if self._open is not None:
             self.files.append(self._open.close())
             self._open = None
@@ -146,7 +147,7 @@ class _ShardWriter:
     def _file(self, split: str, schema: pa.Schema) -> _OpenShard:
         """A file of the split that has room for a row."""
         if self._open and (self._open.split != split or self._open.rows == self._shard_rows):
-            self.close()
+            self._complete()
         if self._open is None:
             self._open = _OpenShard.create(self._folder, split, len(self.files), schema)
         return self._open
@@ -170,9 +171,8 @@ class _OpenShard:
     def append(self, batch: pa.RecordBatch) -> None:
         self.writer.write_batch(batch)
         self.rows += len(batch)
-        self.tokens += (
-            int(np.sum(row_tokens(pa.table(batch)))) if "input_ids" in batch.schema.names else 0
-        )
+        if "input_ids" in batch.schema.names:
+            self.tokens += int(np.sum(row_tokens(pa.table(batch))))
 
     def close(self) -> ShardFile:
         self.writer.close()

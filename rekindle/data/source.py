@@ -3,7 +3,6 @@ fingerprint."""
 
 from __future__ import annotations
 
-import datetime as dt
 import lzma
 import zlib
 from collections.abc import Iterator, Mapping
@@ -43,8 +42,7 @@ class Source(Protocol):
 
 
 class FileSource:
-    """Files of one format behind a URI; the same bytes give the same fingerprint wherever they
-    lie."""
+    """Files of one format behind a URI; the same bytes have one fingerprint wherever they lie."""
 
     def __init__(self, data: DataSpec, modality: str, window: Window | None = None) -> None:
         self._data = data
@@ -62,9 +60,9 @@ class FileSource:
             raise RequestError(what, where="data.format", fix=fix)
 
     @property
-    def newest_partition(self) -> dt.datetime | None:
-        """The start of the newest partition, where the URI has them."""
-        return self._files.newest
+    def partitions(self) -> Files:
+        """The files, with the newest partition and the unit of one."""
+        return self._files
 
     def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
         """The rows, file by file in order of name."""

@@ -24,8 +24,7 @@ _DIGIT_BITS = 16
 
 
 def content_hashes(values: pa.Array, prefix: bytes = b"") -> bytes:
-    """SHA-256, cut to 16 bytes, of `prefix` and each value of a string or binary array, one after
-    the other."""
+    """SHA-256, cut to 16 bytes, of `prefix` and each value of a string or binary array, joined."""
     start = hashlib.sha256(prefix)
     if prefix:
         hashes = []
@@ -65,8 +64,7 @@ def time_splits(times: Times, cuts: tuple[int, int]) -> npt.NDArray[np.int8]:
 
 
 def order_statistic(blocks: Callable[[], Iterable[Times]], rank: int) -> int:
-    """The value that would stand at `rank` (from 0) if all were sorted: radix selection, 16 bits a
-    pass."""
+    """The value at `rank` (from 0) if all were sorted, by radix selection: 16 bits a pass."""
     prefix, bits = 0, 64
     while bits:
         bits -= _DIGIT_BITS

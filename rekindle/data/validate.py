@@ -1,4 +1,4 @@
-"""What makes a source unfit, collected while it is read and refused all at once.
+"""What makes a source unfit, collected while it is read, and refused all at once.
 
 A row with a fault is counted, up to `SHOWN` of a kind are remembered with their place
 (`reviews.jsonl:17`) and value, and reading goes on; `raise_if_any` then raises one DataError with a
@@ -61,8 +61,19 @@ _FAULTS = {
 
 @dataclasses.dataclass
 class _Fault:
+    """How often something is wrong, and where first."""
+
     count: int = 0
     shown: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, place: str, count: int = 1) -> None:
+        self.count += count
+        if len(self.shown) < SHOWN:
+            self.shown.append(place)
+
+    def __str__(self) -> str:
+        more = self.count - len(self.shown)
+        return ", ".join(self.shown) + (f" and {more:,} more" if self.shown[0] and more else "")
 
 
 class Findings:
@@ -70,28 +81,23 @@ class Findings:
 
     def __init__(self) -> None:
         self._faults: dict[str, _Fault] = {}
-        self._problems: list[Problem] = []
+        self._notes: dict[tuple[str, str], _Fault] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._faults or self._problems)
+        return bool(self._faults or self._notes)
 
     def add(self, kind: str, place: str, value: object = None, count: int = 1) -> None:
-        """Note `count` rows with a fault of this kind, the first at `place`, with its value or what
-        is wrong with it."""
-        fault = self._faults.setdefault(kind, _Fault())
-        fault.count += count
-        if len(fault.shown) < SHOWN:
-            fault.shown.append(f"{place} ({shorten(value)})" if value is not None else place)
+        """Note `count` rows with a fault of this kind, the first at `place` with this `value`."""
+        where = f"{place} ({shorten(value)})" if value is not None else place
+        self._faults.setdefault(kind, _Fault()).add(where, count)
 
     def shows(self, kind: str) -> bool:
         """Whether the next fault of this kind would be shown, or only counted."""
         return kind not in self._faults or len(self._faults[kind].shown) < SHOWN
 
     def note(self, what: str, *, where: str = "", fix: str = "") -> None:
-        """Note a problem that is not one of rows; the same one is noted once."""
-        problem = Problem(what, where, fix)
-        if problem not in self._problems:
-            self._problems.append(problem)
+        """Note a problem that is not one of rows; the same in several files is one."""
+        self._notes.setdefault((what, fix), _Fault()).add(where)
 
     def missing_columns(self, file: str, wanted: Iterable[str], present: Sequence[str]) -> bool:
         """Whether `file` lacks wanted columns, each noted with the nearest that exists."""
@@ -109,16 +115,11 @@ class Findings:
 
     def problems(self) -> list[Problem]:
         """Everything noted, in the order of first sight."""
-        found = list(self._problems)
+        found = [Problem(what, str(places), fix) for (what, fix), places in self._notes.items()]
         for kind, fault in self._faults.items():
             what, fix = _FAULTS[kind]
-            more = (
-                f" and {fault.count - len(fault.shown):,} more"
-                if fault.count > len(fault.shown)
-                else ""
-            )
             rows = f"{fault.count:,} {'row' if fault.count == 1 else 'rows'} {what}"
-            found.append(Problem(rows, ", ".join(fault.shown) + more, fix))
+            found.append(Problem(rows, str(fault), fix))
         return found
 
     def raise_if_any(self) -> None:

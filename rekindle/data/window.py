@@ -24,13 +24,13 @@ _PARTITION_FORMAT = {
 }  # fmt: skip
 _PLACEHOLDER = re.compile(r"\{window(?::([^{}]+))?\}")
 _DIRECTIVES = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}"}
+_FINENESS = {"%Y": "year", "%m": "month", "%d": "day", "%H": "hour"}
 _DEADLINE = dt.datetime(9999, 12, 31)
 
 
 @dataclasses.dataclass(frozen=True)
 class Duration:
-    """A length of calendar time; `unit` is the word it was written with, and what `latest` is
-    aligned to."""
+    """A length of calendar time; `unit` is the word it was written with."""
 
     months: int
     seconds: int
@@ -45,8 +45,7 @@ class Duration:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The times t with start <= t < end. `str()` is its one text:
-    `2026-03-01T00:00:00/2026-06-01T00:00:00`."""
+    """The times t with start <= t < end; as text 2026-03-01T00:00:00/2026-06-01T00:00:00."""
 
     start: dt.datetime
     end: dt.datetime
@@ -59,8 +58,7 @@ class Window:
 
 
 def parse_window(text: str) -> Window | None:
-    """The window that `str(window)` wrote; None for the empty text, which stands for all
-    records."""
+    """The window that `str(window)` wrote; None for the empty text, which means all records."""
     if not text:
         return None
     start, separator, end = text.partition("/")
@@ -87,8 +85,7 @@ def parse_duration(text: str) -> Duration:
 
 
 def parse_time(text: str) -> dt.datetime:
-    """A full or partial ISO 8601 time as naive UTC; raises ValueError. `2026-03` is
-    2026-03-01T00:00:00."""
+    """A full or partial ISO 8601 time as naive UTC (`2026-03` is its first); raises ValueError."""
     if re.fullmatch(r"\d{4}(-\d{2})?", text):
         text += "-01-01" if len(text) == 4 else "-01"
     time = dt.datetime.fromisoformat(text)
@@ -129,11 +126,10 @@ def step(spec: WindowSpec) -> Duration:
 
 
 def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = None) -> Window:
-    """The interval that `spec` stands for, given the `newest` time in the source (needed for `end:
-    latest` only).
+    """The interval that `spec` stands for, given the `newest` time of the source (`end: latest`).
 
-    `latest` ends with the calendar unit of `every` that holds the newest record, or with the newest
-    partition. `size: 3 months` and a newest record of 2026-05-17 give
+    `latest` ends with the calendar unit that holds the newest record: that of `every`, or `unit`
+    (of partitions, whose names tell it). `size: 3 months` and a newest record of 2026-05-17 give
     2026-03-01T00:00:00/2026-06-01T00:00:00.
     """
     every = step(spec)
@@ -156,8 +152,7 @@ def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = Non
 
 
 def _end_of(text: str) -> dt.datetime:
-    """The instant after the period that a partial date names: `2026-03` ends at
-    2026-04-01T00:00:00."""
+    """The instant after the period that a partial date names: 2026-04-01T00:00:00 for `2026-03`."""
     try:
         time = parse_time(text)
     except ValueError as error:
@@ -173,8 +168,7 @@ def _end_of(text: str) -> dt.datetime:
 
 @dataclasses.dataclass(frozen=True)
 class Partitions:
-    """A path with `{window}` or `{window:%Y-%m}` in it, once or several times
-    (`year={window:%Y}/month={window:%m}`)."""
+    """A path with `{window}` or, once or several times, the like of `{window:%Y-%m}` in it."""
 
     path: str
     default_format: str
@@ -184,13 +178,19 @@ class Partitions:
         """The partitions of `path`; raises RequestError for a format that does not order time."""
         default = _PARTITION_FORMAT[step(spec).unit]
         for match in _PLACEHOLDER.finditer(path):
-            leftover = re.sub("|".join(_DIRECTIVES), "", match[1] or default)
-            if "%" in leftover or "/" in leftover:
+            text = match[1] or default
+            leftover = re.sub("|".join(_DIRECTIVES), "", text)
+            if leftover == text or "%" in leftover or "/" in leftover:
                 fix = f"use {', '.join(_DIRECTIVES)} and plain text"
                 raise RequestError(
                     f"{match[0]} is no format of a time", where="data.source", fix=fix
                 )
         return cls(path, default)
+
+    @property
+    def unit(self) -> str:
+        """The calendar unit that the finest part of a name stands for."""
+        return _FINENESS[max(self._names(), key=list(_FINENESS).index)]
 
     @property
     def glob(self) -> str:

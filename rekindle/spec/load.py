@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 
     Raises SpecError (exit code 2) with all problems: syntax, types, bounds, unknown keys with the
     nearest known one, and contradictions between fields."""
-    document = _with_extends(Path(path).absolute(), ())
+    document = _with_extends(Path(path), ())
     values, lines = document.values, dict(document.lines)
     for override in overrides:
         _apply_override(values, lines, override)
@@ -102,6 +103,8 @@ def _anchored(field: str, value: str, folder: Path) -> str:
     """An absolute path where `value` means a local file; hub names, URIs and registered names stay
     as they are.
     """
+    if field == "entrypoint":
+        return _anchored_script(value, folder)
     if "://" in value or value.startswith(("sklearn:", "hub:", "run:")):
         return value
     is_path = {
@@ -114,6 +117,14 @@ def _anchored(field: str, value: str, folder: Path) -> str:
         return value
     path = Path(value).expanduser()
     return str(path if path.is_absolute() else Path(f"{folder}/{value}").absolute())
+
+
+def _anchored_script(words: str, folder: Path) -> str:
+    """The words of a command whose first one is a script (or `-m`, a module)."""
+    script, space, rest = words.strip().partition(" ")
+    if script == "-m" or Path(script).is_absolute() or script[:1] in {"'", '"', ""}:
+        return words
+    return shlex.quote(str(Path(f"{folder}/{script}").absolute())) + space + rest
 
 
 def _is_hub_name(value: str, folder: Path) -> bool:
@@ -131,7 +142,7 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
     if not equals or not all(path):
         raise SpecError(
             f"`--set {override}` is not of the form a.b=c",
-            where=f"--set {override}",
+            where="--set",
             fix="--set train.lr=1e-4",
         )
     section: dict[str, Any] = values
@@ -143,7 +154,7 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
     section[path[-1]] = parse_value(text)
     for known in [known for known in lines if known[: len(path)] == path]:
         del lines[known]
-    lines[path] = f"--set {override}"
+    lines[path] = f"--set {key}"  # the value may be a secret
     _anchor_paths(values, Path.cwd())
 
 

@@ -88,13 +88,13 @@ def make_tokenizer(corpus: Path, folder: Path) -> None:
 
 
 def run_rekindle(corpus: Path, tokenizer: Path, out: Path) -> tuple[float, int]:
-    from rekindle.data.ingest import ingest
-    from rekindle.data.shard import shard
-    from rekindle.spec.model import DataSpec, ModelSpec
-
     import pyarrow.csv
     import pyarrow.json  # noqa: F401 - imports are not what is measured
     import transformers  # noqa: F401
+
+    from rekindle.data.ingest import ingest
+    from rekindle.data.shard import shard
+    from rekindle.spec.model import DataSpec, ModelSpec
 
     data = DataSpec(source=str(corpus), max_length=MAX_LENGTH)
     model = ModelSpec(source={"model_type": "distilbert"}, tokenizer=str(tokenizer))

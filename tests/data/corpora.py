@@ -45,7 +45,9 @@ def text_spec(source: object, **fields: Any) -> DataSpec:
     return DataSpec.model_validate({"source": str(source), **fields})
 
 
-def ingested(data: DataSpec, out: Path, window: str = "", modality: str = "text") -> ExamplesSummary:
+def ingested(
+    data: DataSpec, out: Path, window: str = "", modality: str = "text"
+) -> ExamplesSummary:
     return ingest(data, modality, window, out)
 
 
@@ -57,7 +59,9 @@ def sharded(data: DataSpec, out: Path, task: str = "Words", **how: Any) -> Shard
 
 
 def all_examples(folder: Path) -> pa.Table:
-    return pa.Table.from_batches([batch for split in SPLITS for batch in open_examples(folder, split)])
+    return pa.Table.from_batches(
+        [batch for split in SPLITS for batch in open_examples(folder, split)]
+    )
 
 
 def content(folder: Path) -> dict[str, str]:

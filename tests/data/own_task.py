@@ -1,4 +1,5 @@
-"""Tasks of a user's own, named as `tests/data/own_task.py:Class`: a learnt word list, and ones that misbehave."""
+"""Tasks of a user's own, named as `tests/data/own_task.py:Class`: a learnt word list, and ones that
+misbehave."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from rekindle.tasks.base import Task
 
 
 class Words(Task):
-    """Words as numbers, in the order of a tokenizer that `tokenizers` learns from the training split."""
+    """Words as numbers, in the order of a tokenizer that `tokenizers` learns from the training
+    split."""
 
     modality = "text"
 
@@ -25,7 +27,9 @@ class Words(Task):
         tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         trainer = trainers.WordLevelTrainer(special_tokens=["[UNK]"], show_progress=False)
-        tokenizer.train_from_iterator((batch.column("text").to_pylist() for batch in train()), trainer)
+        tokenizer.train_from_iterator(
+            (batch.column("text").to_pylist() for batch in train()), trainer
+        )
         tokenizer.save(str(assets / "tokenizer.json"))
         return {"vocab_size": tokenizer.get_vocab_size()}
 

@@ -39,7 +39,19 @@ def test_one_changed_byte_is_other_work(source):
     source.write_bytes(source.read_bytes().replace(b"review 7 ", b"review 8 ", 1))
     after = taken(text_spec(source))
     assert after.bytes == before.bytes
-    assert len({before.data, after.data, before.run_key, after.run_key, before.work_key, after.work_key}) == 6
+    assert (
+        len(
+            {
+                before.data,
+                after.data,
+                before.run_key,
+                after.run_key,
+                before.work_key,
+                after.work_key,
+            }
+        )
+        == 6
+    )
 
 
 SAME = {
@@ -76,7 +88,10 @@ def test_code_and_models_behind_a_path_count_by_their_bytes(tmp_path, source):
     entry.write_text("print(1)")
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    train, model = TrainSpec(entrypoint=str(entry)), ModelSpec(source=str(folder), init_from=str(folder))
+    train, model = (
+        TrainSpec(entrypoint=str(entry)),
+        ModelSpec(source=str(folder), init_from=str(folder)),
+    )
     keys = [taken(text_spec(source), model, train)]
     entry.write_text("print(2)")
     keys.append(taken(text_spec(source), model, train))
@@ -122,13 +137,19 @@ def test_partitions_are_windows_too(tmp_path):
     assert taken(earlier) == before
     assert taken(data).data != latest.data
     far = data.model_copy(update={"window": data.window.model_copy(update={"offset": 9})})
-    with pytest.raises(DataError, match=r"none of the partitions, which start 2026-01-01.* to 2026-06-01"):
+    with pytest.raises(
+        DataError, match=r"none of the partitions, which start 2026-01-01.* to 2026-06-01"
+    ):
         taken(far)
 
 
 def test_a_window_without_records_says_what_there_is(source):
-    data = text_spec(source, columns={"time": "month"}, window={"size": "1 month", "end": "2020-01"})
-    with pytest.raises(DataError, match=r"none of 300 records\n.*2026-01-01T00:00:00 to 2026-10-01T00:00:00"):
+    data = text_spec(
+        source, columns={"time": "month"}, window={"size": "1 month", "end": "2020-01"}
+    )
+    with pytest.raises(
+        DataError, match=r"none of 300 records\n.*2026-01-01T00:00:00 to 2026-10-01T00:00:00"
+    ):
         taken(data)
     write_jsonl(source, [{"text": "a", "label": "b", "month": "soon"}])
     with pytest.raises(DataError, match="ISO 8601"):
@@ -147,7 +168,9 @@ def promoted(found, version):
 
 
 @pytest.mark.parametrize("init", ["base", "champion"])
-def test_repeated_work_is_a_cache_hit_after_its_promotion_and_new_work_meets_the_champion(source, init):
+def test_repeated_work_is_a_cache_hit_after_its_promotion_and_new_work_meets_the_champion(
+    source, init
+):
     model = ModelSpec(init_from=init)
     first = taken(text_spec(source), model)
     champion = promoted(first, "1")

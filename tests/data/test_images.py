@@ -76,11 +76,15 @@ def test_the_same_pixels_in_any_form_are_the_same_examples(tmp_path):
         (tmp_path / f"{i}.png").write_bytes(png(image))
     records = [{"image": f"{i}.png", "label": label} for i, label in enumerate(labels)]
     write_jsonl(tmp_path / "paths.jsonl", records)
-    (tmp_path / "paths.csv").write_text("image,label\n" + "".join(f"{r['image']},{r['label']}\n" for r in records))
+    (tmp_path / "paths.csv").write_text(
+        "image,label\n" + "".join(f"{r['image']},{r['label']}\n" for r in records)
+    )
     numbers = [{"image": v, "label": label} for v, label in zip(forms["flat"], labels, strict=True)]
     write_jsonl(tmp_path / "numbers.jsonl", numbers)
     hashes = {}
-    for file in sorted([*tmp_path.glob("*.parquet"), *tmp_path.glob("*.jsonl"), *tmp_path.glob("*.csv")]):
+    for file in sorted(
+        [*tmp_path.glob("*.parquet"), *tmp_path.glob("*.jsonl"), *tmp_path.glob("*.csv")]
+    ):
         ingested(text_spec(file), tmp_path / "out", modality="image")
         hashes[file.name] = sorted(all_examples(tmp_path / "out")["hash"].to_pylist())
     assert len(hashes) == 7
@@ -97,10 +101,16 @@ def test_the_bundled_digits_are_scaled_to_all_of_a_byte(tmp_path):
 
 def test_alpha_and_grey_join_coloured_images(tmp_path):
     def change(i, image):
-        return {0: image, 1: image[:, :, 0], 2: np.concatenate([image, image[:, :, :1]], axis=2)}[i % 3]
+        return {0: image, 1: image[:, :, 0], 2: np.concatenate([image, image[:, :, :1]], axis=2)}[
+            i % 3
+        ]
 
     image_folder(tmp_path / "p", change=lambda i, image: image if i < 2 else change(i, image))
-    assert ingested(text_spec(tmp_path / "p"), tmp_path / "out", modality="image").image_shape == (4, 6, 3)
+    assert ingested(text_spec(tmp_path / "p"), tmp_path / "out", modality="image").image_shape == (
+        4,
+        6,
+        3,
+    )
 
 
 def numbers(*values):

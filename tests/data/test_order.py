@@ -1,4 +1,5 @@
-"""Sample order is arithmetic: what any step trains on follows from seed, lengths and its number alone."""
+"""Sample order is arithmetic: what any step trains on follows from seed, lengths and its number
+alone."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ from hypothesis import strategies as st
 
 from rekindle.data.order import BUCKET_BATCHES, PADDING, SampleOrder, batch_indices, steps_per_epoch
 
-SIZES = {"rows": st.integers(1, 700), "batch": st.integers(1, 64), "seed": st.integers(0, 2**31 - 1)}
+SIZES = {
+    "rows": st.integers(1, 700),
+    "batch": st.integers(1, 64),
+    "seed": st.integers(0, 2**31 - 1),
+}
 
 
 def lengths_of(rows: int, seed: int) -> np.ndarray:
@@ -61,7 +66,12 @@ def test_buckets_waste_little_padding_and_come_in_no_order_of_length():
 def test_the_order_is_the_same_on_every_machine_and_numpy():
     assert batch_indices(3, rows=10, global_batch_size=4, seed=7).tolist() == [3, 9, 1, 6]
     lengths = [5, 1, 4, 2, 3, 9, 8, 7, 6, 0]
-    assert batch_indices(1, rows=10, global_batch_size=4, seed=7, lengths=lengths).tolist() == [9, 1, 3, 4]
+    assert batch_indices(1, rows=10, global_batch_size=4, seed=7, lengths=lengths).tolist() == [
+        9,
+        1,
+        3,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("wrong", [{"rows": 0}, {"global_batch_size": 0}, {"lengths": [1, 2]}])

@@ -69,7 +69,7 @@ def test_many_files_behind_a_memory_uri_are_read_in_order_of_name(tmp_path):
         part = as_jsonl(rows()[i::5])
         memory.pipe(f"/many/{name}", gzip.compress(part) if name.endswith(".gz") else part)
     ingested(text_spec("memory://many"), tmp_path / "folder")
-    ids = [value for value in all_examples(tmp_path / "folder")["id"].to_pylist()]
+    ids = all_examples(tmp_path / "folder")["id"].to_pylist()
     assert {name.split(":")[0] for name in ids} == {"a.jsonl", "b.jsonl", "sub/c.jsonl.gz"}
     ingested(text_spec("memory://many/*.jsonl"), tmp_path / "glob")
     assert len(all_examples(tmp_path / "glob")) == 120
@@ -108,7 +108,9 @@ def test_irregular_lines_mean_the_same_alone_and_among_regular_ones(tmp_path):
         columns = {"text": "text", "label": "scalar"}
         found = []
         for raw in readers.read_jsonl(file, columns, Findings()):
-            texts = [value if isinstance(value, str) else value.as_py() for value in raw.columns["text"]]
+            texts = [
+                value if isinstance(value, str) else value.as_py() for value in raw.columns["text"]
+            ]
             found += list(zip(texts, raw.lines.tolist(), strict=True))
         return found
 
@@ -120,7 +122,10 @@ def test_irregular_lines_mean_the_same_alone_and_among_regular_ones(tmp_path):
 
 
 def test_times_and_numbers_of_parquet_become_text(tmp_path):
-    moments = [dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=i, microseconds=5) for i in range(300)]
+    moments = [
+        dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=i, microseconds=5)
+        for i in range(300)
+    ]
     table = pa.table(
         {
             "text": [f"text {i}" for i in range(300)],

@@ -1,4 +1,5 @@
-"""A table of sources that are not fit to train on: each is refused with the rows at fault and a fix."""
+"""A table of sources that are not fit to train on: each is refused with the rows at fault and a
+fix."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from rekindle.data.examples import SUMMARY
+from rekindle.data.split import content_hashes, hash_splits
 from rekindle.errors import DataError, RekindleError, RequestError
+from rekindle.spec.model import SplitSpec
 from tests.data.corpora import ingested, rows, text_spec, write_jsonl
 
 GOOD = [json.dumps(row) for row in rows()]
@@ -68,7 +71,7 @@ REFUSED = {
         "x.jsonl", lines({2: row(2, label="rare")}), {}, ["no row of class `rare`", "split validation"],
     ),
     "an empty split": (
-        "x.jsonl", b"\n".join(line.encode() for line in GOOD[:4]), {}, ["the split test is empty", "train "],
+        "x.jsonl", lines({i: row(i, id="k") for i in range(1, 301)}), {"columns": {"key": "id"}}, ["is empty", "train "],
     ),
     "a time that is none": (
         "x.jsonl", lines({3: row(3, month="March")}), {"columns": {"time": "month"}, "split": {"by": "time"}}, ["ISO 8601", "x.jsonl:3", "'March'"],
@@ -90,7 +93,9 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "fields", "expected"), REFUSED.values(), ids=list(REFUSED))
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "expected"), REFUSED.values(), ids=list(REFUSED)
+)
 def test_it_is_refused(tmp_path, name, content, fields, expected):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -102,7 +107,11 @@ def test_it_is_refused(tmp_path, name, content, fields, expected):
 
 
 def test_all_kinds_are_told_at_once_and_five_rows_of_each_are_shown(tmp_path):
-    bad = {i: row(i, text="") for i in range(1, 21)} | {30: "{", 40: row(40, label=None), 50: row(50, text=1)}
+    bad = {i: row(i, text="") for i in range(1, 21)} | {
+        30: "{",
+        40: row(40, label=None),
+        50: row(50, text=1),
+    }
     (tmp_path / "x.jsonl").write_bytes(lines(bad))
     with pytest.raises(DataError) as caught:
         ingested(text_spec(tmp_path / "x.jsonl", labels=["bad", "fair"]), tmp_path / "out")
@@ -124,7 +133,9 @@ def test_columns_of_a_wrong_type_are_told_once(tmp_path):
 def test_a_window_that_selects_nothing_says_what_there_is(tmp_path):
     path = write_jsonl(tmp_path / "x.jsonl", rows())
     data = text_spec(path, columns={"time": "month"}, window={"size": "1 month"})
-    with pytest.raises(DataError, match=r"selects none of 300 records\n.*2026-01-01T00:00:00 to 2026-10-01"):
+    with pytest.raises(
+        DataError, match=r"selects none of 300 records\n.*2026-01-01T00:00:00 to 2026-10-01"
+    ):
         ingested(data, tmp_path / "out", "2030-01-01T00:00:00/2030-02-01T00:00:00")
 
 
@@ -132,7 +143,10 @@ REQUESTS = {
     "no such file": ({"source": "/nowhere/*.csv"}, "names no file"),
     "no such protocol": ({"source": "gopher://x/y.csv"}, "cannot open"),
     "no such bundled set": ({"source": "sklearn:iris"}, "no image or text set `iris`"),
-    "images for a text task": ({"source": "sklearn:digits"}, "holds images, and the task reads texts"),
+    "images for a text task": (
+        {"source": "sklearn:digits"},
+        "holds images, and the task reads texts",
+    ),
     "an option that the hub has not": ({"source": "hub:a/b?cofig=c"}, "unknown option `cofig`"),
     "a slice with a name of ours": ({"source": "x.csv", "slices": ["label"]}, "cannot be a slice"),
 }
@@ -159,7 +173,13 @@ def test_leaks_are_found_whether_or_not_they_fit_into_memory(tmp_path, monkeypat
     copies = np.random.default_rng(0).choice(300, 40, replace=False).tolist()
     changed = {i + 1: row(i + 1, text=f"copy {copies.index(i) % 20}") for i in copies}
     (tmp_path / "x.jsonl").write_bytes(lines(changed))
-    monkeypatch.setattr("rekindle.data.leaks.BUCKET_ROWS", 1_000 if buckets == 1 else 300 // buckets)
+    monkeypatch.setattr(
+        "rekindle.data.leaks.BUCKET_ROWS", 1_000 if buckets == 1 else 300 // buckets
+    )
     with pytest.raises(DataError, match="whose content stands in more than one split") as caught:
         ingested(text_spec(tmp_path / "x.jsonl", columns={"key": "id"}), tmp_path / "out")
-    assert str(caught.value).startswith("18 rows")
+    keys = content_hashes(pa.array([f"r{i:04}" for i in range(300)]))
+    split_of = hash_splits(keys, SplitSpec())
+    groups = [[i for i in copies if copies.index(i) % 20 == n] for n in range(20)]
+    leaking = sum(len(group) for group in groups if len({split_of[i] for i in group}) > 1)
+    assert str(caught.value).startswith(f"{leaking} rows")

@@ -51,7 +51,9 @@ def test_hashes_are_sha256_of_each_value(values, skipped):
 
 def test_the_hash_split_holds_its_shares():
     hashes = content_hashes(pa.array([str(i) for i in range(20_000)]))
-    shares = np.bincount(hash_splits(hashes, SplitSpec(train=0.7, validation=0.1, test=0.2))) / 20_000
+    shares = (
+        np.bincount(hash_splits(hashes, SplitSpec(train=0.7, validation=0.1, test=0.2))) / 20_000
+    )
     assert shares == pytest.approx([0.7, 0.1, 0.2], abs=0.01)
 
 

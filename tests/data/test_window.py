@@ -98,7 +98,9 @@ def test_what_is_no_time_is_refused(text):
         parse_time(text)
 
 
-@pytest.mark.parametrize("text", ["2026", "2026-01-01/2025-01-01", "2026-01-01T00:00:00Z/2026-02-01T00:00:00Z", "a/b"])
+@pytest.mark.parametrize(
+    "text", ["2026", "2026-01-01/2025-01-01", "2026-01-01T00:00:00Z/2026-02-01T00:00:00Z", "a/b"]
+)
 def test_what_is_no_window_is_refused(text):
     with pytest.raises(RequestError, match="is not a window"):
         parse_window(text)
@@ -124,17 +126,23 @@ PARTITIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "every", "file", "expected"), PARTITIONS.values(), ids=list(PARTITIONS))
+@pytest.mark.parametrize(
+    ("path", "every", "file", "expected"), PARTITIONS.values(), ids=list(PARTITIONS)
+)
 def test_a_partition_is_recognised_by_its_path(path, every, file, expected):
     assert Partitions.of(path, WindowSpec(size=every)).time_of(file) == expected
 
 
 def test_the_latest_partition_is_the_end():
-    spec = WindowSpec(size="6 months", every="3 months")
-    window = resolve(spec, dt.datetime(2026, 4, 1), partitioned=True)
-    assert window == Window(dt.datetime(2026, 1, 1), dt.datetime(2026, 7, 1))
+    spec = WindowSpec(size="2 weeks", every="1 week")
+    assert Partitions.of("d/{window}/x", spec).unit == "day"
+    window = resolve(spec, dt.datetime(2026, 4, 6), "day")
+    assert window == Window(dt.datetime(2026, 3, 24), dt.datetime(2026, 4, 7))
+    assert dt.datetime(2026, 3, 30) in window
+    assert Partitions.of("{window:%H}/{window:%Y}/{window:%m}-{window:%d}", spec).unit == "hour"
 
 
 def test_a_format_without_order_is_refused():
-    with pytest.raises(RequestError, match="no format of a time"):
-        Partitions.of("d/{window:%B}/x", WindowSpec(size="1 month"))
+    for name in ("%B", "x", "%Y/%m"):
+        with pytest.raises(RequestError, match="no format of a time"):
+            Partitions.of(f"d/{{window:{name}}}/x", WindowSpec(size="1 month"))

@@ -252,11 +252,7 @@ def test_what_outlives_the_process_is_killed_even_outside_its_group(tmp_path: Pa
 
 def test_sigquit_kills_everything(tmp_path: Path) -> None:
     seconds = f"600.{os.getpid()}2"
-    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN)" + DETACH.replace(
-        "{seconds}", seconds
-    )
-    stubborn += "print('ready', flush=True); time.sleep(600)"
-    process = start(task(tmp_path, python(stubborn)))
+    process = start(task(tmp_path, python(DEAF + DETACH.replace("{seconds}", seconds) + READY)))
     assert len(running(seconds)) >= 1
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
@@ -266,13 +262,20 @@ def test_sigquit_kills_everything(tmp_path: Path) -> None:
     assert running(seconds) == []
 
 
-def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN)"
+READY = "print('ready', flush=True); time.sleep(600)"
+
+
+def none_left(seconds: str) -> bool:
+    end = time.monotonic() + 10
+    while running(seconds) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not running(seconds)
+
+
+def test_it_dies_with_its_parent_and_so_does_what_does_not_listen(tmp_path: Path) -> None:
     seconds = f"600.{os.getpid()}3"
-    code = (
-        DETACH.replace("{seconds}", seconds)
-        + "print('ready', flush=True); import time; time.sleep(600)"
-    )
-    file = task(tmp_path, python(code))
+    file = task(tmp_path, python(DEAF + DETACH.replace("{seconds}", seconds) + READY))
     parent = (
         "import json, os, subprocess, sys; p = sys.argv[1]; t = json.load(open(p)); "
         "json.dump({**t, 'parent': os.getpid()}, open(p, 'w')); subprocess.run(sys.argv[2:] + [p])"
@@ -283,11 +286,16 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.kill()
-    end = time.monotonic() + 10
-    while running(seconds) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert running(seconds) == []
     process.wait()
+    assert none_left(seconds)
+
+
+def test_when_it_is_killed_its_process_dies_too(tmp_path: Path) -> None:
+    seconds = f"600.{os.getpid()}4"
+    process = start(task(tmp_path, ["sh", "-c", f"echo ready; exec sleep {seconds}"]))
+    process.kill()
+    process.wait()
+    assert none_left(seconds)
 
 
 def test_it_does_not_start_for_a_parent_that_is_gone(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""A loopback Hugging Face hub: real HTTP in front of a folder `datasets/OWNER/NAME/...` (and `models/OWNER/NAME/...`).
+"""A loopback Hugging Face hub: real HTTP in front of a folder `datasets/OWNER/NAME/...` (and
+`models/OWNER/NAME/...`).
 
-Serves what `huggingface_hub` and `datasets` ask for: repository info, trees, paths-info, and files with ranges and ETags.
-The commit of a repository is a hash of its files, so a changed file is a new commit; any revision means the newest.
+Serves what `huggingface_hub` and `datasets` ask for: repository info, trees, paths-info, and files
+with ranges and ETags. The commit of a repository is a hash of its files, so a changed file is a new
+commit; any revision means the newest.
 
     with HubServer(folder) as hub: subprocess.run([...], env={**os.environ, "HF_ENDPOINT": hub.url})
 """

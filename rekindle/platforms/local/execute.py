@@ -265,8 +265,7 @@ class _Run:
         )
         if outcome.status == "succeeded":
             self.walk.ended(outcome.step, outcome.outputs)
-            if not self.halted():
-                self.advance()
+            self.advance()
         else:
             self.failed.append(outcome)
 
@@ -342,7 +341,7 @@ class _Run:
         self.changed = True
 
     def show(self) -> None:
-        """Write the record if it changed, and tell the caller; what happens at once is told at once."""
+        """Write the record if it changed, then tell the caller."""
         if self.changed:
             self.changed = False
             self.record.write(self.file)

@@ -25,6 +25,11 @@ from rekindle.launch import events, shim
 
 _TICK_SECONDS = 0.1
 _LAST_RESORT_SECONDS = 5.0
+# As a module and not as a script, so that its bytecode is cached; our root comes last on the path.
+_START = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from rekindle.launch.shim import main; sys.exit(main(sys.argv))"
+)
 _LONGEST_LINE = 1 << 20
 _MARK = events.MARK.encode()
 
@@ -73,8 +78,9 @@ def run_shim(
     task_file, result_file = folder / "task.json", folder / "result.json"
     result_file.unlink(missing_ok=True)
     task_file.write_text(json.dumps({**task, "result": str(result_file), "parent": os.getpid()}))
+    root = str(Path(shim.__file__).parents[2])
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", shim.__file__, str(task_file)],
+        [sys.executable, "-I", "-S", "-c", _START, root, str(task_file)],
         env=dict(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

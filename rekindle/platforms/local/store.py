@@ -104,8 +104,8 @@ class Store:
 
 
 def put(path: Path, text: str) -> None:
-    """Write beside `path` and rename. Not flushed to disk: what a power cut tears is noticed when it is
-    read, and made again."""
+    """Write beside `path` and rename. Not flushed to disk: what a power cut tears is noticed when
+    it is read, and made again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:

@@ -129,6 +129,14 @@ def test_from_a_step_means_that_one_and_all_that_depend_on_it(home: Path, folder
     }
 
 
+def test_from_the_first_step_reaches_into_nested_dags(home: Path, folder: Path) -> None:
+    run("branching", home, {"folder": str(folder)})
+    record = run("branching", home, {"folder": str(folder)}, from_step="count")
+    assert [step.reason for step in record.steps if step.status == "succeeded"] == [
+        "--from count"
+    ] * 3
+
+
 def test_from_an_unknown_step_names_the_nearest(home: Path, folder: Path) -> None:
     with pytest.raises(RequestError, match="did you mean `make`"):
         run("chain", home, {"folder": str(folder)}, from_step="mak")

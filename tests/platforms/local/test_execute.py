@@ -206,6 +206,33 @@ def test_a_false_condition_skips_with_the_condition_as_the_reason(home: Path, fo
     assert list(reasons.values()) == ["its condition is false: go == true"]
 
 
+def test_a_condition_that_cannot_be_decided_fails_the_run(home: Path, folder: Path) -> None:
+    with pytest.raises(StepError, match="needs `word`, which has no value") as caught:
+        run("undecidable", home, {"folder": str(folder)}, run_id="r")
+    assert caught.value.problems[0].where == "root.dag.tasks.condition-1.triggerPolicy.condition"
+    record = stored(home, "r")
+    assert record.status == "failed"
+    assert "running" not in {step.status for step in record.steps}
+    assert run("undecidable", home, {"folder": str(folder), "word": "go"}).status == "succeeded"
+
+
+def test_a_caller_that_breaks_ends_the_run_and_its_processes(home: Path, folder: Path) -> None:
+    def break_once(record: RunRecord) -> None:
+        if (folder / "pids").exists():
+            raise RuntimeError("no terminal")
+
+    def wait_for_it(record: RunRecord) -> None:
+        while record.steps[1].attempts and not (folder / "pids").exists():
+            pass
+        break_once(record)
+
+    with pytest.raises(RuntimeError):
+        run("hanging", home, {"folder": str(folder)}, run_id="r", on_change=wait_for_it)
+    assert not alive(folder)
+    assert stored(home, "r").status == "failed"
+    assert "no terminal" in stored(home, "r").error
+
+
 def test_what_this_machine_does_not_honour_is_said() -> None:
     assert ignored(graph("accelerated")) == (
         "Images are not used, steps run in this Python environment: python:3.11.",

@@ -73,7 +73,7 @@ def test_a_second_ctrl_c_kills_what_does_not_listen(home: Path, folder: Path) ->
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(4) == 130
     assert not alive(folder)
     assert stored(home, "r").steps[0].status == "cancelled"
 

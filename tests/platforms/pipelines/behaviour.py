@@ -344,6 +344,13 @@ def promising() -> str:
 
 
 @dsl.pipeline
+def undecidable(folder: str, word: Optional[str] = None):
+    count(folder=folder, name="first")
+    with dsl.If(word == "go"):
+        count(folder=folder, name="inside")
+
+
+@dsl.pipeline
 def accelerated():
     task = kill_itself().set_cpu_limit("4").set_memory_limit("16G")
     task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(2)

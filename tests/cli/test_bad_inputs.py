@@ -1,0 +1,223 @@
+"""A table of bad inputs: exit code 2 before anything is written, or 1 with a clear error and nothing lost.
+
+Each case is a real process in a folder of its own. No traceback without -v; every problem says what to do.
+"""
+
+import json
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+GOOD = """\
+name: digits
+task: image_classification
+data: {source: "sklearn:digits"}
+train: {steps: 2}
+"""
+TEXT = """\
+name: notes
+task: text_classification
+data: {source: notes.jsonl}
+model: {source: {model_type: distilbert, dim: 16, n_layers: 1, n_heads: 2, hidden_dim: 16}}
+train: {steps: 2}
+"""
+NOTES = [{"text": f"note number {i} is {'good' if i % 2 else 'bad'}", "label": str(i % 2)} for i in range(60)]
+
+
+def run(folder, *words, env=None, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "rekindle.cli.main", *words], cwd=cwd or folder, text=True, capture_output=True,
+        timeout=120, env={**os.environ, **(env or {})},
+    )  # fmt: skip
+
+
+def config(text=GOOD, name="c.yaml"):
+    def prepare(folder):
+        (folder / name).write_text(text)
+
+    return prepare
+
+
+def with_rows(rows, text=TEXT):
+    def prepare(folder):
+        config(text)(folder)
+        (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    return prepare
+
+
+def read_only_home(folder):
+    config()(folder)
+    (folder / ".rekindle").write_text("in the way")
+
+
+def s(override):
+    return ["run", "c.yaml", "--set", override]
+
+
+# name, prepare, words, what stderr must say
+REFUSED = [
+    ("no such config", config(), ["run", "none.yaml"], "none.yaml"),
+    ("a folder for a config", config(), ["run", "."], "cannot read"),
+    ("an empty config", config(""), ["run", "c.yaml"], "name: is missing"),
+    ("not YAML", config("name: [digits"), ["run", "c.yaml"], "c.yaml:1"),
+    ("a tag that runs code", config(GOOD + "x: !!python/object/apply:os.system [id]\n"), ["run", "c.yaml"], "tag"),
+    ("a bomb of aliases", config("a: &a [" + "x, " * 200 + "]\nb: &b [" + "*a, " * 200 + "]\nc: [" + "*b, " * 200 + "]\n"), ["run", "c.yaml"], "20,000 values"),
+    ("an alias to itself", config("a: &a [*a]\n"), ["run", "c.yaml"], "30 levels"),
+    ("two documents", config(GOOD + "---\nname: x\n"), ["run", "c.yaml"], "not valid YAML"),
+    ("a key twice", config(GOOD + "name: again\n"), ["run", "c.yaml"], "stands twice"),
+    ("a binary file", lambda f: (f / "c.yaml").write_bytes(b"\x80\x00\xff"), ["run", "c.yaml"], "UTF-8"),
+    ("an unknown key", config(GOOD + "trian: {}\n"), ["run", "c.yaml"], "did you mean `train`?"),
+    ("a wrong type", config(), s("train.lr=fast"), "valid number"),
+    ("a word for a boolean", config(), s("resources.spot=yes"), "valid boolean"),
+    ("an override without a value", config(), ["run", "c.yaml", "--set", "train.lr"], "a.b=c"),
+    ("an override of nothing known", config(), s("train.lrr=1"), "did you mean `lr`?"),
+    ("a name that climbs", config(), s("name=../../etc/passwd"), "lower-case letters"),
+    ("a model name with a slash", config(), s("register.model_name=a/../b"), "register.model_name"),
+    ("spot without checkpoints", config(), ["run", "c.yaml", "--set", "resources.spot=true", "--set", "train.checkpoint.every=null"], "train.checkpoint.every"),
+    ("epochs and steps", config(), s("train.epochs=1"), "keep one of them"),
+    ("an unknown task", config(), s("task=image_clasification"), "did you mean `image_classification`?"),
+    ("a task file that is not there", config(), s("task=none.py:Task"), "there is no file"),
+    ("a source that is not there", config(), s("data.source=none.csv"), "there is nothing at"),
+    ("a network this task cannot build", config(), s("model.source={channels: [0]}"), "channels"),
+    ("an unknown key of the network", config(), s("model.source={chanels: [8]}"), "chanels"),
+    ("a hub name for images", config(), s("model.source=resnet-50"), "trains its own network"),
+    ("a text model without an architecture", with_rows(NOTES, TEXT.replace("model_type: distilbert, ", "")), ["run", "c.yaml"], "model_type"),
+    ("a folder of weights that is not there", config(), s("model.init_from=/none/model"), "there is no folder"),
+    ("a run to start from that is not there", config(), s("model.init_from=run:none"), "there are no runs"),
+    ("a pipeline that is not there", config(), s("pipeline=none.py:f"), "there is no file"),
+    ("a script that is not there", config(), s("train.entrypoint=none.py --x"), "there is no file"),
+    ("a secret that is not set", config(), s("platforms.local.secrets={T: env:REKINDLE_NOT_SET}"), "REKINDLE_NOT_SET is not set"),
+    ("a secret by value", config(), s("platforms.local.secrets={T: hunter2}"), "platforms.local.secrets"),
+    ("a password in a URI", config(), s("register.tracking_uri=https://me:secret@host"), "password"),
+    ("a token in the config", config(), s("model.source={channels: [8], t: hf_aaaaaaaaaaaaaaaaaaaaaaaa}"), "secret token"),
+    ("a tracking URI nobody speaks", config(), s("register.tracking_uri=ftp://host"), "no tracking URI"),
+    ("a home that is a file", read_only_home, ["run", "c.yaml"], "is a file"),
+    ("an unknown step to start from", config(), ["run", "c.yaml", "--from", "fintune"], "finetune"),
+    ("an unknown verb", config(), ["rum", "c.yaml"], "No such command"),
+    ("an unknown option", config(), ["run", "c.yaml", "--frsh"], "--fresh"),
+    ("a run that is not there", config(), ["status", "none"], "there are no runs"),
+    ("a card of nothing", config(), ["report"], "there are no runs"),
+    ("a promotion of nothing", config(), ["promote", "latest"], "there are no runs"),
+    ("a platform nobody knows", config(), ["compile", "c.yaml", "--platform", "slurm"], "kubeflow"),
+    ("a cluster without a registry it can reach", config(), ["compile", "c.yaml", "--platform", "kubeflow"], "cannot reach"),
+    ("extends in a circle", config("extends: c.yaml\n" + GOOD), ["run", "c.yaml"], "circle"),
+]  # fmt: skip
+
+
+def snapshot(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(("prepare", "words", "says"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_a_wrong_request_is_refused_before_anything_is_written(tmp_path, prepare, words, says):
+    prepare(tmp_path)
+    before = snapshot(tmp_path)
+    done = run(tmp_path, *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "me:secret" not in done.stderr
+    assert snapshot(tmp_path) == before
+
+
+def test_errors_as_json_are_one_object(tmp_path):
+    config(GOOD + "trian: {}\n")(tmp_path)
+    done = run(tmp_path, "run", "c.yaml", "--json", "--set", "train.lr=x")
+    said = json.loads(done.stdout)
+    assert said["schema_version"] == 1
+    assert [sorted(error) for error in said["errors"]] == [["code", "fix", "what", "where"]] * 2
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory):
+    """A folder whose registry exists already, which saves each case its creation."""
+    folder = tmp_path_factory.mktemp("used")
+    with_rows(NOTES)(folder)
+    config(GOOD, "digits.yaml")(folder)
+    assert run(folder, "run", "digits.yaml").returncode == 0
+    return folder
+
+
+def changed(index, **fields):
+    return [{**row, **fields} if i == index else row for i, row in enumerate(NOTES)]
+
+
+FAILED = [
+    ("an empty file", [], "holds no records"),
+    ("a missing column", [{"txt": "a", "label": "b"}], "text"),
+    ("an empty text in row 8", changed(7, text=" "), "8"),
+    ("a null label in row 3", changed(2, label=None), "3"),
+    ("a class nobody has in training", [*NOTES, {"text": "the only one", "label": "rare"}], "rare"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "says"), [f[1:] for f in FAILED], ids=[f[0] for f in FAILED])
+def test_bad_data_fails_clearly_and_loses_nothing(used, rows, says):
+    with_rows(rows)(used)
+    before = (used / ".rekindle" / "mlflow.db").read_bytes()
+    done = run(used, "run", "c.yaml")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert says in done.stderr
+    assert "fix:" in done.stderr
+    assert "Traceback" not in done.stderr
+    tables = sqlite3.connect(used / ".rekindle" / "mlflow.db").execute("select count(*) from model_versions").fetchone()
+    assert tables == (1,)
+    assert before[:16] == b"SQLite format 3\x00"
+
+
+def test_a_corrupt_shard_is_refused(used):
+    record = json.loads(run(used, "status", "latest", "--json").stdout) if False else None
+    assert record is None
+    done = run(used, "run", "digits.yaml", "--json")
+    run_id = json.loads(done.stdout)["run_id"]
+    steps = json.loads((used / ".rekindle" / "runs" / run_id / "run.json").read_text())["steps"]
+    folder = next(step for step in steps if step["name"] == "shard")["artifacts"]["shards"]["uri"]
+    shard = next(iter(sorted(p for p in map(str, __import__("pathlib").Path(folder).glob("*.arrow")))))
+    content = bytearray(open(shard, "rb").read())
+    content[len(content) // 2] ^= 1
+    open(shard, "wb").write(content)
+    again = json.loads(run(used, "run", "digits.yaml", "--json").stdout)
+    reasons = {step["name"]: step["reason"] for step in again["steps"]}
+    assert "shards" in reasons["shard"], "the cache noticed, and made the shards again"
+    assert again["status"] == "succeeded"
+
+
+def test_a_read_only_registry_fails_clearly_and_trains_nothing_twice(used):
+    """Not even root may write to a database opened in read-only mode."""
+    uri = f"sqlite:///file:{used}/.rekindle/mlflow.db?mode=ro&uri=true"
+    done = run(used, "run", "digits.yaml", "--set", f"register.tracking_uri={uri}", "--set", "train.seed=5")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "make the registry's database and artifact folder writable" in done.stderr
+    assert "Traceback" not in done.stderr
+    again = run(used, "run", "digits.yaml", "--set", "train.seed=5")
+    assert again.returncode == 0, again.stderr
+
+
+def test_an_unreachable_registry_fails_clearly(used):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        done = run(used, "run", "digits.yaml", "--set", f"register.tracking_uri={uri}", env={"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"})
+    assert done.returncode == 1
+    assert "register.tracking_uri" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_does_not_matter(used):
+    """Somebody listens on torch's default port and on the one in MASTER_PORT: ranks meet on a free one."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = run(used, "run", "digits.yaml", "--set", "train.seed=6", env={"MASTER_PORT": port, "PET_MASTER_PORT": port})
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_traceback_is_shown_when_asked_for(tmp_path):
+    config()(tmp_path)
+    assert "Traceback" in run(tmp_path, "run", "none.yaml", "-v").stderr

@@ -1,0 +1,112 @@
+"""Hugging Face data sets, read over real HTTP from a loopback hub, in a child process that knows no
+other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from tests.data.corpora import LABELS, rows
+from tests.servers.hub import HubServer
+
+CARD = """---
+dataset_info:
+  features:
+  - {name: text, dtype: string}
+  - name: label
+    dtype: {class_label: {names: {'0': bad, '1': fair, '2': good}}}
+  - {name: category, dtype: string}
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: data/train-*}
+  - {split: validation, path: data/validation-*}
+  - {split: test, path: data/test-*}
+---
+"""
+CHILD = """
+import json, sys
+from pathlib import Path
+from rekindle.data.fingerprint import fingerprint
+from rekindle.data.ingest import ingest
+from rekindle.errors import RekindleError
+from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
+
+answers = []
+for i, fields in enumerate(json.loads(sys.argv[1])):
+    data = DataSpec.model_validate(fields)
+    try:
+        found = fingerprint("text_classification", data, ModelSpec(), TrainSpec(), champion=None)
+        summary = ingest(data, "text", found.window, Path(sys.argv[2], str(i)))
+        answers.append({"data": found.data, **summary.model_dump(mode="json")})
+    except RekindleError as error:
+        answers.append({"error": type(error).__name__, "text": str(error)})
+print(json.dumps(answers))
+"""
+
+
+def write_split(folder, split, records, hidden=False):
+    numbers = [-1 if hidden else LABELS.index(record["label"]) for record in records]
+    columns = {"text": [r["text"] for r in records], "label": pa.array(numbers, pa.int64()),
+               "category": [r["category"] for r in records]}  # fmt: skip
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    pa.parquet.write_table(pa.table(columns), folder / f"data/{split}-00000-of-00001.parquet")
+
+
+@pytest.fixture
+def hub(tmp_path):
+    folder = tmp_path / "hub/datasets/acme/reviews"
+    for split, start, end in (("train", 0, 200), ("validation", 200, 250), ("test", 250, 300)):
+        write_split(folder, split, rows()[start:end])
+    (folder / "README.md").write_text(CARD)
+    with HubServer(tmp_path / "hub") as server:
+        yield server
+
+
+def ask(hub, tmp_path, *specs):
+    """What a fresh process makes of the specs."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+    }
+    command = [sys.executable, "-c", CHILD, json.dumps(specs), str(tmp_path / "out")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_data_set_of_the_hub_is_streamed_and_pinned_to_a_commit(hub, tmp_path):
+    own = {"source": "hub:acme/reviews", "split": {"by": "source"}, "slices": ["category"]}
+    mixed = {"source": "hub:acme/reviews?split=train+validation&revision=main"}
+    first, hashed, missing, no_split = ask(
+        hub,
+        tmp_path,
+        own,
+        mixed,
+        {"source": "hub:acme/nothing"},
+        {"source": "hub:acme/reviews?split=dev"},
+    )
+    assert first["rows"] == {"train": 200, "validation": 50, "test": 50}
+    assert first["labels"] == list(LABELS)
+    assert sum(hashed["rows"].values()) == 250
+    assert (missing["error"], no_split["error"]) == ("DataError", "RequestError")
+    assert "it has train, validation, test" in no_split["text"]
+    commit = hub.commit("datasets", "acme/reviews")
+    fetched = [line for line in hub.requests if line.startswith("GET") and ".parquet" in line]
+    assert fetched
+    assert all(commit in line for line in fetched)
+
+    folder = hub.folder / "datasets/acme/reviews"
+    write_split(folder, "test", rows()[250:], hidden=True)
+    again, refused = ask(hub, tmp_path, mixed, own)
+    assert again["data"] != hashed["data"]
+    assert again["class_rows"] == hashed["class_rows"]
+    assert "the split test is empty" in refused["text"]

@@ -1,0 +1,58 @@
+"""What several tests of the documentation share: a shell that knows `rekindle`, and the notebook,
+executed once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.docs.blocks import ROOT
+
+NOTEBOOK = ROOT / "notebooks" / "01_first_run.ipynb"
+
+
+def environment() -> dict[str, str]:
+    """This Python's scripts first on PATH, one thread a process."""
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+@pytest.fixture(scope="session")
+def sh():
+    """`sh(folder, "rekindle runs")` returns what the line printed; it must end with exit code 0."""
+
+    def run(folder: Path, line: str) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", line], cwd=folder, env=environment(), timeout=280,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{line}\n{done.stdout}"
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def executed(tmp_path_factory):
+    """The folder in which a copy of the notebook was executed, and the notebook with its
+    outputs."""
+    work = tmp_path_factory.mktemp("notebook")
+    shutil.copytree(ROOT / "configs", work / "configs")
+    (work / "notebooks").mkdir()
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    client = NotebookClient(
+        notebook, timeout=240, kernel_name="python3",
+        resources={"metadata": {"path": str(work / "notebooks")}},
+    )  # fmt: skip
+    client.create_kernel_manager()
+    client.km.kernel_spec.argv[0] = sys.executable
+    client.execute(env=environment())
+    return work / "notebooks", notebook

@@ -1,0 +1,276 @@
+"""Every code block of every README is run or loaded, and what the text names exists.
+
+`text` blocks are output and are not compared. Lines of `bash` blocks:
+
+    make TARGET         the target exists and has a line of help; not run (they install)
+    python -m pip ...   the extra exists, and `.` is a project; not run (downloads)
+    rekindle run ...    options and config are read; run as a whole by the slow test
+    rekindle others     run, on the two runs of the notebook
+    cd                  followed
+
+YAML blocks load as specs beside the Python files that the same README names in a first line
+`# name.py`; one with a pipeline of its own runs. Other Python blocks are executed."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import itertools
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from xml.etree import ElementTree
+
+import pytest
+
+import rekindle
+from rekindle import errors
+from rekindle.cli.api import Run
+from rekindle.cli.main import VERBS, cli
+from rekindle.spec.load import load_spec
+from tests.docs.blocks import ROOT, blocks, commands, lay_out, pages
+from tests.docs.conftest import environment
+
+HEAVY = ("rekindle run ",)
+NOT_RUN = ("make ", "python -m pip ")
+PAGES = pages()
+README = ROOT / "README.md"
+
+
+def _name(block):
+    return str(block)
+
+
+# What the blocks say
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    assert blocks()
+    assert [str(b) for b in blocks() if b.kind not in ("bash", "yaml", "python", "text")] == []
+
+
+@pytest.mark.parametrize("block", blocks("bash"), ids=_name)
+def test_every_line_of_a_bash_block_is_understood(block, tmp_path):
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    for line in commands(block):
+        words = shlex.split(line)
+        match words:
+            case ["make", target]:
+                assert re.search(rf"^{target}:.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            case ["python", "-m", "pip", ("wheel" | "install"), *rest]:
+                _check_pip(rest)
+            case ["rekindle", verb, *rest]:
+                _check_rekindle(verb, rest, tmp_path)
+            case _:
+                assert words[0] == "cd", f"nobody tests `{line}`"
+
+
+def _check_pip(words):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = re.findall(r"\[([a-z0-9,]+)\]", " ".join(words))
+    assert "." in words or extras
+    for extra in ",".join(extras).split(",") if extras else []:
+        assert extra in project["optional-dependencies"]
+
+
+def _check_rekindle(verb, words, folder):
+    command = cli.get_command(None, verb)
+    assert command is not None, f"there is no verb {verb}"
+    values = command.make_context(verb, list(words)).params
+    if "config" in values:
+        load_spec(folder / values["config"], values["overrides"])
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=_name)
+def test_a_yaml_block_loads_as_a_spec(block, tmp_path):
+    lay_out(block.readme, tmp_path)
+    (tmp_path / "config.yaml").write_text(block.text)
+    spec = rekindle.load(tmp_path / "config.yaml")
+    for path in (spec.train.entrypoint, spec.pipeline, spec.task if ".py:" in spec.task else ""):
+        if path:
+            assert (tmp_path / path.split()[0].rpartition("/")[2].partition(":")[0]).is_file()
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("yaml") if "\npipeline:" in b.text], ids=_name)
+def test_a_pipeline_of_ones_own_runs(block, tmp_path, sh):
+    lay_out(block.readme, tmp_path)
+    (tmp_path / "config.yaml").write_text(block.text)
+    said = sh(tmp_path, "rekindle run config.yaml && rekindle logs --step say")
+    assert " lines" in said
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=_name)
+def test_a_python_block_uses_names_that_exist(block):
+    """Of `rekindle` and of a `run`; and it parses."""
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id == "rekindle":
+                assert node.attr in rekindle.__all__
+            if node.value.id == "run":
+                assert hasattr(Run, node.attr)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(b, marks=[pytest.mark.slow] if "rekindle.run(" in b.text else [])
+        for b in blocks("python")
+        if not b.file
+    ],
+    ids=_name,
+)
+def test_a_python_block_without_a_file_name_runs(block, tmp_path):
+    for folder in ("configs", "components"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", block.text], cwd=tmp_path, env=environment(), text=True,
+        stderr=subprocess.STDOUT, stdout=subprocess.PIPE, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_everyday_commands_work_on_the_runs_of_the_notebook(executed, tmp_path, sh):
+    home, _ = executed
+    for block in blocks("bash"):
+        folder = tmp_path
+        for line in commands(block):
+            if line.startswith("cd "):
+                folder = folder / line.removeprefix("cd ")
+                (folder / ".rekindle").symlink_to(home / ".rekindle")
+            elif not line.startswith(HEAVY + NOT_RUN):
+                assert sh(folder, line).strip()
+
+
+# The long way
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_everyday_commands_work_in_a_new_folder(tmp_path, sh):
+    for block in blocks("bash"):
+        lines = [line for line in commands(block) if not line.startswith(NOT_RUN)]
+        if lines:
+            sh(tmp_path, "\n".join(lines))
+
+
+@pytest.mark.slow
+def test_the_config_of_ones_own_trains_on_such_a_file(tmp_path, sh):
+    block = next(b for b in blocks("yaml") if "tickets.csv" in b.text)
+    about = {"billing": ("invoice", "refund", "card"), "login": ("password", "code", "account")}
+    with (tmp_path / "tickets.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["body", "team", "product"])
+        for i, (team, product) in enumerate(itertools.product([*about] * 100, ("app", "shop"))):
+            rows.writerow([f"no {i}: my {about[team][i % 3]} for {i % 7} is wrong", team, product])
+    (tmp_path / "tickets.yaml").write_text(block.text)
+    assert "promoted: first model" in sh(tmp_path, "rekindle run tickets.yaml")
+
+
+@pytest.mark.slow
+def test_the_torchrun_script_trains_and_is_judged(tmp_path, sh):
+    block = next(b for b in blocks("yaml") if "entrypoint:" in b.text)
+    lay_out(block.readme, tmp_path)
+    (tmp_path / "config.yaml").write_text(block.text)
+    said = sh(tmp_path, "rekindle run config.yaml && rekindle logs --step finetune")
+    assert "epoch 4 loss" in said
+    assert "promoted: first model" in said
+
+
+@pytest.mark.slow
+def test_the_task_of_ones_own_trains(tmp_path, sh):
+    lay_out(README, tmp_path)
+    text = "name: inverted\ntask: inverted.py:Inverted\ndata: {source: sklearn:digits}\n"
+    (tmp_path / "config.yaml").write_text(text + "train: {epochs: 1}\n")
+    assert "inverted version 1 (champion)" in sh(tmp_path, "rekindle run config.yaml")
+
+
+# What the text names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text)
+    local = [a or b for a, b in targets if "://" not in (a or b)]
+    assert [t for t in local if not (page.parent / t.partition("#")[0]).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_fields_and_options_in_the_text_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for section, rest in re.findall(r"`(data|model|train|evaluate|register)\.([a-z_.]+)", text):
+        if rest.partition(".")[0] not in ("py", "yaml", "json"):
+            load_spec_field(section, rest)
+    for verb, option in re.findall(r"`rekindle (\w+)[^`]*?(--[a-z-]+)", text):
+        assert option in _options(verb)
+    if page.name == "README.md":
+        known = set().union(*map(_options, VERBS))
+        assert set(re.findall(r"`(--[a-z-]+)`", text)) <= known
+
+
+def load_spec_field(section, rest):
+    """Raises where the spec has no such field."""
+    field = next(f for f in rekindle.Spec.model_fields if f in (section, f"{section}ation", "registration"
+                 if section == "register" else section))  # fmt: skip
+    model = rekindle.Spec.model_fields[field].annotation
+    for part in rest.strip(".").split("."):
+        candidates = [model, *getattr(model, "__args__", ())]
+        model = next(c for c in candidates if hasattr(c, "model_fields"))
+        model = model.model_fields[part].annotation
+
+
+def _options(verb):
+    command = cli.get_command(None, verb)
+    return {o for p in command.params for o in p.opts} if command else set()
+
+
+def test_the_exit_codes_are_those_of_the_errors():
+    line = re.search(r"^Exit codes: .*$", README.read_text(), re.MULTILINE)
+    codes = {e.exit_code for e in vars(errors).values() if hasattr(e, "exit_code")}
+    assert {int(code) for code in re.findall(r"\d+", line[0])} == {0, *codes}
+
+
+def test_the_readme_of_the_library_lists_every_folder():
+    text = (ROOT / "rekindle" / "README.md").read_text()
+    listed = set(re.findall(r"^\| `([a-z]+)/`", text, re.MULTILINE))
+    folders = {p.parent.name for p in (ROOT / "rekindle").glob("*/__init__.py")}
+    assert listed == folders
+
+
+def test_the_readme_of_the_tests_lists_folders_that_exist():
+    text = (ROOT / "tests" / "README.md").read_text()
+    listed = re.findall(r"^\| `([a-z/]+)/`", text, re.MULTILINE)
+    assert listed
+    assert [name for name in listed if not (ROOT / "tests" / name).is_dir()] == []
+
+
+def test_the_readme_of_the_components_says_which_steps_are_cached():
+    from rekindle.ir.compile import compile_pipeline
+    from rekindle.ir.graph import Step
+    from rekindle.ir.read import read
+
+    def steps(dag):
+        for node in dag.nodes.values():
+            yield from [node] if isinstance(node, Step) else steps(node.dag)
+
+    text = (ROOT / "components" / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (yes|never)[^|]*\|$", text, re.MULTILINE)
+    graph = read(
+        compile_pipeline(str(ROOT / "pipelines/continuous_training.py:continuous_training"))
+    )
+    assert {name: cached == "yes" for name, cached in rows} == {
+        step.name: step.cache for step in steps(graph.dag)
+    }
+
+
+def test_the_picture_is_one_file_with_a_dark_side():
+    path = ROOT / "docs" / "flow.svg"
+    text = path.read_text(encoding="utf-8")
+    words = " ".join(ElementTree.fromstring(text).itertext())
+    for step in ("fingerprint", "ingest", "shard", "finetune", "evaluate", "register", "promote"):
+        assert step in words
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"href=|url\((?!#)|<script|<image", text)
