@@ -45,7 +45,6 @@ def fingerprint(
     from collections import namedtuple
 
     from rekindle.data.fingerprint import fingerprint as take_fingerprint
-
     from rekindle.registry.models import Registry, champion_state
     from rekindle.spec.model import DataSpec, ModelSpec, RegisterSpec, TrainSpec
 

@@ -20,7 +20,6 @@ def ingest(task: str, data: str, window: str, data_key: str, examples: dsl.Outpu
     from pathlib import Path
 
     from rekindle.data.ingest import ingest as read_source
-
     from rekindle.spec.model import DataSpec
     from rekindle.tasks import load_task
 

@@ -25,7 +25,6 @@ def shard(
     from pathlib import Path
 
     from rekindle.data.shard import shard as write_shards
-
     from rekindle.spec.model import DataSpec, ModelSpec
 
     write_shards(

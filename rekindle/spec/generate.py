@@ -1,4 +1,5 @@
-"""Writes what is generated from the spec and the records: `python -m rekindle.spec.generate [FOLDER]`.
+"""Writes what is generated from the spec and the records: `python -m rekindle.spec.generate
+[FOLDER]`.
 
 `configs/schema.json` for editors, `configs/README.md` for people, `configs/schemas/` for programs
 that read records and `--json`. A test compares them with what this module makes.
@@ -33,7 +34,9 @@ One YAML a scenario. `schema.json` gives completion and checks in editors (a fir
 
 
 def generated(configs: Path) -> dict[str, str]:
-    """Relative path -> text of every generated file; `configs` is read for the list of scenarios."""
+    """Relative path -> text of every generated file; `configs` is read for the list of
+    scenarios.
+    """
     schema = Spec.model_json_schema(by_alias=True)
     schema["properties"]["extends"] = {
         "type": "string", "description": "Another config to start from.", "title": "Extends",

@@ -34,7 +34,7 @@ from rekindle.spec.load import load_spec
 from tests.docs.blocks import ROOT, blocks, commands, lay_out, pages
 from tests.docs.conftest import environment
 
-HEAVY = ("rekindle run ",)
+HEAVY = "rekindle run "
 NOT_RUN = ("make ", "python -m pip ")
 PAGES = pages()
 README = ROOT / "README.md"
@@ -98,7 +98,7 @@ def test_a_yaml_block_loads_as_a_spec(block, tmp_path):
 def test_a_pipeline_of_ones_own_runs(block, tmp_path, sh):
     lay_out(block.readme, tmp_path)
     (tmp_path / "config.yaml").write_text(block.text)
-    said = sh(tmp_path, "rekindle run config.yaml && rekindle logs --step say")
+    said = sh(tmp_path, "rekindle run config.yaml && rekindle logs --step count")
     assert " lines" in said
 
 
@@ -132,16 +132,24 @@ def test_a_python_block_without_a_file_name_runs(block, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-def test_the_everyday_commands_work_on_the_runs_of_the_notebook(executed, tmp_path, sh):
-    home, _ = executed
+def _lines_and_folders(folder):
+    """Every line that can run here, with the folder it runs in."""
     for block in blocks("bash"):
-        folder = tmp_path
+        here = folder
         for line in commands(block):
             if line.startswith("cd "):
-                folder = folder / line.removeprefix("cd ")
-                (folder / ".rekindle").symlink_to(home / ".rekindle")
-            elif not line.startswith(HEAVY + NOT_RUN):
-                assert sh(folder, line).strip()
+                here = here / line.removeprefix("cd ")
+            elif not line.startswith(NOT_RUN):
+                yield line, here
+
+
+def test_the_everyday_commands_work_on_the_runs_of_the_notebook(executed, tmp_path, sh):
+    home, _ = executed
+    for line, folder in _lines_and_folders(tmp_path):
+        if folder != tmp_path and not (folder / ".rekindle").exists():
+            (folder / ".rekindle").symlink_to(home / ".rekindle")
+        if not line.startswith(HEAVY):
+            assert sh(folder, line).strip()
 
 
 # The long way
@@ -150,10 +158,8 @@ def test_the_everyday_commands_work_on_the_runs_of_the_notebook(executed, tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_everyday_commands_work_in_a_new_folder(tmp_path, sh):
-    for block in blocks("bash"):
-        lines = [line for line in commands(block) if not line.startswith(NOT_RUN)]
-        if lines:
-            sh(tmp_path, "\n".join(lines))
+    for line, folder in _lines_and_folders(tmp_path):
+        assert sh(folder, line).strip()
 
 
 @pytest.mark.slow
@@ -203,7 +209,7 @@ def test_fields_and_options_in_the_text_exist(page):
     text = page.read_text(encoding="utf-8")
     for section, rest in re.findall(r"`(data|model|train|evaluate|register)\.([a-z_.]+)", text):
         if rest.partition(".")[0] not in ("py", "yaml", "json"):
-            load_spec_field(section, rest)
+            _check_field(section, *rest.strip(".").split("."))
     for verb, option in re.findall(r"`rekindle (\w+)[^`]*?(--[a-z-]+)", text):
         assert option in _options(verb)
     if page.name == "README.md":
@@ -211,15 +217,15 @@ def test_fields_and_options_in_the_text_exist(page):
         assert set(re.findall(r"`(--[a-z-]+)`", text)) <= known
 
 
-def load_spec_field(section, rest):
-    """Raises where the spec has no such field."""
-    field = next(f for f in rekindle.Spec.model_fields if f in (section, f"{section}ation", "registration"
-                 if section == "register" else section))  # fmt: skip
-    model = rekindle.Spec.model_fields[field].annotation
-    for part in rest.strip(".").split("."):
-        candidates = [model, *getattr(model, "__args__", ())]
-        model = next(c for c in candidates if hasattr(c, "model_fields"))
-        model = model.model_fields[part].annotation
+def _check_field(*path):
+    """Fails where the spec has no such field."""
+    kinds = [rekindle.Spec]
+    for part in path:
+        models = [kind for kind in kinds if hasattr(kind, "model_fields")]
+        fields = {f.alias or n: f for model in models for n, f in model.model_fields.items()}
+        assert part in fields, f"the spec has no field {'.'.join(path)}"
+        annotation = fields[part].annotation
+        kinds = [annotation, *getattr(annotation, "__args__", ())]
 
 
 def _options(verb):

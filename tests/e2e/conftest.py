@@ -57,7 +57,9 @@ def registry(cli):
             "print(json.dumps({'versions': [str(v.version) for v in versions], 'aliases': {k: str(v) for k, v in model.aliases.items()}, 'tags': {str(v.version): dict(v.tags) for v in versions}}))"
         )
         uri = f"sqlite:///{cli.folder / home / 'mlflow.db'}"
-        done = subprocess.run([sys.executable, "-c", code, uri, name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, uri, name], capture_output=True, text=True, check=True
+        )
         return json.loads(done.stdout.splitlines()[-1])
 
     return ask

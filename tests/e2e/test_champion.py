@@ -21,7 +21,14 @@ model: {source: {channels: [16, 32], hidden: 64}}
 train: {epochs: 12, lr: 3e-3}
 evaluate: {floor: {accuracy: 0.9}}
 """
-WEAK = ["--set", "train.epochs=1", "--set", "train.lr=3e-4", "--set", "evaluate.floor={accuracy: 0.12}"]
+WEAK = [
+    "--set",
+    "train.epochs=1",
+    "--set",
+    "train.lr=3e-4",
+    "--set",
+    "evaluate.floor={accuracy: 0.12}",
+]
 
 
 def write_digits(folder, labels=None):
@@ -42,13 +49,22 @@ def home(cli):
 
 
 def executed(result):
-    return {step["name"] for step in result["steps"] if step["status"] == "succeeded" and not step["cached"]}
+    return {
+        step["name"]
+        for step in result["steps"]
+        if step["status"] == "succeeded" and not step["cached"]
+    }
 
 
 def test_01_a_first_model_is_promoted_when_it_reaches_the_floor(cli, home, registry):
     result = cli.json("run", "digits.yaml", *WEAK)
     assert result["gate"]["promoted"] is True
-    assert result["model"] == {"name": "digits", "version": "1", "aliases": ["champion"], "created": True}
+    assert result["model"] == {
+        "name": "digits",
+        "version": "1",
+        "aliases": ["champion"],
+        "created": True,
+    }
     assert registry("digits")["aliases"] == {"champion": "1"}
 
 
@@ -65,8 +81,18 @@ def test_03_an_exact_rerun_comes_from_the_cache_and_makes_no_version(cli, home, 
     result = cli.json("run", "digits.yaml", "--require-promotion")
     assert executed(result) <= {"fingerprint", "register", "condition-1/promote"}
     assert all("same inputs and code" in s["reason"] for s in result["steps"] if s["cached"])
-    assert {s["name"] for s in result["steps"] if s["cached"]} == {"ingest", "shard", "finetune", "evaluate"}
-    assert result["model"] == {"name": "digits", "version": "2", "aliases": ["champion"], "created": False}
+    assert {s["name"] for s in result["steps"] if s["cached"]} == {
+        "ingest",
+        "shard",
+        "finetune",
+        "evaluate",
+    }
+    assert result["model"] == {
+        "name": "digits",
+        "version": "2",
+        "aliases": ["champion"],
+        "created": False,
+    }
     assert registry("digits")["versions"] == ["1", "2"]
 
 
@@ -87,7 +113,9 @@ def test_05_an_untrained_model_is_refused_and_says_why(cli, home, registry):
     assert now["tags"]["4"]["rekindle.decision"] == "refused"
 
 
-def test_06_changed_bytes_behind_the_same_uri_retrain_and_poisoned_labels_are_refused(cli, home, registry):
+def test_06_changed_bytes_behind_the_same_uri_retrain_and_poisoned_labels_are_refused(
+    cli, home, registry
+):
     poisoned = [str(label) for label in load_digits().target]
     random.Random(0).shuffle(poisoned)
     write_digits(cli.folder, poisoned)
@@ -106,19 +134,44 @@ def test_07_unchanged_bytes_train_nothing(cli, home, registry):
 
 
 def test_08_a_lost_artifact_is_made_again(cli, home):
-    record = json.loads(next(iter(sorted((home / ".rekindle" / "runs").glob("*/run.json"), key=lambda p: p.stat().st_mtime, reverse=True))).read_text())
-    network = next(s for s in record["steps"] if s["name"] == "finetune")["artifacts"]["network"]["uri"]
+    record = json.loads(
+        next(
+            iter(
+                sorted(
+                    (home / ".rekindle" / "runs").glob("*/run.json"),
+                    key=lambda p: p.stat().st_mtime,
+                    reverse=True,
+                )
+            )
+        ).read_text()
+    )
+    network = next(s for s in record["steps"] if s["name"] == "finetune")["artifacts"]["network"][
+        "uri"
+    ]
     subprocess.run(["rm", "-r", network], check=True)
     result = cli.json("run", "digits.yaml")
     reasons = {s["name"]: s["reason"] for s in result["steps"]}
     assert "network" in reasons["finetune"]
     assert "gone" in reasons["finetune"]
-    assert result["model"]["created"] is False, "the weights came out the same, so it is the same version"
+    assert result["model"]["created"] is False, (
+        "the weights came out the same, so it is the same version"
+    )
 
 
 def test_09_the_lineage_of_a_version_is_complete(registry):
     tags = registry("digits")["tags"]["2"]
-    for name in ("run_key", "work_key", "data_fingerprint", "init_from", "versions", "seed", "world_size", "weights_sha256", "evidence_sha256", "decision"):
+    for name in (
+        "run_key",
+        "work_key",
+        "data_fingerprint",
+        "init_from",
+        "versions",
+        "seed",
+        "world_size",
+        "weights_sha256",
+        "evidence_sha256",
+        "decision",
+    ):
         assert tags[f"rekindle.{name}"], name
     assert tags["rekindle.world_size"] == "2"
     assert json.loads(tags["rekindle.versions"])["torch"].startswith("2.")
@@ -143,8 +196,12 @@ def test_10_the_registered_champion_predicts_in_a_fresh_process(cli, home):
 
 def test_11_init_from_champion_is_idempotent(cli, home):
     write_digits(cli.folder)
-    first = cli.json("run", "digits.yaml", "--set", "model.init_from=champion", "--set", "train.epochs=1")
-    again = cli.json("run", "digits.yaml", "--set", "model.init_from=champion", "--set", "train.epochs=1")
+    first = cli.json(
+        "run", "digits.yaml", "--set", "model.init_from=champion", "--set", "train.epochs=1"
+    )
+    again = cli.json(
+        "run", "digits.yaml", "--set", "model.init_from=champion", "--set", "train.epochs=1"
+    )
     assert first["run_key"] == again["run_key"]
     assert "finetune" not in executed(again)
 
@@ -152,7 +209,9 @@ def test_11_init_from_champion_is_idempotent(cli, home):
 def test_12_every_run_is_in_the_ledger_and_has_a_card(cli, home):
     rows = cli.json("runs")["runs"]
     assert len(rows) >= 10
-    assert all((home / ".rekindle" / "runs" / row["run_id"] / "card.html").is_file() for row in rows)
+    assert all(
+        (home / ".rekindle" / "runs" / row["run_id"] / "card.html").is_file() for row in rows
+    )
     status = cli("status", "latest").stdout
     assert "finetune" in status
     assert "KFP Executor" in cli("logs", "latest", "--step", "fingerprint").stdout

@@ -14,7 +14,7 @@ def write(folder, name, text):
     return path
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(cli, tmp_path):
     cli.folder = tmp_path
     return tmp_path
@@ -190,5 +190,7 @@ def test_an_existing_torchrun_script(cli, folder):
     script = folder / "train.py"
     script.write_text(script.read_text() + "# changed\n")
     changed = cli.json("run", "script.yaml")
-    assert not next(s for s in changed["steps"] if s["name"] == "finetune")["cached"], "another script is other work"
+    assert not next(s for s in changed["steps"] if s["name"] == "finetune")["cached"], (
+        "another script is other work"
+    )
     assert np.isclose(changed["metrics"]["accuracy"], result["metrics"]["accuracy"])

@@ -9,7 +9,10 @@ from rekindle.train.job import Job
 
 if __name__ == "__main__":
     try:
-        finetune(Job.read(Path(sys.argv[1])), on_rows=lambda rows: print(f"rows {[row.step for row in rows]}", flush=True))
+        finetune(
+            Job.read(Path(sys.argv[1])),
+            on_rows=lambda rows: print(f"rows {[row.step for row in rows]}", flush=True),
+        )
     except RekindleError as error:
         print(error, flush=True)
         sys.exit(error.exit_code)

@@ -29,6 +29,7 @@ from rekindle.train.job import Job
 STEPS = 60
 EVERY = 10
 TASK = "image_classification"
+TRAIN = TrainSpec(steps=STEPS, checkpoint={"every": EVERY, "keep": 2}, lr=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ class Gang:
     folder: Path
     shards: Path
     ranks: int = 2
-    train: TrainSpec = TrainSpec(steps=STEPS, checkpoint={"every": EVERY, "keep": 2}, lr=1e-3)
+    train: TrainSpec = TRAIN
 
     def start(self):
         self.attempt = getattr(self, "attempt", 0) + 1
@@ -59,7 +60,11 @@ class Gang:
             model=ModelSpec(source={"channels": [32, 64], "hidden": 64, "dropout": 0.3}),
         )  # fmt: skip
         job.write(self.folder / "job.json")
-        environment = {**os.environ, **Rendezvous(ranks_per_node=self.ranks).environment(), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            **Rendezvous(ranks_per_node=self.ranks).environment(),
+            "OMP_NUM_THREADS": "1",
+        }
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("gang.py")), str(self.folder / "job.json")],
             stdout=self.log.open("w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True,
@@ -99,10 +104,15 @@ class Gang:
         return [(row.step, row.loss, row.lr, row.grad_norm) for row in rows]
 
     def workers(self):
-        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if "rekindle.train.worker" in " ".join(p.cmdline()) and "torch.distributed.run" not in " ".join(p.cmdline())]
+        return [
+            p
+            for p in psutil.Process(self.process.pid).children(recursive=True)
+            if "rekindle.train.worker" in " ".join(p.cmdline())
+            and "torch.distributed.run" not in " ".join(p.cmdline())
+        ]
 
 
-@pytest.fixture()
+@pytest.fixture
 def gang(tmp_path, shards):
     made = Gang(tmp_path, shards)
     yield made
@@ -142,7 +152,7 @@ def test_a_killed_tree_resumes_and_changes_no_bit(gang, uninterrupted):
     gang.start().until_step(35)
     workers = gang.workers()
     gang.process.kill()
-    gone, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=20)
     assert not alive, "workers outlived their supervisor"
     gang.process.wait()
     gang.start().finish()
@@ -182,7 +192,9 @@ def test_a_broken_checkpoint_falls_back_loudly(gang, uninterrupted):
 def test_one_rank_gives_the_same_curve_as_two_up_to_rounding(gang, uninterrupted):
     gang.ranks = 1
     gang.start().finish()
-    for (step, loss, lr, _), (other_step, other_loss, other_lr, _) in zip(gang.losses, uninterrupted.losses, strict=True):
+    for (step, loss, lr, _), (other_step, other_loss, other_lr, _) in zip(
+        gang.losses, uninterrupted.losses, strict=True
+    ):
         assert (step, lr) == (other_step, other_lr)
         assert loss == pytest.approx(other_loss, rel=1e-3, abs=1e-5)
 
@@ -196,5 +208,10 @@ def test_a_diverged_loss_is_not_tried_again(gang):
 
 
 def test_metrics_of_every_step_are_handed_on_once(gang, uninterrupted):
-    handed = [step for line in uninterrupted.said.splitlines() if line.startswith("rows ") for step in json.loads(line[5:])]
+    handed = [
+        step
+        for line in uninterrupted.said.splitlines()
+        if line.startswith("rows ")
+        for step in json.loads(line[5:])
+    ]
     assert handed == list(range(1, STEPS + 1))

@@ -19,7 +19,7 @@ from rekindle.ir.graph import Step
 from rekindle.ir.placeholders import lower
 from rekindle.platforms.local.content import FileFact, describe, difference, digest, local_path
 from rekindle.platforms.local.store import Store, put
-from rekindle.records import ArtifactRecord, canonical_json
+from rekindle.records import ArtifactRecord
 
 _CHANGED = {
     "component": "its source changed",
@@ -166,7 +166,8 @@ def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def _hash(value: Any) -> str:
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+    # unlike canonical_json this takes NaN: a loss may be that, and its reader has to see it
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _values_to_json(values: Values) -> dict[str, Any]:

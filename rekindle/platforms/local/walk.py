@@ -59,6 +59,9 @@ class _Frame:
     begun: set[str] = dataclasses.field(default_factory=set)
     ended: dict[str, Values | None] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.order = self.dag.ordered()
+
     def done(self) -> bool:
         return len(self.ended) == len(self.dag.nodes)
 
@@ -112,7 +115,7 @@ class Walk:
         while moved:
             moved = False
             for frame in list(self.frames):
-                for node in frame.dag.ordered():
+                for node in frame.order:
                     if node.name not in frame.begun and all(
                         u in frame.ended for u in node.upstream
                     ):

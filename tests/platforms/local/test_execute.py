@@ -100,7 +100,7 @@ def test_retries_end(home: Path, folder: Path) -> None:
 
 
 def test_a_step_over_its_time_is_stopped_with_all_it_started(home: Path, folder: Path) -> None:
-    with pytest.raises(StepError, match="timed out after 2 s"):
+    with pytest.raises(StepError, match="timed out after 4 s"):
         run("timing_out", home, {"folder": str(folder)}, grace_seconds=5)
     assert (folder / "terminated").exists()
     assert not alive(folder)
@@ -231,6 +231,15 @@ def test_a_caller_that_breaks_ends_the_run_and_its_processes(home: Path, folder:
     assert not alive(folder)
     assert stored(home, "r").status == "failed"
     assert "no terminal" in stored(home, "r").error
+
+
+def test_not_a_number_travels_and_opens_no_gate(home: Path) -> None:
+    pipeline = graph("nan")
+    for _ in range(2):
+        record = run(pipeline, home)
+        assert outputs(pipeline, record) == {"Output": True}
+        assert [s.status for s in record.steps if s.component.startswith("kill")] == ["skipped"] * 2
+    assert record.steps[0].cached
 
 
 def test_what_this_machine_does_not_honour_is_said() -> None:

@@ -281,7 +281,7 @@ def retrying(folder: str, code: int = 3):
 
 @dsl.pipeline
 def timing_out(folder: str):
-    kubernetes.set_timeout(hang(folder=folder), 2)
+    kubernetes.set_timeout(hang(folder=folder), 4)
 
 
 @dsl.pipeline
@@ -341,6 +341,27 @@ def moved(folder: str):
 @dsl.pipeline
 def promising() -> str:
     return silent().outputs["out"]
+
+
+@component
+def not_a_number(metrics: dsl.Output[dsl.Metrics]) -> float:
+    metrics.log_metric("loss", float("nan"))
+    return float("nan")
+
+
+@component
+def is_nan(x: float, metrics: dsl.Input[dsl.Metrics]) -> bool:
+    return x != x and metrics.metadata["loss"] != metrics.metadata["loss"]
+
+
+@dsl.pipeline
+def nan() -> bool:
+    made = not_a_number()
+    with dsl.If(made.outputs["Output"] >= 0.5):
+        kill_itself()
+    with dsl.If(made.outputs["Output"] < 0.5):
+        kill_itself()
+    return is_nan(x=made.outputs["Output"], metrics=made.outputs["metrics"]).output
 
 
 @dsl.pipeline
