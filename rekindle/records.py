@@ -127,11 +127,12 @@ class RunRecord(Record):
     versions: Mapping[str, str] = Field(default_factory=dict)
 
     def step(self, name: str) -> StepRecord:
-        """The step whose name or last path segment is `name`; raises KeyError."""
-        for step in self.steps:
-            if name in (step.name, step.name.rsplit("/", 1)[-1]):
-                return step
-        raise KeyError(name)
+        """The step called `name`, else the one whose last path segment it is; raises KeyError."""
+        exact = [step for step in self.steps if step.name == name]
+        found = exact or [s for s in self.steps if s.name.rsplit("/", 1)[-1] == name]
+        if not found:
+            raise KeyError(name)
+        return found[0]
 
 
 class Fingerprint(Record):

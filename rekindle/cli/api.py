@@ -21,7 +21,7 @@ from rekindle.spec.load import load_spec
 from rekindle.spec.model import Spec
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Run:
     """One execution: its record, and what its steps found out."""
 
@@ -37,6 +37,34 @@ class Run:
     def id(self) -> str:
         """Names the run; `rekindle report ID` and the others take it."""
         return self.record.run_id
+
+    @property
+    def status(self) -> str:
+        """`succeeded`, `failed`, ..."""
+        return self.record.status
+
+    @property
+    def seconds(self) -> float:
+        """Wall time."""
+        return self.record.seconds
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """One flat row, for a table of runs: `pandas.DataFrame([run.row for run in
+        rekindle.runs()])`.
+        """
+        evidence = self.findings.evidence
+        return {
+            "run": self.id,
+            "status": self.status,
+            "seconds": self.seconds,
+            **(evidence.metrics if evidence else {}),
+            "promoted": self.gate.get("promoted"),
+            "version": self.model.get("version"),
+        }
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r}, {self.status}, {self.seconds:.1f} s)"
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -114,6 +142,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 
 def run(
     spec: Spec | str | Path,
+    overrides: Sequence[str] = (),
     *,
     home: str | Path = DEFAULT_HOME,
     fresh: bool = False,
@@ -122,23 +151,22 @@ def run(
 ) -> Run:
     """Run the spec's pipeline here and now; unchanged steps come from the cache.
 
-    `spec` is a spec, or the path of a config. Raises RekindleError; the same call goes on where it
-    stopped."""
+    `spec` is a spec, or the path of a config to load with `overrides`. Raises RekindleError; the
+    same call goes on where it stopped."""
     from rekindle.cli.progress import Progress
 
-    config = "" if isinstance(spec, Spec) else str(spec)
-    resolved = spec if isinstance(spec, Spec) else load_spec(spec)
-    options = Options(Path(home), fresh, from_step, config)
+    resolved = spec if isinstance(spec, Spec) else load_spec(spec, overrides)
+    options = Options(Path(home), fresh, from_step)
     if quiet:
-        return Run(execute(resolved, options), Path(home).absolute())
+        return Run(execute(resolved, options), Path(home).resolve())
     with Progress() as progress:
         record = execute(resolved, options, progress.changed, progress.event)
-    return Run(record, Path(home).absolute())
+    return Run(record, Path(home).resolve())
 
 
 def runs(home: str | Path = DEFAULT_HOME) -> list[Run]:
     """All runs under `home`, oldest first."""
-    root = Path(home).absolute()
+    root = Path(home).resolve()
     found = [Run(find_run(root, run_id), root) for run_id in run_ids(root)]
     return sorted(found, key=lambda one: one.record.started_at)
 

@@ -27,7 +27,9 @@ PLATFORMS = {"kubeflow": "rekindle.platforms.kubeflow.compile"}
 @click.option("-o", "--output", type=FOLDER, default=Path("compiled"), show_default=True,
               help="Folder for the definition.")  # fmt: skip
 @click.option(
-    "--artifact-root", default="", help="URI under which checkpoints live on the platform."
+    "--artifact-root",
+    default="",
+    help="Mount point of a volume that all pods share, for checkpoints.",
 )
 @shared
 def command(
@@ -73,9 +75,9 @@ def _refuse(spec: Any, artifact_root: str) -> None:
             "the embedded registry lives on this machine, and a cluster cannot reach it",
             where="register.tracking_uri", fix="name a tracking server, such as https://mlflow.example.com",
         )  # fmt: skip
-    if spec.pipeline is None and not artifact_root:
+    if spec.pipeline is None and not artifact_root.startswith("/"):
         raise RequestError(
             "checkpoints need a place that outlives a pod",
             where="--artifact-root",
-            fix="--artifact-root /mnt/rekindle or s3://bucket/rekindle",
+            fix="name the mount point of a shared volume: --artifact-root /mnt/rekindle",
         )

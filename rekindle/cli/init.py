@@ -46,5 +46,5 @@ def command(folder: Path, home: Path, as_json: bool) -> int:
         return 0
     click.echo(f"laid out {len(files)} files in {folder.absolute()}")
     click.echo("  rekindle run configs/digits.yaml          the demo")
-    click.echo(f"  --set pipeline=../{PIPELINE}   to run the copy that you changed")
+    click.echo(f"  rekindle run configs/digits.yaml --set pipeline={PIPELINE}   your copy of it")
     return 0

@@ -37,8 +37,6 @@ class Options:
     home: Path
     fresh: bool = False
     from_step: str | None = None
-    config: str = ""
-    overrides: tuple[str, ...] = ()
 
 
 def shipped(path: str) -> Path:
@@ -117,8 +115,8 @@ def execute(
     preflight(spec, options.home)
     spec = resolved(spec, options.home)
     _, graph = graph_of(spec)
-    home = options.home.absolute()
-    record = _new_record(spec, options, local.ignored(graph) + _ignored(spec))
+    home = options.home.resolve()
+    record = _new_record(spec, local.ignored(graph) + _ignored(spec))
     secrets_of = {
         name: os.environ[ref.removeprefix("env:")]
         for name, ref in spec.platforms.local.secrets.items()
@@ -169,21 +167,17 @@ def _write_card(home: Path, run_id: str) -> None:
         render_index(home)
 
 
-def _new_record(spec: Spec, options: Options, ignored: tuple[str, ...]) -> RunRecord:
+def _new_record(spec: Spec, ignored: tuple[str, ...]) -> RunRecord:
     now = datetime.datetime.now(datetime.UTC)
-    words = [
-        "rekindle",
-        "run",
-        options.config or "CONFIG",
-        *(f"--set={text}" for text in options.overrides),
-    ]
+    config, overrides = spec.origin
+    words = ["rekindle", "run", config or "CONFIG", *(f"--set={text}" for text in overrides)]
     return RunRecord(
         run_id=f"{spec.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
         name=spec.name,
         platform="local",
         status="running",
         started_at=now.isoformat(timespec="seconds"),
-        config=options.config,
+        config=config,
         command=shlex.join(words),
         spec=spec.model_dump(mode="json"),
         ignored=ignored,
@@ -228,7 +222,7 @@ def summary(record: RunRecord, home: Path) -> dict[str, Any]:
         "metrics": dict(found.evidence.metrics) if found.evidence else {},
         "gate": gate_of(found),
         "model": model_of(found),
-        "card": str(home.absolute() / "runs" / record.run_id / "card.html"),
+        "card": str(home.resolve() / "runs" / record.run_id / "card.html"),
     }
 
 
@@ -278,4 +272,7 @@ def _with_window(spec: Spec, update: Mapping[str, Any]) -> Spec:
     assert spec.data is not None
     assert spec.data.window is not None
     data = spec.data.model_copy(update={"window": spec.data.window.model_copy(update=update)})
-    return spec.model_copy(update={"data": data})
+    config, overrides = spec.origin
+    moved = spec.model_copy(update={"data": data})
+    moved._origin = (config, (*overrides, *(f"data.window.{k}={v}" for k, v in update.items())))
+    return moved

@@ -107,6 +107,8 @@ def _entrypoint(words: str) -> Iterator[Problem]:
 
 
 def _task(spec: Spec) -> Iterator[Problem]:
+    if not spec.task:
+        return
     if spec.task not in BUILTIN_TASKS:
         yield from _file(spec.task.rpartition(":")[0], "task")
         return

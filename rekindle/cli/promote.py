@@ -33,7 +33,7 @@ def command(run: str, home: Path, as_json: bool) -> int:
     from rekindle.registry.models import Registry, promote
 
     spec = Spec.model_validate(record.spec)
-    where = Registry(spec.registration, spec.model_name, str(home.absolute()))
+    where = Registry(spec.registration, spec.model_name, str(home.resolve()))
     registration = promote(where, found.registration, found.files["evidence"])
     registration.write(found.files["registration"])
     if as_json:

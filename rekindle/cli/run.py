@@ -41,7 +41,7 @@ def command(
     from rekindle.spec.load import load_spec
 
     spec = load_spec(config, overrides)
-    options = Options(home, fresh, from_step, str(config), overrides)
+    options = Options(home, fresh, from_step)
     result: dict[str, Any] = {}
     earlier = []
     for one in windows(spec):

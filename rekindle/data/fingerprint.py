@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def fingerprint(
                 {**model.model_dump(mode="json", exclude={"init_from"}), **_folders(model)},
                 train.model_dump(mode="json", exclude=_TRAIN_ASIDE),
             ],
-            "entrypoint": _file_content(train.entrypoint) if train.entrypoint else "",
+            "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
             "code": source_hash(TRAINING),
         }
     )
@@ -84,6 +85,12 @@ def fingerprint(
 def _own_task(task: str) -> list[str]:
     path, _, name = task.rpartition(":")
     return [name, _file_content(path)]
+
+
+def _own_script(words: str) -> list[str]:
+    """The bytes of the script and its arguments; a module behind `-m` counts by name only."""
+    script, *arguments = shlex.split(words)
+    return [script if script == "-m" else _file_content(script), *arguments]
 
 
 def _file_content(path: str) -> str:

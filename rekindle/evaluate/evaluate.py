@@ -43,12 +43,12 @@ def evaluate(
     everything = pa.Table.from_batches(list(open_examples(examples_folder, TEST)))
     rows = _unseen(everything, [model for model in (candidate, champion) if model])
     labels_N = _class_indices(rows, candidate.labels)
-    ours = _scored(candidate, rows, labels_N)
+    ours = _scored(candidate, rows, labels_N, "candidate")
     theirs, refusal = None, None
     if champion is not None and champion.labels != candidate.labels:
         refusal = _incomparable(champion, candidate)
     elif champion is not None:
-        theirs = _scored(champion, rows, labels_N)
+        theirs = _scored(champion, rows, labels_N, "champion")
     slices = _slices(rows, slice_columns, labels_N, ours, theirs)
     verdict = refusal or judge(spec, labels_N, ours, theirs, slices)
     counts = metrics.confusion(ours.probabilities_NC, labels_N)
@@ -72,7 +72,7 @@ def evaluate(
 
 
 @torch.inference_mode()
-def predict(model: ModelFolder, rows: pa.Table) -> Floats:
+def predict(model: ModelFolder, rows: pa.Table, who: str) -> Floats:
     """[N, C] probabilities for examples; batched by length so that little is spent on padding."""
     network = model.network()
     encoded = pa.table(model.task.encode(_one_batch(rows), model.settings, model.path))
@@ -86,7 +86,7 @@ def predict(model: ModelFolder, rows: pa.Table) -> Floats:
         part = order_N[start : start + BATCH]
         inputs = model.task.collate(encoded.take(pa.array(part)), model.settings)
         result_NC[part] = torch.softmax(model.task.logits(network, inputs).double(), -1).numpy()
-        emit("progress", step=start + len(part), steps=len(rows), unit="examples")
+        emit("progress", step=start + len(part), steps=len(rows), unit=f"{who}: example")
     return result_NC
 
 
@@ -95,10 +95,10 @@ def _one_batch(rows: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
 
 
-def _scored(model: ModelFolder, rows: pa.Table, labels_N: Ints) -> Scored:
+def _scored(model: ModelFolder, rows: pa.Table, labels_N: Ints, who: str) -> Scored:
     if len(rows) == 0:
         return Scored(np.zeros((0, len(model.labels))), {})
-    probabilities_NC = predict(model, rows)
+    probabilities_NC = predict(model, rows, who)
     return Scored(probabilities_NC, metrics.score(probabilities_NC, labels_N))
 
 

@@ -70,7 +70,8 @@ def judge(
         return Verdict(
             False, "; ".join(check.detail for check in failed), tuple(checks), comparison
         )
-    return Verdict(True, _praise(spec.gate, candidate, comparison), tuple(checks), comparison)
+    praise = _praise(spec, candidate, comparison)
+    return Verdict(True, praise, tuple(checks), comparison)
 
 
 def compare(spec: GateSpec, labels_N: Ints, candidate: Scored, champion: Scored) -> Comparison:
@@ -165,11 +166,13 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice]) -> list[Check]:
     return checks
 
 
-def _praise(spec: GateSpec, candidate: Scored, comparison: Comparison | None) -> str:
-    value = candidate.metrics[spec.metric]
+def _praise(spec: EvaluateSpec, candidate: Scored, comparison: Comparison | None) -> str:
+    metric = spec.gate.metric
+    value = candidate.metrics[metric]
     if comparison is None:
-        return f"first model: {spec.metric} {value:.4f} reaches every floor"
+        reached = "reaches every floor" if spec.floor else "beats the most frequent class"
+        return f"first model: {metric} {value:.4f} {reached}"
     return (
-        f"{spec.metric} {value:.4f} is better than the champion by {comparison.estimate:+.4f} "
+        f"{metric} {value:.4f} is better than the champion by {comparison.estimate:+.4f} "
         f"[{comparison.lower:+.4f}, {comparison.upper:+.4f}]"
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from rekindle.errors import RegistryError, RekindleError
+from rekindle.launch.process import owned
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -56,7 +57,10 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
     try:
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
-        yield MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        if not tracking_uri:
+            _prepare(client, artifact_root)
+        yield client
     except RekindleError:
         raise
     except Exception as error:
@@ -66,6 +70,12 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
             where=without_password(uri),
             fix=_fix(tracking_uri, error),
         ) from error
+
+
+def _prepare(client: MlflowClient, artifact_root: str) -> None:
+    """Create the embedded database, one process at a time: two migrations at once would fail."""
+    with owned(Path(artifact_root) / "locks" / "registry", lambda: None):
+        client.search_experiments(max_results=1)
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_root: str) -> str:

@@ -25,7 +25,10 @@ def check(spec: Spec) -> list[Finding]:
 
 
 def _task(spec: Spec) -> Iterator[Finding]:
-    if ":" not in spec.task and spec.task not in BUILTIN_TASKS:
+    if not spec.task:
+        if spec.pipeline is None:
+            yield ("task",), "is missing", f"add `task:`, one of {', '.join(BUILTIN_TASKS)}"
+    elif ":" not in spec.task and spec.task not in BUILTIN_TASKS:
         near = difflib.get_close_matches(spec.task, BUILTIN_TASKS, n=1, cutoff=0.3)
         fix = (
             f"did you mean `{near[0]}`?"

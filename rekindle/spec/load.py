@@ -36,7 +36,9 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     values, lines = document.values, dict(document.lines)
     for override in overrides:
         _apply_override(values, lines, override)
-    return validate(values, lines, str(path))
+    spec = validate(values, lines, str(path))
+    spec._origin = (str(path), tuple(overrides))
+    return spec
 
 
 def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str) -> Spec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
 
 BUILTIN_TASKS = ("image_classification", "text_classification")
 METRICS = ("accuracy", "macro_f1", "log_loss", "calibration_error")
@@ -286,7 +286,7 @@ class Spec(Section):
 
     name: Name
     """Name of the job: lower-case letters, digits, `.`, `_`, `-`."""
-    task: str = Field(pattern=r"^([a-z0-9_]+|.+\.py:[A-Za-z_][A-Za-z0-9_]*)$")
+    task: str = Field("", pattern=r"^([a-z0-9_]*|.+\.py:[A-Za-z_][A-Za-z0-9_]*)$")
     """What is learned: `image_classification`, `text_classification`, or `path.py:Class` for one's
     own.
     """
@@ -312,6 +312,13 @@ class Spec(Section):
     """Where versions of the model are kept."""
     platforms: PlatformsSpec = PlatformsSpec()
     """One section a platform."""
+
+    _origin: tuple[str, tuple[str, ...]] = PrivateAttr(("", ()))
+
+    @property
+    def origin(self) -> tuple[str, tuple[str, ...]]:
+        """The config that it was loaded from, as given, and the overrides; empty without one."""
+        return self._origin
 
     @property
     def model_name(self) -> str:

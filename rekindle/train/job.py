@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Self
 
+from rekindle.errors import RequestError
 from rekindle.records import write_atomically
 from rekindle.spec.model import ModelSpec, TrainSpec
 
@@ -34,6 +35,12 @@ class Job:
     @classmethod
     def of(cls, *, artifact_root: str, run_key: str, **fields: Any) -> Self:
         """A job whose state lives under `<artifact_root>/checkpoints/<run_key>`."""
+        if "://" in artifact_root:
+            raise RequestError(
+                f"checkpoints cannot go to {artifact_root} yet",
+                where="artifact_root",
+                fix="name a folder that all attempts see, such as a shared volume",
+            )
         checkpoints = Path(artifact_root).absolute() / "checkpoints" / run_key
         status = checkpoints / "attempts" / uuid.uuid4().hex[:8]
         return cls(run_key=run_key, checkpoints=str(checkpoints), status=str(status), **fields)

@@ -1,10 +1,10 @@
 """Killed, interrupted, run twice at once, out of disk: the same command goes on, and nothing is lost or made twice."""
 
 import json
-import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -47,8 +47,8 @@ def kill_tree(process):
 def training_of(cli, result, home):
     record = json.loads((cli.folder / home / "runs" / result["run_id"] / "run.json").read_text())
     step = next(s for s in record["steps"] if s["name"] == "finetune")
-    summary = json.loads(open(step["artifacts"]["training"]["uri"] + "/training.json").read())
-    return summary, open(step["log"]).read()
+    summary = json.loads((Path(step["artifacts"]["training"]["uri"]) / "training.json").read_text())
+    return summary, Path(step["log"]).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,11 @@ def test_a_killed_tree_resumes_with_the_same_command_and_says_so(cli, config, wh
 def test_a_killed_worker_restarts_the_gang_by_itself(cli, config, whole):
     process = cli.start("run", "c.yaml", "--home", "worker")
     until_checkpoint(process, config / "worker")
-    workers = [p for p in psutil.Process(process.pid).children(recursive=True) if "-u" in p.cmdline() and "rekindle.train.worker" in p.cmdline()]
+    workers = [
+        p
+        for p in psutil.Process(process.pid).children(recursive=True)
+        if "-u" in p.cmdline() and "rekindle.train.worker" in p.cmdline()
+    ]
     workers[-1].kill()
     assert process.wait(120) == 0, (config / "out.txt").read_text()
     said = (config / "out.txt").read_text()
@@ -84,14 +88,20 @@ def test_a_killed_worker_restarts_the_gang_by_itself(cli, config, whole):
     assert summary["weights_sha256"] == whole
 
 
-@pytest.mark.parametrize(("number", "home"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
-def test_a_request_to_stop_saves_and_the_same_command_goes_on(cli, config, whole, number, home):
+@pytest.mark.parametrize(
+    ("number", "code", "status"),
+    [(signal.SIGINT, 130, "cancelled"), (signal.SIGTERM, 75, "preempted")],
+)
+def test_a_request_to_stop_saves_and_the_same_command_goes_on(
+    cli, config, whole, number, code, status
+):
+    home = status
     process = cli.start("run", "c.yaml", "--home", home)
     until_checkpoint(process, config / home)
     process.send_signal(number)
-    assert process.wait(60) == 130, (config / "out.txt").read_text()
+    assert process.wait(60) == code, (config / "out.txt").read_text()
     (stopped,) = cli.json("runs", "--home", home)["runs"]
-    assert stopped["status"] == "cancelled"
+    assert stopped["status"] == status
     done = cli("run", "c.yaml", "--home", home, "--json")
     assert "resumed from the checkpoint of step" in done.stderr
     assert training_of(cli, json.loads(done.stdout), home)[0]["weights_sha256"] == whole
@@ -103,24 +113,34 @@ def test_two_at_once_train_once_and_make_one_version(cli, config, registry):
     assert first.wait(120) == 0, (config / "out.txt").read_text()
     runs = cli.json("runs", "--home", "twice")["runs"]
     assert len(runs) == 2
-    trained = [not next(s for s in run["steps"] if s["name"] == "finetune")["cached"] for run in runs]
+    trained = [
+        not next(s for s in run["steps"] if s["name"] == "finetune")["cached"] for run in runs
+    ]
     assert sorted(trained) == [False, True]
     assert second["status"] == "succeeded"
-    assert registry("digits", "twice") == {**registry("digits", "twice"), "versions": ["1"], "aliases": {"champion": "1"}}
+    assert registry("digits", "twice") == {
+        **registry("digits", "twice"),
+        "versions": ["1"],
+        "aliases": {"champion": "1"},
+    }
 
 
 def test_a_full_disk_fails_clearly_and_the_same_command_goes_on(cli, config):
     small = config / "small"
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2600k", "tmpfs", str(small)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2600k", "tmpfs", str(small)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("needs the right to mount a small file system")
     try:
         done = cli("run", "c.yaml", "--home", "small", code=1)
-        assert "No space left on device" in done.stderr or "disk is full" in done.stderr, done.stderr
+        assert "No space left on device" in done.stderr or "disk is full" in done.stderr, (
+            done.stderr
+        )
         assert "Traceback" not in done.stderr
         subprocess.run(["mount", "-o", "remount,size=200m", str(small)], check=True)
         assert cli.json("run", "c.yaml", "--home", "small")["gate"]["promoted"] is True
     finally:
         subprocess.run(["umount", "-l", str(small)], check=False)
-    assert os.listdir(small) == []
+    assert not any(small.iterdir())

@@ -64,8 +64,8 @@ def execute(
     thread.
 
     Raises RequestError before anything runs; StepError if a step failed; PreemptedError if one
-    saved and gave way; InterruptedRunError on Ctrl-C or SIGTERM, after the steps had
-    `grace_seconds` to end (a second Ctrl-C kills them).
+    saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on SIGTERM when nothing
+    was saved, after the steps had `grace_seconds` to end (a second Ctrl-C kills them).
     """
     values = bind(graph, arguments)
     requirements.check(graph)
@@ -183,6 +183,7 @@ class _Run:
         self.waiting: list[Ready] = []
         self.working: dict[str, threading.Thread] = {}
         self.failed: list[Outcome] = []
+        self.reclaimed = False
         self.undecided: RekindleError | None = None
 
     def to_the_end(self, max_parallel: int) -> RunRecord:
@@ -305,6 +306,9 @@ class _Run:
         if self.walk.finished and not self.failed:
             return None
         command = "the same command resumes: finished steps come from the cache"
+        saved = [outcome.step.path for outcome in self.failed if outcome.status == "preempted"]
+        if self.reclaimed and saved:
+            return PreemptedError(f"SIGTERM came; `{saved[0]}` saved its state first", fix=command)
         if self.around.control.stopped():
             return InterruptedRunError(f"the run {self.record.run_id} was interrupted", fix=command)
         failures = [outcome for outcome in self.failed if outcome.status == "failed"]
@@ -312,9 +316,8 @@ class _Run:
             return StepError([self.problem(outcome) for outcome in failures])
         if self.undecided:
             return self.undecided
-        if self.failed:
-            path = self.failed[0].step.path
-            return PreemptedError(f"`{path}` was stopped from outside after a save", fix=command)
+        if saved:
+            return PreemptedError(f"`{saved[0]}` saved and gave way", fix=command)
         return None
 
     def problem(self, outcome: Outcome) -> Problem:
@@ -352,8 +355,9 @@ class _Run:
     def signals(self) -> Iterator[None]:
         """Ctrl-C and SIGTERM stop the run in an orderly way; once more, and it is killed."""
 
-        def stop(_number: int, _frame: object) -> None:
+        def stop(number: int, _frame: object) -> None:
             control = self.around.control
+            self.reclaimed = self.reclaimed or number == signal.SIGTERM
             control.level = min(2, control.level + 1)
 
         if threading.current_thread() is not threading.main_thread():

@@ -234,11 +234,11 @@ def _failure(job: Job, ended: Ended, begins_at: int) -> Outcome | None:
     """The outcome of an attempt that did not succeed; None if it did."""
     if ended.timed_out:
         return Outcome(job.step, "failed", error=f"timed out after {job.step.timeout_seconds:g} s")
+    if ended.stopped and ended.exit_code == PREEMPTED:
+        reason = "the run was interrupted; the step saved its state first"
+        return Outcome(job.step, "preempted", reason=reason)
     if ended.stopped:  # even with exit code 0: who knows what it did not get to do
-        reason = "the run was interrupted"
-        if ended.exit_code == PREEMPTED:
-            reason += "; the step saved its state first"
-        return Outcome(job.step, "cancelled", reason=reason)
+        return Outcome(job.step, "cancelled", reason="the run was interrupted")
     if ended.exit_code == PREEMPTED:
         reason = "stopped from outside after a save (exit code 75)"
         return Outcome(job.step, "preempted", reason=reason)

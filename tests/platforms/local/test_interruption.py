@@ -88,7 +88,8 @@ def test_what_does_not_listen_is_killed_after_the_grace_period(home: Path, folde
 def test_a_step_may_save_before_it_goes(home: Path, folder: Path) -> None:
     process = start(home, "saving", folder)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 130
+    assert process.wait(10) == 75
+    assert stored(home, "r").status == "preempted"
     assert (folder / "saved").exists()
     assert "saved its state first" in stored(home, "r").steps[0].reason
 
