@@ -57,9 +57,11 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
     try:
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        if not tracking_uri:
-            _prepare(client, artifact_root)
+        # creating the embedded database is migrating it, and two migrations at once would fail
+        lock = contextlib.nullcontext() if tracking_uri else _alone(artifact_root)
+        with lock:
+            client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+            client.search_experiments(max_results=1)
         yield client
     except RekindleError:
         raise
@@ -72,10 +74,8 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         ) from error
 
 
-def _prepare(client: MlflowClient, artifact_root: str) -> None:
-    """Create the embedded database, one process at a time: two migrations at once would fail."""
-    with owned(Path(artifact_root) / "locks" / "registry", lambda: None):
-        client.search_experiments(max_results=1)
+def _alone(artifact_root: str) -> contextlib.AbstractContextManager[None]:
+    return owned(Path(artifact_root) / "locks" / "registry", lambda: None)
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_root: str) -> str:

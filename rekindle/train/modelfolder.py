@@ -15,10 +15,9 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from rekindle.data.manifest import Shards
 from rekindle.errors import DataError, StepError
@@ -27,6 +26,9 @@ from rekindle.spec.identity import file_sha256
 from rekindle.tasks import Task, load_task
 
 DESCRIPTION = "rekindle.json"
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclasses.dataclass(frozen=True)

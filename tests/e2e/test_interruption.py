@@ -70,6 +70,7 @@ def test_a_killed_tree_resumes_with_the_same_command_and_says_so(cli, config, wh
     assert summary["weights_sha256"] == whole
 
 
+@pytest.mark.slow
 def test_a_killed_worker_restarts_the_gang_by_itself(cli, config, whole):
     process = cli.start("run", "c.yaml", "--home", "worker")
     until_checkpoint(process, config / "worker")
@@ -88,6 +89,7 @@ def test_a_killed_worker_restarts_the_gang_by_itself(cli, config, whole):
     assert summary["weights_sha256"] == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "status"),
     [(signal.SIGINT, 130, "cancelled"), (signal.SIGTERM, 75, "preempted")],
@@ -125,6 +127,7 @@ def test_two_at_once_train_once_and_make_one_version(cli, config, registry):
     }
 
 
+@pytest.mark.slow
 def test_a_full_disk_fails_clearly_and_the_same_command_goes_on(cli, config):
     small = config / "small"
     small.mkdir()

@@ -1,0 +1,63 @@
+"""Text from scratch on the shipped reviews: better than chance, slices in the card, a version a window, a person's approval."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+CONFIG = Path(__file__).parents[2] / "configs" / "reviews.yaml"
+QUICK = [
+    "--set",
+    "train.epochs=1",
+    "--set",
+    "evaluate.floor={}",
+    "--set",
+    "platforms.local.ranks=1",
+]
+
+
+def test_a_person_approves_what_the_gate_let_pass(cli, registry):
+    """One step is enough: with a floor that anything reaches, a first model passes and waits."""
+    manual = ["--set", "register.approval=manual", "--set", "evaluate.floor={log_loss: 9}", "--set", "train.epochs=4",
+              "--set", "platforms.local.ranks=1", "--home", "manual"]  # fmt: skip
+    waiting = cli.json("run", CONFIG, *manual)
+    assert waiting["gate"]["decision"] == "approval_needed"
+    assert waiting["gate"]["promoted"] is False
+    assert registry("reviews", "manual")["aliases"] == {"challenger": "1"}
+    evidence = next(Path(cli.folder / "manual").rglob("artifacts/*evaluate*/*/evidence"))
+    said = json.loads(evidence.read_text())
+    evidence.write_text(json.dumps({**said, "metrics": {"accuracy": 1.0}}))
+    refused = cli("promote", "latest", "--home", "manual", code=1)
+    assert "the evidence was changed after it was registered" in refused.stderr
+    assert registry("reviews", "manual")["aliases"] == {"challenger": "1"}
+    cli.json("run", CONFIG, *manual)
+    assert "is now the champion" in cli("promote", "latest", "--home", "manual").stdout
+    assert registry("reviews", "manual")["aliases"] == {"champion": "1"}
+    assert "champion" in cli("promote", "latest", "--home", "manual").stdout, "twice is once"
+
+
+@pytest.mark.slow
+def test_reviews_from_scratch_beat_chance_by_ten_points(cli):
+    result = cli.json("run", CONFIG, "--home", "whole")
+    assert result["metrics"]["accuracy"] >= 1 / 3 + 0.1
+    card = Path(result["card"]).read_text()
+    assert "electric kettle" in card
+    assert "category" in card
+
+
+@pytest.mark.slow
+def test_windows_roll_over_the_months_and_make_a_version_each(cli, registry):
+    window = "data.window={size: 4 months, every: 2 months, end: 2026-08, backfill: 2}"
+    result = cli.json("run", CONFIG, *QUICK, "--set", window, "--home", "windows")
+    assert len(result["earlier"]) == 2
+    now = registry("reviews", "windows")
+    assert now["versions"] == ["1", "2", "3"]
+    windows = [now["tags"][v]["rekindle.window"] for v in now["versions"]]
+    assert windows == [
+        "2026-01-01T00:00:00/2026-05-01T00:00:00",
+        "2026-03-01T00:00:00/2026-07-01T00:00:00",
+        "2026-05-01T00:00:00/2026-09-01T00:00:00",
+    ]
+    again = cli.json("run", CONFIG, *QUICK, "--set", window, "--home", "windows")
+    assert registry("reviews", "windows")["versions"] == ["1", "2", "3"]
+    assert again["model"]["created"] is False
