@@ -24,6 +24,10 @@ def ingest(task: str, data: str, window: str, data_key: str, examples: dsl.Outpu
     from rekindle.tasks import load_task
 
     summary = read_source(
-        DataSpec.model_validate_json(data), load_task(task).modality, window, Path(examples.path)
+        DataSpec.model_validate_json(data),
+        load_task(task).modality,
+        window,
+        Path(examples.path),
+        source=data_key,
     )
     examples.metadata["rows"] = dict(summary.rows)

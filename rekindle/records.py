@@ -312,6 +312,54 @@ class Registration(Record):
     tags: Mapping[str, str] = Field(default_factory=dict)
 
 
+class GateSummary(Record):
+    """The gate in a `RunSummary`: `promoted` says whether this run's model is the champion now,
+    `passed` whether the gate let it pass; `comparison` as in `Evidence`."""
+
+    promoted: bool
+    decision: Decision
+    passed: bool
+    reason: str
+    champion_version: str
+    comparison: Comparison | None = None
+
+
+class ModelSummary(Record):
+    """Where the registry holds the model of a run; `created` is False for an exact rerun."""
+
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    created: bool
+
+
+class StepSummary(Record):
+    """One step of a `RunSummary`; see `StepRecord`."""
+
+    name: str
+    status: StepStatus
+    seconds: float | None
+    cached: bool
+    reason: str
+
+
+class RunSummary(Record):
+    """The object that `rekindle run --json` ends with. `gate` and `model` are null where a pipeline
+    has neither; `earlier` names the runs of a backfill."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    run_key: str
+    status: RunStatus
+    seconds: float
+    steps: tuple[StepSummary, ...]
+    metrics: Mapping[str, float]
+    gate: GateSummary | None
+    model: ModelSummary | None
+    card: str
+    earlier: tuple[str, ...] = ()
+
+
 RECORD_KINDS: dict[str, type[Record]] = {
     "fingerprint": Fingerprint,
     "shards": ShardManifest,

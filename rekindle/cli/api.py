@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.cli.job import Options, execute, gate_of, model_of
-from rekindle.cli.options import DEFAULT_HOME, find_run, run_ids
+from rekindle.cli.options import DEFAULT_HOME, all_runs
 from rekindle.records import Evidence, RunRecord
 from rekindle.report.collect import Findings, collect
 from rekindle.spec.load import load_spec
@@ -74,12 +74,14 @@ class Run:
     @property
     def gate(self) -> dict[str, Any]:
         """`promoted`, `decision` and `reason`, as in `run --json`."""
-        return gate_of(self.findings) or {}
+        gate = gate_of(self.findings)
+        return gate.model_dump(mode="json") if gate else {}
 
     @property
     def model(self) -> dict[str, Any]:
         """`name`, `version` and `aliases` in the registry."""
-        return model_of(self.findings) or {}
+        model = model_of(self.findings)
+        return model.model_dump(mode="json") if model else {}
 
     @property
     def evidence(self) -> Evidence:
@@ -167,8 +169,7 @@ def run(
 def runs(home: str | Path = DEFAULT_HOME) -> list[Run]:
     """All runs under `home`, oldest first."""
     root = Path(home).resolve()
-    found = [Run(find_run(root, run_id), root) for run_id in run_ids(root)]
-    return sorted(found, key=lambda one: one.record.started_at)
+    return [Run(record, root) for record in all_runs(root)]
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import rekindle
 from rekindle.cli.preflight import preflight
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.records import RunRecord
+from rekindle.records import GateSummary, ModelSummary, RunRecord, RunSummary, StepSummary
 from rekindle.report.collect import Findings, collect
 from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
@@ -200,59 +200,49 @@ def _ignored(spec: Spec) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def summary(record: RunRecord, home: Path) -> dict[str, Any]:
-    """The object that `run --json` ends with."""
+def summary(record: RunRecord, home: Path) -> RunSummary:
+    """What `run --json` ends with."""
     found = collect(record, history=False)
-    return {
-        "schema_version": 1,
-        "run_id": record.run_id,
-        "run_key": found.fingerprint.run_key if found.fingerprint else "",
-        "status": record.status,
-        "seconds": record.seconds,
-        "steps": [
-            {
-                "name": s.name,
-                "status": s.status,
-                "seconds": s.seconds,
-                "cached": s.cached,
-                "reason": s.reason,
-            }
+    return RunSummary(
+        run_id=record.run_id,
+        run_key=found.fingerprint.run_key if found.fingerprint else "",
+        status=record.status,
+        seconds=record.seconds,
+        steps=tuple(
+            StepSummary(
+                name=s.name, status=s.status, seconds=s.seconds, cached=s.cached, reason=s.reason
+            )
             for s in record.steps
-        ],
-        "metrics": dict(found.evidence.metrics) if found.evidence else {},
-        "gate": gate_of(found),
-        "model": model_of(found),
-        "card": str(home.resolve() / "runs" / record.run_id / "card.html"),
-    }
+        ),
+        metrics=found.evidence.metrics if found.evidence else {},
+        gate=gate_of(found),
+        model=model_of(found),
+        card=str(home.resolve() / "runs" / record.run_id / "card.html"),
+    )
 
 
-def gate_of(found: Findings) -> dict[str, Any] | None:
+def gate_of(found: Findings) -> GateSummary | None:
     """Whether the model of this run is the champion now, and why or why not."""
     if found.evidence is None:
         return None
     decision = found.registration.decision if found.registration else "refused"
-    gate: dict[str, Any] = {
-        "promoted": decision == "promoted",
-        "decision": decision,
-        "reason": found.evidence.reason,
-        "passed": found.evidence.promote,
-        "champion_version": found.evidence.champion_version,
-    }
-    if found.evidence.comparison:
-        gate["comparison"] = found.evidence.comparison.model_dump(mode="json")
-    return gate
+    return GateSummary(
+        promoted=decision == "promoted",
+        decision=decision,
+        passed=found.evidence.promote,
+        reason=found.evidence.reason,
+        champion_version=found.evidence.champion_version,
+        comparison=found.evidence.comparison,
+    )
 
 
-def model_of(found: Findings) -> dict[str, Any] | None:
+def model_of(found: Findings) -> ModelSummary | None:
     """Where the registry holds the model."""
     if (where := found.registration) is None:
         return None
-    return {
-        "name": where.name,
-        "version": where.version,
-        "aliases": list(where.aliases),
-        "created": where.created,
-    }
+    return ModelSummary(
+        name=where.name, version=where.version, aliases=where.aliases, created=where.created
+    )
 
 
 def windows(spec: Spec) -> Sequence[Spec]:

@@ -12,6 +12,8 @@ import click
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord
 
+log = logging.getLogger(__name__)
+
 Decorated = Callable[..., Any]
 
 DEFAULT_HOME = Path(".rekindle")
@@ -53,16 +55,27 @@ def config(function: Decorated) -> Decorated:
     return click.argument("config", type=click.Path(path_type=Path))(function)
 
 
-def run_ids(home: Path) -> list[str]:
-    """All run ids under `home`, oldest first."""
-    folder = home / "runs"
-    return sorted(path.parent.name for path in folder.glob("*/run.json")) if folder.is_dir() else []
+def all_runs(home: Path) -> list[RunRecord]:
+    """All runs under `home`, oldest first; a record that cannot be read is left out, with a
+    warning.
+    """
+    records = []
+    for path in sorted((home / "runs").glob("*/run.json")):
+        try:
+            records.append(RunRecord.read(path))
+        except ValueError as error:
+            log.warning("%s cannot be read and is left out: %s", path, str(error).splitlines()[0])
+    return sorted(records, key=lambda record: (record.started_at, record.run_id))
+
+
+def read_run(home: Path, run_id: str) -> RunRecord:
+    """The record of the run with exactly this id."""
+    return RunRecord.read(home / "runs" / run_id / "run.json")
 
 
 def find_run(home: Path, wanted: str) -> RunRecord:
     """The run whose id is `wanted`, starts with it, or is the latest; raises RequestError."""
-    records = [RunRecord.read(home / "runs" / run_id / "run.json") for run_id in run_ids(home)]
-    records.sort(key=lambda record: record.started_at)
+    records = all_runs(home)
     if wanted == "latest" and records:
         return records[-1]
     exact = [record for record in records if record.run_id == wanted]

@@ -37,11 +37,8 @@ class Progress:
         self.record: RunRecord | None = None
         self.lines: dict[str, str] = {}
         self.said: set[str] = set()
-        self.live = (
-            Live(console=self.console, refresh_per_second=5, get_renderable=self._render)
-            if self.console.is_terminal
-            else None
-        )
+        live = Live(console=self.console, transient=True, get_renderable=self._render)
+        self.live = live if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
         if self.live:

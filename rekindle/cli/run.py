@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.options import config, overrides, shared
+from rekindle.cli.options import config, overrides, read_run, shared
 from rekindle.errors import RekindleError
+from rekindle.records import RunRecord, RunSummary
+
+if TYPE_CHECKING:
+    from rekindle.cli.job import Options
+    from rekindle.spec.model import Spec
 
 
 @click.command("run")
@@ -42,67 +46,61 @@ def command(
 
     spec = load_spec(config, overrides)
     options = Options(home, fresh, from_step)
-    result: dict[str, Any] = {}
-    earlier = []
-    for one in windows(spec):
-        if result:
-            earlier.append(result["run_id"])
-        result = _one(one, options, as_json)
+    results = [_one(one, options, as_json) for one in windows(spec)]
+    last = results[-1]
     if as_json:
-        print(json.dumps({**result, "earlier": earlier} if earlier else result))
-    gate = result["gate"]
-    return 1 if require_promotion and not (gate and gate["promoted"]) else 0
+        earlier = tuple(result.run_id for result in results[:-1])
+        print(last.model_copy(update={"earlier": earlier}).model_dump_json())
+    promoted = last.gate is not None and last.gate.promoted
+    return 1 if require_promotion and not promoted else 0
 
 
-def _one(spec: Any, options: Any, as_json: bool) -> dict[str, Any]:
+def _one(spec: Spec, options: Options, as_json: bool) -> RunSummary:
     """Execute one window; prints what came of it."""
     from rekindle.cli.job import execute, summary
     from rekindle.cli.progress import Progress
-    from rekindle.records import RunRecord
 
     with Progress() as progress:
         try:
             record = execute(spec, options, progress.changed, progress.event)
         except RekindleError:
             if progress.record is not None and not as_json:
-                folder = options.home / "runs" / progress.record.run_id
-                _conclude(RunRecord.read(folder / "run.json"), options.home)
+                ended = read_run(options.home, progress.record.run_id)
+                _conclude(ended, summary(ended, options.home))
             raise
     result = summary(record, options.home)
     if not as_json:
-        _conclude(record, options.home)
+        _conclude(record, result)
     return result
 
 
-def _conclude(record: Any, home: Path) -> None:
+def _conclude(record: RunRecord, result: RunSummary) -> None:
     """The step table, the gate, the model, the card."""
     from rich.console import Console
 
-    from rekindle.cli.job import summary
     from rekindle.cli.progress import step_table
 
-    result = summary(record, home)
     console = Console(soft_wrap=False)
     console.print(step_table(record))
     console.print()
-    lines = [("run", f"{record.run_id}  {record.status} in {record.seconds:.1f} s")]
-    if result["metrics"]:
-        lines.append(("metrics", "  ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items())))
-    if gate := result["gate"]:
-        lines.append(("gate", f"{_words(gate, record.run_id)}: {gate['reason']}"))
-    if model := result["model"]:
-        new = "new" if model["created"] else "known"
-        aliases = f" ({', '.join(model['aliases'])})" if model["aliases"] else ""
-        lines.append(("model", f"{model['name']} version {model['version']}{aliases}, {new}"))
-    lines.append(("card", result["card"]))
+    lines = [("run", f"{result.run_id}  {result.status} in {result.seconds:.1f} s")]
+    if result.metrics:
+        lines.append(("metrics", "  ".join(f"{k} {v:.4f}" for k, v in result.metrics.items())))
+    if result.gate:
+        words = _WORDS[result.gate.decision].format(run=result.run_id)
+        lines.append(("gate", f"{words}: {result.gate.reason}"))
+    if model := result.model:
+        aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""
+        new = "new" if model.created else "known"
+        lines.append(("model", f"{model.name} version {model.version}{aliases}, {new}"))
+    lines.append(("card", result.card))
     for name, text in lines:
         console.print(f"{name:8}{text}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _words(gate: dict[str, Any], run_id: str) -> str:
-    return {
-        "promoted": "promoted",
-        "pending": "passed, but the promotion did not happen",
-        "approval_needed": f"passed, waits for `rekindle promote {run_id}`",
-        "refused": "not promoted",
-    }[gate["decision"]]
+_WORDS = {
+    "promoted": "promoted",
+    "pending": "passed, but the promotion did not happen",
+    "approval_needed": "passed, waits for `rekindle promote {run}`",
+    "refused": "not promoted",
+}

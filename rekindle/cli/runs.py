@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import run_ids, shared
+from rekindle.cli.options import all_runs, shared
+from rekindle.records import RunRecord, RunSummary
 
 
 @click.command("runs")
@@ -15,42 +16,49 @@ from rekindle.cli.options import run_ids, shared
 def command(home: Path, as_json: bool) -> int:
     """Every run, newest first: status, time, metric, gate, model."""
     from rekindle.cli.job import summary
-    from rekindle.platforms.local.execute import is_alive
-    from rekindle.records import RunRecord
 
-    records = [RunRecord.read(home / "runs" / run_id / "run.json") for run_id in run_ids(home)]
-    rows = []
-    for record in sorted(records, key=lambda r: r.started_at, reverse=True):
-        killed = record.status == "running" and not is_alive(home, record.run_id)
-        row = summary(record, home)
-        rows.append(
+    rows = [
+        (record, _status(home, record), summary(record, home)) for record in all_runs(home)[::-1]
+    ]
+    if as_json:
+        listed = [
             {
-                **row,
+                **result.model_dump(mode="json"),
                 "name": record.name,
                 "started_at": record.started_at,
-                "status": "killed" if killed else record.status,
+                "status": status,
             }
-        )
-    if as_json:
-        print(json.dumps({"schema_version": 1, "runs": rows}))
+            for record, status, result in rows
+        ]
+        print(json.dumps({"schema_version": 1, "runs": listed}))
     else:
         _table(rows)
     return 0
 
 
-def _table(rows: list[dict[str, object]]) -> None:
+def _status(home: Path, record: RunRecord) -> str:
+    """The record's status, or `killed` where it was never closed and nobody works on it."""
+    from rekindle.platforms.local.execute import is_alive
+
+    killed = record.status == "running" and not is_alive(home, record.run_id)
+    return "killed" if killed else record.status
+
+
+def _table(rows: list[tuple[RunRecord, str, RunSummary]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("run", "status", "seconds", "accuracy", "gate", "model"):
         table.add_column(name, no_wrap=name == "run")
-    for row in rows:
-        metrics, gate, model = row["metrics"], row["gate"], row["model"]
+    for _, status, result in rows:
+        accuracy = result.metrics.get("accuracy")
         table.add_row(
-            str(row["run_id"]), str(row["status"]), f"{row['seconds']:.1f}",
-            f"{metrics['accuracy']:.4f}" if isinstance(metrics, dict) and metrics else "",
-            str(gate["decision"]) if isinstance(gate, dict) else "",
-            f"{model['name']} v{model['version']}" if isinstance(model, dict) else "",
-        )  # fmt: skip
+            result.run_id,
+            status,
+            f"{result.seconds:.1f}",
+            "" if accuracy is None else f"{accuracy:.4f}",
+            result.gate.decision if result.gate else "",
+            f"{result.model.name} v{result.model.version}" if result.model else "",
+        )
     Console().print(table if rows else "no runs yet: `rekindle run CONFIG`")

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rekindle.records import RECORD_KINDS, HistoryRow, RunRecord
+from rekindle.records import RECORD_KINDS, HistoryRow, RunRecord, RunSummary
 from rekindle.spec.model import Section, Spec
 
 INTRO = """# configs
@@ -41,7 +41,11 @@ def generated(configs: Path) -> dict[str, str]:
     schema["properties"]["extends"] = {
         "type": "string", "description": "Another config to start from.", "title": "Extends",
     }  # fmt: skip
-    records: dict[str, type[BaseModel]] = {"run": RunRecord, "history-row": HistoryRow}
+    records: dict[str, type[BaseModel]] = {
+        "run": RunRecord,
+        "run-summary": RunSummary,
+        "history-row": HistoryRow,
+    }
     records |= RECORD_KINDS
     files = {"schema.json": _json(schema), "README.md": _readme(configs)}
     for name, record in records.items():

@@ -9,21 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rekindle.errors import RequestError
 from rekindle.spec.model import TokenizerSpec
 from rekindle.tasks.base import Settings, Task
+from rekindle.tasks.wordpiece import WordCache, is_separable, train_wordpiece
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import tokenizers
     import torch
 
     from rekindle.spec.model import DataSpec, ModelSpec
-
-SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 class TextClassification(Task):
@@ -57,13 +56,10 @@ class TextClassification(Task):
         import numpy as np
         import pyarrow as pa
 
-        encoded = _tokenizer(assets).encode_batch_fast(batch.column("text").to_pylist())
-        ids = [row.ids for row in encoded]
+        ids = _encoder(assets)(batch.column("text").to_pylist())
         offsets = np.zeros(len(ids) + 1, np.int32)
         np.cumsum([len(row) for row in ids], out=offsets[1:])
-        flat = np.fromiter(
-            (token for row in ids for token in row), np.int32, count=int(offsets[-1])
-        )
+        flat = np.fromiter(chain.from_iterable(ids), np.int32, count=int(offsets[-1]))
         return {"input_ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))}
 
     def build(
@@ -128,10 +124,14 @@ class TextClassification(Task):
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(assets: Path) -> tokenizers.Tokenizer:
+def _encoder(assets: Path) -> Callable[[list[str]], list[list[int]]]:
+    """From texts to token ids, as the tokenizer among the assets gives them."""
     import tokenizers
 
-    return tokenizers.Tokenizer.from_file(str(assets / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(assets / "tokenizer.json"))
+    if is_separable(tokenizer):
+        return WordCache(tokenizer).encode
+    return lambda texts: [row.ids for row in tokenizer.encode_batch_fast(texts)]
 
 
 def _train_tokenizer(
@@ -140,23 +140,12 @@ def _train_tokenizer(
     max_length: int,
     assets: Path,
 ) -> Settings:
-    """A WordPiece vocabulary learnt from the training texts; the file is the same for the same
-    texts.
-    """
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    """A WordPiece vocabulary learnt from the training texts; the same file for the same texts."""
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - a vocabulary entry, no password
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=spec.vocab_size, min_frequency=spec.min_frequency,
-        special_tokens=SPECIAL_TOKENS, show_progress=False,
-    )  # fmt: skip
-    tokenizer.train_from_iterator((batch.column("text").to_pylist() for batch in train()), trainer)
-    cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", cls), ("[SEP]", sep)]
-    )
+    def texts() -> Iterator[list[str]]:
+        return (batch.column("text").to_pylist() for batch in train())
+
+    tokenizer = train_wordpiece(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
     tokenizer.enable_truncation(max_length)
     tokenizer.save(str(assets / "tokenizer.json"))
     roles = {
