@@ -23,11 +23,14 @@ install: .venv/installed  ## create .venv and install rekindle with everything a
 demo: install  ## retrain, judge and register a digits model here and now
 	$(BIN)/rekindle run configs/digits.yaml
 
+# A file at a time on two processes: most tests wait for child processes that import on one core.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: install  ## the tests, within ten minutes
-	$(BIN)/python -m pytest -m "not slow" --durations=15
+	$(PYTEST) -m "not slow" --durations=15
 
 test-all: install  ## all tests, the slow ones too
-	$(BIN)/python -m pytest --durations=25
+	$(PYTEST) --durations=25
 
 check: install  ## lint, format, types, import rules
 	$(BIN)/ruff check .

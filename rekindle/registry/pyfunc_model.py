@@ -9,7 +9,6 @@ from typing import Any
 
 import mlflow
 import pandas as pd
-import torch
 
 from rekindle.train.modelfolder import open_model
 
@@ -26,6 +25,8 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         self.network = self.model.network()
 
     def predict(self, context: Any, model_input: Any, params: Any = None) -> pd.DataFrame:
+        import torch  # registering runs this file, too, and needs no torch
+
         inputs = (
             list(model_input["text"]) if self.model.task.modality == "text" else list(model_input)
         )

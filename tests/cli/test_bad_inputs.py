@@ -18,6 +18,7 @@ name: digits
 task: image_classification
 data: {source: "sklearn:digits"}
 train: {steps: 2}
+platforms: {local: {ranks: 1}}
 """
 TEXT = """\
 name: notes
@@ -25,6 +26,7 @@ task: text_classification
 data: {source: notes.jsonl}
 model: {source: {model_type: distilbert, dim: 16, n_layers: 1, n_heads: 2, hidden_dim: 16}}
 train: {steps: 2}
+platforms: {local: {ranks: 1}}
 """
 NOTES = [
     {"text": f"note number {i} is {'good' if i % 2 else 'bad'}", "label": str(i % 2)}
@@ -195,17 +197,15 @@ def test_a_corrupt_shard_is_noticed_and_made_again(used):
     assert again["model"]["created"] is False
 
 
-def test_a_read_only_registry_fails_clearly_and_trains_nothing_twice(used):
+def test_a_read_only_registry_fails_clearly_and_keeps_what_was_trained(used):
     """Not even root may write to a database opened in read-only mode."""
     uri = f"sqlite:///file:{used}/.rekindle/mlflow.db?mode=ro&uri=true"
-    done = run(
-        used, "run", "digits.yaml", "--set", f"register.tracking_uri={uri}", "--set", "train.seed=5"
-    )
+    done = run(used, "run", "digits.yaml", "--set", f"register.tracking_uri={uri}")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "make the registry's database and artifact folder writable" in done.stderr
     assert "Traceback" not in done.stderr
-    again = run(used, "run", "digits.yaml", "--set", "train.seed=5")
-    assert again.returncode == 0, again.stderr
+    steps = json.loads(run(used, "status", "latest", "--json").stdout)["steps"]
+    assert next(s for s in steps if s["name"] == "finetune")["status"] == "succeeded"
 
 
 def test_an_unreachable_registry_fails_clearly(used):
@@ -225,6 +225,7 @@ def test_an_unreachable_registry_fails_clearly(used):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_port_in_use_does_not_matter(used):
     """Somebody listens on torch's default port and on the one in MASTER_PORT: ranks meet on a free one."""
     with socket.socket() as taken:

@@ -57,6 +57,7 @@ def test_it_uses_public_names_only(trees):
     assert not [name for name in used if name.startswith("_") or not hasattr(Run, name)]
 
 
+@pytest.mark.slow
 def test_it_runs_and_the_second_candidate_replaces_the_first(executed):
     folder, notebook = executed
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]

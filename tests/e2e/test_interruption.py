@@ -14,7 +14,7 @@ name: digits
 task: image_classification
 data: {source: "sklearn:digits"}
 model: {source: {channels: [32, 64], hidden: 128, dropout: 0.2}}
-train: {steps: 150, lr: 3e-3, checkpoint: {every: 20}}
+train: {steps: 100, lr: 3e-3, checkpoint: {every: 20}}
 evaluate: {floor: {accuracy: 0.9}}
 """
 

@@ -185,8 +185,6 @@ def test_an_existing_torchrun_script(cli, folder):
     assert result["gate"]["promoted"] is True, result
     seen = sorted(p.name for p in (folder / ".rekindle" / "checkpoints").rglob("seen-*"))
     assert seen == ["seen-0", "seen-1"], "both ranks had the same checkpoint folder"
-    again = cli.json("run", "script.yaml")
-    assert next(s for s in again["steps"] if s["name"] == "finetune")["cached"]
     script = folder / "train.py"
     script.write_text(script.read_text() + "# changed\n")
     changed = cli.json("run", "script.yaml")

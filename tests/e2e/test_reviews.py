@@ -6,6 +6,14 @@ from pathlib import Path
 import pytest
 
 CONFIG = Path(__file__).parents[2] / "configs" / "reviews.yaml"
+MANUAL = """
+name: manual
+task: image_classification
+data: {source: "sklearn:digits"}
+train: {epochs: 1}
+register: {approval: manual}
+platforms: {local: {ranks: 1}}
+"""
 QUICK = [
     "--set",
     "train.epochs=1",
@@ -17,22 +25,21 @@ QUICK = [
 
 
 def test_a_person_approves_what_the_gate_let_pass(cli, registry):
-    """One step is enough: with a floor that anything reaches, a first model passes and waits."""
-    manual = ["--set", "register.approval=manual", "--set", "evaluate.floor={log_loss: 9}", "--set", "train.epochs=4",
-              "--set", "platforms.local.ranks=1", "--home", "manual"]  # fmt: skip
-    waiting = cli.json("run", CONFIG, *manual)
+    """A first model passes and waits; evidence that was changed meanwhile cannot be approved."""
+    (cli.folder / "manual.yaml").write_text(MANUAL)
+    waiting = cli.json("run", "manual.yaml", "--home", "manual")
     assert waiting["gate"]["decision"] == "approval_needed"
     assert waiting["gate"]["promoted"] is False
-    assert registry("reviews", "manual")["aliases"] == {"challenger": "1"}
-    evidence = next(Path(cli.folder / "manual").rglob("artifacts/*evaluate*/*/evidence"))
-    said = json.loads(evidence.read_text())
-    evidence.write_text(json.dumps({**said, "metrics": {"accuracy": 1.0}}))
+    assert registry("manual", "manual")["aliases"] == {"challenger": "1"}
+    (evidence,) = Path(cli.folder / "manual").rglob("artifacts/*evaluate*/*/evidence")
+    original = evidence.read_text()
+    evidence.write_text(json.dumps({**json.loads(original), "metrics": {"accuracy": 1.0}}))
     refused = cli("promote", "latest", "--home", "manual", code=1)
     assert "the evidence was changed after it was registered" in refused.stderr
-    assert registry("reviews", "manual")["aliases"] == {"challenger": "1"}
-    cli.json("run", CONFIG, *manual)
+    assert registry("manual", "manual")["aliases"] == {"challenger": "1"}
+    evidence.write_text(original)
     assert "is now the champion" in cli("promote", "latest", "--home", "manual").stdout
-    assert registry("reviews", "manual")["aliases"] == {"champion": "1"}
+    assert registry("manual", "manual")["aliases"] == {"champion": "1"}
     assert "champion" in cli("promote", "latest", "--home", "manual").stdout, "twice is once"
 
 
