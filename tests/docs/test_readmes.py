@@ -143,6 +143,7 @@ def _lines_and_folders(folder):
                 yield line, here
 
 
+@pytest.mark.slow
 def test_the_everyday_commands_work_on_the_runs_of_the_notebook(executed, tmp_path, sh):
     home, _ = executed
     for line, folder in _lines_and_folders(tmp_path):
