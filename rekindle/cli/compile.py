@@ -7,13 +7,16 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rekindle.cli.options import FOLDER, config, overrides, shared
-from rekindle.errors import RequestError
+from rekindle.errors import Problem, UnsupportedError
 from rekindle.records import write_atomically
+
+if TYPE_CHECKING:
+    from rekindle.spec.model import Spec
 
 PLATFORMS = {"kubeflow": "rekindle.platforms.kubeflow.compile"}
 
@@ -63,21 +66,38 @@ def command(
     return 0
 
 
-def _refuse(spec: Any, artifact_root: str) -> None:
-    """What this compiler cannot carry over yet, or a cluster cannot reach."""
-    if spec.resources.nodes > 1:
-        raise RequestError(
-            f"{spec.resources.nodes} nodes: distributed steps are not lowered to Kubeflow yet",
-            where="resources.nodes", fix="set resources.nodes: 1",
-        )  # fmt: skip
+def _refuse(spec: Spec, artifact_root: str) -> None:
+    """What this compiler cannot carry over yet, or a cluster cannot reach: all of it at once."""
+    problems = []
+    asked = spec.resources
+    for field, value, plain in (
+        ("nodes", asked.nodes, 1),
+        ("gpus_per_node", asked.gpus_per_node, 0),
+        ("spot", asked.spot, False),
+    ):
+        if value != plain:
+            problems.append(
+                Problem(
+                    f"`{field}: {value}` is not lowered to Kubeflow yet, and is not dropped",
+                    f"resources.{field}",
+                    f"set resources.{field}: {json.dumps(plain)}",
+                )
+            )
     if spec.pipeline is None and not spec.registration.tracking_uri:
-        raise RequestError(
-            "the embedded registry lives on this machine, and a cluster cannot reach it",
-            where="register.tracking_uri", fix="name a tracking server, such as https://mlflow.example.com",
-        )  # fmt: skip
-    if spec.pipeline is None and not artifact_root.startswith("/"):
-        raise RequestError(
-            "checkpoints need a place that outlives a pod",
-            where="--artifact-root",
-            fix="name the mount point of a shared volume: --artifact-root /mnt/rekindle",
+        problems.append(
+            Problem(
+                "the embedded registry lives on this machine, and a cluster cannot reach it",
+                "register.tracking_uri",
+                "name a tracking server, such as https://mlflow.example.com",
+            )
         )
+    if spec.pipeline is None and not artifact_root.startswith("/"):
+        problems.append(
+            Problem(
+                "checkpoints need a place that outlives a pod",
+                "--artifact-root",
+                "name the mount point of a shared volume: --artifact-root /mnt/rekindle",
+            )
+        )
+    if problems:
+        raise UnsupportedError(problems)
