@@ -9,6 +9,7 @@ from collections.abc import Sequence
 Point = tuple[float, float]
 
 _LARGEST = 1e100
+_SMALLEST = 1e-300  # below it, doubles lose digits and logarithms their footing
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
 
 
@@ -35,8 +36,8 @@ def axis(
     low, high = min(shown), max(shown)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
-        pad = abs(high) / 2 or 0.5
+    if high - low <= max(1e-12 * max(abs(low), abs(high)), _SMALLEST):
+        pad = abs(high) / 2 if abs(high) > _SMALLEST else 0.5
         low, high = (0.0, high + pad) if zero and high > 0 else (low - pad, high + pad)
     step = _round_step((high - low) / max(ticks, 1))
     if not tight:

@@ -6,7 +6,7 @@ import math
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rekindle.records import Comparison, Evidence, Registration, RunRecord
@@ -59,6 +59,8 @@ def test_any_points_give_well_formed_svg(points: list[tuple[float, float]], leve
 
 
 @given(anything, anything, anything, anything)
+@example(0.0, 0.0, 0.0, 5e-324)
+@example(1e-310, 1e-310, 2e-310, 0.0)
 def test_any_interval_gives_well_formed_svg(a: float, b: float, c: float, d: float) -> None:
     drawn = plots.interval(lower=a, estimate=b, upper=c, threshold=d, label="x", better=-1)
     if drawn:

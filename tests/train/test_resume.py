@@ -174,18 +174,19 @@ def test_sigterm_saves_exits_with_75_and_resumes_where_it_stopped(gang, uninterr
 
 def test_a_broken_checkpoint_falls_back_loudly(gang, uninterrupted):
     gang.start().until_step(35)
+    workers = gang.workers()
     gang.process.kill()
-    psutil.wait_procs(gang.workers(), timeout=20)
+    psutil.wait_procs(workers, timeout=20)
     gang.process.wait()
-    time_of_last = newest(gang.checkpoints)
-    victim = next(time_of_last.folder.glob("*.distcp"))
+    last = newest(gang.checkpoints)
+    victim = next(last.folder.glob("*.distcp"))
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
-    assert "does not match its hash" in broken(time_of_last.folder)
+    assert "does not match its hash" in broken(last.folder)
     gang.start().finish()
-    assert f"{time_of_last.folder.name} is broken" in gang.said
-    assert f"resumed from the checkpoint of step {time_of_last.step - EVERY}" in gang.said
+    assert f"{last.folder.name} is broken" in gang.said
+    assert f"resumed from the checkpoint of step {last.step - EVERY}" in gang.said
     same(gang, uninterrupted)
 
 
