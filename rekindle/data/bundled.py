@@ -1,7 +1,9 @@
 """The data sets that come with scikit-learn (`sklearn:digits`), without a download.
 
-Only the handwritten digits are examples that a task here learns from: 1,797 grey images of 8 x 8
-pixels, whose 17 intensities are spread over 0..255. The others are tables of measurements.
+`digits` are images: 1,797 grey ones of 8 x 8 pixels, whose 17 intensities are spread over 0..255.
+`iris`, `wine` and `breast_cancer` are tables of measurements; a row becomes a text such as
+`sepal length (cm) 5.1; sepal width (cm) 3.5; ...` with the name of its class. `diabetes` has no
+classes and is refused, like the sets that scikit-learn downloads.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +24,8 @@ from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import DataSpec
 
 PREFIX = "sklearn:"
-_FILES = {"digits": "digits.csv.gz"}
+_IMAGES = {"digits": "digits.csv.gz"}
+_TABLES = {"iris": "iris.csv", "wine": "wine_data.csv", "breast_cancer": "breast_cancer.csv"}
 _BATCH_ROWS = 512
 
 
@@ -31,39 +35,53 @@ class BundledSource:
     def __init__(self, data: DataSpec, modality: str) -> None:
         self._name = data.source.removeprefix(PREFIX)
         self._columns = data.columns
-        if self._name not in _FILES:
-            names = " or ".join(PREFIX + name for name in _FILES)
-            fix = f"use {names}; the others are tables, or need a download"
+        if self._name not in _IMAGES | _TABLES:
+            names = ", ".join(PREFIX + name for name in _IMAGES | _TABLES)
             raise RequestError(
-                f"scikit-learn bundles no image or text set `{self._name}`",
+                f"scikit-learn bundles no set of classes `{self._name}`",
                 where="data.source",
-                fix=fix,
+                fix=f"use one of {names}",
             )
-        if modality != "image":
-            fix = "use task image_classification, or another source"
+        held = "image" if self._name in _IMAGES else "text"
+        if modality != held:
             raise RequestError(
-                f"{data.source} holds images, and the task reads texts",
+                f"{data.source} holds {held}s, and the task reads {modality}s",
                 where="data.source",
-                fix=fix,
+                fix=f"use task {held}_classification, or another source",
             )
+        self._content = data.columns.image if held == "image" else data.columns.text
 
     def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
         """The examples in the order of the package."""
-        present = [self._columns.image, self._columns.label]
+        present = [self._content, self._columns.label]
         if findings.missing_columns(PREFIX + self._name, columns, present):
             return
+        content, labels = self._digits() if self._name in _IMAGES else self._table()
+        for start in range(0, len(content), _BATCH_ROWS):
+            rows = slice(start, start + _BATCH_ROWS)
+            values = {self._content: content[rows], self._columns.label: labels[rows]}
+            lines = np.arange(start, start + len(content[rows])) + 1
+            yield RawBatch(values, lines, self._name)
+
+    def _digits(self) -> tuple[Any, pa.Array]:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
         pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-        for start in range(0, len(pixels), _BATCH_ROWS):
-            rows = slice(start, start + _BATCH_ROWS)
-            values = {
-                self._columns.image: list(pixels[rows]),
-                self._columns.label: pa.array(digits.target[rows].astype(np.int64)),
-            }
-            lines = np.arange(start, start + len(pixels[rows])) + 1
-            yield RawBatch(values, lines, self._name)
+        return list(pixels), pa.array(digits.target.astype(np.int64))
+
+    def _table(self) -> tuple[Any, pa.Array]:
+        from sklearn import datasets
+
+        table = getattr(datasets, f"load_{self._name}")()
+        texts = [
+            "; ".join(
+                f"{name} {value:g}" for name, value in zip(table.feature_names, row, strict=True)
+            )
+            for row in table.data
+        ]
+        names = [str(table.target_names[index]) for index in table.target]
+        return pa.array(texts, pa.string()), pa.array(names, pa.string())
 
     def fingerprint(self) -> str:
         """Hash of the name and of the package's file."""
@@ -80,4 +98,6 @@ class BundledSource:
         if found is None or not found.submodule_search_locations:
             fix = "pip install scikit-learn"
             raise RequestError("scikit-learn is not installed", where="data.source", fix=fix)
-        return Path(found.submodule_search_locations[0], "datasets", "data", _FILES[self._name])
+        return Path(
+            found.submodule_search_locations[0], "datasets", "data", (_IMAGES | _TABLES)[self._name]
+        )
