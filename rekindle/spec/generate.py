@@ -41,6 +41,7 @@ def generated(configs: Path) -> dict[str, str]:
     schema["properties"]["extends"] = {
         "type": "string", "description": "Another config to start from.", "title": "Extends",
     }  # fmt: skip
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["extends"]}]
     records: dict[str, type[BaseModel]] = {
         "run": RunRecord,
         "run-summary": RunSummary,
