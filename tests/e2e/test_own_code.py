@@ -52,9 +52,7 @@ def test_a_pipeline_of_ones_own(cli, folder):
     """)  # fmt: skip
     result = cli.json("run", "mine.yaml")
     assert result["status"] == "succeeded"
-    assert {s["name"]: s["status"] for s in result["steps"]} == {
-        "count": "succeeded", "condition-1/praise-2": "succeeded", "praise": "succeeded",
-    } or {s["status"] for s in result["steps"]} == {"succeeded"}  # fmt: skip
+    assert [s["status"] for s in result["steps"]] == ["succeeded"] * 3
     record = json.loads((folder / ".rekindle" / "runs" / result["run_id"] / "run.json").read_text())
     assert record["steps"][-1]["parameters"]["Output"] == "3 words: one two three"
     assert result["gate"] is None
