@@ -35,7 +35,11 @@ from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, load_task
 
 _DATA_ASIDE = {"source", "window", "shard_rows", "slices"}
-_TRAIN_ASIDE = {"checkpoint", "max_restarts", "entrypoint"}
+# how the work is done and kept, as opposed to what it is: another layout resumes the same checkpoints
+_TRAIN_ASIDE = {
+    "activation_checkpointing", "checkpoint", "compile", "entrypoint", "grace_seconds", "hang_seconds",
+    "layout", "ledger", "max_hours", "max_restarts", "profile",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,6 +134,30 @@ class TokenizerSpec(Section):
     """How often a piece must occur to enter the vocabulary."""
 
 
+class LoraSpec(Section):
+    """Low-rank adapters (LoRA): the base stays frozen, the adapters are merged into it on export."""
+
+    rank: int = Field(16, ge=1, le=1_024)
+    """Rank of the update of each matrix."""
+    alpha: float = Field(32.0, gt=0)
+    """The update is scaled by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout before the adapters."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that get adapters, such as `q_proj`; empty: all of a block."""
+
+
+class TeacherSpec(Section):
+    """Knowledge distillation: a larger model whose predictions the student also learns from."""
+
+    source: str = Field(min_length=1)
+    """The teacher's model folder, or a hub name; same classes or vocabulary as the student."""
+    temperature: float = Field(2.0, gt=0, le=100)
+    """Both distributions are softened by it."""
+    weight: float = Field(0.5, ge=0, le=1)
+    """Share of the teacher's term (KL divergence, times the temperature squared) in the loss."""
+
+
 class ModelSpec(Section):
     """What is trained, and where its weights start."""
 
@@ -152,6 +176,10 @@ class ModelSpec(Section):
     """A hub name or folder, or a mapping to train one; default: that of `source`, or a trained one
     for an inline config.
     """
+    lora: LoraSpec | None = None
+    """Train low-rank adapters instead of all weights."""
+    teacher: TeacherSpec | None = None
+    """Learn from another model's predictions, too."""
 
 
 class CheckpointSpec(Section):
@@ -160,7 +188,28 @@ class CheckpointSpec(Section):
     every: int | None = Field(100, ge=1)
     """Optimizer steps between two checkpoints; null saves at the end only."""
     keep: int = Field(2, ge=1, le=100)
-    """How many complete checkpoints are kept."""
+    """How many of the newest complete checkpoints are kept."""
+    keep_best: bool = False
+    """Keep the one with the lowest validation loss, too."""
+    keep_every_hours: float | None = Field(None, gt=0)
+    """Keep one for each such span of training time, too; null: none."""
+
+
+class LayoutSpec(Section):
+    """Degrees of parallelism; their product is the number of ranks."""
+
+    dp: int | None = Field(None, ge=1, le=65_536)
+    """Replicas that divide the batch; null: whatever ranks the other degrees leave."""
+    shard: int = Field(1, ge=1, le=65_536)
+    """Ranks that divide the batch and hold a part of the weights each (FSDP2); with `dp` > 1: HSDP."""
+    tp: int = Field(1, ge=1, le=256)
+    """Ranks that divide every matrix of a block (tensor parallel); divides the heads."""
+    pp: int = Field(1, ge=1, le=256)
+    """Stages that divide the blocks (pipeline parallel)."""
+    cp: int = Field(1, ge=1, le=256)
+    """Ranks that divide the sequence (context parallel); they share the shards of the weights."""
+    schedule: Literal["1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    """Order of the micro-batches in the pipeline; the last two give each rank two stages."""
 
 
 class TrainSpec(Section):
@@ -189,8 +238,31 @@ class TrainSpec(Section):
     """Share of the target that is spread over all classes."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Decides initial weights, data order and dropout."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the forward pass; weights and optimizer stay in fp32."""
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    """Arithmetic of the forward pass; fp16 scales the loss. fp64 is for comparing layouts."""
+    weights: Literal["fp32", "bf16"] = "fp32"
+    """Storage of weights and moments; bf16 halves them, at some cost in quality."""
+    layout: Literal["auto"] | LayoutSpec = "auto"
+    """How the ranks divide the work; `auto` replicates the model on all of them (DDP)."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Compute activations of a block again in the backward pass: all of them, or all but those of
+    matrix products and attention."""
+    compile: bool = False
+    """Compile each block with torch.compile."""
+    max_bad_steps: int = Field(3, ge=1, le=10_000)
+    """Steps in a row whose gradient is not finite are skipped; that many end the training."""
+    profile: int = Field(0, ge=0, le=1_000)
+    """Optimizer steps to record with torch.profiler, after a few to warm up; the card says what they
+    were bound by."""
+    ledger: bool = False
+    """Write down which examples each rank trained on in each step."""
+    grace_seconds: float = Field(110.0, ge=1, le=3_600)
+    """Time from a request to stop until the machine is gone; a save that does not fit is not begun."""
+    hang_seconds: float = Field(600.0, ge=1, le=86_400)
+    """A rank without a sign of life for so long counts as hung: all stacks are written down and the
+    gang restarts."""
+    max_hours: float | None = Field(None, gt=0, le=10_000)
+    """Wall-clock limit over all restarts of one attempt; null: none."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """How often the training state is saved."""
     max_restarts: int = Field(3, ge=0, le=1_000)
