@@ -53,6 +53,9 @@ class RekindleError(Exception):
         )
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self) -> tuple[type[RekindleError], tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)  # whole, when it travels from rank to rank
+
 
 class RequestError(RekindleError):
     code = "E-REQUEST"

@@ -169,8 +169,8 @@ class ShardManifest(Record):
     """Kind `shards`: `manifest.json` beside the shards. A shard that does not match its entry is
     refused at read.
 
-    `rows` per split; `labels` in index order (empty where the task has none); `class_rows` per
-    split and label; `slices` the columns that evaluation groups by; `settings` what the task stored
+    `rows` per split; `dropped` examples per split that hold nothing to learn from (empty: none);
+    `labels` in index order (empty where the task has none); `class_rows` per split and label; `slices` the columns that evaluation groups by; `settings` what the task stored
     beside the shards (image shape, tokenizer length ...); `examples` the fingerprint of all example
     hashes, in order."""
 
@@ -183,6 +183,7 @@ class ShardManifest(Record):
     labels: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
     rows: Mapping[str, int] = Field(default_factory=dict)
+    dropped: Mapping[str, int] = Field(default_factory=dict)
     class_rows: Mapping[str, Mapping[str, int]] = Field(default_factory=dict)
     settings: Mapping[str, Any] = Field(default_factory=dict)
     shards: tuple[ShardFile, ...] = ()

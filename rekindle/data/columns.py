@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from rekindle.data.validate import Findings
 from rekindle.spec.model import DataSpec
 
-Kind = Literal["text", "image", "scalar"]
+Kind = Literal["text", "image", "messages", "scalar"]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -70,10 +70,17 @@ def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
     """The columns that are read, and how: the content, the label, and key, time and slices where
     they are set."""
     names = data.columns
-    content = names.text if modality == "text" else names.image
-    kind: Kind = "text" if modality == "text" else "image"
-    others = [names.label, names.key, time_column(data), *data.slices]
-    return {content: kind, **{name: "scalar" for name in others if name and name != content}}
+    content: dict[str | None, Kind] = {names.text: "text"}
+    if modality == "image":
+        content = {names.image: "image"}
+    elif modality == "document" and names.form == "chat":
+        content = {names.messages: "messages"}
+    elif modality == "document" and names.form == "completion":
+        content = {names.prompt: "text", names.completion: "text"}
+    label = None if modality == "document" else names.label
+    others = [label, names.key, time_column(data), *data.slices]
+    wanted: dict[str | None, Kind] = {**dict.fromkeys(others, "scalar"), **content}
+    return {name: wanted[name] for name in [*content, *wanted] if name}
 
 
 def time_column(data: DataSpec) -> str | None:
@@ -167,7 +174,7 @@ def _texts_of_objects(
         text = value if isinstance(value, str) else scalar_text(value) if kind == "scalar" else None
         if text is None and not missing:
             findings.add("type", raw.place(row), f"{column}: {value!r}")
-        elif text is not None and not _encodable(text):
+        elif text is not None and not encodable(text):
             findings.add("undecodable", raw.place(row), f"{column}: {text!a}")
             text = None
         noted[row] = text is None and not missing
@@ -175,7 +182,7 @@ def _texts_of_objects(
     return Texts(pa.array(found, pa.string()), noted)
 
 
-def _encodable(text: str) -> bool:
+def encodable(text: str) -> bool:
     """Whether the text has a UTF-8 form: it holds no half of a surrogate pair."""
     try:
         text.encode()

@@ -29,18 +29,20 @@ from rekindle.tasks import Task, load_task
 from rekindle.tasks.base import Settings
 
 _AHEAD = 2
-_CONTENT = ("text", "image")
+_CONTENT = ("text", "image", "document")
 _MODULE = "rekindle.data.encode"
 
 
 def encode_batch(
     task: Task, batch: pa.RecordBatch, labels: dict[str, int], settings: Settings, assets: Path
 ) -> pa.RecordBatch:
-    """Shard rows of a batch: id, hash, label as class index, slices, and what the task encodes."""
+    """Shard rows of a batch: id, hash, label as class index if there is one, slices, and what the
+    task encodes."""
     names = [name for name in batch.schema.names if name not in ("split", *_CONTENT)]
     columns: dict[str, Any] = {name: batch.column(name) for name in names}
-    indices = [labels[label] for label in batch.column("label").to_pylist()]
-    columns["label"] = pa.array(indices, pa.int32())
+    if "label" in columns:
+        indices = [labels[label] for label in batch.column("label").to_pylist()]
+        columns["label"] = pa.array(indices, pa.int32())
     encoded = task.encode(batch, settings, assets)
     if clash := sorted(set(encoded) & set(columns)):
         raise ValueError(f"encode returned a column `{clash[0]}`, which the shard already has")

@@ -30,13 +30,13 @@ SUMMARY = "summary.json"
 HASH_BYTES = 16
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 << 20
-_RESERVED = ("id", "hash", "split", "label", "text", "image")
+_RESERVED = ("id", "hash", "split", "label", "text", "image", "document")
 
 
 class ExamplesSummary(Record):
     """`summary.json`: what `ingest` found. `rows` per split, `class_rows` per split and label,
-    `labels` in index order, `image_shape` as height, width, channels; `source` is the fingerprint
-    of the source's content."""
+    `labels` in index order (empty where the task has none), `image_shape` as height, width,
+    channels; `source` is the fingerprint of the source's content."""
 
     schema_version: int = SCHEMA_VERSION
     modality: str
@@ -51,15 +51,13 @@ class ExamplesSummary(Record):
 
 def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
     """Columns of examples, as tasks/base.py lists them."""
-    content = (
-        pa.field("text", pa.string()) if modality == "text" else pa.field("image", pa.binary())
-    )
+    label = [] if modality == "document" else [pa.field("label", pa.string())]
     fixed = [
         pa.field("id", pa.string()),
         pa.field("hash", pa.binary(HASH_BYTES)),
         pa.field("split", pa.string()),
-        pa.field("label", pa.string()),
-        content,
+        *label,
+        pa.field(modality, pa.binary() if modality == "image" else pa.string()),
     ]
     return pa.schema(fixed + [pa.field(name, pa.string()) for name in slices])
 
@@ -135,7 +133,7 @@ class _BatchFile:
 
 def _content_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
     """Bytes of text or pixels of each row."""
-    name = "text" if "text" in table.schema.names else "image"
+    name = next(name for name in ("text", "document", "image") if name in table.schema.names)
     return np.asarray(pa.compute.binary_length(table.column(name)), np.int64)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,11 @@ from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, load_task
 
 _DATA_ASIDE = {"source", "window", "shard_rows", "slices"}
-# how the work is done and kept, as opposed to what it is: another layout resumes the same checkpoints
+# how the work is done and kept, as opposed to what it is: another layout resumes the same
+# checkpoints
 _TRAIN_ASIDE = {
-    "activation_checkpointing", "checkpoint", "compile", "entrypoint", "grace_seconds", "hang_seconds",
-    "layout", "ledger", "max_hours", "max_restarts", "profile",
+    "activation_checkpointing", "checkpoint", "compile", "entrypoint", "grace_seconds",
+    "hang_seconds", "layout", "ledger", "max_hours", "max_restarts", "profile",
 }  # fmt: skip
 
 
@@ -187,6 +189,8 @@ class _ColumnHash:
         """Take in the column's values of a batch."""
         if self._kind == "image":
             values = pa.array([_image_bytes(value) for value in raw.columns[column]], pa.binary())
+        elif self._kind == "messages":
+            values = pa.array([_as_json(value) for value in raw.columns[column]], pa.string())
         else:
             values = texts(raw, column, self._kind, Findings()).values
         self._present.update(np.asarray(values.is_valid(), np.uint8).tobytes())
@@ -197,6 +201,11 @@ class _ColumnHash:
     def digest(self) -> str:
         """The hash of all values so far."""
         return "".join(part.hexdigest() for part in (self._present, self._lengths, self._bytes))
+
+
+def _as_json(value: Any) -> str:
+    value = value.as_py() if isinstance(value, pa.Scalar) else value
+    return json.dumps(value, sort_keys=True, default=repr)
 
 
 def _image_bytes(value: Any) -> bytes:

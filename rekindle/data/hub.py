@@ -38,7 +38,7 @@ class HubSource:
             raise RequestError(
                 f"unknown option `{unknown[0]}` in {data.source}", where="data.source", fix=fix
             )
-        self._label = data.columns.label
+        self._label = data.columns.label if modality != "document" else ""
         self._own_splits = data.split.by == "source"
         self._commit = ""
 

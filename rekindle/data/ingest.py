@@ -63,7 +63,8 @@ def ingest(
     summary = work.validated(source)
     summary.write(out / SUMMARY)
     counts = ", ".join(f"{split} {rows:,}" for split, rows in summary.rows.items())
-    log.info("examples: %s; %d classes", counts, len(summary.labels))
+    classes = f"; {len(summary.labels)} classes" if summary.labels else ""
+    log.info("examples: %s%s", counts, classes)
     return summary
 
 
@@ -75,6 +76,8 @@ class _Ingestion:
         self.normaliser = Normaliser(data, modality, self.findings)
         self.schema = schema_of(modality, data.slices)
         self.span = Span()
+        self.labelled = "label" in self.schema.names
+        self.rows: collections.Counter[str] = collections.Counter(dict.fromkeys(SPLITS, 0))
         self.class_rows: dict[str, collections.Counter[str]] = {
             s: collections.Counter() for s in SPLITS
         }
@@ -95,16 +98,16 @@ class _Ingestion:
     def validated(self, source: str) -> ExamplesSummary:
         """The summary of what was written; raises DataError if any of it is unfit."""
         data, findings = self.data, self.findings
-        rows = {split: sum(self.class_rows[split].values()) for split in SPLITS}
+        rows = dict(self.rows)
         found = {label for counts in self.class_rows.values() for label in counts}
-        labels = label_order(data.labels, found)
+        labels = label_order(data.labels, found) if self.labelled else ()
         if not sum(rows.values()):
             self._note_nothing()
         else:
             by_content = data.split.by == "hash" and data.columns.key is None
             if not by_content:
                 find_leaks(self.out, rows, findings)
-            check_splits(self.class_rows, labels, self._required(), findings)
+            check_splits(rows, self.class_rows, labels, self._required(), findings)
         findings.raise_if_any()
         return ExamplesSummary(
             modality=self.modality,
@@ -114,7 +117,9 @@ class _Ingestion:
             slices=data.slices,
             image_shape=self.normaliser.image_shape,
             rows=rows,
-            class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in SPLITS},
+            class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in SPLITS}
+            if self.labelled
+            else {},
         )
 
     def _examples(self) -> Iterator[tuple[pa.Table, Times, str]]:
@@ -140,6 +145,9 @@ class _Ingestion:
             if mine.any():
                 part = table if mine.all() else table.filter(pa.array(mine))
                 writer.write(split, part)
+                self.rows[split] += len(part)
+                if not self.labelled:
+                    continue
                 counts = part.column("label").value_counts()
                 self.class_rows[split].update(
                     {c["values"].as_py(): c["counts"].as_py() for c in counts}

@@ -79,5 +79,6 @@ def _describe(folder: Path, entry: np.void) -> tuple[str, str]:
     split = SPLITS[entry["split"]]
     batch = open_examples(folder, split)[int(entry["batch"])]
     row = int(entry["row"])
-    value = batch.column("text")[row].as_py() if "text" in batch.schema.names else "same pixels"
+    shown = next((name for name in ("text", "document") if name in batch.schema.names), None)
+    value = batch.column(shown)[row].as_py() if shown else "same pixels"
     return f"{batch.column('id')[row].as_py()} in {split}", value

@@ -79,6 +79,15 @@ class Shards:
         """Tokens of each row; ones where the task has no `input_ids`."""
         return row_tokens(self._tables[split])
 
+    def targets(self, split: str) -> npt.NDArray[np.int64]:
+        """Predictions that each row asks for: its supervised tokens but a first one, which nothing
+        precedes; ones where the task has no `supervised`."""
+        table = self._tables[split]
+        if "supervised" not in table.schema.names:
+            return np.ones(len(table), np.int64)
+        parts = [_supervised(chunk) for chunk in table.column("supervised").chunks]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
     def hashes(self, split: str) -> list[bytes]:
         """Content hash of each row."""
         hashes: list[bytes] = self._tables[split].column("hash").to_pylist()
@@ -93,7 +102,7 @@ def open_shards(folder: str | Path) -> Shards:
     tables: dict[str, list[pa.Table]] = {split: [] for split in manifest.rows}
     schema = None
     for shard in manifest.shards:
-        table = _open_shard(folder, shard)
+        table = _open_shard(folder, shard, labelled=bool(manifest.labels))
         if schema is not None and not table.schema.equals(schema):
             raise _refused(folder / shard.path, "has other columns than the shards before it")
         schema = table.schema
@@ -139,6 +148,17 @@ def row_tokens(table: pa.Table) -> npt.NDArray[np.int64]:
     )
 
 
+def _supervised(lists: pa.ListArray) -> npt.NDArray[np.int64]:
+    """The sum of each list without its first value."""
+    marks = np.asarray(lists.flatten(), np.int64)
+    lengths = np.asarray(lists.value_lengths(), np.int64)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    running = np.append(np.int64(0), np.cumsum(marks))
+    counts: npt.NDArray[np.int64] = running[ends] - running[np.minimum(starts + 1, ends)]
+    return counts
+
+
 def folder_fingerprint(folder: Path) -> str:
     """Hash over the files in a folder, names and bytes; empty where there are none."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
@@ -159,7 +179,7 @@ def fingerprint_of_hashes(columns: Iterable[pa.ChunkedArray]) -> str:
     return running.hexdigest()[:32]
 
 
-def _open_shard(folder: Path, shard: ShardFile) -> pa.Table:
+def _open_shard(folder: Path, shard: ShardFile, *, labelled: bool) -> pa.Table:
     path = folder / shard.path
     if Path(shard.path).is_absolute() or ".." in Path(shard.path).parts:
         raise _refused(folder / MANIFEST, f"names a file outside of its folder: {shard.path}")
@@ -175,7 +195,7 @@ def _open_shard(folder: Path, shard: ShardFile) -> pa.Table:
         raise _refused(path, f"is no Arrow file: {error}") from None
     if len(table) != shard.rows or not len(table):
         raise _refused(path, f"holds {len(table)} rows and not the {shard.rows} of its manifest")
-    if missing := {"id", "hash", "label"} - set(table.schema.names):
+    if missing := {"id", "hash", *(["label"] if labelled else [])} - set(table.schema.names):
         raise _refused(path, f"has no column {', '.join(sorted(missing))}")
     return table
 

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data.columns import Mask, RawBatch, texts
+from rekindle.data.documents import DocumentColumns
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
 from rekindle.data.split import content_hashes
@@ -20,6 +21,7 @@ class Normaliser:
         self._data, self._modality, self._findings = data, modality, findings
         self._labels = pa.array(data.labels, pa.string()) if data.labels else None
         self._images = ImageColumn(data.image_size)
+        self._documents = DocumentColumns(data.columns, findings)
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
@@ -29,10 +31,12 @@ class Normaliser:
     def __call__(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
         """The examples of a batch, and which of its rows they are."""
         content, fit = self._content(raw)
-        label, labelled = self._label(raw)
         ids, identified = self._ids(raw)
-        keep = fit & labelled & identified
-        columns = {"id": ids, "label": label, self._modality: content, **self._slices(raw)}
+        keep = fit & identified
+        columns = {"id": ids, self._modality: content, **self._slices(raw)}
+        if self._modality != "document":
+            columns["label"], labelled = self._label(raw)
+            keep &= labelled
         table = pa.table(columns)
         if not keep.all():
             table = table.filter(pa.array(keep)).combine_chunks()
@@ -49,6 +53,8 @@ class Normaliser:
     def _content(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
         if self._modality == "image":
             return self._image(raw)
+        if self._modality == "document":
+            return self._documents(raw)
         found = texts(raw, self._data.columns.text, "text", self._findings)
         blank = self._note("empty text", found.blank, raw)
         return found.values, ~(found.noted | blank)

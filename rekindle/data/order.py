@@ -1,82 +1,166 @@
 """Which rows each optimizer step trains on, as arithmetic.
 
-The rows of global batch k are a pure function of (seed, epoch, lengths, k): they depend neither on
-how many ranks share the batch nor on what ran before, so loader state is one integer. A permutation
-is the stable argsort of Philox words keyed by (seed, epoch); numpy keeps a bit generator's stream
-the same in all versions, unlike `Generator.permutation`.
+The rows of global batch k, and the sequences they share, are a pure function of (seed, epoch,
+lengths, k): they depend neither on how many ranks share the batch nor on what ran before, so loader
+state is one integer. A permutation is the stable argsort of Philox words keyed by (seed, epoch);
+numpy keeps a bit generator's stream the same in all versions, unlike `Generator.permutation`.
 
 With `lengths`, rows of like length meet in a batch, which saves padding: the permuted rows are cut
 into windows of `BUCKET_BATCHES` batches, each window is sorted by length, and the full batches of
 the epoch are shuffled.
+
+With `pack_length`, several rows share a sequence, which saves more: the permuted rows are cut into
+windows of `PACK_WINDOW` rows, `packing.py` fills sequences from each window, and the sequences of
+the epoch are shuffled. Epochs then differ a little in their number of sequences, and so of batches.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import numpy as np
 import numpy.typing as npt
+
+from rekindle.data.packing import best_fit
 
 Indices = npt.NDArray[np.int64]
 
 PADDING = -1
 BUCKET_BATCHES = 50
+PACK_WINDOW = 1 << 14
 _ROWS, _BATCHES = 0, 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One global batch: N rows in `global_batch_size` sequences, called slots."""
+
+    rows: Indices
+    """Row numbers, [N]; PADDING where a slot holds nothing."""
+    slots: Indices
+    """Which slot each row lies in, [N], ascending; every slot occurs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Epoch:
+    """The batches of one epoch: batch i is `rows[starts[i] : starts[i + 1]]`."""
+
+    rows: Indices
+    slots: Indices
+    starts: Indices
+
+
 class SampleOrder:
-    """The order of one training: `batch(step)` for any step, in any sequence; keeps one epoch."""
+    """The order of one training: `batch(step)` for any step, in any sequence; keeps one epoch.
+
+    Packed, the first question about epoch e packs the epochs before it once, to count them."""
 
     def __init__(
-        self, *, rows: int, global_batch_size: int, seed: int, lengths: npt.ArrayLike | None = None
+        self,
+        *,
+        rows: int,
+        global_batch_size: int,
+        seed: int,
+        lengths: npt.ArrayLike | None = None,
+        pack_length: int | None = None,
     ) -> None:
+        """`lengths` are tokens, [rows]; ValueError for nonsense, such as a row above
+        `pack_length`."""
         if rows < 1 or global_batch_size < 1:
             raise ValueError(f"need rows and a batch size, got {rows} and {global_batch_size}")
         self.rows, self.global_batch_size, self.seed = rows, global_batch_size, seed
+        self.pack_length = pack_length
         self._lengths = None if lengths is None else np.asarray(lengths)
+        self.by_length = lengths is not None
         if self._lengths is not None and self._lengths.shape != (rows,):
             raise ValueError(f"lengths of shape {self._lengths.shape} for {rows} rows")
-        self.steps_per_epoch = steps_per_epoch(rows, global_batch_size)
-        self._epoch, self._batches = -1, np.empty((0, 0), np.int64)
+        if pack_length is not None and (
+            self._lengths is None or self._lengths.min() < 1 or self._lengths.max() > pack_length
+        ):
+            raise ValueError(f"packing needs lengths of 1 to {pack_length} tokens")
+        self._number, self._epoch = -1, _Epoch(*(np.empty(0, np.int64),) * 3)
+        self._packed_steps: list[int] = []
 
-    def batch(self, step: int) -> Indices:
-        """Row numbers of global batch `step` (from 0), [global_batch_size]; the last of an epoch
-        ends in PADDING."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._batches = epoch, self._epoch_batches(epoch)
-        batch: Indices = self._batches[position].copy()
-        return batch
+    def batch(self, step: int) -> Batch:
+        """Global batch `step` (from 0); unpacked, `slots` is 0, 1, 2, ..."""
+        number, position = self.epoch_of(step)
+        epoch = self._load(number)
+        part = slice(epoch.starts[position], epoch.starts[position + 1])
+        return Batch(epoch.rows[part].copy(), epoch.slots[part].copy())
 
-    def _epoch_batches(self, epoch: int) -> Indices:
-        """All batches of an epoch, [steps_per_epoch, global_batch_size]."""
-        size = self.global_batch_size
-        order = _permutation(self.rows, self.seed, epoch, _ROWS)
+    def steps(self, epochs: float) -> int:
+        """Optimizer steps of so many epochs, the last of them begun: with 5 batches an epoch, 1.5
+        epochs are 8."""
+        whole = int(epochs)
+        steps = sum(self.steps_in_epoch(epoch) for epoch in range(whole))
+        if epochs > whole:
+            steps += math.ceil(round((epochs - whole) * self.steps_in_epoch(whole), 6))
+        return max(1, steps)
+
+    def epoch_of(self, step: int) -> tuple[int, int]:
+        """The epoch that `step` belongs to and its position there, both from 0."""
+        if self.pack_length is None:
+            return divmod(step, self.steps_in_epoch(0))
+        epoch = 0
+        while step >= self.steps_in_epoch(epoch):
+            step -= self.steps_in_epoch(epoch)
+            epoch += 1
+        return epoch, step
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        """Batches in one pass over the rows, the short last one included."""
+        if self.pack_length is None:
+            return -(-self.rows // self.global_batch_size)
+        while len(self._packed_steps) <= epoch:
+            self._packed_steps.append(len(self._load(len(self._packed_steps)).starts) - 1)
+        return self._packed_steps[epoch]
+
+    def _load(self, number: int) -> _Epoch:
+        if number != self._number:
+            self._number = number
+            self._epoch = self._plain(number) if self.pack_length is None else self._packed(number)
+        return self._epoch
+
+    def _plain(self, number: int) -> _Epoch:
+        size, steps = self.global_batch_size, self.steps_in_epoch(number)
+        order = _permutation(self.rows, self.seed, number, _ROWS)
         if self._lengths is not None:
             window = size * BUCKET_BATCHES
             pieces = [order[i : i + window] for i in range(0, self.rows, window)]
             order = np.concatenate([p[np.argsort(self._lengths[p], kind="stable")] for p in pieces])
-        padded = np.full(self.steps_per_epoch * size, PADDING, np.int64)
+        padded = np.full(steps * size, PADDING, np.int64)
         padded[: self.rows] = order
-        batches = padded.reshape(self.steps_per_epoch, size)
+        batches = padded.reshape(steps, size)
         if self._lengths is not None:
             full = self.rows // size
-            batches[:full] = batches[_permutation(full, self.seed, epoch, _BATCHES)]
-        return batches
+            batches[:full] = batches[_permutation(full, self.seed, number, _BATCHES)]
+        starts = np.arange(steps + 1, dtype=np.int64) * size
+        return _Epoch(padded, np.tile(np.arange(size, dtype=np.int64), steps), starts)
 
-
-def batch_indices(
-    step: int, *, rows: int, global_batch_size: int, seed: int, lengths: npt.ArrayLike | None = None
-) -> Indices:
-    """Row numbers of global batch `step`, padded with PADDING; `SampleOrder` is the same with a
-    memory.
-
-    `batch_indices(0, rows=3, global_batch_size=4, seed=0)` holds 0, 1 and 2 in some order, then -1.
-    """
-    order = SampleOrder(rows=rows, global_batch_size=global_batch_size, seed=seed, lengths=lengths)
-    return order.batch(step)
+    def _packed(self, number: int) -> _Epoch:
+        assert self._lengths is not None
+        assert self.pack_length is not None
+        size = self.global_batch_size
+        order = _permutation(self.rows, self.seed, number, _ROWS)
+        pack_of, packs = np.empty(self.rows, np.int64), 0
+        for start in range(0, self.rows, PACK_WINDOW):
+            window = slice(start, start + PACK_WINDOW)
+            fitted, count = best_fit(self._lengths[order[window]], self.pack_length)
+            pack_of[window] = fitted + packs
+            packs += count
+        steps = -(-packs // size)
+        empty = np.arange(packs, steps * size, dtype=np.int64)
+        places = np.concatenate([_permutation(packs, self.seed, number, _BATCHES)[pack_of], empty])
+        rows = np.concatenate([order, np.full(len(empty), PADDING, np.int64)])
+        by_place = np.argsort(places, kind="stable")
+        places = places[by_place]
+        starts = np.searchsorted(places, np.arange(steps + 1) * size).astype(np.int64)
+        return _Epoch(rows[by_place], places % size, starts)
 
 
 def steps_per_epoch(rows: int, global_batch_size: int) -> int:
-    """Batches in one pass over the rows, the short last one included."""
+    """Batches in one pass over unpacked rows, the short last one included."""
     return -(-rows // global_batch_size)
 
 

@@ -65,7 +65,8 @@ def shard(
     with contextlib.closing(encoders.encode(files)) as batches, writer:
         for split, batch in batches:
             writer.write(split, batch)
-    manifest = _manifest(task_name, summary, settings, writer, assets)
+    dropped = _dropped(summary, writer, data.max_length)
+    manifest = _manifest(task_name, summary, settings, writer, dropped, assets)
     manifest.write(out / MANIFEST)
     total = sum(file.bytes for file in writer.files)
     log.info("%d shards, %s bytes, %d workers", len(writer.files), f"{total:,}", workers)
@@ -86,19 +87,32 @@ def _workers(examples: Path) -> int:
     return max(1, min(cores or 1, batches // _BATCHES_A_WORKER))
 
 
+def _dropped(summary: ExamplesSummary, writer: _ShardWriter, max_length: int) -> dict[str, int]:
+    """Examples of each split that the task found nothing to learn from; raises DataError if rows
+    were lost otherwise, or if none is left to train on."""
+    if writer.encoded != dict(summary.rows):
+        what = f"the examples promised {dict(summary.rows)} rows and hold {writer.encoded}"
+        raise DataError(what, fix="run `ingest` again")
+    dropped = {split: writer.encoded[split] - writer.rows[split] for split in SPLITS}
+    if not any(dropped.values()):
+        return {}
+    counts = ", ".join(f"{split} {count:,}" for split, count in dropped.items() if count)
+    what = f"no token to predict within data.max_length ({max_length} tokens)"
+    if not writer.rows["train"]:
+        fix = "raise data.max_length: the prompts alone are longer"
+        raise DataError(f"no text of the split train has a {what[3:]}", where=counts, fix=fix)
+    log.warning("texts with %s were left out: %s", what, counts)
+    return dropped
+
+
 def _manifest(
     task_name: str,
     summary: ExamplesSummary,
     settings: dict[str, Any],
     writer: _ShardWriter,
+    dropped: dict[str, int],
     assets: Path,
 ) -> ShardManifest:
-    rows = dict.fromkeys(SPLITS, 0)
-    for file in writer.files:
-        rows[file.split] += file.rows
-    if rows != dict(summary.rows):
-        what = f"the examples promised {dict(summary.rows)} rows and hold {rows}"
-        raise DataError(what, fix="run `ingest` again")
     return ShardManifest(
         task=task_name,
         source=summary.source,
@@ -107,7 +121,8 @@ def _manifest(
         examples=writer.hashes.hexdigest()[:32],
         labels=summary.labels,
         slices=summary.slices,
-        rows=rows,
+        rows=writer.rows,
+        dropped=dropped,
         class_rows=summary.class_rows,
         settings=settings,
         shards=tuple(writer.files),
@@ -122,10 +137,17 @@ class _ShardWriter:
         self._folder, self._shard_rows = folder, shard_rows
         self.files: list[ShardFile] = []
         self.hashes = hashlib.sha256()
+        self.encoded = dict.fromkeys(SPLITS, 0)
+        self.rows = dict.fromkeys(SPLITS, 0)
         self._open: _OpenShard | None = None
 
     def write(self, split: str, batch: pa.RecordBatch) -> None:
-        """Append a batch to the split; splits come one after the other."""
+        """Append a batch to the split, without rows that hold nothing to learn from; splits come
+        one after the other."""
+        self.encoded[split] += len(batch)
+        if "input_ids" in batch.schema.names and batch.column("input_ids").null_count:
+            batch = batch.filter(batch.column("input_ids").is_valid())
+        self.rows[split] += len(batch)
         self.hashes.update(b"".join(batch.column("hash").to_pylist()))
         while len(batch):
             file = self._file(split, batch.schema)

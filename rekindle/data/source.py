@@ -52,7 +52,9 @@ class FileSource:
         if self._files.format == "images" and modality != "image":
             fix = "use task image_classification, or set data.format"
             raise RequestError(
-                "the source holds images, and the task reads texts", where="data.source", fix=fix
+                f"the source holds images, and the task reads {modality}s",
+                where="data.source",
+                fix=fix,
             )
         if self._files.format not in ("images", *READERS):
             fix = f"use one of {', '.join(('auto', 'images', *READERS))}"

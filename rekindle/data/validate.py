@@ -28,6 +28,18 @@ _FAULTS = {
         "texts must be strings, other columns strings or integers",
     ),
     "empty text": ("with an empty text or none", "remove them, or set data.columns.text"),
+    "empty prompt": ("without a prompt", "remove them, or set data.columns.prompt"),
+    "empty completion": ("without a completion", "remove them, or set data.columns.completion"),
+    "chat": (
+        "that hold no chat",
+        "a chat is a list of {role: ..., content: a text}, with no other keys",
+    ),
+    "role": (
+        "with a role that is unknown or out of place",
+        "use user and assistant, and system for a first turn",
+    ),
+    "empty turn": ("with an empty turn", "remove the turn, or the row"),
+    "no answer": ("without a turn of the assistant", "remove them: they teach nothing"),
     "empty label": ("without a label", "label or remove them, or set data.columns.label"),
     "empty key": ("without a key", "give every row one, or unset data.columns.key"),
     "time": ("with no ISO 8601 time", "write times as 2026-03-31 or 2026-03-31T12:00:00Z"),
@@ -136,19 +148,21 @@ def shorten(value: object) -> str:
 
 
 def check_splits(
+    rows: Mapping[str, int],
     class_rows: Mapping[str, Mapping[str, int]],
     labels: Sequence[str],
     required: Sequence[str],
     findings: Findings,
 ) -> None:
-    """Note empty splits and classes that a split lacks; `class_rows` counts per split and label."""
+    """Note empty splits and classes that a split lacks; `rows` counts per split, `class_rows` per
+    split and label (`labels` is empty where the task has none)."""
     if len(labels) == 1:
         what = f"every row has the label `{shorten(labels[0])}`"
         findings.note(what, fix="a classifier needs at least two classes")
-    sizes = ", ".join(f"{split} {sum(counts.values()):,}" for split, counts in class_rows.items())
-    for split, counts in class_rows.items():
-        if counts:
-            _check_classes(split, counts, labels, findings)
+    sizes = ", ".join(f"{split} {count:,}" for split, count in rows.items())
+    for split, count in rows.items():
+        if count:
+            _check_classes(split, class_rows[split], labels, findings)
         elif split in required:
             fix = "give it a larger share in data.split, or more data"
             findings.note(f"the split {split} is empty", where=sizes, fix=fix)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from rekindle.spec.document import KeyPath
-from rekindle.spec.model import BUILTIN_TASKS, LOWER_IS_BETTER, Spec
+from rekindle.spec.model import BUILTIN_TASKS, LOWER_IS_BETTER, METRICS, TOKEN_METRICS, Spec
 
 Finding = tuple[KeyPath, str, str]
 
@@ -83,6 +83,26 @@ def _data(spec: Spec) -> Iterator[Finding]:
         yield ("data", "source"), "holds a control character", "write a plain path or URI"
 
 
+def _documents(spec: Spec) -> Iterator[Finding]:
+    """Which columns make a text for a language model."""
+    if (data := spec.data) is None:
+        return
+    columns = data.columns
+    given = [
+        name for name in ("messages", "prompt", "completion") if getattr(columns, name) is not None
+    ]
+    path = ("data", "columns")
+    if given and spec.task in BUILTIN_TASKS and spec.task != "causal_lm":
+        yield (*path, given[0]), f"{spec.task} does not read it", "remove it, or task: causal_lm"
+    elif "messages" in given and len(given) > 1:
+        yield (*path, given[1]), "the chat in `messages` holds prompts and answers", "keep one form"
+    elif len(given) == 1 and given != ["messages"]:
+        other = "completion" if given == ["prompt"] else "prompt"
+        yield (*path, given[0]), f"needs `{other}` beside it", f"set data.columns.{other}"
+    if spec.task == "causal_lm" and data.labels:
+        yield ("data", "labels"), "a language model has no classes", "remove them"
+
+
 def _train(spec: Spec) -> Iterator[Finding]:
     train = spec.train
     if train.epochs is not None and train.steps is not None:
@@ -105,6 +125,14 @@ def _train(spec: Spec) -> Iterator[Finding]:
 
 
 def _gate(spec: Spec) -> Iterator[Finding]:
+    known = {"causal_lm": TOKEN_METRICS}.get(spec.task, METRICS)
+    if spec.task in BUILTIN_TASKS:
+        fix = f"use one of {', '.join(known)}"
+        if (metric := spec.evaluate.gate.metric) is not None and metric not in known:
+            yield ("evaluate", "gate", "metric"), f"{spec.task} has no {metric}", fix
+        for metric in spec.evaluate.floor:
+            if metric not in known:
+                yield ("evaluate", "floor", metric), f"{spec.task} has no {metric}", fix
     for metric, floor in spec.evaluate.floor.items():
         if metric not in LOWER_IS_BETTER and not 0 <= floor <= 1:
             yield (
@@ -162,4 +190,4 @@ def _nearest_divisor(total: int, wanted: int) -> int:
     )
 
 
-_RULES = (_task, _pipeline, _data, _train, _gate, _secrets)
+_RULES = (_task, _pipeline, _data, _documents, _train, _gate, _secrets)

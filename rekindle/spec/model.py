@@ -11,10 +11,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
 
-BUILTIN_TASKS = ("image_classification", "text_classification")
+BUILTIN_TASKS = ("causal_lm", "image_classification", "text_classification")
 METRICS = ("accuracy", "macro_f1", "log_loss", "calibration_error")
-LOWER_IS_BETTER = frozenset({"log_loss", "calibration_error"})
+TOKEN_METRICS = ("log_loss", "perplexity", "token_accuracy", "bits_per_byte")
+LOWER_IS_BETTER = frozenset({"log_loss", "calibration_error", "perplexity", "bits_per_byte"})
 
+Metric = Literal[
+    "accuracy", "macro_f1", "log_loss", "calibration_error",
+    "perplexity", "token_accuracy", "bits_per_byte",
+]  # fmt: skip
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?$")]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 SecretReference = Annotated[str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")]
@@ -43,19 +48,33 @@ class ColumnsSpec(Section):
     """
 
     text: ColumnName = "text"
-    """Column with the text (text tasks)."""
+    """Column with the text (text tasks; causal_lm unless one of the next three is set)."""
+    messages: ColumnName | None = None
+    """Column with a chat: a list of `{role, content}`, role system, user or assistant. The model
+    learns the assistant's turns (causal_lm)."""
+    prompt: ColumnName | None = None
+    """Column with what is given; needs `completion` (causal_lm)."""
+    completion: ColumnName | None = None
+    """Column with what the model learns to answer to `prompt` (causal_lm)."""
     image: ColumnName = "image"
     """Column with the image: encoded bytes, a path, or a list of numbers (image tasks; `images` and
     `sklearn` fill it).
     """
     label: ColumnName = "label"
-    """Column with the class: a string or an integer."""
+    """Column with the class: a string or an integer (not for causal_lm)."""
     key: ColumnName | None = None
     """Column that identifies a record for the hash split; without it the content itself does."""
     time: ColumnName | None = None
     """Column with the record's time (ISO 8601, also partial such as 2026-03); needed by `split.by:
     time` and `window`.
     """
+
+    @property
+    def form(self) -> Literal["text", "completion", "chat"]:
+        """What causal_lm reads: which columns are set says so."""
+        if self.messages is not None:
+            return "chat"
+        return "text" if self.completion is None else "completion"
 
 
 class SplitSpec(Section):
@@ -116,7 +135,10 @@ class DataSpec(Section):
     window: WindowSpec | None = None
     """Select records by time; without it, all of them."""
     max_length: int = Field(128, ge=4, le=131_072)
-    """Longest text in tokens; longer ones are cut (text tasks)."""
+    """Longest text in tokens; longer ones are cut (text tasks, causal_lm)."""
+    packing: bool = True
+    """Short texts share a sequence of `max_length` tokens without seeing each other; `false` gives
+    each a sequence of its own (causal_lm)."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels that images are scaled to; without it, all must have one size
     (image tasks).
@@ -126,12 +148,13 @@ class DataSpec(Section):
 
 
 class TokenizerSpec(Section):
-    """A tokenizer trained on the training split (WordPiece, lower-cased)."""
+    """A tokenizer trained on the training split: WordPiece, lower-cased, for text classification;
+    byte-level BPE, which loses nothing, for causal_lm."""
 
     vocab_size: int = Field(4_096, ge=64, le=500_000)
     """Most entries in the vocabulary."""
     min_frequency: int = Field(2, ge=1)
-    """How often a piece must occur to enter the vocabulary."""
+    """How often a piece, or a pair to be merged, must occur to enter the vocabulary."""
 
 
 class LoraSpec(Section):
@@ -163,8 +186,9 @@ class ModelSpec(Section):
 
     source: str | dict[str, Any] = Field(default_factory=dict)
     """A hub name, a local folder or a URI in Hugging Face layout; or an inline config to train from
-    scratch: `{model_type: distilbert, dim: 128, ...}` for text, `{channels: [32, 64], hidden: 128}`
-    for images."""
+    scratch: `{model_type: distilbert, dim: 128, ...}` for text, `{model_type: llama, hidden_size:
+    256, ...}` for causal_lm, `{channels: [32, 64], hidden: 128}` or `{architecture: resnet50}` for
+    images."""
     revision: str | None = None
     """Commit, tag or branch of a hub name."""
     init_from: str = Field(
@@ -287,8 +311,10 @@ class ResourcesSpec(Section):
 class GateSpec(Section):
     """When a candidate replaces the champion. Anything missing or not a number refuses."""
 
-    metric: Literal["accuracy", "macro_f1", "log_loss", "calibration_error"] = "accuracy"
-    """What is compared; for log_loss and calibration_error lower is better."""
+    metric: Metric | None = None
+    """What is compared; default: accuracy, for causal_lm log_loss. Lower is better for log_loss,
+    calibration_error, perplexity and bits_per_byte. Models with different tokenizers are compared
+    in bits_per_byte, because their tokens are not the same."""
     min_delta: float = Field(0.0, ge=0)
     """By how much the candidate must be better; the bootstrap's lower bound has to lie above it."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
@@ -298,7 +324,8 @@ class GateSpec(Section):
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of the bootstrap."""
     max_slice_drop: float = Field(0.05, ge=0)
-    """Largest loss of accuracy that a slice may suffer against the champion."""
+    """Largest loss of accuracy that a slice may suffer against the champion; for causal_lm, largest
+    rise of the loss (log_loss, or bits_per_byte under different tokenizers)."""
     min_slice_size: int = Field(30, ge=1)
     """Smaller slices are shown but do not decide."""
 
@@ -306,11 +333,10 @@ class GateSpec(Section):
 class EvaluateSpec(Section):
     """How the held-out split judges the candidate."""
 
-    floor: dict[Literal["accuracy", "macro_f1", "log_loss", "calibration_error"], float] = Field(
-        default_factory=dict
-    )
-    """What every promoted model must reach on the test split: at least (at most for log_loss and
-    calibration_error) this value. Always, it must also beat the most frequent class."""
+    floor: dict[Metric, float] = Field(default_factory=dict)
+    """What every promoted model must reach on the test split: at least this value, at most where
+    lower is better. Always, it must also beat the most frequent class; for causal_lm, the frequency
+    of single tokens."""
     gate: GateSpec = GateSpec()
     """When a candidate replaces the champion."""
 
@@ -359,8 +385,8 @@ class Spec(Section):
     name: Name
     """Name of the job: lower-case letters, digits, `.`, `_`, `-`."""
     task: str = Field("", pattern=r"^([a-z0-9_]*|.+\.py:[A-Za-z_][A-Za-z0-9_]*)$")
-    """What is learned: `image_classification`, `text_classification`, or `path.py:Class` for one's
-    own.
+    """What is learned: `causal_lm`, `image_classification`, `text_classification`, or
+    `path.py:Class` for one's own.
     """
     pipeline: str | None = Field(
         None, pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$|^.+\.(ya?ml|json)$"

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 from rekindle.errors import RequestError
-from rekindle.tasks.base import Task
+from rekindle.tasks.base import Task, TokenTask
 
 TASKS = {
+    "causal_lm": "rekindle.tasks.causal_lm:CausalLM",
     "image_classification": "rekindle.tasks.image_classification:ImageClassification",
     "text_classification": "rekindle.tasks.text_classification:TextClassification",
 }
@@ -51,4 +52,4 @@ def _module_from_file(name: str, path: Path) -> ModuleType:
     return module
 
 
-__all__ = ["TASKS", "Task", "load_task"]
+__all__ = ["TASKS", "Task", "TokenTask", "load_task"]

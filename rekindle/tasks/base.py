@@ -7,11 +7,15 @@ imports torch inside its methods. Shapes: B examples, C classes, T tokens.
 
 The **examples** that `ingest` writes and `fit` and `encode` read are Arrow batches with the columns
 
-    id     string                 the record's key, or its position in the source hash   fixed
-    binary [16]      of the content that the model sees (not of the label) split  string
-    train, validation or test label  string                 as the source has it text   string
-    where `modality` is "text" image  binary                 where `modality` is "image": uint8
-    pixels, row by row, channels last (H, W, C)
+    id         string       the record's key, or its position in the source
+    hash       binary [16]  of the content that the model sees (not of the label)
+    split      string       train, validation or test
+    label      string       as the source has it; not where `modality` is "document"
+    text       string       where `modality` is "text"
+    image      binary       where `modality` is "image": uint8 pixels, row by row, channels last
+    document   string       where `modality` is "document": JSON, a list of [role, content]; a plain
+                            text has the role `text`, others `prompt` and `completion`, or those of
+                            a chat: `system`, `user`, `assistant`
 
 and the slice columns, as strings. Shards hold id, hash, `label` as int32 class index, the slice
 columns, and what `encode` returns."""
@@ -23,7 +27,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+Modality = Literal["text", "image", "document"]
+
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     import torch
 
@@ -37,7 +45,8 @@ class Task(abc.ABC):
     YAML.
     """
 
-    modality: ClassVar[Literal["text", "image"]]
+    modality: ClassVar[Modality]
+    objective: ClassVar[Literal["classes", "tokens"]] = "classes"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         """Raise RequestError for a config that this task can never work with, before anything is
@@ -67,7 +76,8 @@ class Task(abc.ABC):
         self, batch: pa.RecordBatch, settings: Settings, assets: Path
     ) -> dict[str, pa.Array]:
         """The model's inputs for a batch of examples, as Arrow columns of the same length. Runs in
-        worker processes; a column called `input_ids` (a list of integers) is counted as tokens."""
+        worker processes; a column called `input_ids` (a list of integers) is counted as tokens, and
+        an example whose `input_ids` is null is left out: it has nothing to learn from."""
 
     # Model side: torch inside.
 
@@ -75,10 +85,16 @@ class Task(abc.ABC):
     def build(
         self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
     ) -> torch.nn.Module:
-        """The network with its starting weights, on the CPU. The caller has seeded torch."""
+        """The network with fresh weights. The caller has seeded torch, and may have it build on the
+        meta device; `weights` names those to start from."""
+
+    def weights(self, model: ModelSpec) -> Path | None:
+        """A local folder with the pretrained weights of `model`, as safetensors; None where they
+        all start fresh. What the folder lacks, such as a new head, keeps its fresh values."""
+        return None
 
     @abc.abstractmethod
-    def collate(self, rows: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
+    def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
         """Tensors of a batch of shard rows, first dimension B; without the labels."""
 
     @abc.abstractmethod
@@ -112,3 +128,44 @@ class Task(abc.ABC):
             column = pa.array([np.asarray(x, np.uint8).tobytes() for x in inputs], pa.binary())
         batch = pa.record_batch({self.modality: column})
         return pa.table(self.encode(batch, settings, assets))
+
+
+class TokenTask(Task):
+    """Predicts the next token: several examples may share a sequence, and the score of an example
+    is that of its supervised tokens. No labels, no classes. Shapes: B sequences, T tokens, V
+    vocabulary, N examples.
+
+    `encode` gives `input_ids` (list of int32), `supervised` (list of uint8, 1 where the token is to
+    be predicted; the first of an example never is) and `target_bytes` (int32: bytes of the text
+    that the supervised tokens cover)."""
+
+    objective: ClassVar[Literal["classes", "tokens"]] = "tokens"
+
+    @abc.abstractmethod
+    def collate(
+        self,
+        table: pa.Table,
+        settings: Settings,
+        *,
+        slots: npt.NDArray[np.int64] | None = None,
+        rows: npt.NDArray[np.int64] | None = None,
+        length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """int64 tensors [B, T]: `input_ids`; `position_ids`, from 0 in each example; `documents`,
+        1, 2, ... for the examples of a sequence and 0 for padding; `labels`, the token that follows
+        where it is to be predicted, else -100.
+
+        Examples of one slot (int64 [N], ascending; default: a sequence each) stand one after the
+        other; those whose entry in `rows` is negative are empty. T is `length`, or what the longest
+        sequence needs."""
+
+    @abc.abstractmethod
+    def generate(
+        self,
+        network: torch.nn.Module,
+        prompts: list[list[tuple[str, str]]],
+        settings: Settings,
+        assets: Path,
+        max_new_tokens: int,
+    ) -> list[str]:
+        """The most probable continuation of each document that ends before an answer."""

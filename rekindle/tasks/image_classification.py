@@ -1,6 +1,7 @@
-"""Image classification with a small convolutional network, for MNIST-like data on any machine.
+"""Image classification with a small convolutional network, for MNIST-like data on any machine, or
+with a residual one (`resnet.py`).
 
-Decides the network (`Cnn`): blocks of 3x3 convolution, group norm, GELU and 2x2 max-pooling, one
+Decides the small network: blocks of 3x3 convolution, group norm, GELU and 2x2 max-pooling, one
 per entry of `channels`, then a hidden layer. Group norm and not batch norm, because its result does
 not depend on how a batch is divided among ranks. Shapes: B images, H x W pixels, D channels, C
 classes. Pixels are uint8, scaled to [-1, 1]."""
@@ -10,10 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import RequestError
-from rekindle.tasks.base import Settings, Task
+from rekindle.tasks import resnet
+from rekindle.tasks.base import Modality, Settings, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,10 +27,12 @@ DEFAULTS: dict[str, Any] = {"channels": [32, 64], "hidden": 128, "dropout": 0.1}
 
 
 class ImageClassification(Task):
-    modality: ClassVar[Literal["text", "image"]] = "image"
+    modality: ClassVar[Modality] = "image"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         _architecture(model)
+        if "architecture" in model.source and data.image_size is not None:
+            resnet.check_size(*data.image_size)
 
     def encode(
         self, batch: pa.RecordBatch, settings: Settings, assets: Path
@@ -38,22 +42,28 @@ class ImageClassification(Task):
     def build(
         self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
     ) -> torch.nn.Module:
-        return _cnn(
+        return _network(
             {**_architecture(model), "shape": list(settings["image_shape"]), "classes": len(labels)}
         )
 
-    def collate(self, rows: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
+    def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
         import numpy as np
         import torch
 
         height, width, depth = settings["image_shape"]
-        raw = b"".join(rows.column("pixels").to_pylist())
-        pixels_BHWD = np.frombuffer(raw, np.uint8).reshape(len(rows), height, width, depth)
+        raw = b"".join(table.column("pixels").to_pylist())
+        pixels_BHWD = np.frombuffer(raw, np.uint8).reshape(len(table), height, width, depth)
         pixels_BDHW = torch.from_numpy(pixels_BHWD.astype(np.float32)).permute(0, 3, 1, 2)
         return {"pixels": pixels_BDHW.contiguous() / 127.5 - 1.0}
 
     def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        logits_BC: torch.Tensor = network(inputs["pixels"])
+        import torch
+
+        pixels_BDHW = inputs["pixels"]
+        if "architecture" in network.architecture:  # type: ignore[operator]
+            pixels_BDHW = pixels_BDHW.contiguous(memory_format=torch.channels_last)
+            return resnet.scores(network, pixels_BDHW)
+        logits_BC: torch.Tensor = network(pixels_BDHW)
         return logits_BC
 
     def save(
@@ -68,7 +78,7 @@ class ImageClassification(Task):
     def load(self, folder: Path) -> torch.nn.Module:
         from safetensors.torch import load_file
 
-        network = _cnn(json.loads((folder / "config.json").read_text()))
+        network = _network(json.loads((folder / "config.json").read_text()))
         network.load_state_dict(load_file(folder / "model.safetensors"))
         return network.eval()
 
@@ -84,6 +94,9 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
             where="model.source",
             fix="give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from",
         )
+    if "architecture" in source:
+        resnet.check(source)
+        return source
     unknown = sorted(set(source) - set(DEFAULTS))
     config = {**DEFAULTS, **source}
     channels = config["channels"]
@@ -108,6 +121,12 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
     return config
 
 
+def _network(architecture: dict[str, Any]) -> torch.nn.Module:
+    network = resnet.build(architecture) if "architecture" in architecture else _cnn(architecture)
+    network.architecture = architecture  # type: ignore[assignment]
+    return network
+
+
 def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
     from torch import nn
 
@@ -124,7 +143,7 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
         if min(height, width) >= 2:
             layers.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
-    head = [
+    layers += [
         nn.AdaptiveAvgPool2d((min(height, 4), min(width, 4))),
         nn.Flatten(),
         nn.Linear(depth * min(height, 4) * min(width, 4), architecture["hidden"]),
@@ -134,9 +153,6 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
     ]
 
     class Cnn(nn.Sequential):
-        def __init__(self) -> None:
-            super().__init__(*layers, *head)
-            self.architecture = architecture
+        """Has a name that messages can use."""
 
-    network: torch.nn.Module = Cnn()
-    return network
+    return Cnn(*layers)

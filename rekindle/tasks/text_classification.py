@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from rekindle.errors import RequestError
 from rekindle.spec.model import TokenizerSpec
-from rekindle.tasks.base import Settings, Task
+from rekindle.tasks.base import Modality, Settings, Task
+from rekindle.tasks.pretrained import check_source, configuration, fetch_tokenizer, weights_folder
 from rekindle.tasks.wordpiece import WordCache, is_separable, train_wordpiece
 
 if TYPE_CHECKING:
@@ -26,15 +26,10 @@ if TYPE_CHECKING:
 
 
 class TextClassification(Task):
-    modality: ClassVar[Literal["text", "image"]] = "text"
+    modality: ClassVar[Modality] = "text"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
-        if isinstance(model.source, dict) and "model_type" not in model.source:
-            raise RequestError(
-                "an inline config needs to say which architecture it configures",
-                where="model.source",
-                fix="add model_type: {model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}",
-            )
+        check_source(model, "{model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}")
 
     def fit(
         self,
@@ -43,12 +38,10 @@ class TextClassification(Task):
         model: ModelSpec,
         assets: Path,
     ) -> Settings:
-        tokenizer = model.tokenizer
-        if tokenizer is None:
-            tokenizer = model.source if isinstance(model.source, str) else TokenizerSpec()
-        if isinstance(tokenizer, str):
-            return _fetch_tokenizer(tokenizer, model.revision, data.max_length, assets)
-        return _train_tokenizer(train, tokenizer, data.max_length, assets)
+        own = model.tokenizer
+        if isinstance(own, str) or (own is None and isinstance(model.source, str)):
+            return _fetch_tokenizer(model, data.max_length, assets)
+        return _train_tokenizer(train, own or TokenizerSpec(), data.max_length, assets)
 
     def encode(
         self, batch: pa.RecordBatch, settings: Settings, assets: Path
@@ -65,38 +58,29 @@ class TextClassification(Task):
     def build(
         self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
     ) -> torch.nn.Module:
-        from transformers import AutoConfig, AutoModelForSequenceClassification
+        import torch
+        from transformers import AutoModelForSequenceClassification
 
         names = {"num_labels": len(labels), "id2label": dict(enumerate(labels)),
                  "label2id": {label: i for i, label in enumerate(labels)}}  # fmt: skip
-        if isinstance(model.source, str):
-            network: torch.nn.Module = AutoModelForSequenceClassification.from_pretrained(
-                model.source,
-                revision=model.revision,
-                ignore_mismatched_sizes=True,
-                dtype="float32",
-                **names,
-            )
-            return network
-        inline = {k: v for k, v in model.source.items() if k != "model_type"}
-        inline |= {
-            "vocab_size": settings["vocab_size"],
-            "pad_token_id": settings["pad_token_id"],
-            **names,
-        }
-        config = AutoConfig.for_model(model.source["model_type"], **inline)
-        fresh: torch.nn.Module = AutoModelForSequenceClassification.from_config(config)
-        return fresh
+        inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
+        network: torch.nn.Module = AutoModelForSequenceClassification.from_config(
+            configuration(model, inline, names), dtype=torch.float32
+        )
+        return network
 
-    def collate(self, rows: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
+    def weights(self, model: ModelSpec) -> Path | None:
+        return weights_folder(model)
+
+    def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
         import numpy as np
         import torch
 
-        column = rows.column("input_ids").combine_chunks()
+        column = table.column("input_ids").combine_chunks()
         flat = column.flatten().to_numpy(zero_copy_only=False)
         lengths_B = column.value_lengths().to_numpy(zero_copy_only=False)
         ids_BT = np.full(
-            (len(rows), int(lengths_B.max(initial=1))), settings["pad_token_id"], np.int64
+            (len(table), int(lengths_B.max(initial=1))), settings["pad_token_id"], np.int64
         )
         mask_BT = np.arange(ids_BT.shape[1])[None, :] < lengths_B[:, None]
         ids_BT[mask_BT] = flat
@@ -165,24 +149,13 @@ def _train_tokenizer(
     }
 
 
-def _fetch_tokenizer(name: str, revision: str | None, max_length: int, assets: Path) -> Settings:
+def _fetch_tokenizer(model: ModelSpec, max_length: int, assets: Path) -> Settings:
     """The tokenizer of a hub name or folder, stored as files that `tokenizers` reads without
     transformers.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
-    except (OSError, ValueError) as error:
-        raise RequestError(
-            f"cannot load the tokenizer `{name}`: {str(error).splitlines()[0]}",
-            where="model.tokenizer",
-            fix="check the name and the network, or train one: `tokenizer: {vocab_size: 4096}`",
-        ) from error
-    fast = tokenizer.backend_tokenizer
-    fast.no_padding()
-    fast.enable_truncation(max_length)
+    tokenizer = fetch_tokenizer(model)
+    tokenizer.backend_tokenizer.enable_truncation(max_length)
     tokenizer.save_pretrained(assets)
-    fast.save(str(assets / "tokenizer.json"))
+    tokenizer.backend_tokenizer.save(str(assets / "tokenizer.json"))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return {"vocab_size": len(tokenizer), "pad_token_id": int(pad or 0)}

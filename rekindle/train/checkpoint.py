@@ -1,216 +1,487 @@
 """Training state that survives being killed at any instant, and is never trusted when it did not.
 
-A checkpoint is a folder `step-<step>.<attempt>` in the folder of its run key. Tensors (weights,
-optimizer moments) are written by torch.distributed.checkpoint, in the background; everything else
-is JSON in `state.json`. `manifest.json` with the size and SHA-256 of every file is written last: it
-is the commit. The newest complete checkpoint wins; one whose files do not match its manifest is
-skipped, loudly. DCP pickles its own `.metadata`, so that file is read with an allow-list, after its
-hash was checked; tensors only, no pickled objects."""
+A checkpoint is a folder `step-<step>.<attempt>` below a root that belongs to one run key: a folder
+or any fsspec URI. `save` copies the tensors and returns; a thread of low priority then lets
+torch.distributed.checkpoint write them (dcp.py). Everything else is in `manifest.json`: the schema,
+run key, step and state as JSON, the size and SHA-256 of every file, and a hash of itself. It is
+written last, in one instant and only if there is none: it is the commit.
+
+The newest complete checkpoint wins. One whose files do not match its manifest is skipped, loudly;
+one of another run key or schema is refused. On a folder the lock of the run key keeps other
+attempts away; on an object store attempts cannot collide, as each has a prefix of its own."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import datetime as dt
+import gzip
+import hashlib
 import json
 import logging
-import pickle
+import math
 import re
-import shutil
+import time
 import uuid
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from rekindle.errors import CheckpointError
-from rekindle.records import write_atomically
-from rekindle.spec.identity import file_sha256
+from rekindle.spec.model import CheckpointSpec
+from rekindle.train.dcp import (
+    METADATA,
+    THREADS,
+    File,
+    Piece,
+    Planner,
+    Snapshot,
+    Writer,
+    fill,
+    pieces_of,
+    read_metadata,
+    yield_to_training,
+)
+from rekindle.train.storage import Folder, Storage, storage_of, write_error
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"^step-(\d{9})\.[0-9a-f]{8}$")
-_DCP = "torch.distributed.checkpoint"
-_ALLOWED = {
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("pathlib", "PosixPath"),
-    (f"{_DCP}.metadata", "Metadata"),
-    (f"{_DCP}.metadata", "MetadataIndex"),
-    (f"{_DCP}.metadata", "TensorStorageMetadata"),
-    (f"{_DCP}.metadata", "TensorProperties"),
-    (f"{_DCP}.metadata", "ChunkStorageMetadata"),
-    (f"{_DCP}.metadata", "StorageMeta"),
-    (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"),
-    (f"{_DCP}.filesystem", "_StorageInfo"),
-}
+SCHEMA_VERSION = 2
+MANIFEST = "manifest.json"
+HISTORY = "history.jsonl.gz"
+_NAME = re.compile(r"^step-(\d{9,})\.([0-9a-f]{8})$")
+_PIECE_BYTES = 1 << 20
+# Ranks wait in the background for the slowest upload; a peer that dies ends the wait at once.
+_PATIENCE = dt.timedelta(hours=12)
+_MARGIN = 1.5  # a save in the grace period may take so much longer than those before
 
 State = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint: its folder, the optimizer step it was taken after, and its JSON
-    state.
-    """
+    """A complete checkpoint: where it is, the optimizer step it was taken after, its JSON state,
+    and its files."""
 
-    folder: Path
+    root: str
+    name: str
     step: int
     state: State
+    files: tuple[File, ...]
+
+    @property
+    def folder(self) -> Path:
+        """The folder, where the root is one."""
+        return Path(self.root) / self.name
+
+    def history(self) -> str | None:
+        """The loss curve up to this step as JSON lines, where the checkpoint carries it."""
+        if not any(file.path == HISTORY for file in self.files):
+            return None
+        content = storage_of(self.root).read(f"{self.name}/{HISTORY}")
+        return None if content is None else gzip.decompress(content).decode()
 
 
-def newest(root: Path) -> Checkpoint | None:
+def newest(root: str | Path, run_key: str) -> Checkpoint | None:
     """The newest checkpoint under `root` whose files all match its manifest, or None. Broken ones
-    are reported.
+    are reported. Raises CheckpointError for one of another run key or schema.
     """
-    for folder in _folders(root):
-        if not (folder / "manifest.json").exists():
-            continue
-        problem = broken(folder)
-        if problem:
-            log.warning(
-                "checkpoint %s is broken (%s); falling back to the one before", folder.name, problem
-            )
-            continue
-        return Checkpoint(folder, _step(folder), json.loads((folder / "state.json").read_text()))
-    return None
+    return _choose(root, run_key, _Gang())
 
 
-def broken(folder: Path) -> str:
-    """What is wrong with a committed checkpoint, or "" when every file has its size and hash."""
+def agreed(root: str | Path, run_key: str) -> Checkpoint | None:
+    """The same for all ranks together, which share the reading and hashing; all have to call it."""
+    return _choose(root, run_key, _Gang(dist.get_rank(), dist.get_world_size()))
+
+
+def broken(checkpoint: Checkpoint) -> str:
+    """What is wrong with the files of a checkpoint, or "" when each has its size and hash."""
+    return _broken(checkpoint, checkpoint.files)
+
+
+def load(checkpoint: Checkpoint, tensors: Mapping[str, Any]) -> None:
+    """Fill the tensors and DTensors of this rank in place, whatever layout the checkpoint has.
+
+    `tensors` is a nested dict with what this rank holds. Raises CheckpointError when something of
+    it is not in the checkpoint with the same shape and dtype; nothing was filled then."""
+    storage = storage_of(checkpoint.root)
     try:
-        files = json.loads((folder / "manifest.json").read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
-        return f"manifest.json cannot be read: {error}"
-    for entry in files:
-        path = folder / entry["path"]
-        if not path.is_file() or path.stat().st_size != entry["bytes"]:
-            return f"{entry['path']} is missing or has another size"
-        if file_sha256(path) != entry["sha256"]:
-            return f"{entry['path']} does not match its hash"
-    return ""
-
-
-class Checkpointer:
-    """Saves in the background, commits, and keeps the newest `keep`. One an engine; all ranks call
-    it alike.
-    """
-
-    def __init__(self, root: Path, keep: int) -> None:
-        self.root, self.keep = root, keep
-        # Two groups of their own: the save in the background runs collectives at any time, and
-        # they must interleave neither with those of a step nor with the vote on whether it is done.
-        self.group = dist.new_group(backend="gloo")
-        self.vote = dist.new_group(backend="gloo")
-        self.pending: tuple[Future[Any], Path, State] | None = None
-
-    def save(self, step: int, tensors: Mapping[str, Any], state: State) -> None:
-        """Start saving; waits for the save before, so that at most one is in flight."""
-        self.wait()
-        name = [f"step-{step:09d}.{uuid.uuid4().hex[:8]}"]
-        dist.broadcast_object_list(name, src=0, group=self.vote)
-        folder = self.root / name[0]
-        writer = FileSystemWriter(folder, sync_files=True)
-        future = async_save(dict(tensors), storage_writer=writer, process_group=self.group)
-        assert isinstance(future, Future)
-        self.pending = (future, folder, state)
-
-    def wait(self) -> None:
-        """Finish and commit the save in flight, if there is one; returns after the commit, on every
-        rank.
-        """
-        if self.pending is None:
-            return
-        future, folder, state = self.pending
-        self.pending = None
-        future.result()
-        if dist.get_rank() == 0:
-            _commit(folder, state)
-            _forget(self.root, self.keep)
-        dist.barrier(group=self.vote)
-
-    def committed(self) -> None:
-        """Commit the save in flight if it has finished everywhere; never waits for one that has
-        not.
-        """
-        if self.pending is None:
-            return
-        finished = torch.tensor(float(self.pending[0].done()))
-        dist.all_reduce(finished, dist.ReduceOp.MIN, group=self.vote)
-        if finished.item():
-            self.wait()
-
-
-def load(checkpoint: Checkpoint, tensors: dict[str, Any]) -> None:
-    """Fill `tensors` in place from the checkpoint; raises CheckpointError when they do not fit."""
-    try:
-        dcp_load(tensors, storage_reader=_Reader(checkpoint.folder))
-    except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
+        metadata = read_metadata(_metadata(storage, checkpoint), [f.path for f in checkpoint.files])
+        fill(pieces_of(tensors), metadata, storage, checkpoint.name)
+    except CheckpointError as error:
+        problem = error.problems[0]
         raise CheckpointError(
-            f"the checkpoint {checkpoint.folder.name} does not fit this model: {error}",
-            where=str(checkpoint.folder),
-            fix="remove the folder to train from the start",
+            f"the checkpoint {checkpoint.name} cannot be loaded: {problem.what}",
+            where=problem.where or f"{checkpoint.root}/{checkpoint.name}",
+            fix=problem.fix or "remove it to start from the one before",
         ) from error
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) in _ALLOWED:
-            return super().find_class(module, name)
-        raise CheckpointError(
-            f"the checkpoint's metadata names {module}.{name}, which is not allowed"
+class Checkpointer:
+    """Saves in the background, commits, and forgets what the spec does not keep. One an attempt;
+    all ranks call it alike.
+
+    `history` is the growing loss curve on this machine; on an object store a copy of it travels
+    with each checkpoint, because the next attempt may find an empty machine."""
+
+    def __init__(
+        self, root: str | Path, spec: CheckpointSpec, run_key: str, history: Path | None = None
+    ) -> None:
+        self.storage, self.spec, self.run_key = storage_of(root), spec, run_key
+        self.history = None if isinstance(self.storage, Folder) else history
+        # Two groups of their own: the save in the background runs collectives at any time, and
+        # they must interleave neither with those of a step nor with the vote on whether it is done.
+        self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self.vote = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        name = [uuid.uuid4().hex[:8]]
+        dist.broadcast_object_list(name, src=0, group=self.vote)
+        self.attempt = name[0]
+        self.snapshot = Snapshot()
+        self.thread = concurrent.futures.ThreadPoolExecutor(
+            1, "checkpoint", initializer=yield_to_training
         )
+        self.pending: concurrent.futures.Future[_Outcome] | None = None
+        self.started = -1
+        self.seconds: deque[float] = deque(maxlen=3)
+        self.known: dict[str, _Facts] = {}
+
+    def save(self, step: int, tensors: Mapping[str, Any], state: State) -> None:
+        """Copy `tensors` and start saving them; waits for the save before, so that at most one is
+        in flight. A step that this attempt has saved is not saved again.
+
+        `state` is JSON; `validation_loss` and `train_seconds` in it are what retention looks at.
+        Raises CheckpointError if the save before failed."""
+        self.wait()
+        if step == self.started:
+            return
+        began = time.monotonic()
+        copies = self.snapshot.take(pieces_of(tensors))
+        rows = self.history.stat().st_size if self.history and self.history.exists() else 0
+        self.started = step
+        self.pending = self.thread.submit(self._save, began, step, copies, dict(state), rows)
+
+    def wait(self) -> None:
+        """Finish the save in flight, if there is one; it is committed then. Raises CheckpointError
+        on every rank if it failed on any.
+        """
+        if self.pending is not None:
+            self._settle(self.pending)
+
+    def committed(self) -> int | None:
+        """The step of the save in flight once it is committed, on all ranks in the same call; never
+        waits for one that is not. Raises CheckpointError on every rank if it failed on any."""
+        if self.pending is None:
+            return None
+        if not self._all(self.pending.done()):
+            return None
+        return self._settle(self.pending)
+
+    def fits(self, seconds_left: float) -> bool:
+        """Whether a save that begins now will be committed in that time, as far as earlier ones of
+        this attempt tell; without any, yes. All ranks have to ask, and get the same answer."""
+        expected = _MARGIN * max(self.seconds, default=0.0)
+        return self._all(expected * (2 if self.pending else 1) <= seconds_left)
+
+    def _all(self, mine: bool) -> bool:
+        votes = torch.tensor(float(mine))
+        dist.all_reduce(votes, dist.ReduceOp.MIN, group=self.vote)
+        return bool(votes)
+
+    def _settle(self, pending: concurrent.futures.Future[_Outcome]) -> int:
+        self.pending = None
+        outcome = pending.result()
+        if outcome.problem is not None:
+            self.started = -1
+            raise outcome.problem
+        self.seconds.append(outcome.seconds)
+        return self.started
+
+    def _save(
+        self, began: float, step: int, copies: dict[str, Piece], state: State, rows: int
+    ) -> _Outcome:
+        """Runs in the thread; all ranks return the same."""
+        folder = f"step-{step:09d}.{self.attempt}"
+        # a store's throughput grows with parallel uploads; a disk's does not, and costs processors
+        threads = 1 if isinstance(self.storage, Folder) else THREADS
+        writer = Writer(self.storage, folder, threads)
+        try:
+            dcp_save(copies, storage_writer=writer, planner=Planner(), process_group=self.group)
+        except CheckpointException as error:  # the same on all ranks
+            if dist.get_rank() == 0:
+                self._drop(folder)
+            return _Outcome(_cause(error, step))
+        files: list[list[File]] | None = None
+        if dist.get_rank() == 0:
+            files = [[] for _ in range(dist.get_world_size())]
+        dist.gather_object(writer.files, files, group=self.group)
+        outcome = [_Outcome()]
+        if files is not None:
+            body = {
+                "schema_version": SCHEMA_VERSION, "run_key": self.run_key, "step": step,
+                "state": state,
+            }  # fmt: skip
+            outcome = [self._commit(folder, body, [f for part in files for f in part], rows)]
+            outcome[0] = dataclasses.replace(outcome[0], seconds=time.monotonic() - began)
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
+        return outcome[0]
+
+    def _commit(self, folder: str, body: dict[str, Any], files: list[File], rows: int) -> _Outcome:
+        try:
+            if self.history is not None and rows:
+                with self.history.open("rb") as stream:
+                    content = gzip.compress(stream.read(rows), compresslevel=3, mtime=0)
+                self.storage.write(f"{folder}/{HISTORY}", lambda stream: stream.write(content))
+                files.append(File(HISTORY, len(content), hashlib.sha256(content).hexdigest()))
+            body["files"] = [dataclasses.asdict(file) for file in files]
+            text = json.dumps(body | {"sha256": _digest(body)}, indent=2)
+            self.storage.put_new(f"{folder}/{MANIFEST}", text.encode())
+        except CheckpointError as error:
+            return _Outcome(error)
+        except OSError as error:
+            return _Outcome(write_error(error, self.storage.root, sum(f.bytes for f in files)))
+        self.known[folder] = _Facts.of(folder, body)
+        try:
+            self._forget(folder)
+        except (OSError, CheckpointError) as error:
+            log.warning("old checkpoints in %s stay: %s", self.storage.root, error)
+        return _Outcome()
+
+    def _forget(self, newest_one: str) -> None:
+        """Remove what retention does not keep, and what attempts before this one left behind."""
+        complete = []
+        for name in _names(self.storage):
+            facts = self.known.get(name) or _Facts.read(self.storage, name)
+            if facts is not None:
+                self.known[name] = facts
+            # a later step of an attempt before this one was there to resume from, and broken
+            superseded = _step(name) >= _step(newest_one) and self.attempt not in name
+            if facts is not None and not (superseded and self.storage.abandoned(name)):
+                complete.append(facts)
+            elif self.storage.abandoned(name):
+                self._drop(name)
+        kept = retained(complete, self.spec)
+        for facts in complete:
+            if facts.name not in kept:
+                self._drop(facts.name)
+
+    def _drop(self, folder: str) -> None:
+        self.known.pop(folder, None)
+        self.storage.remove(folder, MANIFEST)
 
 
-class _Reader(FileSystemReader):
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata: Metadata = _Unpickler(file).load()
-        return metadata
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """How a save ended; rank 0's `seconds`, so that all ranks expect the same of the next one."""
+
+    problem: CheckpointError | None = None
+    seconds: float = 0.0
 
 
-def _folders(root: Path) -> list[Path]:
-    """Checkpoint folders, newest step first."""
-    if not root.is_dir():
-        return []
-    return sorted((p for p in root.iterdir() if _NAME.match(p.name)), key=_step, reverse=True)
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What retention knows of a complete checkpoint."""
+
+    name: str
+    validation_loss: float | None = None
+    train_seconds: float | None = None
+
+    @classmethod
+    def of(cls, name: str, manifest: Mapping[str, Any]) -> Self:
+        state = manifest["state"]
+        return cls(name, state.get("validation_loss"), state.get("train_seconds"))
+
+    @property
+    def judged(self) -> bool:
+        """Whether its validation loss is a number."""
+        return self.validation_loss is not None and math.isfinite(self.validation_loss)
+
+    @classmethod
+    def read(cls, storage: Storage, name: str) -> Self | None:
+        """None where nothing was committed."""
+        content = storage.read(f"{name}/{MANIFEST}")
+        if content is None:
+            return None
+        try:
+            return cls.of(name, json.loads(content))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return cls(name)
 
 
-def _step(folder: Path) -> int:
-    match = _NAME.match(folder.name)
+def retained(complete: Sequence[_Facts], spec: CheckpointSpec) -> set[str]:
+    """Names to keep: the newest `keep`, the one with the lowest validation loss, the last of each
+    span of training time."""
+    ordered = sorted(complete, key=lambda facts: (_step(facts.name), facts.name))
+    kept = {facts.name for facts in ordered[-spec.keep :]}
+    if spec.keep_best:
+        judged = [(f.validation_loss, f.name) for f in reversed(ordered) if f.judged]
+        kept |= {min(judged, key=lambda pair: pair[0] or 0.0)[1]} if judged else set()
+    if spec.keep_every_hours:
+        last: dict[int, str] = {}
+        for facts in ordered:
+            if facts.train_seconds is not None:
+                last[int(facts.train_seconds // (spec.keep_every_hours * 3600))] = facts.name
+        kept |= set(last.values())
+    return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gang:
+    """The ranks that choose together; one alone by default."""
+
+    rank: int = 0
+    world: int = 1
+
+    def told(self, value: Any) -> Any:
+        """Rank 0's value."""
+        values = [value]
+        if self.world > 1:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Every rank's value."""
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+
+def _choose(root: str | Path, run_key: str, gang: _Gang) -> Checkpoint | None:
+    storage = storage_of(root)
+    offers = _offers(storage, run_key) if gang.rank == 0 else iter(())
+    skipped = 0
+    while True:
+        offer = gang.told(_next(offers))
+        if isinstance(offer, CheckpointError):
+            raise offer
+        if offer is None:
+            if skipped and gang.rank == 0:
+                log.warning("no usable checkpoint is left in %s; training starts over", root)
+            return None
+        checkpoint: Checkpoint = offer[0]
+        problem: str | CheckpointError = offer[1]
+        if not problem:
+            share = sorted(checkpoint.files, key=lambda f: f.bytes)[gang.rank :: gang.world]
+            problem = next(filter(None, gang.gathered(_broken_or_error(checkpoint, share))), "")
+        if isinstance(problem, CheckpointError):
+            raise problem
+        if not problem:
+            return checkpoint
+        skipped += 1
+        if gang.rank == 0:
+            log.warning(
+                "checkpoint %s is broken (%s); falling back to the one before",
+                checkpoint.name,
+                problem,
+            )
+
+
+def _next(offers: Iterator[tuple[Checkpoint, str]]) -> Any:
+    """The next offer, None, or the error that came instead: values that can be broadcast."""
+    try:
+        return next(offers, None)
+    except CheckpointError as error:
+        return error
+
+
+def _offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
+    """Committed checkpoints, newest first, and what is wrong with the manifest, or ""."""
+    for name in reversed(_names(storage)):
+        content = storage.read(f"{name}/{MANIFEST}")
+        if content is None:
+            continue
+        where = f"{storage.root}/{name}"
+        try:
+            manifest = json.loads(content)
+            if (schema := manifest["schema_version"]) != SCHEMA_VERSION:
+                raise CheckpointError(
+                    f"checkpoint {name} has schema {schema}, this rekindle reads {SCHEMA_VERSION}",
+                    where=where,
+                    fix="resume with the rekindle that wrote it, or train with --fresh elsewhere",
+                )
+            body = {key: value for key, value in manifest.items() if key != "sha256"}
+            files = tuple(File(**entry) for entry in body["files"])
+            problem = "" if _digest(body) == manifest["sha256"] else f"{MANIFEST} was altered"
+            found, step, state = str(body["run_key"]), int(body["step"]), dict(body["state"])
+        except (ValueError, KeyError, TypeError) as error:
+            yield (
+                Checkpoint(storage.root, name, _step(name), {}, ()),
+                (f"{MANIFEST} cannot be read: {error!r}"),
+            )
+            continue
+        if not problem and found != run_key:
+            raise CheckpointError(
+                f"checkpoint {name} is of the run key {found}, not of {run_key}",
+                where=where,
+                fix="data, settings or code differ: train into another folder, or remove this one",
+            )
+        yield Checkpoint(storage.root, name, step, state, files), problem
+
+
+def _broken_or_error(checkpoint: Checkpoint, files: Sequence[File]) -> str | CheckpointError:
+    try:
+        return _broken(checkpoint, files)
+    except CheckpointError as error:
+        return error
+
+
+def _broken(checkpoint: Checkpoint, files: Sequence[File]) -> str:
+    storage = storage_of(checkpoint.root)
+
+    def check(file: File) -> str:
+        path = f"{checkpoint.name}/{file.path}"
+        if storage.size(path) != file.bytes:
+            return f"{file.path} is missing or has another size"
+        running = hashlib.sha256()
+        try:
+            with storage.reader(path) as stream:
+                while content := stream.read(_PIECE_BYTES):
+                    running.update(content)
+        except OSError as error:
+            return f"{file.path} cannot be read: {error}"
+        if running.hexdigest() != file.sha256:
+            return f"{file.path} does not match its hash"
+        return ""
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        return next(filter(None, pool.map(check, files)), "")
+
+
+def _metadata(storage: Storage, checkpoint: Checkpoint) -> bytes:
+    """DCP's metadata; its hash is checked here, too, because it is about to be unpickled."""
+    expected = {file.sha256 for file in checkpoint.files if file.path == METADATA}
+    content = storage.read(f"{checkpoint.name}/{METADATA}") or b""
+    if {hashlib.sha256(content).hexdigest()} != expected:
+        raise CheckpointError(f"{METADATA} does not match its hash")
+    return content
+
+
+def _names(storage: Storage) -> list[str]:
+    """Names of checkpoints, complete or not, by step."""
+    return sorted((n for n in storage.folders() if _NAME.match(n)), key=lambda n: (_step(n), n))
+
+
+def _step(name: str) -> int:
+    match = _NAME.match(name)
     assert match
     return int(match[1])
 
 
-def _commit(folder: Path, state: State) -> None:
-    write_atomically(folder / "state.json", json.dumps(state))
-    files = [
-        {
-            "path": path.relative_to(folder).as_posix(),
-            "bytes": path.stat().st_size,
-            "sha256": file_sha256(path),
-        }
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    ]
-    write_atomically(
-        folder / "manifest.json", json.dumps({"schema_version": 1, "files": files}, indent=2)
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _cause(error: CheckpointException, step: int) -> CheckpointError:
+    """The first rank's failure; a CheckpointError as it is."""
+    rank, (cause, _) = min(error.failures.items())
+    if isinstance(cause, CheckpointError):
+        return cause
+    return CheckpointError(
+        f"the checkpoint of step {step} failed on rank {rank}: {type(cause).__name__}: {cause}"
     )
-
-
-def _forget(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep` complete checkpoints, and what attempts before this one left
-    half-written.
-    """
-    complete = [folder for folder in _folders(root) if (folder / "manifest.json").exists()]
-    kept = set(complete[:keep])
-    for folder in _folders(root):
-        if folder not in kept:
-            shutil.rmtree(folder, ignore_errors=True)

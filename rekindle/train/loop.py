@@ -1,277 +1,66 @@
 """The training loop: the same batches, the same dropout and the same weights however often it is
-interrupted.
+interrupted, and in whatever layout.
 
-Decides what one optimizer step is. Global batch k is divided into micro-batches of fixed size;
-micro-batch j of step k belongs to rank j mod world, draws its dropout from (seed, k, j), and rows
-that pad the last batch of an epoch weigh nothing. The loss divides by the number of real rows in
-the global batch. So the state to save is the step, the weights and the optimizer's moments.
-
-Shapes: B examples of a micro-batch, C classes.
-"""
+Decides what one optimizer step is: the micro-batches of this rank forward and backward (through
+the pipeline's schedule, if there is one), one small all-reduce on which all ranks agree (loss,
+gradient norm, a request to stop), then the update, or none if the gradient is not finite. So the
+state to save is the step, the weights, the moments, and the scale of fp16."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import math
-import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.nn import functional as F
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.data.manifest import Shards
-from rekindle.data.order import SampleOrder, steps_per_epoch
+from rekindle.data.order import SampleOrder
 from rekindle.errors import StepError
-from rekindle.launch.events import emit
 from rekindle.records import HistoryRow
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import checkpoint as ckpt
+from rekindle.train.batches import TRAIN, VALIDATION, Batches, Tensors, Work
+from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.history import History
+from rekindle.train.optimizer import Optimizer
+from rekindle.train.parallel import DTYPES, Parts
+from rekindle.train.pipeline import Pipeline
 from rekindle.train.schedule import learning_rate
+from rekindle.train.throughput import Clock
 
 log = logging.getLogger(__name__)
 
 DEFAULT_EPOCHS = 3.0
-LARGEST_AUTO_MICRO_BATCH = 32
-PROGRESS_SECONDS = 0.25
-TRAIN, VALIDATION = "train", "validation"
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The arithmetic of a run: counts that follow from the spec and the number of rows."""
+    """How long a run is: counts that follow from the spec and the data."""
 
-    rows: int
     steps: int
-    steps_per_epoch: int
-    global_batch_size: int
-    micro_batch_size: int
+    order: SampleOrder
 
     @classmethod
-    def of(cls, train: TrainSpec, rows: int) -> Plan:
-        """`steps` wins over `epochs`; `auto` micro-batches are the largest divisor of the global
-        batch up to 32.
-        """
-        size = train.global_batch_size
-        per_epoch = steps_per_epoch(rows, size)
-        steps = train.steps or max(1, math.ceil((train.epochs or DEFAULT_EPOCHS) * per_epoch))
-        micro = train.micro_batch_size
-        largest = min(size, LARGEST_AUTO_MICRO_BATCH)
-        auto = max(divisor for divisor in range(1, largest + 1) if size % divisor == 0)
-        return cls(rows, steps, per_epoch, size, auto if micro == "auto" else micro)
+    def of(cls, train: TrainSpec, order: SampleOrder) -> Plan:
+        """`steps` wins over `epochs`."""
+        return cls(train.steps or max(1, order.steps(train.epochs or DEFAULT_EPOCHS)), order)
 
+    def epoch(self, step: int) -> float:
+        """Passes over the data after `step` steps: 1.5 in the middle of the second."""
+        epoch, position = self.order.epoch_of(step)
+        return epoch + position / self.order.steps_in_epoch(epoch)
 
-@dataclasses.dataclass
-class Trainer:
-    """One rank's view of a run. `network` is the bare module, `wrapped` the one that averages
-    gradients.
-    """
-
-    task: Task
-    shards: Shards
-    spec: TrainSpec
-    plan: Plan
-    network: torch.nn.Module
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.settings = self.shards.manifest.settings
-        has_lengths = "input_ids" in self.shards.table(TRAIN).schema.names
-        self.order = SampleOrder(
-            rows=self.plan.rows,
-            global_batch_size=self.plan.global_batch_size,
-            seed=self.spec.seed,
-            lengths=self.shards.lengths(TRAIN) if has_lengths else None,
-        )
-        self.network.to(self.device).train()
-        self.optimizer = torch.optim.AdamW(
-            _parameter_groups(self.network, self.spec), lr=self.spec.lr
-        )
-        self.wrapped = self._wrap()
-
-    def _wrap(self) -> torch.nn.Module:
-        """DDP, warmed up: it regroups its buckets after the first backward pass, which changes the
-        order of the sums, so without this a restarted run would differ in the last bit from an
-        uninterrupted one."""
-        if self.world == 1:
-            return self.network
-        buffers = {name: tensor.clone() for name, tensor in self.network.named_buffers()}
-        wrapped = DistributedDataParallel(self.network)
-        for _ in range(2):
-            self._backward(wrapped, np.full(self.plan.micro_batch_size, -1), 0, 0, 1.0)
-        self.optimizer.zero_grad(set_to_none=True)
-        for name, tensor in self.network.named_buffers():
-            tensor.copy_(buffers[name])
-        return wrapped
-
-    def fit(
-        self, checkpointer: ckpt.Checkpointer, history: History, stop: StopFlag, start: int
-    ) -> int:
-        """Train from step `start` to the end; returns the last step done, which is smaller after a
-        request to stop.
-        """
-        clock = _Clock(start, self.plan)
-        every = self.spec.checkpoint.every
-        for step in range(start, self.plan.steps):
-            row, stopping = self._step(step, stop)
-            if (
-                stopping
-                or step + 1 == self.plan.steps
-                or (step + 1) % self.plan.steps_per_epoch == 0
-            ):
-                row |= self._validation()
-            done = HistoryRow(step=step + 1, samples_per_second=clock.tick(), **row)
-            if self.rank == 0:
-                history.append(done)
-                clock.report(done)
-            last = step + 1 == self.plan.steps
-            if stopping or last or (every and (step + 1) % every == 0):
-                checkpointer.save(step + 1, self.tensors(), self.state(step + 1))
-            checkpointer.committed()
-            if stopping and not last:
-                return step + 1
-        return self.plan.steps
-
-    def _step(self, step: int, stop: StopFlag) -> tuple[dict[str, Any], bool]:
-        """One optimizer step; the gang agrees in one small all-reduce on the loss and on whether to
-        stop.
-        """
-        rate = learning_rate(self.spec, step, self.plan.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        indices = self.order.batch(step)
-        count = float((indices >= 0).sum())
-        loss = self._accumulate(step, indices, count)
-        clip = self.spec.clip_norm or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), clip)
-        shared = torch.stack([loss, torch.tensor(float(stop.raised))]).double()
-        dist.all_reduce(shared)
-        mean_loss, grad_norm = float(shared[0]), float(norm)
-        if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
-            raise StepError(
-                f"the loss is {mean_loss} and the gradient's norm {grad_norm} at step {step + 1}",
-                where="train",
-                fix="lower train.lr, lengthen train.warmup, or look at the data of this batch",
-            )
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        epoch = (step + 1) / self.plan.steps_per_epoch
-        return {"epoch": epoch, "loss": mean_loss, "lr": rate, "grad_norm": grad_norm}, bool(
-            shared[1]
-        )
-
-    def _accumulate(self, step: int, indices: np.ndarray, count: float) -> torch.Tensor:
-        """Gradients of this rank's micro-batches; returns its share of the mean loss."""
-        size = self.plan.micro_batch_size
-        parts = [
-            (j, indices[j * size : (j + 1) * size])
-            for j in range(self.plan.global_batch_size // size)
-        ]
-        rounds = math.ceil(len(parts) / self.world)
-        mine = [parts[j] for j in range(self.rank, len(parts), self.world)]
-        # every rank takes part in the last, synchronising round, if need be with rows of no weight
-        mine += [(len(parts) + self.rank, np.full(size, -1))] * (rounds - len(mine))
-        total = torch.zeros(())
-        for turn, (micro, part) in enumerate(mine):
-            last = turn + 1 == len(mine)
-            with contextlib.nullcontext() if last else _no_sync(self.wrapped):
-                total += self._backward(self.wrapped, part, step, micro, count)
-        return total
-
-    def _backward(
-        self, network: torch.nn.Module, indices: np.ndarray, step: int, micro: int, count: float
-    ) -> torch.Tensor:
-        inputs, labels_B, weights_B = self._batch(TRAIN, indices)
-        torch.manual_seed(_dropout_seed(self.spec.seed, step, micro))
-        with self._precision():
-            logits_BC = self.task.logits(network, inputs)
-        losses_B = F.cross_entropy(
-            logits_BC.float(), labels_B, reduction="none", label_smoothing=self.spec.label_smoothing
-        )
-        loss = (losses_B * weights_B).sum() / count
-        # DDP averages over ranks, and the mean is over the global batch already
-        (loss * self.world).backward()  # type: ignore[no-untyped-call]
-        return loss.detach().cpu()
-
-    def _batch(
-        self, split: str, indices: np.ndarray
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Inputs, labels and weights of `indices`; -1 stands for a row that weighs nothing (row 0
-        fills its place).
-        """
-        rows = self.shards.take(split, np.maximum(indices, 0))
-        labels = rows.column("label").to_numpy()
-        inputs = self.task.collate(rows, self.settings)
-        return (
-            {name: tensor.to(self.device) for name, tensor in inputs.items()},
-            torch.from_numpy(labels.astype(np.int64)).to(self.device),
-            torch.from_numpy((indices >= 0).astype(np.float32)).to(self.device),
-        )
-
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.spec.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
-
-    @torch.no_grad()
-    def _validation(self) -> dict[str, float]:
-        """Loss and accuracy on the validation split, each row counted once whatever the number of
-        ranks.
-        """
-        rows = self.shards.rows(VALIDATION)
-        if rows == 0:
-            return {}
-        self.network.eval()
-        sums = torch.zeros(3, dtype=torch.float64)
-        size = self.plan.micro_batch_size
-        for start in range(self.rank * size, rows, self.world * size):
-            inputs, labels_B, _ = self._batch(VALIDATION, np.arange(start, min(start + size, rows)))
-            with self._precision():
-                logits_BC = self.task.logits(self.network, inputs).float()
-            loss = F.cross_entropy(logits_BC, labels_B, reduction="sum")
-            right = (logits_BC.argmax(-1) == labels_B).sum()
-            sums += torch.tensor(
-                [float(loss), float(right), float(len(labels_B))], dtype=torch.float64
-            )
-        self.network.train()
-        dist.all_reduce(sums)
-        return {
-            "validation_loss": float(sums[0] / sums[2]),
-            "validation_accuracy": float(sums[1] / sums[2]),
-        }
-
-    def tensors(self) -> dict[str, Any]:
-        """Weights and optimizer moments, named after the parameter: what a checkpoint holds."""
-        moments = {
-            f"{name}.{key}": value
-            for name, parameter in self.network.named_parameters()
-            if parameter.requires_grad
-            for key, value in self._moments(parameter).items()
-        }
-        return {"model": dict(self.network.state_dict()), "optimizer": moments}
-
-    def _moments(self, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        state = self.optimizer.state[parameter]
-        if not state:
-            state.update(_fresh_moments(parameter))
-        return dict(state)
-
-    def state(self, step: int) -> dict[str, Any]:
-        """Everything else that a checkpoint holds, as JSON."""
-        return {
-            "step": step,
-            "world_size": self.world,
-            "rows": self.plan.rows,
-            "steps": self.plan.steps,
-        }
+    def ends_epoch(self, step: int) -> bool:
+        """Whether the step before `step` was the last of an epoch."""
+        return self.order.epoch_of(step)[1] == 0
 
 
 class StopFlag:
@@ -283,75 +72,223 @@ class StopFlag:
         self.raised = True
 
 
-class _Clock:
-    """Throughput of the gang and time to the end, from a moving window of recent steps."""
+class Trainer:
+    """One rank's view of a run."""
 
-    def __init__(self, start: int, plan: Plan) -> None:
-        self.plan = plan
-        self.began = self.before = time.perf_counter()
-        self.start = start
-        self.smooth = 0.0
-        self.said = 0.0
+    def __init__(
+        self, task: Task, shards: Shards, spec: TrainSpec, plan: Plan, parts: Parts, seed: int
+    ) -> None:
+        self.spec, self.plan, self.parts, self.mesh = spec, plan, parts, parts.mesh
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        layout = self.mesh.layout
+        self.pipeline = Pipeline(parts) if layout.pp > 1 else None
+        self.optimizer = Optimizer(parts, spec)
+        order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
+        self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed)
+        self.validation = _validation(task, shards, plan.order, self.mesh, seed)
+        self.bad_steps = 0
+        if layout.only_replicates and layout.world > 1:
+            self._warm_up()
 
-    def tick(self) -> float:
-        now = time.perf_counter()
-        seconds, self.before = max(now - self.before, 1e-9), now
-        self.smooth = seconds if not self.smooth else 0.9 * self.smooth + 0.1 * seconds
-        return round(self.plan.global_batch_size / self.smooth, 2)
+    def _warm_up(self) -> None:
+        """DDP regroups its buckets after the first backward pass, which changes the order of the
+        sums: without this a restarted run would differ in the last bit from an uninterrupted one.
+        """
+        buffers = [(b, b.clone()) for b in self.parts.network.buffers()]
+        work = self.batches.make(0)
+        for _ in range(2):
+            self._backward(work)
+        self.optimizer.clear()
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
-    def report(self, row: HistoryRow) -> None:
-        now = time.perf_counter()
-        if now - self.said < PROGRESS_SECONDS and row.step < self.plan.steps:
+    def fit(self, checkpointer: Checkpointer, history: History, stop: StopFlag, start: int) -> int:
+        """Train from step `start` to the end; returns the last step done, which is smaller after a
+        request to stop."""
+        clock = Clock(self.plan.steps)
+        every, steps = self.spec.checkpoint.every, self.plan.steps
+        for step in range(start, steps):
+            work = self.batches.work(step, steps)
+            row, stopping = self._step(step, work, stop)
+            last = step + 1 == steps
+            if stopping or last or self.plan.ends_epoch(step + 1):
+                row |= self.validate()
+            done = HistoryRow(step=step + 1, **row, **clock.tick(work, self.mesh, self.batches))
+            if self.rank == 0:
+                history.append(done)
+                clock.report(done)
+            if stopping or last or (every and (step + 1) % every == 0):
+                checkpointer.save(step + 1, self.tensors(), self.state(step + 1, row))
+            checkpointer.committed()
+            if stopping and not last:
+                return step + 1
+        return steps
+
+    def _step(self, step: int, work: Work, stop: StopFlag) -> tuple[dict[str, Any], bool]:
+        """One optimizer step; the gang agrees in one small all-reduce on the loss, the norm and on
+        whether to stop."""
+        rate = learning_rate(self.spec, step, self.plan.steps)
+        loss = self._backward(work)[0] / self.mesh.layout.tp
+        squares = self.optimizer.collect()
+        shared = torch.stack([loss, squares, torch.tensor(float(stop.raised)).double()])
+        shared = self._all_reduced(shared)
+        scale = self.optimizer.loss_scale
+        mean_loss, norm = float(shared[0]) / scale, math.sqrt(float(shared[1])) / scale
+        finite = math.isfinite(mean_loss) and math.isfinite(norm)
+        if finite:
+            self.optimizer.step(rate, norm)
+        self._judge(finite, step, mean_loss, norm)
+        self.optimizer.clear()
+        row = {"epoch": self.plan.epoch(step + 1), "loss": mean_loss, "lr": rate, "grad_norm": norm}
+        return row, bool(shared[2])
+
+    def _judge(self, finite: bool, step: int, loss: float, norm: float) -> None:
+        """Count steps without an update; raises StepError after `max_bad_steps` in a row. fp16
+        overflows now and then by design, while it looks for its scale."""
+        if self.optimizer.scale is not None:
+            self.optimizer.scale.update(finite)
+        self.bad_steps = 0 if finite else self.bad_steps + 1
+        searching = self.optimizer.scale is not None and self.optimizer.scale.value > 1
+        if finite or searching:
             return
-        self.said = now
-        emit(
-            "progress", step=row.step, steps=self.plan.steps, loss=row.loss,
-            samples_per_second=row.samples_per_second,
-            eta_seconds=(self.plan.steps - row.step) * self.smooth,
-        )  # fmt: skip
+        log.warning("step %d is skipped: loss %s, gradient norm %s", step + 1, loss, norm)
+        if self.bad_steps >= self.spec.max_bad_steps:
+            raise StepError(
+                f"the loss is {loss} and the gradient's norm {norm} at step {step + 1}, "
+                f"{self.bad_steps} steps in a row",
+                where="train",
+                fix="lower train.lr, lengthen train.warmup, or look at the data of this batch",
+            )
+
+    def _backward(self, work: Work) -> torch.Tensor:
+        """Gradients of this rank's micro-batches; float64 [3]: its share of loss, right predictions
+        and targets."""
+        scale = self.optimizer.loss_scale
+        micro = [{**self._moved(m), "count": m["count"] / scale} for m in work.micro]
+        with self._precision():
+            if self.pipeline is not None:
+                return self.pipeline.train(micro)
+            module = self.parts.stages[0].module
+            total = torch.zeros(3, dtype=torch.float64)
+            for turn, tensors in enumerate(micro):
+                with _synchronised(module, turn + 1 == len(micro)):
+                    result = module(**tensors)
+                    result[0, 0].backward()
+                total += result[0].detach().double().cpu()
+            return total
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Loss and accuracy on the validation split, each target counted once in any layout."""
+        if self.validation is None:
+            return {}
+        modules = [stage.module for stage in self.parts.stages]
+        for module in modules:
+            module.eval()
+        sums = torch.zeros(3, dtype=torch.float64)
+        for step in range(self.validation.order.steps_in_epoch(0)):
+            work = self.validation.make(step)
+            micro = [{**self._moved(m), "count": torch.ones(1)} for m in work.micro]
+            with self._precision():
+                if self.pipeline is not None:
+                    sums += self.pipeline.evaluate(micro)
+                else:
+                    for tensors in micro:
+                        part = modules[0].module if _is_ddp(modules[0]) else modules[0]
+                        sums += part(**tensors)[0].double().cpu()
+        for module in modules:
+            module.train()
+        loss, right, targets = self._all_reduced(sums).tolist()
+        return {"validation_loss": loss / targets, "validation_accuracy": right / targets}
+
+    def _moved(self, tensors: Tensors) -> Tensors:
+        """On this rank's device, but for the seed, which Python reads."""
+        device = self.mesh.device
+        exact = torch.float64 if self.spec.precision == "fp64" else torch.float32
+        moved = {}
+        for name, tensor in tensors.items():
+            if name != "key":
+                tensor = tensor.to(device, non_blocking=True)
+            moved[name] = tensor.to(exact) if tensor.is_floating_point() else tensor
+        return moved
+
+    def _all_reduced(self, values: torch.Tensor) -> torch.Tensor:
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.spec.precision in ("bf16", "fp16"):
+            return torch.autocast(self.mesh.device.type, dtype=DTYPES[self.spec.precision])
+        return contextlib.nullcontext()
+
+    def tensors(self) -> dict[str, Any]:
+        """Weights and optimizer moments, named after the parameter in the whole network: what a
+        checkpoint holds."""
+        tied = self.parts.tied
+        frozen = self.parts.adapters is not None
+        model = {
+            tied.get(name, name): p.detach()
+            for name, p in self.parts.parameters()
+            if p.requires_grad or not frozen
+        }
+        buffers = {
+            name: buffer
+            for stage in self.parts.stages
+            for name, buffer in _persistent_buffers(stage.part.network)
+        }
+        return {"model": {**model, **buffers}, "optimizer": self.optimizer.tensors()}
+
+    def restore(self, checkpoint: Checkpoint) -> int:
+        """Go on from a checkpoint, of whatever layout; returns its step."""
+        load(checkpoint, self.tensors())
+        self.optimizer.restored(checkpoint.state.get("loss_scale"))
+        return checkpoint.step
+
+    def state(self, step: int, row: dict[str, Any]) -> dict[str, Any]:
+        """Everything else that a checkpoint holds, as JSON."""
+        scale = self.optimizer.scale
+        return {
+            "step": step,
+            "world_size": self.world,
+            "layout": str(self.mesh.layout),
+            "steps": self.plan.steps,
+            "validation_loss": row.get("validation_loss"),
+            "loss_scale": [scale.value, scale.good] if scale else None,
+        }
 
 
-def _no_sync(network: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
-    if isinstance(network, DistributedDataParallel):
-        return network.no_sync()
-    return contextlib.nullcontext()
+def _validation(
+    task: Task, shards: Shards, order: SampleOrder, mesh: Any, seed: int
+) -> Batches | None:
+    rows = shards.rows(VALIDATION)
+    if not rows:
+        return None
+    lengths = shards.lengths(VALIDATION) if order.by_length else None
+    once = SampleOrder(
+        rows=rows, global_batch_size=order.global_batch_size, seed=0, lengths=lengths,
+        pack_length=order.pack_length,
+    )  # fmt: skip
+    return Batches(task, shards, VALIDATION, once, mesh, seed)
 
 
-def _dropout_seed(seed: int, step: int, micro: int) -> int:
-    """A seed for one micro-batch, spread over 63 bits by NumPy's SeedSequence."""
-    return int(
-        np.random.SeedSequence([seed, step, micro]).generate_state(1, np.uint64)[0] >> np.uint64(1)
-    )
+def _persistent_buffers(network: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    saved = network.state_dict(keep_vars=True)
+    yield from ((name, b) for name, b in network.named_buffers() if name in saved)
 
 
-def _fresh_moments(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What AdamW starts a parameter with; needed to have tensors to load a checkpoint into."""
-    return {
-        "step": torch.tensor(0.0),
-        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-    }
+def _is_ddp(module: torch.nn.Module) -> bool:
+    return isinstance(module, DistributedDataParallel)
 
 
-def _parameter_groups(network: torch.nn.Module, spec: TrainSpec) -> list[dict[str, Any]]:
-    """Matrices decay; biases and the scales of norms (one-dimensional tensors) do not."""
-    parameters = [p for p in network.parameters() if p.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-
-
-def restore(trainer: Trainer, root: Path) -> int:
-    """Load the newest complete checkpoint under `root` into `trainer`; returns its step, or 0 where
-    there is none.
-
-    Rank 0 chooses, so that all ranks load the same one even if a file breaks between two looks.
-    """
-    found: list[Any] = [ckpt.newest(root) if trainer.rank == 0 else None]
-    dist.broadcast_object_list(found, src=0)
-    checkpoint: ckpt.Checkpoint | None = found[0]
-    if checkpoint is None:
-        return 0
-    ckpt.load(checkpoint, trainer.tensors())
-    return checkpoint.step
+@contextlib.contextmanager
+def _synchronised(module: torch.nn.Module, last: bool) -> Iterator[None]:
+    """Add up gradients over ranks in the last backward pass of a step only."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        with module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+        module.set_is_last_backward(last)
+    yield

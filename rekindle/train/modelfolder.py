@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,15 +52,39 @@ class ModelFolder:
         return np.load(path, allow_pickle=False) if path.exists() else np.zeros(0, np.uint64)
 
 
-def save(
-    task: Task, task_name: str, network: torch.nn.Module, shards: Shards, folder: Path, run_key: str
-) -> None:
-    """Write `network` and everything needed to use it into `folder`."""
-    manifest = shards.manifest
-    folder.mkdir(parents=True, exist_ok=True)
-    network.to("cpu").eval()
-    task.save(network, folder, manifest.labels, manifest.settings)
-    describe(task_name, shards, folder, run_key)
+def configure(network: torch.nn.Module, folder: Path) -> None:
+    """Write the configuration of a network of transformers beside its weights."""
+    config = network.config
+    config.architectures = [type(network).__name__]
+    config.dtype = "bfloat16" if stored_dtype(folder) == "BF16" else "float32"
+    config.save_pretrained(folder)
+    if getattr(network, "can_generate", lambda: False)():
+        network.generation_config.save_pretrained(folder)
+
+
+def stored_dtype(folder: Path) -> str:
+    """safetensors' name of the type that most weights in `folder` have."""
+    kinds = [kind for kind, _ in _stored(folder)]
+    return max(set(kinds), key=kinds.count)
+
+
+def count_parameters(folder: Path) -> int:
+    """Numbers in the weight files of `folder`."""
+    return sum(size for _, size in _stored(folder))
+
+
+def _stored(folder: Path) -> list[tuple[str, int]]:
+    """Type and size of each tensor, read from the headers alone."""
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        found += [
+            (entry["dtype"], math.prod(entry["shape"]))
+            for name, entry in header.items()
+            if name != "__metadata__"
+        ]
+    return found
 
 
 def describe(task_name: str, shards: Shards, folder: Path, run_key: str) -> None:

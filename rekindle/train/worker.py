@@ -1,5 +1,5 @@
-"""One training rank: `torchrun -m rekindle.train.worker JOB.json`. At CPU size: two of these, gloo,
-DDP.
+"""One training rank: `torchrun -m rekindle.train.worker JOB.json`. At CPU size: two of these on
+gloo.
 
 Decides how a rank starts, where its weights come from, and how it ends: rank 0 leaves
 `status.json`, a rank that fails leaves `error-<rank>.json`, and all leave through os._exit, because
@@ -16,18 +16,27 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from rekindle.data.manifest import open_shards
+from rekindle.data.manifest import Shards, open_shards
+from rekindle.data.order import SampleOrder
 from rekindle.errors import RekindleError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, on_signal
 from rekindle.records import TrainingSummary, write_atomically
-from rekindle.tasks import load_task
-from rekindle.train import modelfolder
+from rekindle.spec.layout import Layout, Shape, resolve
+from rekindle.spec.model import ModelSpec
+from rekindle.tasks import TASKS, Task, load_task
+from rekindle.train import adapters, checkpoint, export, families, modelfolder, weights
+from rekindle.train.batches import TRAIN
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
-from rekindle.train.loop import TRAIN, Plan, StopFlag, Trainer, restore
+from rekindle.train.loop import Plan, StopFlag, Trainer
+from rekindle.train.mesh import Mesh
+from rekindle.train.objective import Goal
+from rekindle.train.parallel import DTYPES, Parts, build, settle
+from rekindle.train.weights import Recorder, Source
 
 log = logging.getLogger(__name__)
 
@@ -55,52 +64,168 @@ def main() -> None:
 
 
 def _train(job: Job, rank: int, stop: StopFlag) -> None:
-    device = (
-        torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = _device()
     dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo")
     task = load_task(job.task)
     shards = open_shards(job.shards)
-    plan = Plan.of(job.train, shards.rows(TRAIN))
-    torch.manual_seed(job.train.seed)
-    manifest = shards.manifest
-    if job.init:
-        network = modelfolder.load_network(task, Path(job.init), manifest.labels)
-    else:
-        network = task.build(job.model, manifest.labels, manifest.settings, shards.assets)
-    trainer = Trainer(task, shards, job.train, plan, network, device)
-    root = Path(job.checkpoints)
-    start = restore(trainer, root)
-    history = History(root / "history.jsonl")
+    start = Start.of(job, task, shards, device)
+    found = checkpoint.agreed(job.checkpoints, job.run_key)
+    parts = start.parts(fresh=found is None)
+    plan = Plan.of(job.train, _order(job, task, shards))
+    trainer = Trainer(task, shards, job.train, plan, parts, job.train.seed)
+    first = trainer.restore(found) if found is not None else 0
+    history = History(Path(job.checkpoints) / "history.jsonl")
     if rank == 0:
-        history.resume(start)
+        history.resume(first)
         where = (
-            f"resumed from the checkpoint of step {start} of {plan.steps}"
-            if start
+            f"resumed from the checkpoint of step {first} of {plan.steps}"
+            if first
             else f"{plan.steps} steps from the start"
         )
-        emit("notice", text=f"{where} on {trainer.world} ranks")
-    checkpointer = Checkpointer(root, job.train.checkpoint.keep)
-    last = trainer.fit(checkpointer, history, stop, start)
+        layout = f", {start.mesh.layout}" if not start.mesh.layout.only_replicates else ""
+        emit("notice", text=f"{where} on {trainer.world} ranks{layout}")
+    checkpointer = Checkpointer(job.checkpoints, job.train.checkpoint, job.run_key, history.path)
+    last = trainer.fit(checkpointer, history, stop, first)
     checkpointer.wait()
-    if rank == 0:
-        _finish(job, trainer, history, last)
+    if last < plan.steps:
+        if rank == 0:
+            _say(job, {"status": "preempted", "step": last})
+    else:
+        start.save(parts, Path(job.output))
+        if rank == 0:
+            _finish(job, trainer, history)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _finish(job: Job, trainer: Trainer, history: History, last: int) -> None:
-    """Rank 0 writes the model and its summary, then the word that says so."""
-    if last < trainer.plan.steps:
-        _say(job, {"status": "preempted", "step": last})
-        return
-    manifest = trainer.shards.manifest
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _order(job: Job, task: Task, shards: Shards) -> SampleOrder:
+    settings = shards.manifest.settings
+    has_lengths = "input_ids" in shards.table(TRAIN).schema.names
+    packs = task.objective == "tokens" and bool(settings.get("packing"))
+    return SampleOrder(
+        rows=shards.rows(TRAIN),
+        global_batch_size=job.train.global_batch_size,
+        seed=job.train.seed,
+        lengths=shards.lengths(TRAIN) if has_lengths else None,
+        pack_length=int(settings["max_length"]) if packs else None,
+    )
+
+
+class Start:
+    """The network before it is divided, and where its values come from."""
+
+    def __init__(
+        self, job: Job, task: Task, shards: Shards, mesh: Mesh, network: nn.Module,
+        source: Source | None, origins: dict[str, families.Origin],
+    ) -> None:  # fmt: skip
+        self.job, self.task, self.shards, self.mesh = job, task, shards, mesh
+        self.network, self.source, self.origins = network, source, origins
+
+    @classmethod
+    def of(cls, job: Job, task: Task, shards: Shards, device: torch.device) -> Start:
+        """Networks of our own tasks are built without values; what a user's task builds is taken as
+        it is."""
+        manifest = shards.manifest
+        model, folder = _origin(job, task)
+        torch.manual_seed(job.train.seed)
+        source = None
+        if job.task not in TASKS or (job.init and folder is None):
+            network = (
+                modelfolder.load_network(task, Path(job.init), manifest.labels)
+                if job.init
+                else task.build(model, manifest.labels, manifest.settings, shards.assets)
+            )
+        else:
+            with weights.deferred() as recorder:
+                network = task.build(model, manifest.labels, manifest.settings, shards.assets)
+            source = Source(network, recorder, job.train.seed, folder)
+        layout = resolve(job.train, dist.get_world_size(), _shape(network))
+        mesh = Mesh.of(layout, device)
+        return cls(job, task, shards, mesh, network, source, families.unfused(network))
+
+    def parts(self, fresh: bool) -> Parts:
+        """What this rank trains, with its starting values if `fresh` (a checkpoint brings its own,
+        but not those of weights that LoRA leaves as they are)."""
+        job, lora = self.job, None
+        if job.model.lora is not None:
+            recorder = self.source.recorder if self.source else Recorder()
+            with weights.deferred(recorder):
+                lora = adapters.inject(self.network, job.model.lora, self.origins)
+            if self.source:
+                self.source.include(self.network)
+        dtype = DTYPES.get("fp64" if job.train.precision == "fp64" else job.train.weights)
+        if dtype is not None:
+            weights.transform(self.network, lambda t: t.to(dtype) if t.is_floating_point() else t)
+        parts = build(
+            self.task, self.network, self.origins, job.train, _goal(job, self.task, self.mesh),
+            self.mesh, lora,
+        )  # fmt: skip
+        if self.source is not None and (fresh or lora is not None):
+            weights.fill([s.part.network for s in parts.stages], self.source, parts.origins)
+            if dist.get_rank() == 0 and self.source.checkpoint and self.source.fresh:
+                log.info("not in the checkpoint, starts fresh: %s", ", ".join(self.source.fresh))
+        return settle(parts)
+
+    def save(self, parts: Parts, output: Path) -> None:
+        """The trained model as a folder; all ranks have to call it."""
+        shards, job = self.shards, self.job
+        if hasattr(parts.network, "config"):
+            export.export(parts, output)
+            if dist.get_rank() == 0:
+                modelfolder.configure(parts.network, output)
+        else:
+            state = dict(export.gathered(parts))
+            if dist.get_rank() == 0:
+                manifest = shards.manifest
+                network = _again(job, self.task, shards)
+                network.load_state_dict(state)
+                output.mkdir(parents=True, exist_ok=True)
+                self.task.save(network.eval(), output, manifest.labels, manifest.settings)
+        if dist.get_rank() == 0:
+            modelfolder.describe(job.task, shards, output, job.run_key)
+
+
+def _again(job: Job, task: Task, shards: Shards) -> nn.Module:
+    """A whole network to put gathered weights into."""
+    manifest = shards.manifest
+    if job.init:
+        return modelfolder.load_network(task, Path(job.init), manifest.labels)
+    return task.build(job.model, manifest.labels, manifest.settings, shards.assets)
+
+
+def _origin(job: Job, task: Task) -> tuple[ModelSpec, Path | None]:
+    """The model to build, and the folder with its weights; `init` is one in Hugging Face layout
+    where the task's are."""
+    if not job.init:
+        return job.model, task.weights(job.model) if job.task in TASKS else None
+    moved = job.model.model_copy(update={"source": job.init, "revision": None})
+    return moved, task.weights(moved) if job.task in TASKS else None
+
+
+def _shape(network: nn.Module) -> Shape | None:
+    config = getattr(network, "config", None)
+    return Shape.of(config.to_dict()) if config is not None else None
+
+
+def _goal(job: Job, task: Task, mesh: Mesh) -> Goal:
+    teacher = job.model.teacher
+    if teacher is None:
+        return Goal(job.train.label_smoothing)
+    network = task.load(Path(teacher.source)).to(mesh.device).requires_grad_(False)
+    return Goal(job.train.label_smoothing, network, teacher.temperature, teacher.weight)
+
+
+def _finish(job: Job, trainer: Trainer, history: History) -> None:
+    """Rank 0 writes the summary of a training that is done, then the word that says so."""
     output = Path(job.output)
-    modelfolder.save(trainer.task, job.task, trainer.network, trainer.shards, output, job.run_key)
     rows = list(read_history(history.path))
     final = rows[-1] if rows else None
     validation = {
@@ -111,15 +236,15 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int) -> None:
         task=job.task,
         engine="native",
         world_size=trainer.world,
-        steps=last,
-        epochs=last / trainer.plan.steps_per_epoch,
-        global_batch_size=trainer.plan.global_batch_size,
+        steps=trainer.plan.steps,
+        epochs=trainer.plan.epoch(trainer.plan.steps),
+        global_batch_size=job.train.global_batch_size,
         seed=job.train.seed,
         precision=job.train.precision,
-        parameters=sum(p.numel() for p in trainer.network.parameters()),
+        parameters=modelfolder.count_parameters(output),
         init_from=job.init_from,
         weights_sha256=modelfolder.weights_sha256(output),
-        train_rows=manifest.rows[TRAIN],
+        train_rows=trainer.batches.order.rows,
         validation={name: value for name, value in validation.items() if value is not None},
     )
     target = Path(job.history)
@@ -128,7 +253,7 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int) -> None:
     write_atomically(
         target / "history.jsonl", history.path.read_text() if history.path.exists() else ""
     )
-    _say(job, {"status": "done", "step": last})
+    _say(job, {"status": "done", "step": trainer.plan.steps})
 
 
 def _say(job: Job, status: dict[str, object]) -> None:

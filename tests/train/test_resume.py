@@ -136,7 +136,7 @@ def test_an_uninterrupted_run_learns_and_says_so(uninterrupted):
     assert (summary.steps, summary.world_size) == (STEPS, 2)
     assert [step for step, *_ in uninterrupted.losses] == list(range(1, STEPS + 1))
     assert uninterrupted.losses[-1][1] < 0.5 * uninterrupted.losses[0][1]
-    assert newest(uninterrupted.checkpoints).step == STEPS
+    assert newest(uninterrupted.checkpoints, "key").step == STEPS
 
 
 def test_a_killed_worker_restarts_the_gang_and_changes_no_bit(gang, uninterrupted):
@@ -164,7 +164,7 @@ def test_sigterm_saves_exits_with_75_and_resumes_where_it_stopped(gang, uninterr
     gang.start().until_step(13)
     gang.process.send_signal(signal.SIGTERM)
     gang.finish(75)
-    stopped = newest(gang.checkpoints).step
+    stopped = newest(gang.checkpoints, "key").step
     assert stopped >= 13
     assert stopped % EVERY, "the save came from the signal, not from the interval"
     gang.start().finish()
@@ -178,14 +178,14 @@ def test_a_broken_checkpoint_falls_back_loudly(gang, uninterrupted):
     gang.process.kill()
     psutil.wait_procs(workers, timeout=20)
     gang.process.wait()
-    last = newest(gang.checkpoints)
+    last = newest(gang.checkpoints, "key")
     victim = next(last.folder.glob("*.distcp"))
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
-    assert "does not match its hash" in broken(last.folder)
+    assert "does not match its hash" in broken(last)
     gang.start().finish()
-    assert f"{last.folder.name} is broken" in gang.said
+    assert f"{last.name} is broken" in gang.said
     assert f"resumed from the checkpoint of step {last.step - EVERY}" in gang.said
     same(gang, uninterrupted)
 

@@ -1,0 +1,217 @@
+"""Degrees of parallelism as arithmetic: what divides what, and the nearest layouts that fit.
+
+No torch: a config is checked on a laptop. Ranks are numbered with `tp` fastest, then `cp`, `shard`,
+`dp`, and `pp` slowest, so that the chattiest axis stays inside a node. dp x shard ranks divide the
+batch; tp and cp ranks see the same examples; pp ranks hold different blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from rekindle.errors import Problem, RequestError
+from rekindle.spec.model import LayoutSpec, TrainSpec
+
+Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
+AXES = ("dp", "shard", "tp", "pp", "cp")
+LARGEST_AUTO_MICRO_BATCH = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Degrees whose product is the number of ranks, and the micro-batch that goes with them."""
+
+    dp: int = 1
+    shard: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    schedule: Schedule = "1f1b"
+    micro_batch_size: int = 1
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.shard * self.tp * self.pp * self.cp
+
+    @property
+    def data(self) -> int:
+        """Number of ranks that divide the batch."""
+        return self.dp * self.shard
+
+    @property
+    def stages(self) -> int:
+        """Pieces the blocks are cut into; two a rank for the interleaved schedules."""
+        return self.pp * (1 if self.schedule == "1f1b" else 2) if self.pp > 1 else 1
+
+    @property
+    def only_replicates(self) -> bool:
+        """Whether every rank holds the whole model (DDP, or one process)."""
+        return self.dp == self.world
+
+    def __str__(self) -> str:
+        degrees = {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) > 1}
+        named = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+        return (named or "one rank") + (f", {self.schedule}" if self.pp > 1 else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What of a model has to be divisible. `layers` counts blocks; 0 means unknown."""
+
+    model_type: str
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Shape:
+        """From a Hugging Face config; `{"model_type": "gpt2"}` has 12 layers and 12 heads."""
+        kind = str(config.get("model_type", ""))
+        known = _DEFAULTS.get(kind, {})
+
+        def first(*names: str) -> int:
+            return next((int(config[n]) for n in names if config.get(n)), known.get(names[0], 0))
+
+        heads = first("num_attention_heads", "n_head", "n_heads")
+        return cls(
+            model_type=kind,
+            layers=first("num_hidden_layers", "n_layer", "n_layers"),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or known.get("kv_heads", 0) or heads),
+        )
+
+
+# What transformers' config classes assume where a config says nothing.
+_DEFAULTS: dict[str, dict[str, int]] = {
+    "llama": {"num_hidden_layers": 32, "num_attention_heads": 32},
+    "mistral": {"num_hidden_layers": 32, "num_attention_heads": 32, "kv_heads": 8},
+    "qwen2": {"num_hidden_layers": 32, "num_attention_heads": 32, "kv_heads": 32},
+    "qwen3": {"num_hidden_layers": 32, "num_attention_heads": 32, "kv_heads": 32},
+    "gpt2": {"num_hidden_layers": 12, "num_attention_heads": 12},
+    "bert": {"num_hidden_layers": 12, "num_attention_heads": 12},
+    "distilbert": {"num_hidden_layers": 6, "num_attention_heads": 12},
+}
+
+
+def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
+    """The layout of `world` ranks that the spec asks for; raises RequestError that names the
+    nearest legal ones.
+
+    `resolve(TrainSpec(layout={"tp": 2}), world=4)` has dp 2, tp 2."""
+    spec = LayoutSpec() if train.layout == "auto" else train.layout
+    others = spec.shard * spec.tp * spec.pp * spec.cp
+    dp = spec.dp or max(1, world // others)
+    wanted = Layout(dp, spec.shard, spec.tp, spec.pp, spec.cp, spec.schedule)
+    problem = next(_problems(wanted, world, shape, train), None)
+    if problem is not None:
+        raise RequestError([_with_neighbours(problem, wanted, world, shape, train)])
+    return dataclasses.replace(wanted, micro_batch_size=_micro_batch(train, wanted))
+
+
+def _problems(
+    layout: Layout, world: int, shape: Shape | None, train: TrainSpec
+) -> Iterator[Problem]:
+    if layout.world != world:
+        yield Problem(
+            f"the layout {layout} needs {layout.world} ranks and there are {world}", "train.layout"
+        )
+    if shape is not None:
+        yield from _divisibility(layout, shape)
+    if layout.pp > 1:
+        yield from _pipeline(layout, train)
+
+
+def _divisibility(layout: Layout, shape: Shape) -> Iterator[Problem]:
+    if layout.tp > 1 and shape.heads and (shape.heads % layout.tp or shape.kv_heads % layout.tp):
+        heads = f"{shape.heads} heads"
+        if shape.kv_heads != shape.heads:
+            heads += f" and {shape.kv_heads} key-value heads"
+        yield Problem(f"tp {layout.tp} does not divide {heads}", "train.layout.tp")
+    if layout.pp > 1 and shape.layers and shape.layers < layout.stages:
+        stages = f"{layout.stages} stages ({layout.schedule})"
+        yield Problem(f"{shape.layers} blocks cannot fill {stages}", "train.layout.pp")
+
+
+def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
+    """Each data rank feeds its pipeline with at least as many micro-batches as it has ranks, in
+    full rounds for the schedules that go around."""
+    each = _micro_batches(train, layout)
+    unit = layout.pp
+    if layout.pp > 1 and (each < unit or (layout.schedule != "1f1b" and each % unit)):
+        count = f"{each} micro-batches of {_micro_batch(train, layout)} a data rank"
+        need = f"at least {unit}" if layout.schedule == "1f1b" else f"a multiple of {unit}"
+        yield Problem(
+            f"{count} cannot feed {layout.pp} stages ({layout.schedule} needs {need})",
+            "train.micro_batch_size",
+            f"set train.global_batch_size to a multiple of {unit * layout.data}, "
+            "or a smaller micro_batch_size",
+        )
+
+
+def _micro_batches(train: TrainSpec, layout: Layout) -> int:
+    """Micro-batches of a step on one data rank."""
+    size = _micro_batch(train, layout)
+    return -(-(train.global_batch_size // size) // layout.data)
+
+
+def _micro_batch(train: TrainSpec, layout: Layout) -> int:
+    """`auto`: the largest divisor of the global batch up to 32 that gives every data rank work, and
+    every stage of a pipeline a micro-batch in each round."""
+    if train.micro_batch_size != "auto":
+        return train.micro_batch_size
+    size = train.global_batch_size
+    parts = layout.pp if layout.pp > 1 else 1
+    parts *= layout.data if layout.pp > 1 else 1
+    largest = min(max(1, size // parts), LARGEST_AUTO_MICRO_BATCH)
+    fitting = (d for d in range(largest, 0, -1) if size % d == 0)
+    return next(
+        (d for d in fitting if (size // d) % parts == 0),
+        next(d for d in range(largest, 0, -1) if size % d == 0),
+    )
+
+
+def _with_neighbours(
+    problem: Problem, wanted: Layout, world: int, shape: Shape | None, train: TrainSpec
+) -> Problem:
+    nearest = _nearest(wanted, world, shape, train)
+    if not nearest:
+        return problem
+    texts = " or ".join(
+        "{"
+        + ", ".join(f"{axis}: {getattr(n, axis)}" for axis in AXES if getattr(n, axis) > 1)
+        + "}"
+        for n in nearest
+    )
+    fix = f"on {world} ranks, use {texts.replace('{}', 'auto')}"
+    return dataclasses.replace(problem, fix=f"{problem.fix}; {fix}" if problem.fix else fix)
+
+
+def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) -> list[Layout]:
+    """Up to three legal layouts of `world` ranks, those that change the fewest degrees, by the
+    smallest factors, first."""
+
+    def distance(layout: Layout) -> tuple[int, float, tuple[int, ...]]:
+        pairs = [(getattr(layout, a), getattr(wanted, a)) for a in AXES]
+        moved = sum(new != old for new, old in pairs[1:])
+        factor = sum(max(new / old, old / new) for new, old in pairs)
+        return moved, factor, tuple(-getattr(layout, a) for a in AXES)
+
+    divisors = [d for d in range(1, world + 1) if world % d == 0]
+    used = [a for a in AXES[1:] if getattr(wanted, a) > 1]
+    found = []
+    for degrees in itertools.product(*(divisors for _ in used)):
+        named = dict(zip(used, degrees, strict=True))
+        rest = world
+        for degree in degrees:
+            rest, odd = divmod(rest, degree)
+            if odd:
+                rest = 0
+        if not rest:
+            continue
+        layout = Layout(dp=rest, schedule=wanted.schedule, **named)
+        if next(_problems(layout, world, shape, train), None) is None:
+            found.append(layout)
+    return sorted(found, key=distance)[:3]

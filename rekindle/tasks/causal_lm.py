@@ -1,0 +1,351 @@
+"""Causal language models: plain texts, prompts with completions, and chats; any
+`AutoModelForCausalLM` of transformers whose scores are a plain matrix product of its last states.
+
+Decides what a document's tokens are and which of them are targets: of a plain text all (but the
+first, which nothing predicts), of a prompt and a completion, which are joined as they are, those of
+the completion, of a chat those of the assistant's turns. Texts and completions end with the
+tokenizer's end-of-text token, chats as their template ends them (`chat.py`). What exceeds
+`data.max_length` is cut off; a document without a target in the rest is left out. Shapes: B
+sequences, T tokens, V vocabulary, N documents, F tokens of all documents joined."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rekindle.errors import RequestError, UnsupportedError
+from rekindle.spec.model import TokenizerSpec
+from rekindle.tasks import bpe
+from rekindle.tasks.base import Modality, Settings, TokenTask
+from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
+from rekindle.tasks.pretrained import check_source, configuration, fetch_tokenizer, weights_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+    import tokenizers
+    import torch
+    from transformers import PretrainedConfig
+
+    from rekindle.spec.model import DataSpec, ModelSpec
+
+    Ints = npt.NDArray[np.int64]
+    Row = tuple[list[int], npt.NDArray[np.uint8], int]
+
+IGNORED = -100
+_TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
+_EXAMPLE = "{model_type: llama, hidden_size: 128, intermediate_size: 352, num_hidden_layers: 2}"
+# what some architectures do to the scores behind the last matrix product
+_SCALES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+class CausalLM(TokenTask):
+    modality: ClassVar[Modality] = "document"
+
+    def check(self, data: DataSpec, model: ModelSpec) -> None:
+        check_source(model, _EXAMPLE)
+        tokenizer = model.tokenizer
+        if isinstance(tokenizer, TokenizerSpec) and isinstance(model.source, str):
+            raise RequestError(
+                "a tokenizer trained here does not fit the embeddings of a pretrained model",
+                where="model.tokenizer",
+                fix="leave it out, or give an inline config as model.source",
+            )
+        if isinstance(tokenizer, TokenizerSpec) and tokenizer.vocab_size < bpe.SMALLEST:
+            raise RequestError(
+                f"{tokenizer.vocab_size} tokens are fewer than the bytes and special tokens",
+                where="model.tokenizer.vocab_size",
+                fix=f"at least {bpe.SMALLEST}",
+            )
+
+    def fit(
+        self,
+        train: Callable[[], Iterator[pa.RecordBatch]],
+        data: DataSpec,
+        model: ModelSpec,
+        assets: Path,
+    ) -> Settings:
+        shape = {
+            "form": data.columns.form,
+            "max_length": data.max_length,
+            "packing": data.packing,
+        }
+        if isinstance(model.tokenizer, str) or isinstance(model.source, str):
+            return {**shape, **_fetch_tokenizer(model, assets)}
+        return {**shape, **_train_tokenizer(train, model.tokenizer or TokenizerSpec(), assets)}
+
+    def encode(
+        self, batch: pa.RecordBatch, settings: Settings, assets: Path
+    ) -> dict[str, pa.Array]:
+        import numpy as np
+        import pyarrow as pa
+
+        chat = settings["form"] == "chat"
+        rendered = [_rendered(d, settings, assets) for d in _documents(batch)]
+        encoded = _tokenizer(assets).encode_batch(
+            [text for text, _ in rendered], add_special_tokens=not chat
+        )
+        rows = [
+            _row(encoding, text, spans, settings)
+            for encoding, (text, spans) in zip(encoded, rendered, strict=True)
+        ]
+        starts = np.cumsum([0, *(len(ids) for ids, _, _ in rows)], dtype=np.int32)
+        empty = np.array([not supervised.any() for _, supervised, _ in rows], bool)
+        flat = np.fromiter((i for ids, _, _ in rows for i in ids), np.int32, count=int(starts[-1]))
+        marks = np.concatenate([np.zeros(0, np.uint8), *(marks for _, marks, _ in rows)])
+        return {
+            "input_ids": pa.ListArray.from_arrays(
+                pa.array(starts), pa.array(flat), mask=pa.array(empty)
+            ),
+            "supervised": pa.ListArray.from_arrays(pa.array(starts), pa.array(marks)),
+            "target_bytes": pa.array([size for _, _, size in rows], pa.int32()),
+        }
+
+    def build(
+        self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
+    ) -> torch.nn.Module:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        inline = {key: settings[key] for key in ("vocab_size", "pad_token_id", "eos_token_id")}
+        config = configuration(model, {**inline, "bos_token_id": None}, {})
+        _check_fit(config, settings)
+        network: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        head = network.get_output_embeddings()  # type: ignore[operator]
+        if getattr(head, "bias", None) is not None:
+            raise _unsupported(config, "adds a bias to the scores")
+        return network
+
+    def weights(self, model: ModelSpec) -> Path | None:
+        return weights_folder(model)
+
+    def collate(
+        self,
+        table: pa.Table,
+        settings: Settings,
+        *,
+        slots: Ints | None = None,
+        rows: Ints | None = None,
+        length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
+        import numpy as np
+        import torch
+
+        ids_F, lengths_N = _joined(table, "input_ids")
+        supervised_F, _ = _joined(table, "supervised")
+        if rows is not None:
+            kept_F = np.repeat(rows >= 0, lengths_N)
+            ids_F, supervised_F = ids_F[kept_F], supervised_F[kept_F]
+            lengths_N = np.where(rows >= 0, lengths_N, 0)
+        slots_N = np.arange(len(lengths_N)) if slots is None else slots
+        starts_N = np.cumsum(lengths_N) - lengths_N
+        first_N = np.searchsorted(slots_N, slots_N)
+        places_N = starts_N - starts_N[first_N]  # where in its sequence a document begins
+        needed = int((places_N + lengths_N).max(initial=1))
+        if length is not None and length < needed:
+            raise ValueError(f"a sequence of {needed} tokens does not fit into {length}")
+        position_F = np.arange(len(ids_F)) - np.repeat(starts_N, lengths_N)
+        follows_F = np.append((position_F[1:] > 0) & (supervised_F[1:] > 0), False)
+        columns: dict[str, tuple[Ints, int]] = {
+            "input_ids": (ids_F, settings["pad_token_id"]),
+            "position_ids": (position_F, 0),
+            "documents": (np.repeat(np.arange(len(slots_N)) - first_N + 1, lengths_N), 0),
+            "labels": (np.where(follows_F, np.append(ids_F[1:], 0), IGNORED), IGNORED),
+        }
+        at = np.repeat(slots_N, lengths_N), position_F + np.repeat(places_N, lengths_N)
+        shape = (int(slots_N[-1]) + 1 if len(slots_N) else 0, length or needed)
+        made = {}
+        for name, (values_F, padding) in columns.items():
+            array_BT = np.full(shape, padding, np.int64)
+            array_BT[at] = values_F[: len(position_F)]
+            made[name] = torch.from_numpy(array_BT)
+        return made
+
+    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """[B, T, V], float; for sequences of one document each."""
+        logits_BTV: torch.Tensor = network(input_ids=inputs["input_ids"], use_cache=False).logits
+        return logits_BTV.float()
+
+    def generate(
+        self,
+        network: torch.nn.Module,
+        prompts: list[list[Turn]],
+        settings: Settings,
+        assets: Path,
+        max_new_tokens: int,
+    ) -> list[str]:
+        import torch
+
+        tokenizer, end = _tokenizer(assets), settings["eos_token_id"]
+        chat = settings["form"] == "chat"
+        answers = []
+        for turns in prompts:
+            text = _template(settings, assets).prompt(turns) if chat else turns[-1][1]
+            ids = tokenizer.encode(text, add_special_tokens=not chat).ids
+            ids = ids[:-1] if ids[-1:] == [end] and not chat else ids
+            room = _positions(network.config) - max_new_tokens
+            prompt_BT = torch.tensor([ids[-max(1, room) :] or [end]])
+            found_BT = network.generate(  # type: ignore[operator]
+                input_ids=prompt_BT, attention_mask=torch.ones_like(prompt_BT), do_sample=False,
+                max_new_tokens=max_new_tokens, pad_token_id=settings["pad_token_id"],
+                eos_token_id=end,
+            )  # fmt: skip
+            answers.append(tokenizer.decode(found_BT[0, prompt_BT.shape[1] :].tolist()))
+        return answers
+
+    def save(
+        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
+    ) -> None:
+        network.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
+
+    def load(self, folder: Path) -> torch.nn.Module:
+        from transformers import AutoModelForCausalLM
+
+        network: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="float32", local_files_only=True
+        )
+        return network.eval()
+
+
+def _documents(batch: pa.RecordBatch) -> Iterator[list[Turn]]:
+    for document in batch.column("document").to_pylist():
+        yield [(role, content) for role, content in json.loads(document)]
+
+
+def _rendered(turns: list[Turn], settings: Settings, assets: Path) -> tuple[str, Sequence[Span]]:
+    """A document as one text, and which parts of it are targets."""
+    if settings["form"] == "chat":
+        return _template(settings, assets).render(turns)
+    text = "".join(content for _, content in turns)
+    return text, [(len(text) - len(turns[-1][1]), len(text))]
+
+
+def _row(
+    encoding: tokenizers.Encoding, text: str, spans: Sequence[Span], settings: Settings
+) -> Row:
+    """Ids, marks of the targets among them, and the bytes of text that the targets cover."""
+    import numpy as np
+
+    limit, end = settings["max_length"], settings["eos_token_id"]
+    ids = encoding.ids
+    ends = np.fromiter((stop for _, stop in encoding.offsets), np.int64, count=len(ids))
+    spanned = [(ends > start) & (ends <= stop) for start, stop in spans]
+    supervised = np.any(spanned, axis=0).astype(np.uint8) if ids else np.zeros(0, np.uint8)
+    if settings["form"] != "chat":
+        if ids[-1:] != [end]:
+            ids, supervised = [*ids, end], np.append(supervised, np.uint8(1))
+        supervised[-1] = 1
+    ids, supervised = ids[:limit], supervised[:limit]
+    supervised[:1] = 0
+    covered = 0
+    for (start, _), inside in zip(spans, spanned, strict=True):
+        chosen = np.flatnonzero(inside[:limit] & supervised[: len(inside)].astype(bool))
+        if len(chosen):
+            begin = max(start, int(ends[chosen[0] - 1]))
+            covered += len(text[begin : int(ends[chosen[-1]])].encode())
+    return ids, supervised, covered
+
+
+def _joined(table: pa.Table, name: str) -> tuple[Ints, Ints]:
+    """The values of a list column in one array, and how many each row has."""
+    import numpy as np
+
+    column = table.column(name).combine_chunks()
+    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    return column.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(assets: Path) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_file(str(assets / _TOKENIZER))
+
+
+def _template(settings: Settings, assets: Path) -> ChatTemplate:
+    return ChatTemplate(_source(assets), settings["special_tokens"])
+
+
+@lru_cache(maxsize=4)
+def _source(assets: Path) -> str:
+    return (assets / _TEMPLATE).read_text(encoding="utf-8")
+
+
+def _train_tokenizer(
+    train: Callable[[], Iterator[pa.RecordBatch]], spec: TokenizerSpec, assets: Path
+) -> Settings:
+    texts = (
+        [content for document in _documents(batch) for _, content in document] for batch in train()
+    )
+    tokenizer = bpe.train_bpe(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
+    tokenizer.save(str(assets / _TOKENIZER))
+    roles = {"pad_token": bpe.PAD, "eos_token": bpe.END}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (assets / "tokenizer_config.json").write_text(text)
+    (assets / _TEMPLATE).write_text(TEMPLATE, encoding="utf-8")
+    return {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "pad_token_id": tokenizer.token_to_id(bpe.PAD),
+        "eos_token_id": tokenizer.token_to_id(bpe.END),
+        "special_tokens": roles,
+    }
+
+
+def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
+    tokenizer = fetch_tokenizer(model)
+    if tokenizer.eos_token_id is None:
+        raise RequestError(
+            "the tokenizer has no token that ends a text",
+            where="model.tokenizer",
+            fix="name the tokenizer of a causal language model",
+        )
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    source = tokenizer.get_chat_template() if tokenizer.chat_template else TEMPLATE
+    tokenizer.chat_template = source
+    tokenizer.save_pretrained(assets)
+    tokenizer.backend_tokenizer.save(str(assets / _TOKENIZER))
+    (assets / _TEMPLATE).write_text(source, encoding="utf-8")
+    pad = tokenizer.pad_token_id
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.eos_token_id if pad is None else pad,
+        "eos_token_id": tokenizer.eos_token_id,
+        "special_tokens": special,
+    }
+
+
+def _check_fit(config: PretrainedConfig, settings: Settings) -> None:
+    """Whether the architecture can take these tokens; raises RequestError or UnsupportedError."""
+    positions, longest = _positions(config), settings["max_length"]
+    if positions < longest:
+        raise RequestError(
+            f"the model knows {positions} positions, the texts have up to {longest} tokens",
+            where="data.max_length",
+            fix=f"at most {positions}, or a larger max_position_embeddings for an inline config",
+        )
+    if config.vocab_size < settings["vocab_size"]:
+        raise RequestError(
+            f"the model knows {config.vocab_size} tokens, the tokenizer {settings['vocab_size']}",
+            where="model.tokenizer",
+            fix="use the model's own tokenizer",
+        )
+    for name in _SCALES:
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise _unsupported(config, f"changes the scores ({name})")
+
+
+def _positions(config: Any) -> int:
+    return int(getattr(config, "max_position_embeddings", None) or 1 << 62)
+
+
+def _unsupported(config: PretrainedConfig, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{config.model_type} {what}, which the chunked loss does not compute",
+        where="model.source",
+        fix="use a Llama, Mistral, Qwen or GPT-2 architecture",
+    )

@@ -1,0 +1,110 @@
+"""What a model in Hugging Face layout gives: its configuration, its tokenizer, its weights; from a
+hub name or a folder. Text tasks share it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rekindle.errors import RequestError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from rekindle.spec.model import ModelSpec
+
+_NETWORK = "check the name, the revision and the network; a private one needs HF_TOKEN"
+
+
+def check_source(model: ModelSpec, example: str) -> None:
+    """Refuse an inline config that does not say which architecture it configures."""
+    if isinstance(model.source, dict) and "model_type" not in model.source:
+        raise RequestError(
+            "an inline config needs to say which architecture it configures",
+            where="model.source",
+            fix=f"add model_type: {example}",
+        )
+
+
+def configuration(
+    model: ModelSpec, inline: dict[str, Any], always: dict[str, Any]
+) -> PretrainedConfig:
+    """The configuration that `model.source` names, or describes inline (completed by `inline`);
+    `always` overrides either."""
+    from transformers import AutoConfig
+
+    if isinstance(model.source, str):
+        try:
+            return AutoConfig.from_pretrained(model.source, revision=model.revision, **always)
+        except (OSError, ValueError) as error:
+            raise RequestError(
+                f"cannot load the configuration of `{model.source}`: {_first_line(error)}",
+                where="model.source",
+                fix=_NETWORK,
+            ) from error
+    given = {key: value for key, value in model.source.items() if key != "model_type"}
+    try:
+        return AutoConfig.for_model(model.source["model_type"], **{**given, **inline, **always})
+    except (ValueError, TypeError) as error:
+        raise RequestError(
+            f"not a configuration of {model.source['model_type']}: {_first_line(error)}",
+            where="model.source",
+            fix="see the fields of its configuration class in transformers",
+        ) from error
+
+
+def weights_folder(model: ModelSpec) -> Path | None:
+    """A local folder with the safetensors of `model.source`, downloaded from the hub if need be;
+    None for an inline config."""
+    if not isinstance(model.source, str):
+        return None
+    folder = Path(model.source).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        found = snapshot_download(
+            model.source,
+            revision=model.revision,
+            allow_patterns=["*.safetensors", "*.safetensors.index.json", "config.json"],
+            ignore_patterns=["*/*"],
+        )
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise RequestError(
+            f"cannot fetch the weights of `{model.source}`: {_first_line(error)}",
+            where="model.source",
+            fix=_NETWORK,
+        ) from error
+    return Path(found)
+
+
+def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
+    """The fast tokenizer that `model.tokenizer` names, else the one of `model.source`; without
+    padding and truncation."""
+    from transformers import AutoTokenizer
+
+    own = isinstance(model.tokenizer, str)
+    name = model.tokenizer if own else model.source
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=None if own else model.revision)
+    except (OSError, ValueError) as error:
+        raise RequestError(
+            f"cannot load the tokenizer `{name}`: {_first_line(error)}",
+            where="model.tokenizer",
+            fix="check the name and the network, or train one: `tokenizer: {vocab_size: 4096}`",
+        ) from error
+    if not tokenizer.is_fast:
+        raise RequestError(
+            f"the tokenizer `{name}` has no fast version",
+            where="model.tokenizer",
+            fix="name one with a tokenizer.json, or train one: `tokenizer: {vocab_size: 4096}`",
+        )
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.backend_tokenizer.no_truncation()
+    return tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

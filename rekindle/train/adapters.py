@@ -1,0 +1,51 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) through peft: injected before the network is
+cut and sharded, merged on export (see export.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import nn
+
+from rekindle.errors import RequestError
+from rekindle.spec.model import LoraSpec
+from rekindle.train import families
+from rekindle.train.families import Origin
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapters:
+    """What was injected; an update is `scaling` B A."""
+
+    scaling: float
+
+
+def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> Adapters:
+    """Put adapters on the spec's layers, freeze everything else but a new head, and note in
+    `origins` where the wrapped weights lie. Raises RequestError for a target that no block has."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    family = families.require_family(network, "LoRA")
+    known = [*family.column, *family.row]
+    targets = list(spec.targets) or known
+    lost = [t for t in targets if not any(name.endswith(t) for name in known)]
+    if lost:
+        raise RequestError(
+            f"{families.model_type(network)} has no layer called {lost[0]}",
+            where="model.lora.targets",
+            fix=f"use some of {', '.join(name.rpartition('.')[2] for name in known)}",
+        )
+    config = LoraConfig(
+        r=spec.rank, lora_alpha=spec.alpha, lora_dropout=spec.dropout, target_modules=targets
+    )
+    inject_adapter_in_model(config, network)
+    body = families.backbone(network)
+    if not hasattr(network, "get_output_embeddings") or network.get_output_embeddings() is None:
+        for child in network.children():
+            if child is not body:
+                child.requires_grad_(True)
+    for name, _ in network.named_parameters():
+        if ".base_layer." in name:
+            plain = name.replace(".base_layer.", ".")
+            origins[name] = origins.pop(plain, Origin(plain))
+    return Adapters(spec.alpha / spec.rank)

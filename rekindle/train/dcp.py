@@ -1,0 +1,424 @@
+"""Tensors into and out of the files of a checkpoint, whatever layout wrote them or reads them.
+
+The files are those of torch.distributed.checkpoint (DCP), and its own tools can read them; DCP
+plans who writes what and propagates failures. What is ours: which part of a tensor a rank holds
+(DCP's arithmetic is wrong for FSDP over an uneven tensor-parallel split), the snapshot, hashing
+while writing, and reading. DCP pickles its `.metadata`: it is read with an allow-list, and the
+entries of the files with `weights_only`, all of it after hashes were checked by the caller."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import io
+import logging
+import math
+import mmap
+import os
+import pickle
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import IO, Any, BinaryIO, cast
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.futures import Future
+from torch.serialization import get_crc32_options, set_crc32_options
+
+from rekindle.errors import CheckpointError
+from rekindle.train.storage import Storage, write_error
+
+log = logging.getLogger(__name__)
+
+METADATA = ".metadata"
+THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
+_COPY_BYTES = 16 << 20  # no piece of work in the snapshot is larger, so that threads end together
+_ALIGNMENT = 64
+_NICE = 10
+
+_DCP = "torch.distributed.checkpoint"
+_ALLOWED = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    (f"{_DCP}.metadata", "Metadata"),
+    (f"{_DCP}.metadata", "MetadataIndex"),
+    (f"{_DCP}.metadata", "TensorStorageMetadata"),
+    (f"{_DCP}.metadata", "TensorProperties"),
+    (f"{_DCP}.metadata", "ChunkStorageMetadata"),
+    (f"{_DCP}.metadata", "StorageMeta"),
+    (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"),
+    (f"{_DCP}.filesystem", "_StorageInfo"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """The part of a tensor that this rank holds: a plain tensor that shares its memory, where that
+    begins in the whole, and the whole's shape."""
+
+    local: torch.Tensor
+    offsets: torch.Size
+    whole: torch.Size
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        """Its place, in DCP's words."""
+        return ChunkStorageMetadata(offsets=self.offsets, sizes=self.local.size())
+
+    def __create_write_items__(self, fqn: str, piece: Any) -> list[WriteItem]:
+        """DCP's protocol for what is no tensor of torch's."""
+        properties = TensorProperties.create_from_tensor(self.local)
+        data = TensorWriteData(chunk=self.chunk, properties=properties, size=self.whole)
+        return [WriteItem(MetadataIndex(fqn, self.offsets), WriteItemType.SHARD, tensor_data=data)]
+
+
+def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
+    """The pieces of a nested dict of tensors and DTensors, by dotted name, without the empty ones.
+
+    Raises TypeError for anything else, and for a DTensor whose sum is still outstanding."""
+    found: dict[str, Piece] = {}
+    for key, value in tensors.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= pieces_of(value, f"{name}.")
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
+        piece = _piece_of(name, value.detach())
+        if piece is not None and piece.local.numel():
+            found[name] = piece
+    return found
+
+
+def _piece_of(name: str, tensor: torch.Tensor) -> Piece | None:
+    if not isinstance(tensor, DTensor):
+        return Piece(tensor, torch.Size([0] * tensor.ndim), tensor.size())
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    with torch.no_grad():
+        local = tensor.to_local()
+    parts = [(0, size) for size in tensor.shape]
+    for axis in _order(name, tensor.placements):
+        dim = cast(Shard, tensor.placements[axis]).dim
+        start, end = parts[dim]
+        size = -(-(end - start) // tensor.device_mesh.size(axis))
+        low = min(start + coordinate[axis] * size, end)
+        parts[dim] = (low, min(low + size, end))
+    if tuple(end - start for start, end in parts) != tuple(local.shape):
+        raise TypeError(f"{name}: {tuple(local.shape)} is not this rank's part of {tensor}")
+    return Piece(local, torch.Size(start for start, _ in parts), tensor.size())
+
+
+def _order(name: str, placements: Iterable[Placement]) -> list[int]:
+    """Mesh axes in the order in which they divided the tensor: plain shards from left to right,
+    then strided ones (FSDP divides what tensor parallelism left) from right to left."""
+    plain: list[int] = []
+    strided: list[int] = []
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, _StridedShard):
+            strided.insert(0, axis)
+        elif isinstance(placement, Shard):
+            plain.append(axis)
+        elif not placement.is_replicate():
+            raise TypeError(f"{name} is placed as {placement}, which cannot be saved")
+    return plain + strided
+
+
+class Snapshot:
+    """Host memory in which the tensors of one moment outlive the next step. It is allocated once
+    (in huge pages: touching new small ones costs more than copying) and used for every save."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, torch.Tensor] = {}
+        self.layout: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self.copiers = concurrent.futures.ThreadPoolExecutor(THREADS, "snapshot")
+
+    def take(self, pieces: Mapping[str, Piece]) -> dict[str, Piece]:
+        """The same pieces with copies of their tensors, which hold until the next call."""
+        layout = {name: (piece.local.size(), piece.local.dtype) for name, piece in pieces.items()}
+        if layout != self.layout:
+            self.places.clear()  # before there are new ones
+            self.places = _allocate({name: piece.local for name, piece in pieces.items()})
+            self.layout = layout
+        work: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for name, piece in pieces.items():
+            work += _parts(self.places[name], piece.local)
+        shares = [work[start::THREADS] for start in range(THREADS)]
+        list(self.copiers.map(_copy, (share for share in shares if share)))
+        if any(not piece.local.is_cpu for piece in pieces.values()):
+            torch.accelerator.synchronize()
+        return {
+            name: dataclasses.replace(piece, local=self.places[name])
+            for name, piece in pieces.items()
+        }
+
+
+def _allocate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """An uninitialised host tensor for each, each with a storage of its own size."""
+    starts: dict[str, int] = {}
+    total = 0
+    for name, tensor in tensors.items():
+        starts[name] = total
+        total += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    arena = mmap.mmap(-1, max(total, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        arena.madvise(mmap.MADV_HUGEPAGE)
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        start = torch.frombuffer(arena, dtype=torch.uint8).data_ptr()
+        if int(torch.cuda.cudart().cudaHostRegister(start, total, 0)):  # type: ignore[no-untyped-call]
+            log.warning("cannot pin %d bytes of host memory; saves will take longer", total)
+    return {
+        name: torch.frombuffer(arena, dtype=torch.uint8, count=tensor.nbytes, offset=starts[name])
+        .view(tensor.dtype)
+        .view(tensor.size())
+        for name, tensor in tensors.items()
+    }
+
+
+def _parts(target: torch.Tensor, source: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs of views that together copy `source`."""
+    if source.nbytes <= _COPY_BYTES or not source.is_contiguous():
+        return [(target, source)]
+    size = _COPY_BYTES // source.element_size()
+    return list(
+        zip(torch.split(target.view(-1), size), torch.split(source.view(-1), size), strict=True)
+    )
+
+
+def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for target, source in pairs:
+            target.copy_(source, non_blocking=True)
+
+
+class Planner(DefaultSavePlanner):
+    """DCP's plan for a dict of pieces: each part once, spread over the ranks that hold it."""
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return self.state_dict[index.fqn].local
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file of a checkpoint, as the manifest lists it; `path` within the checkpoint's folder."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class _Hashing(io.RawIOBase):
+    """Counts and hashes what is written through it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.hash, self.bytes = stream, hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.hash.update(content)
+        self.bytes += memoryview(content).nbytes
+        return self.stream.write(content)
+
+
+class Writer(StorageWriter):
+    """Writes this rank's part of a checkpoint into `folder` of a storage; `files` lists what it
+    wrote, hashed on the way. `threads` is the number of files at a time."""
+
+    def __init__(self, storage: Storage, folder: str, threads: int) -> None:
+        self.storage, self.folder, self.threads = storage, folder, threads
+        self.files: list[File] = []
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing outlives one save."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to prepare."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        total = sum(item.tensor_storage_size() or 0 for plan in plans for item in plan.items)
+        self.storage.check_room(total)
+        return [
+            dataclasses.replace(plan, storage_data=(rank, total)) for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        rank, total = plan.storage_data
+        shares: list[list[WriteItem]] = [[] for _ in range(self.threads)]
+        filled = [0] * self.threads
+        for item in sorted(plan.items, key=lambda i: i.tensor_storage_size() or 0, reverse=True):
+            smallest = filled.index(min(filled))
+            shares[smallest].append(item)
+            filled[smallest] += item.tensor_storage_size() or 0
+        named = [(f"__{rank}_{i}.distcp", share) for i, share in enumerate(shares) if share]
+        crc = get_crc32_options()
+        set_crc32_options(False)  # it would cost as much as the hash, and hold the GIL
+        try:
+            with concurrent.futures.ThreadPoolExecutor(
+                self.threads, initializer=yield_to_training
+            ) as pool:
+                results = pool.map(lambda one: self._write(one[0], one[1], planner), named)
+                written = [result for part in results for result in part]
+        except OSError as error:
+            raise write_error(error, self.storage.root, total) from None
+        finally:
+            set_crc32_options(crc)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(written)
+        return done
+
+    def _write(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
+        def produce(stream: BinaryIO) -> tuple[list[WriteResult], File]:
+            hashing, results = _Hashing(stream), []
+            for item in items:
+                start = hashing.bytes
+                torch.save(planner.resolve_data(item), cast(IO[bytes], hashing))
+                info = _StorageInfo(name, start, hashing.bytes - start)
+                results.append(WriteResult(item.index, info.length, info))
+            return results, File(name, hashing.bytes, hashing.hash.hexdigest())
+
+        results, file = self.storage.write(f"{self.folder}/{name}", produce)
+        self.files.append(file)
+        return results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {one.index: one.storage_data for part in results for one in part}
+        metadata.storage_meta = StorageMeta(checkpoint_id=f"{self.storage.root}/{self.folder}")
+        content = pickle.dumps(metadata)
+        try:
+            self.storage.write(f"{self.folder}/{METADATA}", lambda stream: stream.write(content))
+        except OSError as error:
+            raise write_error(error, self.storage.root, len(content)) from None
+        self.files.append(File(METADATA, len(content), hashlib.sha256(content).hexdigest()))
+
+    def storage_meta(self) -> StorageMeta | None:
+        return None
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+
+def yield_to_training() -> None:
+    """Let the calling thread run when training leaves a processor idle."""
+    if hasattr(os, "setpriority"):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        raise CheckpointError(
+            f"the checkpoint's metadata names {module}.{name}, which no checkpoint of ours does",
+            fix="somebody else wrote it: find out who, and remove it",
+        )
+
+
+def read_metadata(content: bytes, files: Iterable[str]) -> Metadata:
+    """DCP's metadata, without running what it may contain. Raises CheckpointError for anything that
+    `Writer` does not write, such as entries in other files than `files`."""
+    try:
+        metadata = _Unpickler(io.BytesIO(content)).load()
+    except (pickle.UnpicklingError, EOFError, ImportError, LookupError, AttributeError, TypeError,
+            ValueError, RuntimeError) as error:  # fmt: skip
+        raise CheckpointError(f"the checkpoint's metadata cannot be read: {error}") from error
+    known = set(files)
+    tensors = getattr(metadata, "state_dict_metadata", None)
+    entries = getattr(metadata, "storage_data", None)
+    if not (
+        isinstance(metadata, Metadata)
+        and isinstance(tensors, dict)
+        and all(isinstance(value, TensorStorageMetadata) for value in tensors.values())
+        and isinstance(entries, dict)
+        and all(isinstance(e, _StorageInfo) and e.relative_path in known for e in entries.values())
+    ):
+        raise CheckpointError("the checkpoint's metadata describes more than its tensors")
+    return metadata
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """Copy a part of the entry at `start` of a file into `target`."""
+
+    start: int
+    bytes: int
+    part: tuple[slice, ...]
+    target: torch.Tensor
+
+
+def fill(pieces: Mapping[str, Piece], metadata: Metadata, storage: Storage, folder: str) -> None:
+    """Fill the pieces in place, reading only what they need. Raises CheckpointError if one of them
+    is not there as it is here: nothing has been filled then."""
+    reads: dict[str, list[_Read]] = defaultdict(list)
+    for name, piece in pieces.items():
+        _plan(name, piece, metadata, reads)
+
+    def read(path: str) -> None:
+        with storage.reader(f"{folder}/{path}") as stream, torch.no_grad():
+            for one in sorted(reads[path], key=lambda r: r.start):
+                stream.seek(one.start)
+                content = io.BytesIO(stream.read(one.bytes))
+                entry = torch.load(content, map_location="cpu", weights_only=True)
+                one.target.copy_(entry[one.part])
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(read, reads))
+
+
+def _plan(name: str, piece: Piece, metadata: Metadata, reads: dict[str, list[_Read]]) -> None:
+    saved = metadata.state_dict_metadata.get(name)
+    if not isinstance(saved, TensorStorageMetadata):
+        raise CheckpointError(f"it holds no {name}")
+    here, there = (
+        (tuple(piece.whole), piece.local.dtype),
+        (tuple(saved.size), saved.properties.dtype),
+    )
+    if here != there:
+        raise CheckpointError(f"{name} is {there} there and {here} here")
+    found = 0
+    for item in create_read_items_for_chunk_list(name, saved, [piece.chunk]):
+        info = metadata.storage_data[item.storage_index]
+        part, target = (
+            _slices(item.storage_offsets, item.lengths),
+            _slices(item.dest_offsets, item.lengths),
+        )
+        reads[info.relative_path].append(_Read(info.offset, info.length, part, piece.local[target]))
+        found += math.prod(item.lengths)
+    if found != piece.local.numel():
+        raise CheckpointError(
+            f"it holds {found} of {piece.local.numel()} values of a part of {name}"
+        )
+
+
+def _slices(offsets: torch.Size, lengths: torch.Size) -> tuple[slice, ...]:
+    return tuple(slice(o, o + n) for o, n in zip(offsets, lengths, strict=True))

@@ -1,0 +1,68 @@
+"""The ranks arranged by the axes of a layout, and the process groups that follow from it.
+
+Order of the axes, slowest first: pp, dp, shard, cp, tp (spec/layout.py says why). Weights are
+sharded over shard x cp, because context-parallel ranks hold the same weights, too."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rekindle.spec.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """This rank's place. `ranks` is None where every rank holds the whole model; then no group but
+    the default one exists."""
+
+    layout: Layout
+    device: torch.device
+    ranks: DeviceMesh | None = None
+
+    @classmethod
+    def of(cls, layout: Layout, device: torch.device) -> Mesh:
+        """All ranks have to call it."""
+        if layout.only_replicates:
+            return cls(layout, device)
+        shape = (layout.pp, layout.dp, layout.shard, layout.cp, layout.tp)
+        names = ("pp", "dp", "shard", "cp", "tp")
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        mesh["shard", "cp"]._flatten("weights")
+        return cls(layout, device, mesh)
+
+    def place(self, axis: str) -> int:
+        """This rank's coordinate on an axis."""
+        if self.ranks is None:
+            return dist.get_rank() if axis == "dp" else 0
+        return int(self.ranks.get_local_rank(axis))
+
+    def group(self, axis: str) -> dist.ProcessGroup | None:
+        """The ranks that differ from this one on that axis only; None where there are no others."""
+        if self.ranks is None or getattr(self.layout, axis) == 1:
+            return None
+        return self.ranks.get_group(axis)
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of the batch this rank works on, of `layout.data`."""
+        return self.place("dp") * self.layout.shard + self.place("shard")
+
+    @property
+    def tensor(self) -> DeviceMesh:
+        """The mesh of tensor parallelism."""
+        assert self.ranks is not None
+        return self.ranks["tp"]
+
+    @property
+    def weights(self) -> DeviceMesh:
+        """The mesh [dp, shard x cp] over which FSDP replicates and shards."""
+        assert self.ranks is not None
+        return self.ranks["dp", "weights"]
+
+    def same_weights(self) -> int:
+        """How many ranks would hold the same parameter if nothing were sharded."""
+        return self.layout.world // self.layout.pp

@@ -1,0 +1,309 @@
+"""Where checkpoints lie: a folder, or a prefix of an object store under any fsspec URI.
+
+Both write whole files, list folders, and have one operation that commits: `put_new`. A folder is
+durable by fsync and commits by an atomic rename; it belongs to one attempt at a time (the lock of
+launch.process). An object store has neither renames nor locks: it commits by a put that fails when
+the object exists (`If-None-Match` on S3), and a request that fails is repeated a few times with
+growing pauses, then given up with a CheckpointError that names the store. S3 is tested against
+moto; gs:// takes the same path through gcsfs and is unproven."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import errno
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+import fsspec
+
+from rekindle.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PAUSES_SECONDS = (1.0, 4.0, 15.0)  # between the tries of one request to a store
+PART_BYTES = 32 << 20  # of an upload in parts, and of reading ahead
+DEAD_AFTER = dt.timedelta(hours=24)  # an upload this old has no living attempt behind it
+
+
+class Storage(Protocol):
+    """Files by their path below a root; paths use "/"."""
+
+    root: str
+
+    def folders(self) -> list[str]:
+        """Names of the folders directly below the root; none where there is no root."""
+
+    def read(self, path: str) -> bytes | None:
+        """A small file's content, or None where there is no such file."""
+
+    def size(self, path: str) -> int | None:
+        """Bytes of a file, or None where there is no such file."""
+
+    def reader(self, path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        """A file, open for reading anywhere in it."""
+
+    def write(self, path: str, produce: Callable[[BinaryIO], T]) -> T:
+        """Make a file of what `produce` writes; it is durable on return. `produce` may be called
+        again, after a failure."""
+
+    def put_new(self, path: str, content: bytes) -> None:
+        """Store a small file in one instant; raises CheckpointError where it exists already."""
+
+    def check_room(self, needed_bytes: int) -> None:
+        """Raises CheckpointError where it is known that so much does not fit."""
+
+    def remove(self, folder: str, last: str) -> None:
+        """Delete a folder with its files, the file `last` before all others."""
+
+    def abandoned(self, folder: str) -> bool:
+        """Whether nobody can be writing into `folder` any more."""
+
+
+def storage_of(root: str | Path) -> Storage:
+    """The storage behind a path or URI."""
+    text = str(root)
+    if text.startswith("file://"):
+        return Folder(Path(text.removeprefix("file://")))
+    return ObjectStore(text) if "://" in text else Folder(Path(text))
+
+
+def no_room(root: str, needed_bytes: int, free_bytes: int | None = None) -> CheckpointError:
+    """The error for a full disk."""
+    free = "" if free_bytes is None else f", {free_bytes:,} are free"
+    return CheckpointError(
+        f"No space left on device: a checkpoint in {root} needs {needed_bytes:,} bytes{free}",
+        where=root,
+        fix="make room there or lower train.checkpoint.keep; the same command goes on from the "
+        "checkpoint before",
+    )
+
+
+def write_error(error: OSError, root: str, needed_bytes: int) -> CheckpointError:
+    """The error for a write to a folder that failed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return no_room(root, needed_bytes)
+    return CheckpointError(
+        f"cannot write a checkpoint to {root}: {error.strerror or error}",
+        where=root,
+        fix="the same command goes on from the checkpoint before",
+    )
+
+
+class Folder:
+    """Checkpoints in a folder of this machine, or of a volume that all machines mount."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.root = str(path)
+
+    def folders(self) -> list[str]:
+        if not self.path.is_dir():
+            return []
+        return [entry.name for entry in self.path.iterdir() if entry.is_dir()]
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return (self.path / path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def size(self, path: str) -> int | None:
+        try:
+            return (self.path / path).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    @contextlib.contextmanager
+    def reader(self, path: str) -> Iterator[BinaryIO]:
+        with (self.path / path).open("rb") as file:
+            yield file
+
+    def write(self, path: str, produce: Callable[[BinaryIO], T]) -> T:
+        target = self.path / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb", buffering=1 << 20) as file:
+            made = produce(file)
+            file.flush()
+            os.fdatasync(file.fileno())
+        return made
+
+    def put_new(self, path: str, content: bytes) -> None:
+        target = self.path / path
+        if target.exists():
+            raise _exists(self.root, path)
+        draft = f"{path}.draft"
+        self.write(draft, lambda file: file.write(content))
+        (self.path / draft).replace(target)
+        for folder in (target.parent, self.path):
+            _sync_folder(folder)
+
+    def check_room(self, needed_bytes: int) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.path).free
+        if free < needed_bytes:
+            raise no_room(self.root, needed_bytes, free)
+
+    def remove(self, folder: str, last: str) -> None:
+        (self.path / folder / last).unlink(missing_ok=True)
+        shutil.rmtree(self.path / folder, ignore_errors=True)
+
+    def abandoned(self, folder: str) -> bool:
+        return True
+
+
+class ObjectStore:
+    """Checkpoints under a prefix of an object store, through the fsspec driver of its protocol."""
+
+    def __init__(self, uri: str) -> None:
+        self.root = uri.rstrip("/")
+        try:
+            # a listing from a cache would hide what another machine did
+            self.fs, path = fsspec.core.url_to_fs(self.root, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(
+                f"cannot open {uri}: {error}",
+                where=uri,
+                fix="use a path or an fsspec URI, and install the driver of its protocol",
+            ) from None
+        self.prefix = str(path).rstrip("/")
+
+    def folders(self) -> list[str]:
+        def find() -> list[str]:
+            entries = self.fs.ls(self.prefix, detail=True)
+            found = [e["name"] for e in entries if e["type"] == "directory"]
+            return [name.rstrip("/").rpartition("/")[2] for name in found]
+
+        return self._unless_missing(find) or []
+
+    def read(self, path: str) -> bytes | None:
+        return self._unless_missing(lambda: bytes(self.fs.cat_file(self._path(path))))
+
+    def size(self, path: str) -> int | None:
+        return self._unless_missing(lambda: int(self.fs.info(self._path(path))["size"]))
+
+    @contextlib.contextmanager
+    def reader(self, path: str) -> Iterator[BinaryIO]:
+        file = self._patiently(
+            lambda: self.fs.open(self._path(path), "rb", block_size=PART_BYTES, fill_cache=False)
+        )
+        with file:
+            yield _PatientFile(file, self._patiently)  # type: ignore[misc]
+
+    def write(self, path: str, produce: Callable[[BinaryIO], T]) -> T:
+        def upload() -> T:
+            file = self.fs.open(self._path(path), "wb", block_size=PART_BYTES)
+            try:
+                made = produce(file)
+            except BaseException:
+                file.discard()  # closing it would leave half of it under its name
+                raise
+            file.close()
+            return made
+
+        return self._patiently(upload)
+
+    def put_new(self, path: str, content: bytes) -> None:
+        def put() -> None:
+            try:
+                self.fs.pipe_file(self._path(path), content, mode="create")
+            except FileExistsError:
+                # perhaps by the try before, whose answer was lost
+                if self.fs.cat_file(self._path(path)) != content:
+                    raise _exists(self.root, path) from None
+
+        self._patiently(put)
+
+    def check_room(self, needed_bytes: int) -> None:
+        """Stores are as large as the bill."""
+
+    def remove(self, folder: str, last: str) -> None:
+        def delete() -> None:
+            names = self.fs.find(self._path(folder))
+            names.sort(key=lambda name: not name.endswith(f"/{last}"))
+            for name in names:
+                self.fs.rm_file(name)
+
+        self._patiently(delete)
+
+    def abandoned(self, folder: str) -> bool:
+        def youngest() -> dt.datetime:
+            times = [self.fs.modified(name) for name in self.fs.find(self._path(folder))]
+            return max(times, default=dt.datetime.min.replace(tzinfo=dt.UTC))
+
+        return self._patiently(youngest) < dt.datetime.now(dt.UTC) - DEAD_AFTER
+
+    def _path(self, path: str) -> str:
+        return f"{self.prefix}/{path}"
+
+    def _unless_missing(self, request: Callable[[], T]) -> T | None:
+        try:
+            return self._patiently(request)
+        except FileNotFoundError:
+            return None
+
+    def _patiently(self, request: Callable[[], T]) -> T:
+        """Do it, again if need be; what another try cannot mend is raised at once."""
+        for pause in (*PAUSES_SECONDS, None):
+            try:
+                return request()
+            except (FileNotFoundError, CheckpointError):
+                raise
+            except Exception as error:  # drivers raise their SDK's own errors, of no common kind
+                if pause is None or isinstance(error, PermissionError):
+                    kind = f"{type(error).__name__}: " if str(error) else type(error).__name__
+                    raise CheckpointError(
+                        f"the checkpoint store {self.root} cannot be used: {kind}{error}",
+                        where=self.root,
+                        fix="check that it can be reached and written from here; "
+                        "the same command goes on from the last checkpoint",
+                    ) from error
+                log.warning("%s: %s; trying again in %g s", self.root, error, pause)
+                time.sleep(pause)
+        raise AssertionError  # the last round returns or raises
+
+
+class _PatientFile:
+    """A remote file whose reads are repeated when they fail."""
+
+    def __init__(self, file: Any, patiently: Callable[[Callable[[], Any]], Any]) -> None:
+        self.file, self.patiently = file, patiently
+
+    def seek(self, offset: int) -> None:
+        self.file.seek(offset)
+
+    def read(self, size: int = -1) -> bytes:
+        start = self.file.tell()
+
+        def again() -> bytes:
+            self.file.seek(start)
+            return bytes(self.file.read(size))
+
+        return bytes(self.patiently(again))
+
+
+def _exists(root: str, path: str) -> CheckpointError:
+    return CheckpointError(
+        f"{root}/{path} was written by another attempt",
+        where=root,
+        fix="stop the other attempt at the same work",
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems have no such thing
+            raise
+    finally:
+        os.close(handle)
