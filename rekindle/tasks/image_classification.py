@@ -57,13 +57,7 @@ class ImageClassification(Task):
         return {"pixels": pixels_BDHW.contiguous() / 127.5 - 1.0}
 
     def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        import torch
-
-        pixels_BDHW = inputs["pixels"]
-        if "architecture" in network.architecture:  # type: ignore[operator]
-            pixels_BDHW = pixels_BDHW.contiguous(memory_format=torch.channels_last)
-            return resnet.scores(network, pixels_BDHW)
-        logits_BC: torch.Tensor = network(pixels_BDHW)
+        logits_BC: torch.Tensor = network(inputs["pixels"])
         return logits_BC
 
     def save(

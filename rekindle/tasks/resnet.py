@@ -58,18 +58,37 @@ def check_size(height: int, width: int) -> None:
 
 
 def build(architecture: dict[str, Any]) -> torch.nn.Module:
-    """The network for `architecture`, `shape` (height, width, depth) and `classes`."""
+    """The network for `architecture`, `shape` (height, width, depth) and `classes`; takes float
+    [B, D, H, W] and gives class scores, [B, C]."""
+    import torch
+    from torch import nn
+
     height, width, depth = architecture["shape"]
     check_size(height, width)
-    library, name = _parts(architecture["architecture"])
-    classes = architecture["classes"]
+    body = _body(architecture["architecture"], depth, architecture["classes"])
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, pixels_BDHW: torch.Tensor) -> torch.Tensor:
+            out = self.body(pixels_BDHW.contiguous(memory_format=torch.channels_last))
+            scores_BC: torch.Tensor = getattr(out, "logits", out)
+            return scores_BC
+
+    return Residual()
+
+
+def _body(architecture: str, depth: int, classes: int) -> torch.nn.Module:
+    library, name = _parts(architecture)
     if library == "timm":
         import timm
 
-        network: torch.nn.Module = timm.create_model(
+        found: torch.nn.Module = timm.create_model(
             name, num_classes=classes, in_chans=depth, norm_layer=_norm
         )
-        return network
+        return found
     if library == "torchvision":
         import torchvision
 
@@ -79,18 +98,11 @@ def build(architecture: dict[str, Any]) -> torch.nn.Module:
                 where="model.source",
                 fix=f"set architecture: {name}",
             )
-        found: torch.nn.Module = getattr(torchvision.models, name)(
+        known: torch.nn.Module = getattr(torchvision.models, name)(
             num_classes=classes, norm_layer=_norm
         )
-        return found
+        return known
     return _by_transformers(name, depth, classes)
-
-
-def scores(network: torch.nn.Module, pixels_BDHW: torch.Tensor) -> torch.Tensor:
-    """Class scores, [B, C]."""
-    out = network(pixels_BDHW)
-    scores_BC: torch.Tensor = getattr(out, "logits", out)
-    return scores_BC
 
 
 def _by_transformers(name: str, depth: int, classes: int) -> torch.nn.Module:

@@ -4,6 +4,7 @@ cut and sharded, merged on export (see export.py)."""
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, cast
 
 from torch import nn
 
@@ -36,11 +37,15 @@ def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> Ad
             fix=f"use some of {', '.join(name.rpartition('.')[2] for name in known)}",
         )
     config = LoraConfig(
-        r=spec.rank, lora_alpha=spec.alpha, lora_dropout=spec.dropout, target_modules=targets
+        r=spec.rank,
+        lora_alpha=cast(int, spec.alpha),
+        lora_dropout=spec.dropout,
+        target_modules=targets,
     )
     inject_adapter_in_model(config, network)
     body = families.backbone(network)
-    if not hasattr(network, "get_output_embeddings") or network.get_output_embeddings() is None:
+    model: Any = network
+    if model.get_output_embeddings() is None:  # a head for classes starts fresh
         for child in network.children():
             if child is not body:
                 child.requires_grad_(True)

@@ -22,6 +22,7 @@ from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 NAME = "rekindle"
+PEERS = "rekindle_peers"
 
 
 @dataclasses.dataclass
@@ -40,10 +41,11 @@ def install(network: nn.Module, peers: Peers) -> None:
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    network.config._attn_implementation = NAME
+    config: Any = network.config
+    config._attn_implementation = NAME
     for module in network.modules():
         if hasattr(module, "is_causal"):
-            module.rekindle_peers = peers
+            setattr(module, PEERS, peers)
 
 
 def attend(
@@ -58,7 +60,7 @@ def attend(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """[B, T, H, D], as transformers' attention functions return it, and no weights."""
-    peers: Peers = module.rekindle_peers  # type: ignore[assignment]
+    peers: Peers = getattr(module, PEERS)
     causal = bool(module.is_causal) if is_causal is None else is_causal
     sequence = attention_mask if _is_sequence(attention_mask) else None
     if peers.cp_group is not None:
@@ -94,7 +96,8 @@ def _mask(sequence_B12S: torch.Tensor, causal: bool, local: int, cp_rank: int) -
 
 
 def _gathered(x_BGTD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    return all_gather_tensor_autograd(x_BGTD.contiguous(), 2, group)
+    gathered: torch.Tensor = all_gather_tensor_autograd(x_BGTD.contiguous(), 2, group)
+    return gathered
 
 
 def _by_document(

@@ -213,8 +213,8 @@ class Checkpointer:
         try:
             dcp_save(copies, storage_writer=writer, planner=Planner(), process_group=self.group)
         except CheckpointException as error:  # the same on all ranks
-            if dist.get_rank() == 0:
-                self._drop(folder)
+            if dist.get_rank() == 0 and isinstance(self.storage, Folder):
+                self._drop(folder)  # its room is needed; a store may not even answer
             return _Outcome(_cause(error, step))
         files: list[list[File]] | None = None
         if dist.get_rank() == 0:
@@ -263,7 +263,7 @@ class Checkpointer:
             superseded = _step(name) >= _step(newest_one) and self.attempt not in name
             if facts is not None and not (superseded and self.storage.abandoned(name)):
                 complete.append(facts)
-            elif self.storage.abandoned(name):
+            elif self.attempt in name or self.storage.abandoned(name):
                 self._drop(name)
         kept = retained(complete, self.spec)
         for facts in complete:

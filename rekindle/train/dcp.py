@@ -1,10 +1,10 @@
 """Tensors into and out of the files of a checkpoint, whatever layout wrote them or reads them.
 
 The files are those of torch.distributed.checkpoint (DCP), and its own tools can read them; DCP
-plans who writes what and propagates failures. What is ours: which part of a tensor a rank holds
-(DCP's arithmetic is wrong for FSDP over an uneven tensor-parallel split), the snapshot, hashing
-while writing, and reading. DCP pickles its `.metadata`: it is read with an allow-list, and the
-entries of the files with `weights_only`, all of it after hashes were checked by the caller."""
+plans who writes what and propagates failures. What is ours: the snapshot that training may outrun,
+hashing while writing, and reading, which checks that everything asked for is there. DCP pickles its
+`.metadata`: it is read with an allow-list, and the entries of the files with `weights_only`, all of
+it after hashes were checked by the caller."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 from torch.serialization import get_crc32_options, set_crc32_options
 
@@ -115,36 +114,16 @@ def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
 def _piece_of(name: str, tensor: torch.Tensor) -> Piece | None:
     if not isinstance(tensor, DTensor):
         return Piece(tensor, torch.Size([0] * tensor.ndim), tensor.size())
-    coordinate = tensor.device_mesh.get_coordinate()
-    if coordinate is None:
+    if tensor.device_mesh.get_coordinate() is None:
         return None
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise TypeError(f"{name} is placed as {tensor.placements}, which cannot be saved")
     with torch.no_grad():
         local = tensor.to_local()
-    parts = [(0, size) for size in tensor.shape]
-    for axis in _order(name, tensor.placements):
-        dim = cast(Shard, tensor.placements[axis]).dim
-        start, end = parts[dim]
-        size = -(-(end - start) // tensor.device_mesh.size(axis))
-        low = min(start + coordinate[axis] * size, end)
-        parts[dim] = (low, min(low + size, end))
-    if tuple(end - start for start, end in parts) != tuple(local.shape):
-        raise TypeError(f"{name}: {tuple(local.shape)} is not this rank's part of {tensor}")
-    return Piece(local, torch.Size(start for start, _ in parts), tensor.size())
-
-
-def _order(name: str, placements: Iterable[Placement]) -> list[int]:
-    """Mesh axes in the order in which they divided the tensor: plain shards from left to right,
-    then strided ones (FSDP divides what tensor parallelism left) from right to left."""
-    plain: list[int] = []
-    strided: list[int] = []
-    for axis, placement in enumerate(placements):
-        if isinstance(placement, _StridedShard):
-            strided.insert(0, axis)
-        elif isinstance(placement, Shard):
-            plain.append(axis)
-        elif not placement.is_replicate():
-            raise TypeError(f"{name} is placed as {placement}, which cannot be saved")
-    return plain + strided
+    (chunk,) = tensor.__create_chunk_list__()
+    if chunk.sizes != local.size():
+        raise TypeError(f"{name}: this rank holds {local.size()}, torch places {chunk.sizes} here")
+    return Piece(local, chunk.offsets, tensor.size())
 
 
 class Snapshot:
@@ -235,6 +214,7 @@ class _Hashing(io.RawIOBase):
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.hash, self.bytes = stream, hashlib.sha256(), 0
+        self.error: Exception | None = None
 
     def writable(self) -> bool:
         return True
@@ -242,7 +222,11 @@ class _Hashing(io.RawIOBase):
     def write(self, content: Any) -> int:
         self.hash.update(content)
         self.bytes += memoryview(content).nbytes
-        return self.stream.write(content)
+        try:
+            return self.stream.write(content)
+        except Exception as error:
+            self.error = error
+            raise
 
 
 class Writer(StorageWriter):
@@ -299,7 +283,10 @@ class Writer(StorageWriter):
             hashing, results = _Hashing(stream), []
             for item in items:
                 start = hashing.bytes
-                torch.save(planner.resolve_data(item), cast(IO[bytes], hashing))
+                try:
+                    torch.save(planner.resolve_data(item), cast(IO[bytes], hashing))
+                except RuntimeError as error:  # of the zip writer, which swallows the stream's own
+                    raise hashing.error or error from None
                 info = _StorageInfo(name, start, hashing.bytes - start)
                 results.append(WriteResult(item.index, info.length, info))
             return results, File(name, hashing.bytes, hashing.hash.hexdigest())

@@ -40,7 +40,9 @@ def export(parts: Parts, folder: Path, file_bytes: int = FILE_BYTES) -> None:
 def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter and persistent buffer of the whole network, whole, on rank 0's CPU, in an
     order all ranks share; other ranks get empty tensors. A tied parameter comes once."""
-    held = {name: p for name, p in parts.parameters() if name not in parts.tied}
+    held: dict[str, torch.Tensor] = {
+        name: p for name, p in parts.parameters() if name not in parts.tied
+    }
     for stage in parts.stages:
         saved = stage.part.network.state_dict(keep_vars=True)
         held |= {n: b for n, b in stage.part.network.named_buffers() if n in saved}

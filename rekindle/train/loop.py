@@ -194,7 +194,7 @@ class Trainer:
                     sums += self.pipeline.evaluate(micro)
                 else:
                     for tensors in micro:
-                        part = modules[0].module if _is_ddp(modules[0]) else modules[0]
+                        part = self.parts.stages[0].part
                         sums += part(**tensors)[0].double().cpu()
         for module in modules:
             module.train()
@@ -275,10 +275,6 @@ def _validation(
 def _persistent_buffers(network: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     saved = network.state_dict(keep_vars=True)
     yield from ((name, b) for name, b in network.named_buffers() if name in saved)
-
-
-def _is_ddp(module: torch.nn.Module) -> bool:
-    return isinstance(module, DistributedDataParallel)
 
 
 @contextlib.contextmanager

@@ -54,12 +54,13 @@ class ModelFolder:
 
 def configure(network: torch.nn.Module, folder: Path) -> None:
     """Write the configuration of a network of transformers beside its weights."""
-    config = network.config
+    config: Any = network.config
     config.architectures = [type(network).__name__]
     config.dtype = "bfloat16" if stored_dtype(folder) == "BF16" else "float32"
     config.save_pretrained(folder)
-    if getattr(network, "can_generate", lambda: False)():
-        network.generation_config.save_pretrained(folder)
+    model: Any = network
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
 
 
 def stored_dtype(folder: Path) -> str:

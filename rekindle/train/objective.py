@@ -148,7 +148,7 @@ class Part(nn.Module):
         return torch.stack([loss, right.to(loss.dtype), weights_B.sum()])[None]
 
     def _hidden(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """What the next stage receives; a network of one's own is a Sequential of its first input."""
+        """What the next stage receives; a Sequential takes one input."""
         if hasattr(self.network, "config"):
             hidden: torch.Tensor = families.backbone(self.network)(**batch).last_hidden_state
             return hidden
@@ -179,7 +179,7 @@ def linear_cross_entropy(
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, hidden_NH: torch.Tensor, weight_VH: torch.Tensor, labels_N: torch.Tensor,
         scale: torch.Tensor, group: dist.ProcessGroup | None, start: int, add_up: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -221,7 +221,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss * scale.to(exact), right
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Any:
         grad_hidden, grad_weight = ctx.saved_tensors
         grads = (x * grad.to(x.dtype) for x in (grad_hidden, grad_weight))
         return *grads, None, None, None, None, None

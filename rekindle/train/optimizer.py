@@ -1,8 +1,8 @@
 """AdamW on the shards that this rank holds, the global gradient norm, loss scaling.
 
 The optimizer sees plain local tensors that share memory with the parameters: fused kernels work,
-meshes mix freely, nothing goes through DTensor's dispatch. Only the names and the checkpoint know of
-the whole. The norm counts every element of every parameter once, however it is sharded or
+meshes mix freely, nothing goes through DTensor's dispatch. Only the names and the checkpoint know
+of the whole. The norm counts every element of every parameter once, however it is sharded or
 repeated, so that clipping, the check for numbers that are not finite, and the scale of fp16 are
 decided alike on all ranks."""
 
@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from rekindle.spec.model import TrainSpec
 from rekindle.train.mesh import Mesh
-from rekindle.train.parallel import Parts, stages_of
+from rekindle.train.parallel import Parts
+from rekindle.train.stages import stages_of
 from rekindle.train.weights import divides, local_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -47,7 +48,7 @@ class Optimizer:
         ]
         self.copies = _Copies(parts, {h.name: h for h in self.held})
         self.scale = _Scale() if spec.precision == "fp16" else None
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [h.local for h in self.held if h.parameter.ndim > 1]},
             {"params": [h.local for h in self.held if h.parameter.ndim <= 1], "weight_decay": 0.0},
         ]
@@ -153,9 +154,8 @@ class _Copies:
         """Give both the sum of the two gradients."""
         for source, copy in self.pairs:
             if source is not None and copy is not None and self.both_here:
-                assert source.local.grad is not None
-                source.local.grad += copy.local.grad  # type: ignore[operator]
-                copy.local.grad = source.local.grad.clone()
+                total = source.local.grad + copy.local.grad  # type: ignore[operator]
+                source.local.grad, copy.local.grad = total, total.clone()
             elif (one := source or copy) is not None and self.group is not None:
                 dist.all_reduce(one.local.grad, group=self.group)
 

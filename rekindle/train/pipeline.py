@@ -18,7 +18,8 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from rekindle.train.parallel import Parts, stages_of
+from rekindle.train.parallel import Parts
+from rekindle.train.stages import stages_of
 
 Tensors = dict[str, torch.Tensor]
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -49,7 +50,7 @@ class Pipeline:
             target=joined["key"] if self.owns_last else None,
             losses=[] if self.owns_last else None, return_outputs=False, **joined,
         )  # fmt: skip
-        # a schedule that learns its shapes runs the first micro-batch once more, ahead of the others
+        # a schedule that learns its shapes runs the first micro-batch once more before the others
         return self._total(len(micro))
 
     def evaluate(self, micro: Sequence[Tensors]) -> torch.Tensor:
@@ -94,7 +95,7 @@ class Pipeline:
         kind = mesh.layout.schedule
         if kind == "1f1b":
             return Schedule1F1B(stages[0], micro, loss_fn=_loss, scale_grads=False)
-        chosen = ScheduleInterleaved1F1B if kind == "interleaved" else ScheduleZBVZeroBubble
+        chosen: Any = ScheduleInterleaved1F1B if kind == "interleaved" else ScheduleZBVZeroBubble
         return chosen(stages, micro, loss_fn=_loss, scale_grads=False)
 
 

@@ -34,11 +34,11 @@ Interval = tuple[int, int]
 INDEX = "model.safetensors.index.json"
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes in-place operations on meta tensors, by storage, to be done later on real ones."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.notes: dict[int, list[_Note]] = defaultdict(list)
         self.originals: dict[int, torch.Tensor] = {}
         self.kept: list[torch.Tensor] = []  # a freed storage's address could be given out again
@@ -50,7 +50,7 @@ class Recorder(TorchDispatchMode):
         if func._schema.is_mutable and isinstance(target, torch.Tensor) and target.is_meta:
             note = _Note(
                 func, tuple(args[1:]), dict(kwargs or {}),
-                target.size(), target.stride(), target.storage_offset(),
+                target.size(), target.stride(), int(target.storage_offset()),
             )  # fmt: skip
             self.notes[_storage(target)].append(note)
         return func(*args, **(kwargs or {}))
@@ -94,7 +94,7 @@ def deferred(recorder: Recorder | None = None) -> Iterator[Recorder]:
             recorder.kept.append(param)
         register(module, name, param)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
     try:
         with recorder:
             yield recorder

@@ -24,7 +24,7 @@ from rekindle.errors import RekindleError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, on_signal
 from rekindle.records import TrainingSummary, write_atomically
-from rekindle.spec.layout import Layout, Shape, resolve
+from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import ModelSpec
 from rekindle.tasks import TASKS, Task, load_task
 from rekindle.train import adapters, checkpoint, export, families, modelfolder, weights

@@ -1,0 +1,97 @@
+"""A fault on purpose, for a rehearsal: what happens, at which step, once.
+
+Decides how a rehearsal reaches the ranks: one variable, read here. The fault is real: a process is
+killed, a signal is sent, a disk is full."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Literal, Self, get_args
+
+from rekindle.errors import RequestError
+
+VARIABLE = "REKINDLE_FAULT"
+LAUNCHER = "REKINDLE_LAUNCHER"
+FILLER = "filler"
+Kind = Literal["kill", "term", "hang", "disk-full"]
+
+_PATTERN = re.compile(r"(?P<kind>[\w-]+)@step=(?P<step>\d+)")
+_PIECE_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """`kind` happens while step `step`, counted from 1, is computed: rank 1 is killed (`kill`) or
+    sleeps for ever (`hang`), the launcher gets SIGTERM (`term`), or the disk below `folder` fills
+    up (`disk-full`). `folder` outlives restarts and holds the mark that it has happened."""
+
+    kind: Kind
+    step: int
+    folder: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`kill@step=5`; raises RequestError."""
+        match = _PATTERN.fullmatch(text)
+        kinds: tuple[Kind, ...] = get_args(Kind)
+        kind = next((kind for kind in kinds if match and kind == match["kind"]), None)
+        if match is None or kind is None or int(match["step"]) < 1:
+            raise RequestError(
+                f"{text!r} is no fault",
+                where="--rehearse-preemption",
+                fix=f"one of {', '.join(kinds)}, then @step=N with N from 1: kill@step=5",
+            )
+        return cls(kind, int(match["step"]))
+
+    def environment(self) -> dict[str, str]:
+        """The variable that hands it to the ranks."""
+        return {VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+    @classmethod
+    def current(cls, rank: int) -> Self | None:
+        """The one that this rank is to cause, if any."""
+        if not (text := os.environ.get(VARIABLE)):
+            return None
+        fault = cls(**json.loads(text))
+        alone = os.environ.get("WORLD_SIZE", "1") == "1"
+        victim = 0 if alone or fault.kind in ("term", "disk-full") else 1
+        return fault if rank == victim and not fault.mark.exists() else None
+
+    @property
+    def mark(self) -> Path:
+        """The file that says that it has happened."""
+        return Path(self.folder) / "fault-happened"
+
+    def happen(self) -> None:
+        """Do it, now."""
+        self.mark.touch(exist_ok=False)
+        if self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.kind == "term":
+            os.kill(int(os.environ[LAUNCHER]), signal.SIGTERM)
+        elif self.kind == "hang":
+            _sleep_for_ever()
+        else:
+            _fill(Path(self.folder) / FILLER)
+
+
+def _sleep_for_ever() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _fill(path: Path) -> None:
+    """Take what is left of the disk, to the last byte that it gives."""
+    piece = b"\0" * _PIECE_BYTES
+    with path.open("wb", buffering=0) as file:
+        while piece:
+            try:
+                file.write(piece)
+            except OSError:
+                piece = piece[: len(piece) // 2]
