@@ -170,9 +170,10 @@ class ShardManifest(Record):
     refused at read.
 
     `rows` per split; `dropped` examples per split that hold nothing to learn from (empty: none);
-    `labels` in index order (empty where the task has none); `class_rows` per split and label; `slices` the columns that evaluation groups by; `settings` what the task stored
-    beside the shards (image shape, tokenizer length ...); `examples` the fingerprint of all example
-    hashes, in order."""
+    `labels` in index order (empty where the task has none); `class_rows` per split and label;
+    `slices` the columns that evaluation groups by; `settings` what the task stored beside the
+    shards (image shape, tokenizer length ...); `examples` the fingerprint of all example hashes, in
+    order."""
 
     schema_version: int = SCHEMA_VERSION
     task: str
@@ -274,13 +275,22 @@ class Comparison(Record):
     seed: int
 
 
+class Sample(Record):
+    """What a language model wrote after `prompt`, and how the text really goes on."""
+
+    prompt: str
+    generated: str
+    expected: str
+
+
 class Evidence(Record):
     """Kind `evidence`: `evidence.json`, why a candidate is or is not promoted. `promote` is what
     the pipeline branches on.
 
-    `confusion[i][j]` counts examples of true class i predicted as j, in the order of `labels`.
-    `examples` fingerprints the hashes of the rows scored, `excluded` counts rows left out because a
-    contender was trained on them."""
+    `confusion[i][j]` counts examples of true class i predicted as j, in the order of `labels`; a
+    language model has neither labels, confusion nor calibration, but `samples`. `examples`
+    fingerprints the hashes of the rows scored, `excluded` counts rows left out because a contender
+    was trained on them, or finds nothing to predict in them."""
 
     schema_version: int = SCHEMA_VERSION
     run_key: str
@@ -295,6 +305,7 @@ class Evidence(Record):
     confusion: tuple[tuple[int, ...], ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()
     slices: tuple[Slice, ...] = ()
+    samples: tuple[Sample, ...] = ()
     rows: int
     excluded: int = 0
     examples: str

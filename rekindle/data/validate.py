@@ -31,7 +31,7 @@ _FAULTS = {
     "empty prompt": ("without a prompt", "remove them, or set data.columns.prompt"),
     "empty completion": ("without a completion", "remove them, or set data.columns.completion"),
     "chat": (
-        "that hold no chat",
+        "without a chat",
         "a chat is a list of {role: ..., content: a text}, with no other keys",
     ),
     "role": (

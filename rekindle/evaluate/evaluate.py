@@ -2,10 +2,13 @@
 promoted.
 
 Both read the raw examples, because each encodes them with its own tokenizer. Rows that either
-contender was trained on are left out for both, and counted. Shapes: N examples, C classes."""
+contender was trained on are left out for both, and texts that hold no target for one of them; they
+are counted. Models with different tokenizers are compared in bits per byte of text, which does not
+depend on how the text is cut. Shapes: N examples, C classes."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +20,10 @@ import torch
 
 from rekindle.data.examples import open_examples
 from rekindle.errors import DataError
-from rekindle.evaluate import metrics
-from rekindle.evaluate.gate import Scored, Verdict, judge
+from rekindle.evaluate import metrics, tokens
+from rekindle.evaluate.gate import Verdict, judge
 from rekindle.evaluate.metrics import Floats, Ints
+from rekindle.evaluate.scores import ClassScores, TokenScores
 from rekindle.launch.events import emit
 from rekindle.records import Check, Evidence, Slice
 from rekindle.spec.model import EvaluateSpec
@@ -27,6 +31,19 @@ from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model
 
 BATCH = 64
 TEST = "test"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """The contenders' scores on the same `rows`; `metric` compares them, `slice_metric` on slices.
+    `theirs` is None where there is no champion, or where `refusal` says why there is no contest."""
+
+    rows: pa.Table
+    ours: ClassScores | TokenScores
+    theirs: ClassScores | TokenScores | None
+    metric: str
+    slice_metric: str
+    refusal: Verdict | None = None
 
 
 def evaluate(
@@ -41,39 +58,87 @@ def evaluate(
     candidate = open_model(candidate_folder)
     champion = open_model(champion_folder) if champion_folder else None
     everything = pa.Table.from_batches(list(open_examples(examples_folder, TEST)))
-    rows = _unseen(everything, [model for model in (candidate, champion) if model])
-    labels_N = _class_indices(rows, candidate.labels)
-    ours = _scored(candidate, rows, labels_N, "candidate")
-    theirs, refusal = None, None
-    if champion is not None and champion.labels != candidate.labels:
-        refusal = _incomparable(champion, candidate)
-    elif champion is not None:
-        theirs = _scored(champion, rows, labels_N, "champion")
-    slices = _slices(rows, slice_columns, labels_N, ours, theirs)
-    verdict = refusal or judge(spec, labels_N, ours, theirs, slices)
-    counts = metrics.confusion(ours.probabilities_NC, labels_N)
+    unseen = _unseen(everything, [model for model in (candidate, champion) if model])
+    of_tokens = candidate.task.objective == "tokens"
+    contest = (_of_tokens if of_tokens else _of_classes)(spec, candidate, champion, unseen)
+    rows, ours, theirs = contest.rows, contest.ours, contest.theirs
+    slices = _slices(rows, slice_columns, ours, theirs)
+    verdict = contest.refusal or judge(
+        spec, contest.metric, ours, theirs, slices, contest.slice_metric
+    )
+    classes = ours if isinstance(ours, ClassScores) else None
     return Evidence(
         run_key=candidate.run_key,
         promote=verdict.promote,
         reason=verdict.reason,
         checks=verdict.checks,
-        metrics=dict(ours.metrics),
+        metrics=dict(ours.metrics) if len(ours) else {},
         champion_version=champion_version,
-        champion_metrics=dict(theirs.metrics) if theirs else {},
+        champion_metrics=dict(theirs.metrics) if theirs and len(theirs) else {},
         comparison=verdict.comparison,
         labels=candidate.labels,
-        confusion=tuple(tuple(int(n) for n in row) for row in counts),
-        calibration=metrics.calibration_bins(ours.probabilities_NC, labels_N),
+        confusion=_confusion(classes) if classes else (),
+        calibration=metrics.calibration_bins(classes.probabilities_NC, classes.labels_N)
+        if classes
+        else (),
         slices=tuple(slices),
+        samples=tokens.samples(candidate, rows) if of_tokens else (),
         rows=len(rows),
         excluded=len(everything) - len(rows),
         examples=hashlib.sha256(b"".join(rows.column("hash").to_pylist())).hexdigest(),
     )
 
 
+def _of_classes(
+    spec: EvaluateSpec, candidate: ModelFolder, champion: ModelFolder | None, rows: pa.Table
+) -> Contest:
+    labels_N = _class_indices(rows, candidate.labels)
+    metric = spec.gate.metric or "accuracy"
+    ours = ClassScores(predict(candidate, rows, "candidate"), labels_N)
+    if champion is None:
+        return Contest(rows, ours, None, metric, "accuracy")
+    if champion.labels != candidate.labels:
+        refusal = _incomparable(
+            "same_classes",
+            f"the champion knows the classes {list(champion.labels)}, the candidate "
+            f"{list(candidate.labels)}: they cannot be compared",
+        )
+        return Contest(rows, ours, None, metric, "accuracy", refusal)
+    theirs = ClassScores(predict(champion, rows, "champion"), labels_N)
+    return Contest(rows, ours, theirs, metric, "accuracy")
+
+
+def _of_tokens(
+    spec: EvaluateSpec, candidate: ModelFolder, champion: ModelFolder | None, rows: pa.Table
+) -> Contest:
+    refusal = None
+    if champion is not None and champion.task.objective != "tokens":
+        refusal = _incomparable("same_task", "the champion is no language model")
+        champion = None
+    cut = [tokens.encode(model, rows) for model in (candidate, champion) if model]
+    keep = np.ones(len(rows), bool)
+    for table in cut:
+        keep &= np.asarray(table.column("input_ids").is_valid(), bool)
+    rows, cut = rows.filter(pa.array(keep)), [table.filter(pa.array(keep)) for table in cut]
+    same = all(_same_targets(table, cut[0]) for table in cut)
+    metric = (spec.gate.metric or "log_loss") if same else "bits_per_byte"
+    slice_metric = "log_loss" if same else "bits_per_byte"
+    ours = tokens.score(candidate, cut[0], "candidate")
+    theirs = tokens.score(champion, cut[1], "champion") if champion is not None else None
+    return Contest(rows, ours, theirs, metric, slice_metric, refusal)
+
+
+def _same_targets(one: pa.Table, other: pa.Table) -> bool:
+    """Whether both have the same tokens, and the same of them to predict."""
+    names = ["input_ids", "supervised"]
+    return bool(one.select(names).combine_chunks().equals(other.select(names).combine_chunks()))
+
+
 @torch.inference_mode()
 def predict(model: ModelFolder, rows: pa.Table, who: str) -> Floats:
     """[N, C] probabilities for examples; batched by length so that little is spent on padding."""
+    if not len(rows):
+        return np.zeros((0, len(model.labels)))
     network = model.network()
     encoded = pa.table(model.task.encode(_one_batch(rows), model.settings, model.path))
     order_N = np.arange(len(rows))
@@ -93,13 +158,6 @@ def predict(model: ModelFolder, rows: pa.Table, who: str) -> Floats:
 def _one_batch(rows: pa.Table) -> pa.RecordBatch:
     batches = rows.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
-
-
-def _scored(model: ModelFolder, rows: pa.Table, labels_N: Ints, who: str) -> Scored:
-    if len(rows) == 0:
-        return Scored(np.zeros((0, len(model.labels))), {})
-    probabilities_NC = predict(model, rows, who)
-    return Scored(probabilities_NC, metrics.score(probabilities_NC, labels_N))
 
 
 def _unseen(rows: pa.Table, models: Sequence[ModelFolder]) -> pa.Table:
@@ -122,16 +180,20 @@ def _class_indices(rows: pa.Table, labels: tuple[str, ...]) -> Ints:
     return np.asarray(index.to_numpy(zero_copy_only=False), np.int64)
 
 
-def _incomparable(champion: ModelFolder, candidate: ModelFolder) -> Verdict:
-    detail = (
-        f"the champion knows the classes {list(champion.labels)}, the candidate "
-        f"{list(candidate.labels)}: they cannot be compared"
-    )
-    return Verdict(False, detail, (Check(name="same_classes", passed=False, detail=detail),), None)
+def _incomparable(name: str, detail: str) -> Verdict:
+    return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
+
+
+def _confusion(scores: ClassScores) -> tuple[tuple[int, ...], ...]:
+    counts = metrics.confusion(scores.probabilities_NC, scores.labels_N)
+    return tuple(tuple(int(n) for n in row) for row in counts)
 
 
 def _slices(
-    rows: pa.Table, columns: Sequence[str], labels_N: Ints, ours: Scored, theirs: Scored | None
+    rows: pa.Table,
+    columns: Sequence[str],
+    ours: ClassScores | TokenScores,
+    theirs: ClassScores | TokenScores | None,
 ) -> list[Slice]:
     """Metrics for each value of each slice column, in order of column and value."""
     result = []
@@ -139,14 +201,11 @@ def _slices(
         values_N = np.array(["" if v is None else str(v) for v in rows.column(column).to_pylist()])
         for value in sorted(set(values_N)):
             pick = values_N == value
-            champion = (
-                metrics.score(theirs.probabilities_NC[pick], labels_N[pick]) if theirs else {}
-            )
             result.append(
                 Slice(
                     column=column, value=value, rows=int(pick.sum()),
-                    candidate=metrics.score(ours.probabilities_NC[pick], labels_N[pick]),
-                    champion=champion,
+                    candidate=ours.of(pick).metrics,
+                    champion=theirs.of(pick).metrics if theirs else {},
                 )
             )  # fmt: skip
     return result

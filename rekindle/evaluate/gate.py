@@ -1,33 +1,25 @@
 """May the candidate replace the champion? A pure function of predictions, and it fails closed.
 
-A first model must reach every floor and beat the most frequent class. A later one must also be
-better than the champion by `min_delta` with the lower bound of a paired bootstrap (Efron &
-Tibshirani 1993, percentile interval; both models scored on the same resampled rows) above it, and
-must not lose more than `max_slice_drop` of accuracy on any slice of at least `min_slice_size` rows.
-Whatever is missing or not a number refuses."""
+A first model must reach every floor and beat the trivial answer (the most frequent class, or the
+frequency of single tokens). A later one must also be better than the champion by `min_delta` with
+the lower bound of a paired bootstrap (Efron & Tibshirani 1993, percentile interval; both models
+scored on the same resampled rows) above it, and must not lose more than `max_slice_drop` on any
+slice of at least `min_slice_size` rows. Whatever is missing or not a number refuses."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from rekindle.evaluate import metrics
-from rekindle.evaluate.metrics import Floats, Ints
+from rekindle.evaluate.metrics import Floats
+from rekindle.evaluate.scores import Scores
 from rekindle.records import Check, Comparison, Slice
 from rekindle.spec.model import LOWER_IS_BETTER, EvaluateSpec, GateSpec
 
 CHUNK_ELEMENTS = 4_000_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    """A contender's predictions on the rows that decide, and its metrics on them."""
-
-    probabilities_NC: Floats
-    metrics: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,64 +34,61 @@ class Verdict:
 
 def judge(
     spec: EvaluateSpec,
-    labels_N: Ints,
-    candidate: Scored,
-    champion: Scored | None,
+    metric: str,
+    candidate: Scores,
+    champion: Scores | None,
     slices: Sequence[Slice],
+    slice_metric: str,
 ) -> Verdict:
-    """The verdict on `candidate`; `champion` is None only when the registry has none."""
-    if len(labels_N) == 0:
+    """The verdict on `candidate`; `champion` is None only when the registry has none. `metric` is
+    what the two are compared in, `slice_metric` on slices."""
+    if len(candidate) == 0:
         nothing = Check(
             name="examples", passed=False, detail="no held-out examples are left to judge on"
         )
         return Verdict(False, nothing.detail, (nothing,), None)
-    checks = [
-        _finite(candidate, "candidate"),
-        _majority(labels_N, candidate),
-        *_floors(spec, candidate),
-    ]
+    checks = [_finite(candidate, "candidate"), candidate.trivial(), *_floors(spec, candidate)]
     comparison = None
     if champion is not None:
         checks.append(_finite(champion, "champion"))
         if all(check.passed for check in checks if check.name.endswith("_finite")):
-            comparison = compare(spec.gate, labels_N, candidate, champion)
+            comparison = compare(spec.gate, metric, candidate, champion)
             checks.append(_better(spec.gate, comparison))
-        checks += _slice_checks(spec.gate, slices)
+        checks += _slice_checks(spec.gate, slices, slice_metric)
     failed = [check for check in checks if not check.passed]
     if failed:
         return Verdict(
             False, "; ".join(check.detail for check in failed), tuple(checks), comparison
         )
-    praise = _praise(spec, candidate, comparison)
+    praise = _praise(spec, metric, candidate, comparison)
     return Verdict(True, praise, tuple(checks), comparison)
 
 
-def compare(spec: GateSpec, labels_N: Ints, candidate: Scored, champion: Scored) -> Comparison:
-    """Candidate minus champion in `spec.metric`, turned so that more is better, with its bootstrap
+def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Comparison:
+    """Candidate minus champion in `metric`, turned so that more is better, with its bootstrap
     interval.
     """
-    sign = -1.0 if spec.metric in LOWER_IS_BETTER else 1.0
+    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     generator = np.random.default_rng(spec.seed)
     differences: list[Floats] = []
-    rows = len(labels_N)
+    rows = len(candidate)
     chunk = max(1, CHUNK_ELEMENTS // rows)
     for start in range(0, spec.resamples, chunk):
         picks_RN = generator.integers(0, rows, (min(chunk, spec.resamples - start), rows))
-        ours = metrics.resampled(spec.metric, candidate.probabilities_NC, labels_N, picks_RN)
-        theirs = metrics.resampled(spec.metric, champion.probabilities_NC, labels_N, picks_RN)
+        ours, theirs = (each.resampled(metric, picks_RN) for each in (candidate, champion))
         differences.append(sign * (ours - theirs))
     tail = (1 - spec.confidence) / 2
     lower, upper = np.quantile(np.concatenate(differences), [tail, 1 - tail])
-    estimate = sign * (candidate.metrics[spec.metric] - champion.metrics[spec.metric])
+    estimate = sign * (candidate.metrics[metric] - champion.metrics[metric])
     return Comparison(
-        metric=spec.metric, estimate=estimate, lower=float(lower), upper=float(upper),
+        metric=metric, estimate=estimate, lower=float(lower), upper=float(upper),
         confidence=spec.confidence, resamples=spec.resamples, seed=spec.seed,
     )  # fmt: skip
 
 
-def _finite(scored: Scored, who: str) -> Check:
-    bad = sorted(name for name, value in scored.metrics.items() if not math.isfinite(value))
-    bad += [] if np.isfinite(scored.probabilities_NC).all() else ["probabilities"]
+def _finite(scores: Scores, who: str) -> Check:
+    bad = sorted(name for name, value in scores.metrics.items() if not math.isfinite(value))
+    bad += [] if scores.finite else ["predictions"]
     detail = (
         f"the {who}'s {', '.join(bad)} is not a number"
         if bad
@@ -108,21 +97,10 @@ def _finite(scored: Scored, who: str) -> Check:
     return Check(name=f"{who}_finite", passed=not bad, detail=detail)
 
 
-def _majority(labels_N: Ints, candidate: Scored) -> Check:
-    share = float(np.bincount(labels_N).max() / len(labels_N))
-    value = candidate.metrics["accuracy"]
-    passed = value > share
-    relation = "beats" if passed else "does not beat"
-    detail = (
-        f"accuracy {value:.4f} {relation} always answering the most frequent class ({share:.4f})"
-    )
-    return Check(name="beats_majority", passed=passed, detail=detail, value=value, threshold=share)
-
-
-def _floors(spec: EvaluateSpec, candidate: Scored) -> list[Check]:
+def _floors(spec: EvaluateSpec, candidate: Scores) -> list[Check]:
     checks = []
     for name, floor in spec.floor.items():
-        value = candidate.metrics[name]
+        value = candidate.metrics.get(name, math.nan)
         lower = name in LOWER_IS_BETTER
         passed = value <= floor if lower else value >= floor
         side = "at most" if lower else "at least"
@@ -138,7 +116,7 @@ def _better(spec: GateSpec, comparison: Comparison) -> Check:
     interval = f"[{comparison.lower:+.4f}, {comparison.upper:+.4f}] at {spec.confidence:.0%}"
     relation = "lies above" if passed else "does not lie above"
     detail = (
-        f"{spec.metric} is better by {comparison.estimate:+.4f} {interval}, "
+        f"{comparison.metric} is better by {comparison.estimate:+.4f} {interval}, "
         f"whose lower bound {relation} {spec.min_delta:g}"
     )
     return Check(
@@ -147,31 +125,39 @@ def _better(spec: GateSpec, comparison: Comparison) -> Check:
     )  # fmt: skip
 
 
-def _slice_checks(spec: GateSpec, slices: Sequence[Slice]) -> list[Check]:
+def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[Check]:
+    """Whether no slice of some size loses more than allowed; what lacks the metric loses."""
     checks = []
+    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     for part in slices:
         if part.rows < spec.min_slice_size or not part.champion:
             continue
-        drop = part.champion["accuracy"] - part.candidate["accuracy"]
+        ours, theirs = (side.get(metric, math.nan) for side in (part.candidate, part.champion))
+        drop = sign * (theirs - ours)
         passed = drop <= spec.max_slice_drop + 1e-12
         where = f"{part.column}={part.value} ({part.rows} rows)"
-        verb = "loses" if drop > 0 else "gains"
         limit = "within" if passed else "more than"
         allowed = f"{limit} the {spec.max_slice_drop:g} allowed"
-        detail = f"{where} {verb} {abs(drop):.4f} of accuracy, {allowed}"
+        if sign > 0:
+            detail = f"{where} {'gains' if drop <= 0 else 'loses'} {abs(drop):.4f} of {metric}"
+        else:
+            detail = f"{metric} of {where} {'falls' if drop <= 0 else 'rises'} by {abs(drop):.4f}"
         checks.append(
-            Check(name=f"slice:{part.column}={part.value}", passed=passed, detail=detail,
-                  value=drop, threshold=spec.max_slice_drop)
+            Check(
+                name=f"slice:{part.column}={part.value}", passed=passed,
+                detail=f"{detail}, {allowed}", value=drop, threshold=spec.max_slice_drop,
+            )
         )  # fmt: skip
     return checks
 
 
-def _praise(spec: EvaluateSpec, candidate: Scored, comparison: Comparison | None) -> str:
-    metric = spec.gate.metric
+def _praise(
+    spec: EvaluateSpec, metric: str, candidate: Scores, comparison: Comparison | None
+) -> str:
     value = candidate.metrics[metric]
     if comparison is None:
-        reached = "reaches every floor" if spec.floor else "beats the most frequent class"
-        return f"first model: {metric} {value:.4f} {reached}"
+        reached = f"{metric} {value:.4f} reaches every floor"
+        return f"first model: {reached if spec.floor else candidate.trivial().detail}"
     return (
         f"{metric} {value:.4f} is better than the champion by {comparison.estimate:+.4f} "
         f"[{comparison.lower:+.4f}, {comparison.upper:+.4f}]"

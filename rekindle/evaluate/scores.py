@@ -1,5 +1,5 @@
-"""What a contender achieved on the rows that decide, in the form that the gate compares: its metrics,
-the same on resampled rows, and what it must at least beat.
+"""What a contender achieved on the rows that decide, in the form that the gate compares: its
+metrics, the same on resampled rows, and what it must at least beat.
 
 Shapes: N examples, C classes, R resamples."""
 
@@ -127,5 +127,7 @@ class TokenScores:
 
     def of(self, pick_N: np.ndarray) -> TokenScores:
         """The same of some of the examples."""
-        parts = (a[pick_N] for a in (self.nats_N, self.right_N, self.targets_N, self.bytes_N))
-        return TokenScores(*parts, self.unigram_nats)
+        return TokenScores(
+            self.nats_N[pick_N], self.right_N[pick_N], self.targets_N[pick_N], self.bytes_N[pick_N],
+            self.unigram_nats,
+        )  # fmt: skip

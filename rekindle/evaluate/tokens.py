@@ -2,12 +2,13 @@
 
 Every text counts once, alone in its sequence. Texts of like length share a batch, padded on the
 right, which a causal model never looks at; scores of the whole vocabulary exist for a few positions
-at a time. Shapes: B texts, T tokens, H hidden, V vocabulary, F targets of a batch, N texts."""
+at a time. Shapes: N texts, B of them in a batch, T tokens, H hidden, V vocabulary, F targets."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +50,7 @@ def score(model: ModelFolder, encoded: pa.Table, who: str) -> TokenScores:
         inputs = task.collate(encoded.take(pa.array(part)), model.settings)
         chosen_BT = inputs["labels"] != IGNORED
         labels_F = inputs["labels"][chosen_BT]
-        found_F3 = _predicted(task, network, inputs, chosen_BT, labels_F)
+        found_F3 = _predicted(model, network, inputs, chosen_BT)
         sums_N3.index_add_(0, torch.from_numpy(part)[chosen_BT.nonzero()[:, 0]], found_F3)
         counts_V = _added(counts_V, np.bincount(labels_F.numpy()))
         done += len(part)
@@ -57,9 +58,7 @@ def score(model: ModelFolder, encoded: pa.Table, who: str) -> TokenScores:
     nats_N, right_N, targets_N = sums_N3.numpy().T
     shares = counts_V[counts_V > 0] / max(1, counts_V.sum())
     bytes_N = encoded.column("target_bytes").to_numpy().astype(np.float64)
-    return TokenScores(
-        nats_N, right_N, targets_N, bytes_N, float(-(shares * np.log(shares)).sum())
-    )
+    return TokenScores(nats_N, right_N, targets_N, bytes_N, float(-(shares * np.log(shares)).sum()))
 
 
 def samples(model: ModelFolder, rows: pa.Table) -> tuple[Sample, ...]:
@@ -104,32 +103,27 @@ def _batches(encoded: pa.Table) -> Iterator[np.ndarray]:
 
 
 def _predicted(
-    task: TokenTask, network: torch.nn.Module, inputs: dict[str, torch.Tensor],
-    chosen_BT: torch.Tensor, labels_F: torch.Tensor,
+    model: ModelFolder, network: torch.nn.Module, inputs: dict[str, torch.Tensor],
+    chosen_BT: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """[F, 3]: loss in nats, 1 where right, and 1."""
-    head: Callable[[torch.Tensor], torch.Tensor]
+    """[F, 3]: of each target the loss in nats, 1 where it was predicted right, and 1."""
+    head: Any
     if hasattr(network, "get_output_embeddings"):
         body = families.backbone(network)
         hidden_BTH = body(input_ids=inputs["input_ids"], use_cache=False).last_hidden_state
-        states_F, head = hidden_BTH[chosen_BT], network.get_output_embeddings()
+        states_F = hidden_BTH[chosen_BT]
+        head = network.get_output_embeddings()  # type: ignore[operator]
     else:
-        states_F, head = task.logits(network, inputs)[chosen_BT], torch.nn.Identity()
+        states_F, head = model.task.logits(network, inputs)[chosen_BT], torch.nn.Identity()
+    at_once = max(1, LOGITS_AT_ONCE // model.settings["vocab_size"])
     found = []
-    at_once = 1
-    for low in range(0, len(labels_F), 1):
-        del low, at_once
-        break
-    start = 0
-    width = 1
-    while start < len(labels_F):
-        logits_FV = head(states_F[start : start + width]).double()
-        labels = labels_F[start : start + width]
-        nats_F = torch.logsumexp(logits_FV, -1) - logits_FV.gather(1, labels[:, None])[:, 0]
+    labels_F = inputs["labels"][chosen_BT]
+    for start in range(0, len(labels_F), at_once):
+        labels = labels_F[start : start + at_once]
+        logits_FV = head(states_F[start : start + at_once]).float()
+        nats_F = torch.nn.functional.cross_entropy(logits_FV, labels, reduction="none").double()
         right_F = (logits_FV.argmax(-1) == labels).double()
         found.append(torch.stack([nats_F, right_F, torch.ones_like(nats_F)], 1))
-        start += width
-        width = max(1, LOGITS_AT_ONCE // logits_FV.shape[1])
     return torch.cat(found)
 
 

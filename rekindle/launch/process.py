@@ -8,11 +8,14 @@ import fcntl
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
+MARK = "REKINDLE_GANG"
+_SWEEP_SECONDS = 5.0
 
 
 def die_with_parent() -> None:
@@ -27,6 +30,40 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_marked(mark: str, spared: Collection[int] = ()) -> None:
+    """Kill every process that was started with `REKINDLE_GANG=mark` in its environment, whoever its
+    parent is by now, until none is left (Linux; nothing happens elsewhere).
+
+    A process that the kernel cannot end, waiting for a device, is given up after 5 s."""
+    deadline = time.monotonic() + _SWEEP_SECONDS
+    while time.monotonic() < deadline:
+        found = [pid for pid in _marked(mark) if pid not in spared and pid != os.getpid()]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and not a zombie that nobody has waited for."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"
+
+
+def _marked(mark: str) -> Iterator[int]:
+    """A zombie has no environment, so that only the living are found."""
+    entry = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if entry in (folder / "environ").read_bytes().split(b"\0"):
+                yield int(folder.name)
 
 
 @contextlib.contextmanager

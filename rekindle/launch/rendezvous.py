@@ -6,18 +6,24 @@ on in one variable. Everything below reads only that."""
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
+import socket
+import struct
 from typing import Self
 
 VARIABLE = "REKINDLE_RENDEZVOUS"
+_SIOCGIFADDR = 0x8915
 
 
 @dataclasses.dataclass(frozen=True)
 class Rendezvous:
     """`nodes` machines of `ranks_per_node` processes each; this process runs on `node_rank`.
 
-    With one node the port is free to choose (0). `address` and `port` name node rank 0 otherwise.
+    `address` and `port` are where the supervisor of node rank 0 listens for the others; with one
+    node they are not used. `patience_seconds` is how long nodes wait for one that is missing, at
+    the start or after it was lost: as long as the platform takes to replace a machine.
     """
 
     nodes: int = 1
@@ -25,6 +31,7 @@ class Rendezvous:
     ranks_per_node: int = 1
     address: str = "127.0.0.1"
     port: int = 0
+    patience_seconds: float = 900.0
 
     @property
     def world_size(self) -> int:
@@ -40,3 +47,26 @@ class Rendezvous:
     def environment(self) -> dict[str, str]:
         """The variable that hands it to a child process."""
         return {VARIABLE: json.dumps(dataclasses.asdict(self), sort_keys=True)}
+
+    def local_address(self) -> str:
+        """The address of this machine by which it reaches node rank 0."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((self.address, self.port or 1))  # sends nothing
+            return str(probe.getsockname()[0])
+
+    def network(self) -> dict[str, str]:
+        """What tells gloo which interface to use, unless somebody said so: its own guess, by the
+        machine's name, is often the loopback."""
+        if self.nodes == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
+            return {}
+        address = socket.inet_aton(self.local_address())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, name in socket.if_nameindex():
+                request = struct.pack("256s", name.encode())
+                try:
+                    answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                except OSError:
+                    continue  # an interface without an address
+                if answer[20:24] == address:
+                    return {"GLOO_SOCKET_IFNAME": name}
+        return {}

@@ -1,4 +1,4 @@
-"""Signs of life: one small file a rank, which it writes through a memory map and its supervisor
+"""Signs of life: one small file a rank, which it overwrites in place and its supervisor
 reads.
 
 Decides the format. The room for a rank's last words is part of the file from the start, because a
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import mmap
 import os
 import struct
 import time
@@ -21,7 +20,7 @@ from typing import Any, Literal, get_args
 Phase = Literal["start", "warm-up", "step", "validation", "save", "finish"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-_BYTES = 8192
+_BYTES = 1 << 16
 _BEAT = struct.Struct("<dqB")  # time, step, phase
 _WHO = struct.Struct("<iQq")  # process, main thread, first step trained by this process
 _WHO_AT, _WORDS_AT = 32, 64
@@ -57,33 +56,33 @@ class Sign:
 
 
 class SignFile:
-    """The rank's end: writes its file in place; never blocks on a disk."""
+    """The rank's end: overwrites its file in place, and so needs no room on the disk."""
 
     def __init__(self, status: Path, rank: int, thread: int) -> None:
         status.mkdir(parents=True, exist_ok=True)
-        path = _path(status, rank)
-        with path.open("wb") as file:
-            file.write(b"\0" * _BYTES)
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _BYTES)
-        self._thread, self._first = thread, 0
+        self._file = os.open(_path(status, rank), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.pwrite(self._file, b"\0" * _BYTES, 0)
+        self._thread, self._first, self._spoken = thread, 0, False
+        self._introduce()
         self.beat(0, "start")
 
     def beat(self, step: int, phase: Phase) -> None:
         """A sign of life; about a microsecond."""
-        if self._first == 0 and (phase == "step" or not _WHO.unpack_from(self._map, _WHO_AT)[0]):
+        if phase == "step" and not self._first:
             self._first = step
-            _WHO.pack_into(self._map, _WHO_AT, os.getpid(), self._thread, step)
-        _BEAT.pack_into(self._map, 0, time.monotonic(), step, PHASES.index(phase))
+            self._introduce()
+        os.pwrite(self._file, _BEAT.pack(time.monotonic(), step, PHASES.index(phase)), 0)
 
     def say(self, words: dict[str, Any]) -> None:
         """Leave last words; only the first ones count."""
-        if _LENGTH.unpack_from(self._map, _WORDS_AT)[0]:
-            return
-        content = json.dumps(words).encode()
-        start = _WORDS_AT + _LENGTH.size
-        self._map[start : start + len(content)] = content
-        _LENGTH.pack_into(self._map, _WORDS_AT, len(content))
+        if not self._spoken:
+            self._spoken = True
+            content = json.dumps(words).encode()
+            os.pwrite(self._file, content, _WORDS_AT + _LENGTH.size)
+            os.pwrite(self._file, _LENGTH.pack(len(content)), _WORDS_AT)
+
+    def _introduce(self) -> None:
+        os.pwrite(self._file, _WHO.pack(os.getpid(), self._thread, self._first), _WHO_AT)
 
 
 def clear(status: Path) -> None:

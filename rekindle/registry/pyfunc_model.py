@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pandas as pd
 
+from rekindle.registry.signature import MAX_NEW_TOKENS
+from rekindle.tasks import TokenTask
 from rekindle.train.modelfolder import open_model
 
 BATCH = 64
@@ -17,7 +20,8 @@ BATCH = 64
 
 class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     """Input: a table with a column `text`, or uint8 pixels [N, H, W, C]. Output: `label` and its
-    `probability`.
+    `probability`; of a language model `text`, the answer to each (a chat's first question, a
+    prompt, or the beginning of a text), at most `max_new_tokens` long.
     """
 
     def load_context(self, context: Any) -> None:
@@ -27,6 +31,8 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     def predict(self, context: Any, model_input: Any, params: Any = None) -> pd.DataFrame:
         import torch  # registering runs this file, too, and needs no torch
 
+        if isinstance(self.model.task, TokenTask):
+            return self._written(self.model.task, list(model_input["text"]), params or {})
         inputs = (
             list(model_input["text"]) if self.model.task.modality == "text" else list(model_input)
         )
@@ -42,6 +48,15 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
                     for i, p in zip(index_B.tolist(), top_B.tolist(), strict=True)
                 ]
         return pd.DataFrame(answers, columns=["label", "probability"])
+
+    def _written(
+        self, task: TokenTask, texts: list[str], params: Mapping[str, Any]
+    ) -> pd.DataFrame:
+        role = {"chat": "user", "completion": "prompt"}.get(self.model.settings["form"], "text")
+        length = int(params.get("max_new_tokens", MAX_NEW_TOKENS))
+        prompts = [[(role, text)] for text in texts]
+        answers = task.generate(self.network, prompts, self.model.settings, self.model.path, length)
+        return pd.DataFrame({"text": answers})
 
 
 mlflow.models.set_model(RegisteredModel())

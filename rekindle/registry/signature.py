@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
 
 CODE = Path(__file__).with_name("pyfunc_model.py")
+MAX_NEW_TOKENS = 64
 
 
 def log_model(folder: Path) -> ModelInfo:
@@ -36,11 +37,15 @@ def log_model(folder: Path) -> ModelInfo:
 
 
 def signature(model: ModelFolder) -> ModelSignature:
-    """Texts or uint8 pixels [N, H, W, C] in; label and its probability out."""
+    """Texts or uint8 pixels [N, H, W, C] in; label and its probability out, or a text."""
     import numpy as np
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
+    if model.task.objective == "tokens":
+        text = Schema([ColSpec("string", "text")])
+        length = ParamSpec("max_new_tokens", "integer", MAX_NEW_TOKENS)
+        return ModelSignature(text, text, ParamSchema([length]))
     if model.task.modality == "text":
         inputs = Schema([ColSpec("string", "text")])
     else:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from rekindle.records import CalibrationBin, Check, Comparison, Evidence, RunRecord, Slice
+from rekindle.records import CalibrationBin, Check, Comparison, Evidence, RunRecord, Sample, Slice
 from rekindle.report import outcome, plots, words
 from rekindle.report.collect import Findings
 from rekindle.report.heatmap import heatmap, mistakes
@@ -66,6 +66,7 @@ class Quality:
     mistakes: tuple[tuple[str, str, int], ...]
     wide: bool
     calibration: Markup
+    samples: tuple[Sample, ...]
 
 
 def gate(run: RunRecord, evidence: Evidence | None) -> Gate | None:
@@ -96,6 +97,10 @@ def quality(evidence: Evidence | None) -> Quality | None:
         mistakes=wrong,
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
         calibration=_calibration(evidence.calibration),
+        samples=tuple(
+            Sample(**{name: words.plain(text) for name, text in sample.model_dump().items()})
+            for sample in evidence.samples
+        ),
     )
 
 

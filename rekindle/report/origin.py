@@ -132,6 +132,8 @@ def _data_facts(
         files = f"{words.count(fingerprint.files)} file{'' if fingerprint.files == 1 else 's'}"
         facts.append(("At the source", f"{files}, {words.size(fingerprint.bytes)}"))
     if manifest:
+        if left_out := sum(manifest.dropped.values()):
+            facts.append(("Left out", f"{words.count(left_out)} with nothing to learn from"))
         shards = len(manifest.shards)
         held = words.size(sum(shard.bytes for shard in manifest.shards))
         facts.append(

@@ -19,14 +19,12 @@ import gzip
 import hashlib
 import json
 import logging
-import math
-import re
 import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,14 +46,13 @@ from rekindle.train.dcp import (
     read_metadata,
     yield_to_training,
 )
+from rekindle.train.retention import MANIFEST, Facts, names_in, retained, step_of
 from rekindle.train.storage import Folder, Storage, storage_of, write_error
 
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 2
-MANIFEST = "manifest.json"
 HISTORY = "history.jsonl.gz"
-_NAME = re.compile(r"^step-(\d{9,})\.([0-9a-f]{8})$")
 _PIECE_BYTES = 1 << 20
 # Ranks wait in the background for the slowest upload; a peer that dies ends the wait at once.
 _PATIENCE = dt.timedelta(hours=12)
@@ -149,7 +146,7 @@ class Checkpointer:
         self.pending: concurrent.futures.Future[_Outcome] | None = None
         self.started = -1
         self.seconds: deque[float] = deque(maxlen=3)
-        self.known: dict[str, _Facts] = {}
+        self.known: dict[str, Facts] = {}
 
     def save(self, step: int, tensors: Mapping[str, Any], state: State) -> None:
         """Copy `tensors` and start saving them; waits for the save before, so that at most one is
@@ -245,7 +242,7 @@ class Checkpointer:
             return _Outcome(error)
         except OSError as error:
             return _Outcome(write_error(error, self.storage.root, sum(f.bytes for f in files)))
-        self.known[folder] = _Facts.of(folder, body)
+        self.known[folder] = Facts.of(folder, body)
         try:
             self._forget(folder)
         except (OSError, CheckpointError) as error:
@@ -255,12 +252,12 @@ class Checkpointer:
     def _forget(self, newest_one: str) -> None:
         """Remove what retention does not keep, and what attempts before this one left behind."""
         complete = []
-        for name in _names(self.storage):
-            facts = self.known.get(name) or _Facts.read(self.storage, name)
+        for name in names_in(self.storage):
+            facts = self.known.get(name) or Facts.read(self.storage, name)
             if facts is not None:
                 self.known[name] = facts
             # a later step of an attempt before this one was there to resume from, and broken
-            superseded = _step(name) >= _step(newest_one) and self.attempt not in name
+            superseded = step_of(name) >= step_of(newest_one) and self.attempt not in name
             if facts is not None and not (superseded and self.storage.abandoned(name)):
                 complete.append(facts)
             elif self.attempt in name or self.storage.abandoned(name):
@@ -281,53 +278,6 @@ class _Outcome:
 
     problem: CheckpointError | None = None
     seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Facts:
-    """What retention knows of a complete checkpoint."""
-
-    name: str
-    validation_loss: float | None = None
-    train_seconds: float | None = None
-
-    @classmethod
-    def of(cls, name: str, manifest: Mapping[str, Any]) -> Self:
-        state = manifest["state"]
-        return cls(name, state.get("validation_loss"), state.get("train_seconds"))
-
-    @property
-    def judged(self) -> bool:
-        """Whether its validation loss is a number."""
-        return self.validation_loss is not None and math.isfinite(self.validation_loss)
-
-    @classmethod
-    def read(cls, storage: Storage, name: str) -> Self | None:
-        """None where nothing was committed."""
-        content = storage.read(f"{name}/{MANIFEST}")
-        if content is None:
-            return None
-        try:
-            return cls.of(name, json.loads(content))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return cls(name)
-
-
-def retained(complete: Sequence[_Facts], spec: CheckpointSpec) -> set[str]:
-    """Names to keep: the newest `keep`, the one with the lowest validation loss, the last of each
-    span of training time."""
-    ordered = sorted(complete, key=lambda facts: (_step(facts.name), facts.name))
-    kept = {facts.name for facts in ordered[-spec.keep :]}
-    if spec.keep_best:
-        judged = [(f.validation_loss, f.name) for f in reversed(ordered) if f.judged]
-        kept |= {min(judged, key=lambda pair: pair[0] or 0.0)[1]} if judged else set()
-    if spec.keep_every_hours:
-        last: dict[int, str] = {}
-        for facts in ordered:
-            if facts.train_seconds is not None:
-                last[int(facts.train_seconds // (spec.keep_every_hours * 3600))] = facts.name
-        kept |= set(last.values())
-    return kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -392,7 +342,7 @@ def _next(offers: Iterator[tuple[Checkpoint, str]]) -> Any:
 
 def _offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
     """Committed checkpoints, newest first, and what is wrong with the manifest, or ""."""
-    for name in reversed(_names(storage)):
+    for name in reversed(names_in(storage)):
         content = storage.read(f"{name}/{MANIFEST}")
         if content is None:
             continue
@@ -411,7 +361,7 @@ def _offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
             found, step, state = str(body["run_key"]), int(body["step"]), dict(body["state"])
         except (ValueError, KeyError, TypeError) as error:
             yield (
-                Checkpoint(storage.root, name, _step(name), {}, ()),
+                Checkpoint(storage.root, name, step_of(name), {}, ()),
                 (f"{MANIFEST} cannot be read: {error!r}"),
             )
             continue
@@ -460,17 +410,6 @@ def _metadata(storage: Storage, checkpoint: Checkpoint) -> bytes:
     if {hashlib.sha256(content).hexdigest()} != expected:
         raise CheckpointError(f"{METADATA} does not match its hash")
     return content
-
-
-def _names(storage: Storage) -> list[str]:
-    """Names of checkpoints, complete or not, by step."""
-    return sorted((n for n in storage.folders() if _NAME.match(n)), key=lambda n: (_step(n), n))
-
-
-def _step(name: str) -> int:
-    match = _NAME.match(name)
-    assert match
-    return int(match[1])
 
 
 def _digest(body: Mapping[str, Any]) -> str:

@@ -96,7 +96,7 @@ class Piece:
 def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
     """The pieces of a nested dict of tensors and DTensors, by dotted name, without the empty ones.
 
-    Raises TypeError for anything else, and for a DTensor whose sum is still outstanding."""
+    Raises TypeError for anything else, ValueError for a DTensor whose sum is outstanding."""
     found: dict[str, Piece] = {}
     for key, value in tensors.items():
         name = f"{prefix}{key}"
@@ -116,11 +116,9 @@ def _piece_of(name: str, tensor: torch.Tensor) -> Piece | None:
         return Piece(tensor, torch.Size([0] * tensor.ndim), tensor.size())
     if tensor.device_mesh.get_coordinate() is None:
         return None
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise TypeError(f"{name} is placed as {tensor.placements}, which cannot be saved")
     with torch.no_grad():
         local = tensor.to_local()
-    (chunk,) = tensor.__create_chunk_list__()
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
     if chunk.sizes != local.size():
         raise TypeError(f"{name}: this rank holds {local.size()}, torch places {chunk.sizes} here")
     return Piece(local, chunk.offsets, tensor.size())

@@ -11,13 +11,16 @@ from rekindle.records import HistoryRow, write_atomically
 
 
 class History:
-    """`history.jsonl` beside the checkpoints of a run key; only rank 0 writes it."""
+    """The growing `history.jsonl` of a run key (`Job.curve`); only rank 0 writes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def resume(self, step: int) -> None:
-        """Forget rows after `step`: those steps are about to be done again."""
+    def resume(self, step: int, carried: str | None = None) -> None:
+        """Forget rows after `step`: those steps are about to be done again. `carried` is the curve
+        that came with a checkpoint, if one did: it counts, whatever is left on this machine."""
+        if carried is not None:
+            write_atomically(self.path, carried)
         kept = [row.model_dump_json() for row in read_history(self.path) if row.step <= step]
         write_atomically(self.path, "".join(line + "\n" for line in kept))
 

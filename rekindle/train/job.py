@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import tempfile
 import uuid
 from pathlib import Path
 from typing import Any, Self
 
-from rekindle.errors import RequestError
 from rekindle.records import write_atomically
 from rekindle.spec.model import ModelSpec, TrainSpec
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Folders are absolute paths. `init` is a model folder to start from ("" = `model.source`).
+    """Folders are absolute paths; `checkpoints` may be a URI, too. `init` is a model folder to
+    start from ("" = `model.source`).
 
     `checkpoints` outlives attempts and belongs to one run key; `status` belongs to one attempt;
     `output` receives the model, `history` the loss curve."""
@@ -34,16 +36,27 @@ class Job:
 
     @classmethod
     def of(cls, *, artifact_root: str, run_key: str, **fields: Any) -> Self:
-        """A job whose state lives under `<artifact_root>/checkpoints/<run_key>`."""
-        if "://" in artifact_root:
-            raise RequestError(
-                f"checkpoints cannot go to {artifact_root} yet",
-                where="artifact_root",
-                fix="name a folder that all attempts see, such as a shared volume",
-            )
-        checkpoints = Path(artifact_root).absolute() / "checkpoints" / run_key
-        status = checkpoints / "attempts" / uuid.uuid4().hex[:8]
-        return cls(run_key=run_key, checkpoints=str(checkpoints), status=str(status), **fields)
+        """A job whose state lives under `<artifact_root>/checkpoints/<run_key>`, a folder or a
+        URI."""
+        root = artifact_root.removeprefix("file://").rstrip("/") or "/"
+        if "://" not in root:
+            root = str(Path(root).absolute())
+        job = cls(run_key=run_key, checkpoints=f"{root}/checkpoints/{run_key}", status="", **fields)
+        status = job.working / "attempts" / uuid.uuid4().hex[:8]
+        return dataclasses.replace(job, status=str(status))
+
+    @property
+    def working(self) -> Path:
+        """The folder on this machine that belongs to the run key: the checkpoints' own, or a
+        temporary one where those are in an object store."""
+        if "://" not in self.checkpoints:
+            return Path(self.checkpoints)
+        return Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}" / self.run_key
+
+    @property
+    def curve(self) -> Path:
+        """Where the loss curve grows while training."""
+        return self.working / "history.jsonl"
 
     def parameters(self) -> dict[str, Any]:
         """The settings that tracking shows beside the curves."""

@@ -71,8 +71,8 @@ class Part(nn.Module):
         self, carried: torch.Tensor | None = None, *, key: torch.Tensor, count: torch.Tensor,
         **batch: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        """`key` int64 [1], on the CPU, seeds dropout; `count` float [1] is the number of targets in the
-        global batch; `carried` is what the stage before handed on."""
+        """`key` int64 [1], on the CPU, seeds dropout; `count` float [1] is the number of targets in
+        the global batch; `carried` is what the stage before handed on."""
         self.key = int(key)
         if self.training:
             torch.manual_seed(self.key)
@@ -153,7 +153,8 @@ class Part(nn.Module):
             hidden: torch.Tensor = families.backbone(self.network)(**batch).last_hidden_state
             return hidden
         hidden = self.network(batch.get("inputs_embeds", next(iter(batch.values()))))
-        return hidden.contiguous()
+        # a pipeline sends it as it lies in memory, and zero bubble detaches it in place
+        return hidden.clone() if hidden._is_view() else hidden.contiguous()
 
 
 def linear_cross_entropy(

@@ -173,6 +173,7 @@ def _distribute(part: Part, train: TrainSpec, mesh: Mesh) -> nn.Module:
     for module in part.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
     return part
 
 

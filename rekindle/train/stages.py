@@ -1,5 +1,7 @@
-"""Cutting a network into pipeline stages: each a copy of the whole in which the blocks of others are
-stand-ins, so that the architecture's own forward runs and every parameter keeps its name."""
+"""Cutting a network into pipeline stages.
+
+Each is a copy of the whole in which the blocks of others are stand-ins, so that the architecture's
+own forward runs and every parameter keeps its name."""
 
 from __future__ import annotations
 

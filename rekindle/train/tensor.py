@@ -1,6 +1,7 @@
 """Tensor parallelism: which matrices of a block are divided how (Shoeybi et al. 2019, arXiv
-1909.08053), and the residual stream along the sequence between them where the architecture allows it
-(Korthikanti et al. 2022, arXiv 2205.05198). For language models the vocabulary is divided, too."""
+1909.08053), and where the architecture allows it the residual stream between them along the
+sequence (Korthikanti et al. 2022, arXiv 2205.05198). For language models the vocabulary is divided,
+too."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from rekindle.errors import UnsupportedError
 from rekindle.train import families
 from rekindle.train.families import Family, Skip
 from rekindle.train.mesh import Mesh
@@ -31,8 +33,26 @@ def along_sequence(network: nn.Module, tokens: bool) -> bool:
     return tokens and bool(_family(network).sequence)
 
 
+def _divide_layers(network: nn.Sequential, mesh: Mesh) -> None:
+    """A network of layers, such as the CNN: linear layers but the last are divided by outputs,
+    which are gathered, so that what lies between (dropout) sees the whole."""
+    layers = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][:-1]
+    if not layers:
+        raise UnsupportedError(
+            f"there is no matrix to divide in {families.model_type(network)}",
+            where="train.layout.tp",
+            fix="use dp, or shard",
+        )
+    parallelize_module(
+        network, mesh.tensor, {name: ColwiseParallel(output_layouts=Replicate()) for name in layers}
+    )
+
+
 def divide(network: nn.Module, mesh: Mesh, tokens: bool) -> None:
     """Divide the matrices of each block, and the vocabulary of a language model, in place."""
+    if isinstance(network, nn.Sequential):
+        _divide_layers(network, mesh)
+        return
     family, sequence = _family(network), along_sequence(network, tokens)
     stream = Shard(1) if sequence else Replicate()
     plan: Styles = {}
@@ -61,8 +81,12 @@ def divide(network: nn.Module, mesh: Mesh, tokens: bool) -> None:
 def shared_by_share(network: nn.Module, tokens: bool) -> frozenset[str]:
     """Parameters that every tp rank holds whole but uses on its own heads or tokens only, so that
     each has a share of the gradient."""
+    if isinstance(network, nn.Sequential):
+        return frozenset()
     family, sequence = _family(network), along_sequence(network, tokens)
-    names = family.per_head + (family.sequence if sequence else ())
+    names = family.per_head
+    if sequence:  # what follows a row-divided matrix sees this rank's tokens only
+        names += (*family.sequence, *(f"{row}.lora_B.default" for row in family.row))
     found = {f"{block}.{name}" for block, _ in families.blocks(network) for name in names}
     if sequence:
         body = _path(network, families.backbone(network))
@@ -75,7 +99,7 @@ def _family(network: nn.Module) -> Family:
 
 
 def _path(network: nn.Module, module: nn.Module) -> str:
-    return next(name for name, found in network.named_modules() if found is module)
+    return str(next(name for name, found in network.named_modules() if found is module))
 
 
 def _vocabulary(network: nn.Module, family: Family) -> tuple[nn.Embedding | None, nn.Linear | None]:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from tests.data.corpora import LABELS, rows
+from tests.data.corpora import LABELS, all_examples, rows
+from tests.data.dialogues import dialogues
 from tests.servers.hub import HubServer
 
 CARD = """---
@@ -37,13 +38,15 @@ from rekindle.data.fingerprint import fingerprint
 from rekindle.data.ingest import ingest
 from rekindle.errors import RekindleError
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
+from rekindle.tasks import load_task
 
 answers = []
 for i, fields in enumerate(json.loads(sys.argv[1])):
+    task = fields.pop("task", "text_classification")
     data = DataSpec.model_validate(fields)
     try:
-        found = fingerprint("text_classification", data, ModelSpec(), TrainSpec(), champion=None)
-        summary = ingest(data, "text", found.window, Path(sys.argv[2], str(i)))
+        found = fingerprint(task, data, ModelSpec(), TrainSpec(), champion=None)
+        summary = ingest(data, load_task(task).modality, found.window, Path(sys.argv[2], str(i)))
         answers.append({"data": found.data, **summary.model_dump(mode="json")})
     except RekindleError as error:
         answers.append({"error": type(error).__name__, "text": str(error)})
@@ -110,3 +113,18 @@ def test_a_data_set_of_the_hub_is_streamed_and_pinned_to_a_commit(hub, tmp_path)
     assert again["data"] != hashed["data"]
     assert again["class_rows"] == hashed["class_rows"]
     assert "the split test is empty" in refused["text"]
+
+
+def test_chats_of_the_hub_keep_their_turns(tmp_path):
+    folder = tmp_path / "hub/datasets/acme/chats"
+    folder.mkdir(parents=True)
+    table = pa.Table.from_pylist([{**record, "label": 1} for record in dialogues()])
+    pa.parquet.write_table(table, folder / "train.parquet")
+    source = {"source": "hub:acme/chats", "columns": {"messages": "messages", "key": "id"}}
+    with HubServer(tmp_path / "hub") as hub:
+        (found,) = ask(hub, tmp_path, {**source, "task": "causal_lm"})
+    assert sum(found["rows"].values()) == 120, found
+    examples = all_examples(tmp_path / "out/0")
+    first = dict(zip(*(examples.column(c).to_pylist() for c in ("id", "document")), strict=True))
+    turns = [[t["role"], t["content"]] for t in dialogues()[0]["messages"]]
+    assert json.loads(first["d0"]) == turns

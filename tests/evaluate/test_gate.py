@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rekindle.evaluate import metrics
-from rekindle.evaluate.gate import Scored, judge
+from rekindle.evaluate import gate
+from rekindle.evaluate.scores import ClassScores, TokenScores
 from rekindle.records import Slice
 from rekindle.spec.model import EvaluateSpec
 
@@ -21,7 +21,12 @@ def contender(accuracy, seed=0, labels=LABELS):
     answers[wrong] = (answers[wrong] + 1) % CLASSES
     probabilities = np.full((len(labels), CLASSES), 0.1)
     probabilities[np.arange(len(labels)), answers] = 0.7
-    return Scored(probabilities, metrics.score(probabilities, labels))
+    return ClassScores(probabilities, labels)
+
+
+def judge(spec, candidate, champion, slices):
+    metric = spec.gate.metric or "accuracy"
+    return gate.judge(spec, metric, candidate, champion, slices, "accuracy")
 
 
 def spec(**fields):
@@ -67,7 +72,7 @@ def test_the_gate_decides(fields, ours, theirs, slices, promoted, failing):
     champion = (
         candidate if theirs == "same" else None if theirs is None else contender(theirs, seed=1)
     )
-    verdict = judge(spec(**fields), LABELS, candidate, champion, slices)
+    verdict = judge(spec(**fields), candidate, champion, slices)
     assert verdict.promote is promoted, verdict.reason
     assert [c.name for c in verdict.checks if not c.passed] == ([failing] if failing else [])
     assert verdict.reason
@@ -77,22 +82,21 @@ def test_the_gate_decides(fields, ours, theirs, slices, promoted, failing):
 def test_what_is_not_a_number_refuses(who):
     broken = contender(0.95)
     broken.probabilities_NC[3, 0] = np.nan
-    broken = Scored(broken.probabilities_NC, metrics.score(broken.probabilities_NC, LABELS))
     fine = contender(0.8, seed=1)
     pair = (broken, fine) if who == "candidate" else (contender(0.95), broken)
-    verdict = judge(spec(), LABELS, *pair, ())
+    verdict = judge(spec(), *pair, ())
     assert not verdict.promote
     assert f"the {who}'s" in verdict.reason
 
 
 def test_no_examples_refuse():
-    empty = Scored(np.zeros((0, CLASSES)), {})
-    assert not judge(spec(), np.zeros(0, np.int64), empty, empty, ()).promote
+    empty = ClassScores(np.zeros((0, CLASSES)), np.zeros(0, np.int64))
+    assert not judge(spec(), empty, empty, ()).promote
 
 
 def test_the_interval_is_the_same_every_time_and_holds_the_estimate():
     pair = contender(0.95), contender(0.9, seed=1)
-    first, second = (judge(spec(), LABELS, *pair, ()).comparison for _ in range(2))
+    first, second = (judge(spec(), *pair, ()).comparison for _ in range(2))
     assert first == second
     assert first.lower < first.estimate < first.upper
 
@@ -107,6 +111,85 @@ def test_the_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
             contender(float(generator.binomial(200, 0.9)) / 200, seed=1000 * i + k, labels=labels)
             for k in (1, 2)
         )
-        found = judge(spec(gate={"resamples": 400}), labels, ours, theirs, ()).comparison
+        found = judge(spec(gate={"resamples": 400}), ours, theirs, ()).comparison
         held += found.lower <= 0 <= found.upper
     assert 85 <= held <= 100
+
+
+def texts(nats_per_target, rows=300, targets=20, spread=0.1, unigram_nats=5.0, seed=0):
+    """Texts of a few targets each, of 4 bytes a target, whose loss differs a little by text."""
+    each = np.random.default_rng(7).integers(1, 2 * targets, rows).astype(float)
+    noise = np.random.default_rng(seed).normal(0, spread, rows)
+    return TokenScores(
+        np.maximum(0, nats_per_target + noise) * each, each / 4, each, 4 * each, unigram_nats
+    )
+
+
+def rise(candidate, champion, rows=100):
+    losses = ({"log_loss": candidate}, {"log_loss": champion})
+    return Slice(column="c", value="a", rows=rows, candidate=losses[0], champion=losses[1])
+
+
+CEILING = {"floor": {"log_loss": 4.0}}
+OF_TOKENS = [
+    ("a first model below the ceiling is promoted", CEILING, texts(3.5), None, (), True, ""),
+    ("a first model above the ceiling is not", CEILING, texts(4.5), None, (), False, "floor_log_loss"),
+    ("perplexity has a ceiling, too", {"floor": {"perplexity": 30}}, texts(3.5), None, (), False, "floor_perplexity"),
+    ("accuracy of tokens has a floor", {"floor": {"token_accuracy": 0.3}}, texts(3.5), None, (), False, "floor_token_accuracy"),
+    ("a metric that the task lacks is a floor that nothing reaches", {"floor": {"accuracy": 0.1}}, texts(3.5), None, (), False, "floor_accuracy"),
+    ("a first model that knows no more than frequencies is not", {}, texts(5.0, spread=0), None, (), False, "beats_unigram"),
+    ("a clearly better model is promoted", {}, texts(3.5), texts(3.8, seed=1), (), True, ""),
+    ("an equal model is not", {}, texts(3.5), texts(3.5), (), False, "better_than_champion"),
+    ("a worse model is not", {}, texts(3.8), texts(3.5, seed=1), (), False, "better_than_champion"),
+    ("better, but by less than min_delta, is not", {"gate": {"min_delta": 0.5}}, texts(3.5), texts(3.8, seed=1), (), False, "better_than_champion"),
+    ("a slice whose loss rises too much refuses", {}, texts(3.5), texts(3.8, seed=1), (rise(4.0, 3.9),), False, "slice:c=a"),
+    ("a rise within the limit is allowed", {}, texts(3.5), texts(3.8, seed=1), (rise(3.94, 3.9),), True, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "ours", "theirs", "slices", "promoted", "failing"),
+    [t[1:] for t in OF_TOKENS],
+    ids=[t[0] for t in OF_TOKENS],
+)
+def test_the_gate_decides_on_language_models(fields, ours, theirs, slices, promoted, failing):
+    verdict = gate.judge(spec(**fields), "log_loss", ours, theirs, slices, "log_loss")
+    assert verdict.promote is promoted, verdict.reason
+    assert [c.name for c in verdict.checks if not c.passed] == ([failing] if failing else [])
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_loss_that_is_not_a_number_refuses(wrong):
+    broken = texts(3.5)
+    broken.nats_N[3] = wrong
+    for pair in ((broken, texts(3.8, seed=1)), (texts(3.5), broken)):
+        verdict = gate.judge(spec(), "log_loss", *pair, (), "log_loss")
+        assert not verdict.promote
+        assert verdict.comparison is None
+
+
+def test_texts_without_a_byte_to_predict_refuse():
+    scores = texts(3.5)
+    silent = TokenScores(scores.nats_N, scores.right_N, scores.targets_N, 0 * scores.bytes_N, 5.0)
+    assert not gate.judge(spec(), "bits_per_byte", silent, None, (), "bits_per_byte").promote
+
+
+def test_a_missing_metric_of_a_slice_refuses():
+    part = Slice(column="c", value="a", rows=100, candidate={}, champion={"log_loss": 3.9})
+    verdict = gate.judge(spec(), "log_loss", texts(3.5), texts(3.8, seed=1), (part,), "log_loss")
+    assert [c.name for c in verdict.checks if not c.passed] == ["slice:c=a"]
+
+
+def test_metrics_of_tokens_are_ratios_of_sums_and_a_worked_example():
+    # 6 nats over 2 targets and 2 nats over 6: 8 nats over 8 targets and 16 bytes
+    scores = TokenScores(*np.array([[6.0, 2.0], [1, 3], [2, 6], [4, 12]]), 2.0)
+    assert scores.metrics == pytest.approx(
+        {
+            "log_loss": 1.0,
+            "perplexity": np.e,
+            "token_accuracy": 0.5,
+            "bits_per_byte": 8 / np.log(2) / 16,
+        }
+    )
+    twice_the_second = scores.resampled("log_loss", np.array([[1, 1], [0, 1]]))
+    assert twice_the_second == pytest.approx([4 / 12, 1.0])

@@ -1,6 +1,6 @@
-"""Cases for test_checkpoint.py that need ranks: `python checkpoint_cases.py GROUP FOLDER ROOT` runs
-those of a group one after the other in each rank and leaves `<rank>.json` in FOLDER: "" or what went
-wrong, by name. ROOT is where checkpoints go: a folder or a URI."""
+"""The cases of test_checkpoint.py, which need ranks: `python checkpoint_cases.py GROUP FOLDER ROOT`
+runs the functions whose name begins with the group, one after the other, on each rank, and leaves
+`<rank>.json` in FOLDER: by name "" or what went wrong. Checkpoints go to ROOT, a folder or a URI."""
 
 import json
 import os
@@ -201,7 +201,11 @@ def layouts_each_value_is_stored_once(root):
 
 def layouts_stages_that_hold_different_tensors_save_and_load_their_own(root):
     whole = some(0, a=(3, 4), b=(5,), c=(2, 2))["model"] | {"shared": torch.arange(6.0)}
-    mine = {"a": whole["a"], "shared": whole["shared"]} if rank() < 2 else {"b": whole["b"], "c": whole["c"]}
+    mine = (
+        {"a": whole["a"], "shared": whole["shared"]}
+        if rank() < 2
+        else {"b": whole["b"], "c": whole["c"]}
+    )
     checkpointer = Checkpointer(root, KEEP, KEY)
     checkpointer.save(4, {"model": mine}, {})
     checkpointer.wait()
@@ -428,7 +432,11 @@ def folder_a_broken_one_falls_back_loudly_and_none_left_starts_over(root):
         lambda c: next(c.folder.glob("*.distcp")).unlink(),
         lambda c: manifest_of(c).write_text(manifest_of(c).read_text()[:-40]),
     ]
-    said = ["does not match its hash", "is missing or has another size", "manifest.json cannot be read"]
+    said = [
+        "does not match its hash",
+        "is missing or has another size",
+        "manifest.json cannot be read",
+    ]
     for step, (break_it, words) in enumerate(zip(ruin, said, strict=True)):
         checkpoint = newest(root, KEY)
         assert checkpoint.step == 3 - step
@@ -481,7 +489,13 @@ def folder_a_broken_later_step_of_an_earlier_attempt_makes_room(root):
 
 
 def folder_state_and_scalars_come_back_as_they_were(root):
-    state = {"step": 1, "world_size": 2, "scale": 65536.0, "nan": float("nan"), "nested": {"a": [1, 2]}}
+    state = {
+        "step": 1,
+        "world_size": 2,
+        "scale": 65536.0,
+        "nan": float("nan"),
+        "nested": {"a": [1, 2]},
+    }
     saved(root, state=lambda step: state)
     found = newest(root, KEY)
     assert found.state["nested"] == {"a": [1, 2]}
@@ -520,7 +534,9 @@ def full_a_checkpoint_that_does_not_fit_says_what_it_needs_and_the_one_before_st
 def full_a_disk_that_fills_up_during_the_save_is_the_same_error(root):
     tensors = {"w": torch.ones(1_000_000)}
     checkpointer = saved(root, tensors={"w": torch.ones(100_000)})
-    checkpointer.storage.check_room = lambda needed: None  # another process took the room just after
+    checkpointer.storage.check_room = lambda needed: (
+        None
+    )  # another process took the room just after
     ballast = Path(root) / "ballast"
     free = os.statvfs(root).f_bavail * os.statvfs(root).f_frsize
     ballast.write_bytes(b"x" * (free - 2_000_000))
@@ -622,6 +638,22 @@ def lost_a_store_that_goes_away_ends_in_an_error_that_names_it_on_every_rank(roo
     assert f"the checkpoint store {root} cannot be used" in str(error), error
     print("gave up after", time.monotonic() - began, flush=True)
     raised(CheckpointError, lambda: agreed(root, KEY))
+
+
+# ---- killed while saving ------------------------------------------------------------------------
+
+
+def endless_saves_until_it_is_killed(root):
+    checkpointer = Checkpointer(root, KEEP, KEY)
+    tensors = {"w": torch.zeros(2_000_000), "v": torch.zeros(2_000_000)}
+    step = newest(root, KEY).step if newest(root, KEY) else 0
+    while True:
+        step += 1
+        for tensor in tensors.values():
+            tensor.fill_(step)
+        checkpointer.save(step, tensors, {"step": step})
+        while checkpointer.committed() is None:
+            time.sleep(0.002)
 
 
 class Heard:

@@ -1,0 +1,200 @@
+"""Who is to blame: from what ranks said, how they ended and where they hang to the first cause.
+
+Decides the order of causes. Errors that only say that a peer is gone come last, as do exits that
+follow from others; among the rest the earliest counts. A hung rank is one whose main thread is not
+waiting for others; if all wait, the one that is furthest behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import signal
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from rekindle.launch.signs import Sign
+
+# raised: an error of its own. killed: by a signal. hung: no sign of life. ended: left without a
+# word. node: a whole node is gone. waits: hangs where it waits for others. followed: from another.
+Kind = Literal["raised", "killed", "hung", "node", "ended", "waits", "followed"]
+
+_ORDER: Mapping[Kind, int] = {
+    "raised": 0, "killed": 0, "hung": 0, "node": 0, "ended": 1, "waits": 1, "followed": 2,
+}  # fmt: skip
+_FRAME = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
+_COLLECTIVE, _OPERATOR, _BACKWARD = "torch/distributed/", "torch/_ops.py", "torch/autograd/graph.py"
+_MEMORY = "use less memory: a smaller train.micro_batch_size, activation checkpointing, more shards"
+_OOM = "the kernel ran out of memory"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """Why a gang ended: `what` happened to `rank` at `time` (seconds since 1970), `where`, and the
+    `fix`."""
+
+    kind: Kind
+    rank: int
+    time: float
+    what: str
+    where: str = ""
+    fix: str = ""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a restart would end the same way."""
+        return self.kind == "raised"
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self:
+        """From its fields."""
+        return cls(**facts)
+
+
+def first(causes: Iterable[Cause]) -> Cause | None:
+    """The one that the others follow from."""
+    return min(causes, key=lambda cause: (_ORDER[cause.kind], cause.time), default=None)
+
+
+def causes_of(
+    signs: Sequence[Sign],
+    exits: Sequence[Mapping[str, Any]],
+    ours: Collection[int],
+    oom_kills: int,
+) -> list[Cause]:
+    """Causes from the ranks' last words and from how torchrun saw them end (`exits`).
+
+    `ours` are the ranks that we had to kill ourselves, `oom_kills` is how many processes the kernel
+    killed for their memory meanwhile."""
+    by_rank = {sign.rank: sign for sign in signs}
+    spoken = [_from_words(sign, sign.words) for sign in signs if sign.words]
+    told = {*ours, *(cause.rank for cause in spoken)}
+    silent = [facts for facts in exits if facts["rank"] not in told]
+    return spoken + [_from_exit(facts, by_rank.get(facts["rank"]), oom_kills) for facts in silent]
+
+
+def _from_words(sign: Sign, words: Mapping[str, Any]) -> Cause:
+    kind: Kind = "followed" if words["peer_lost"] else "raised"
+    what = f"rank {sign.rank} failed in {sign.doing}: {words['message']}"
+    return Cause(kind, sign.rank, words["time"], what, words["where"], words["fix"])
+
+
+def _from_exit(facts: Mapping[str, Any], sign: Sign | None, oom_kills: int) -> Cause:
+    rank, code, when = facts["rank"], facts["exit_code"], float(facts["time"])
+    doing = f" in {sign.doing}" if sign else ""
+    log = "see the step's log for what it printed last"
+    if code >= 0:
+        return Cause(
+            "ended", rank, when, f"rank {rank} ended with exit code {code}{doing}", "", log
+        )
+    name = signal_name(-code)
+    if code == -signal.SIGKILL and oom_kills:
+        what = f"rank {rank} was killed{doing}: {_OOM}"
+        return Cause("killed", rank, when, what, "", _MEMORY)
+    followed = code in (-signal.SIGTERM, -signal.SIGABRT)  # torchrun's own, gloo's when a peer goes
+    fix = log
+    if code == -signal.SIGKILL:
+        fix = "somebody outside killed it, or its machine lacks memory: see the machine's own log"
+    what = f"rank {rank} was killed by {name}{doing}"
+    return Cause("followed" if followed else "killed", rank, when, what, "", fix)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# Hung ranks
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """The main thread of a rank, innermost frame first, as `file:line function`."""
+
+    frames: tuple[tuple[str, int, str], ...]
+
+    @classmethod
+    def read(cls, text: str, thread: int) -> Self:
+        """From what faulthandler wrote of all threads."""
+        blocks = re.split(r"\n(?=Thread |Current thread )", "\n" + text)
+        own = next((block for block in blocks if f"0x{thread:016x}" in block), "")
+        found = (_FRAME.match(line) for line in own.splitlines())
+        return cls(tuple((m["file"], int(m["line"]), m["function"]) for m in found if m))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is inside a collective, or in a backward pass, which runs them."""
+        files = [file for file, _, _ in self.frames[:4]] or [""]
+        collective = any(_COLLECTIVE in file for file in files)
+        inside = _COLLECTIVE in files[0] or (_OPERATOR in files[0] and collective)
+        return inside or _BACKWARD in files[0]
+
+    @property
+    def where(self) -> str:
+        """`step in loop.py:90, called from fit`."""
+        if not self.frames:
+            return ""
+        file, line, function = self.frames[0]
+        callers = " < ".join(name for _, _, name in self.frames[1:4])
+        return f"{file}:{line} in {function}" + (f" < {callers}" if callers else "")
+
+
+def hung(signs: Sequence[Sign], stacks: Mapping[int, Stack], fix: str) -> list[Cause]:
+    """A cause for each rank that gives no sign of life; where all wait for others, that is said of
+    the one furthest behind."""
+    causes = [_hung(sign, stacks.get(sign.rank, Stack(())), fix) for sign in signs]
+    if any(cause.kind == "hung" for cause in causes):
+        return causes
+    behind = min(signs, key=lambda sign: (sign.step, sign.time), default=None)
+    return [cause for cause in causes if behind is not None and cause.rank == behind.rank]
+
+
+def _hung(sign: Sign, stack: Stack, fix: str) -> Cause:
+    what = f"rank {sign.rank} hangs in {sign.doing}: no sign of life for {sign.age:.0f} s"
+    if not stack.frames:
+        what += ", and it does not answer a signal either"
+    kind: Kind = "waits" if stack.waits else "hung"
+    return Cause(kind, sign.rank, time.time() - sign.age, what, stack.where, fix)
+
+
+# Memory
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for lack of memory in this process's cgroup, or on
+    the machine where there is none to read."""
+    for path in (*_cgroup_files(), Path("/proc/vmstat")):
+        with contextlib.suppress(OSError):
+            found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+            if found:
+                return int(found[1])
+    return 0
+
+
+def _cgroup_files() -> Iterable[Path]:
+    """cgroup v2's memory.events and v1's memory.oom_control; a container sees its own as root."""
+    root = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "memory":
+                yield root / "memory" / path.lstrip("/") / "memory.oom_control"
+                yield root / "memory" / "memory.oom_control"
+            elif not controllers:
+                yield root / path.lstrip("/") / "memory.events"
+                yield root / "memory.events"
+
+
+def read_exits(report: Path) -> list[dict[str, Any]]:
+    """What the agent wrote, in its order; nothing if it did not get to it."""
+    try:
+        lines = report.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines]

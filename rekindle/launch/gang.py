@@ -1,0 +1,320 @@
+"""One life of a gang: the ranks of this node from their start to a report of how they ended.
+
+Decides when ranks are given up: after an error or a death the others get a little time to say what
+they saw and are then killed, because a collective may wait for a dead peer for ever; a rank without
+a sign of life for `train.hang_seconds` makes all write down their stacks first. What a rank starts
+up with, saves or finishes may take three times as long, and at least two minutes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from rekindle.launch import blame, signs
+from rekindle.launch.blame import Cause, Stack
+from rekindle.launch.fault import LAUNCHER
+from rekindle.launch.process import MARK, end_marked, is_running
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.signs import Sign
+from rekindle.spec.model import TrainSpec
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+PEER_SECONDS = 15.0  # for the peers of a lost rank to notice by themselves
+OVERTIME_SECONDS = 15.0  # beyond the grace period, until ranks that do not stop are killed
+STACKS_SECONDS = 3.0
+SLOW_PHASES, SLOW_FACTOR, SLOW_SECONDS = ("start", "warm-up", "save", "finish"), 3, 120.0
+
+# done, preempted: rank 0 said so. quiet: the ranks of another node than rank 0's ended well.
+Ending = Literal["done", "preempted", "quiet", "lost"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """How the ranks of one node ended: the `cause` of a loss as far as this node knows, whether its
+    time was `expired` (train.max_hours), and whether it was `asked` to stop."""
+
+    ending: Ending
+    cause: Cause | None = None
+    expired: bool = False
+    asked: bool = False
+
+    @property
+    def hung(self) -> bool:
+        """Whether the other nodes should write down their stacks, too."""
+        return self.cause is not None and self.cause.kind in ("hung", "waits")
+
+    def facts(self) -> dict[str, Any]:
+        """For `of`, as JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self:
+        """From `facts`."""
+        cause = Cause.of(facts["cause"]) if facts["cause"] else None
+        return cls(**{**facts, "cause": cause})
+
+
+@dataclasses.dataclass(frozen=True)
+class Halt:
+    """Another node wants this one to end; with `stacks` written down first."""
+
+    stacks: bool = False
+
+
+class Gang:
+    """The ranks of this node. `run` is one life; `stop` may be called from a signal handler."""
+
+    def __init__(
+        self,
+        script: Sequence[str],
+        train: TrainSpec,
+        status: Path,
+        rendezvous: Rendezvous,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.script, self.train, self.status, self.place = list(script), train, status, rendezvous
+        self.environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        self.environment |= rendezvous.network() | dict(environment)
+        self.environment |= {LAUNCHER: str(os.getpid())}
+        self.foreign = train.entrypoint is not None
+        self.began = time.monotonic()
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.stopped_at: float | None = None
+        self.expired = False
+
+    def stop(self, number: int = 0) -> None:
+        """Ask all ranks to save and end; torchrun hands SIGTERM to them."""
+        self.stopped_at = self.stopped_at or time.monotonic()
+        if self.agent is not None and self.agent.poll() is None:
+            self.agent.send_signal(signal.SIGTERM)
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether `train.max_hours` are over."""
+        hours = self.train.max_hours
+        return hours is not None and time.monotonic() - self.began > hours * 3600
+
+    def run(self, restart: int, port: int, on_poll: Callable[[], Halt | None]) -> Report:
+        """One life; `on_poll` is called some times a second and may end it."""
+        self.status.mkdir(parents=True, exist_ok=True)
+        (self.status / "status.json").unlink(missing_ok=True)
+        signs.clear(self.status)
+        life = _Life(self, restart, port)
+        try:
+            if self.stopped_at is not None:
+                self.stop()
+            life.watch(on_poll)
+            end_marked(life.mark)
+            return life.report()
+        finally:
+            life.close()
+
+
+class _Life:
+    def __init__(self, gang: Gang, restart: int, port: int) -> None:
+        self.gang, self.restart, self.status = gang, restart, gang.status
+        self.mark = uuid.uuid4().hex
+        # on this machine's own disk: the other may be full, or hold no pipes
+        self.scratch = tempfile.TemporaryDirectory(prefix="rekindle-")
+        self.exits = Path(self.scratch.name) / "exits.jsonl"
+        self.began = time.monotonic()
+        self.trouble_at: float | None = None
+        self.killed = False
+        self.ours: set[int] = set()
+        self.hung: list[Cause] = []
+        self.oom_kills = blame.oom_kills()
+        reading, self.lifeline = os.pipe()
+        words = [sys.executable, "-m", "rekindle.launch.agent", str(reading), str(self.exits)]
+        own = {MARK: self.mark, "REKINDLE_RESTART": str(restart)} | self._flight_recorder()
+        own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(gang.train.grace_seconds))
+        try:
+            self.agent = gang.agent = subprocess.Popen(
+                [*words, *argv(gang.script, gang.place, port)],
+                env={**gang.environment, **own}, pass_fds=[reading],
+            )  # fmt: skip
+        finally:
+            os.close(reading)
+
+    def close(self) -> None:
+        """Leave nothing running, and nothing on this machine's disk."""
+        end_marked(self.mark)
+        self.agent.wait()
+        os.close(self.lifeline)
+        self.scratch.cleanup()
+
+    def watch(self, on_poll: Callable[[], Halt | None]) -> None:
+        """Until torchrun has ended."""
+        killed_at = 0.0
+        while True:
+            try:
+                self.agent.wait(POLL_SECONDS)
+                return
+            except subprocess.TimeoutExpired:
+                pass
+            halt = on_poll()
+            if self.killed:
+                if time.monotonic() - killed_at > PEER_SECONDS:
+                    self.agent.kill()
+            elif self._is_over(halt):
+                killed_at = time.monotonic()
+                self.kill()
+
+    def _is_over(self, halt: Halt | None) -> bool:
+        """Whether the ranks have to be killed now."""
+        gang, now = self.gang, time.monotonic()
+        if gang.out_of_time and gang.stopped_at is None:
+            log.warning("train.max_hours are over; asking the ranks to save and end")
+            gang.expired = True
+            gang.stop()
+        if gang.stopped_at is not None:
+            patience = gang.train.grace_seconds + OVERTIME_SECONDS
+            if now - max(gang.stopped_at, self.began) > patience:
+                return True
+        found = signs.read(self.status)
+        if halt is not None:
+            if halt.stacks:
+                self._write_stacks(found)
+            return True
+        if self._in_trouble(found):
+            self.trouble_at = self.trouble_at or now
+            return now - self.trouble_at > PEER_SECONDS
+        return self._hangs(found)
+
+    def _in_trouble(self, found: Sequence[Sign]) -> bool:
+        """Whether a rank has failed or died before rank 0 said how it all ended."""
+        lost = any(sign.words or not is_running(sign.pid) for sign in found)
+        return lost and not self._said()
+
+    def _hangs(self, found: Sequence[Sign]) -> bool:
+        if self.gang.foreign:
+            return False
+        known = {sign.rank: sign for sign in found}
+        first = self.gang.place.node_rank * self.gang.place.ranks_per_node
+        ranks = range(first, first + self.gang.place.ranks_per_node)
+        unborn = [Sign(r, 0, 0, self.began, 0, "start", 0, None) for r in ranks if r not in known]
+        late = [sign for sign in (*found, *unborn) if sign.age > self._patience(sign)]
+        if not late:
+            return False
+        self._write_stacks([*found, *unborn])
+        return True
+
+    def _patience(self, sign: Sign) -> float:
+        limit = self.gang.train.hang_seconds
+        return max(SLOW_SECONDS, SLOW_FACTOR * limit) if sign.phase in SLOW_PHASES else limit
+
+    def _write_stacks(self, found: Sequence[Sign]) -> None:
+        """Have all ranks write down their stacks, into the log and one file, and see who hangs."""
+        texts = _stacks(self.status, [sign for sign in found if sign.pid])
+        for rank in sorted(texts):
+            log.warning("stacks of rank %d:\n%s", rank, texts[rank])
+        path = self.status / f"stacks-{self.restart}.txt"
+        with contextlib.suppress(OSError):  # a full disk; the log has them
+            path.write_text("".join(f"rank {rank}\n{text}\n" for rank, text in texts.items()))
+        for sign in found:
+            self._dump_flight_recorder(sign.rank)
+        stacks = {s.rank: Stack.read(texts.get(s.rank, ""), s.thread) for s in found}
+        fix = f"all stacks are in {path}; if it was only slow, raise train.hang_seconds"
+        quiet = [sign for sign in found if sign.age > self._patience(sign) / 2]
+        self.hung = blame.hung(quiet, stacks, fix)
+
+    def kill(self) -> None:
+        """End the ranks at once; torchrun then reports and ends by itself."""
+        self.killed = True
+        place = self.gang.place
+        first = place.node_rank * place.ranks_per_node
+        dead = {s.rank for s in signs.read(self.status) if not is_running(s.pid)}
+        self.ours = set(range(first, first + place.ranks_per_node)) - dead
+        end_marked(self.mark, spared={self.agent.pid})
+
+    def report(self) -> Report:
+        """How it ended."""
+        code, said = self.agent.returncode, self._said()
+        foreign, expired = self.gang.foreign, self.gang.expired
+        asked = self.gang.stopped_at is not None
+        if said == "done" or (foreign and code == 0):
+            return Report("done")
+        if said == "preempted":
+            return Report("preempted", expired=expired, asked=asked)
+        if code == 0 and self.gang.place.node_rank:
+            return Report("quiet", expired=expired, asked=asked)
+        oom = blame.oom_kills() - self.oom_kills
+        found = signs.read(self.status)
+        causes = blame.causes_of(found, blame.read_exits(self.exits), self.ours, oom)
+        cause = blame.first([*causes, *self.hung]) or self._unknown(code)
+        return Report("lost", cause, expired, asked)
+
+    def _unknown(self, code: int) -> Cause:
+        first = self.gang.place.node_rank * self.gang.place.ranks_per_node
+        what = "the ranks ended without saying that they are done"
+        if code < 0 and not self.killed:
+            what = f"torchrun itself was killed by {blame.signal_name(-code)}"
+        elif code:
+            what = f"torchrun ended with exit code {code}"
+        return Cause("followed", first, time.time(), what, fix="see the step's log")
+
+    def _flight_recorder(self) -> dict[str, str]:
+        """NCCL's record of the last collectives, written on a timeout and when we ask for it."""
+        if not Path("/dev/nvidiactl").exists():
+            return {}
+        return {
+            "TORCH_FR_BUFFER_SIZE": "2000",
+            "TORCH_FR_DUMP_TEMP_FILE": str(self.status / "flight-recorder-"),
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self.scratch.name}/",
+        }
+
+    def _dump_flight_recorder(self, rank: int) -> None:
+        with contextlib.suppress(OSError):  # no NCCL in this rank, or nobody listens
+            pipe = os.open(f"{self.scratch.name}/{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, b"1")
+            os.close(pipe)
+
+    def _said(self) -> str:
+        path = self.status / "status.json"
+        return str(json.loads(path.read_text())["status"]) if path.exists() else ""
+
+
+def argv(script: Sequence[str], place: Rendezvous, port: int) -> list[str]:
+    """torchrun's arguments for `script` (a path or `-m module`, and its arguments)."""
+    words = [f"--nproc-per-node={place.ranks_per_node}", "--max-restarts=0"]
+    if place.nodes == 1:
+        return [*words, "--standalone", *script]
+    return [
+        *words,
+        f"--nnodes={place.nodes}",
+        f"--node-rank={place.node_rank}",
+        f"--master-addr={place.address}",
+        f"--master-port={port}",
+        f"--local-addr={place.local_address()}",
+        *script,
+    ]
+
+
+def _stacks(status: Path, found: Sequence[Sign]) -> dict[int, str]:
+    """The stacks of all threads of each rank that answers within some seconds."""
+    for sign in found:
+        if is_running(sign.pid):
+            os.kill(sign.pid, signal.SIGUSR1)
+    deadline = time.monotonic() + STACKS_SECONDS
+    texts: dict[int, str] = {}
+    while time.monotonic() < deadline:
+        paths = {sign.rank: signs.stacks_path(status, sign.rank) for sign in found}
+        before, texts = texts, {r: p.read_text() for r, p in paths.items() if p.exists()}
+        if texts == before and all(texts.values()):
+            break
+        time.sleep(POLL_SECONDS)
+    return {rank: text for rank, text in texts.items() if text}

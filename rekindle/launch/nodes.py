@@ -1,0 +1,315 @@
+"""Several nodes as one gang: they start together, end together, and agree on what happened.
+
+Decides the protocol. The supervisor of node rank 0 listens; every supervisor, that one included,
+connects and speaks JSON, a line a message:
+
+    join {nodes, node, restart}     a node is ready; `restart` is what it believes comes next
+    wait {missing}                  the others are not there yet
+    go {restart, port}              all are: start ranks, torchrun's store listens on `port`
+    report {...}                    how this node's ranks ended
+    halt {stacks}                   another node's did: end yours
+    verdict {...}                   what it all came to, the same for every node
+
+A closed connection is a lost node, and so is one that does not answer for about 25 s. Whoever loses
+the coordinator ends its ranks and looks for a new one in the same place, so that a node that was
+killed, rank 0's included, may be started again and joins the next restart."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rekindle.errors import PreemptedError
+from rekindle.launch import blame
+from rekindle.launch.blame import Cause
+from rekindle.launch.gang import POLL_SECONDS, Halt, Report
+from rekindle.launch.rendezvous import Rendezvous
+
+log = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+
+SETTLE_SECONDS = 60.0  # for the nodes to end after the first of them has
+_LOST_SECONDS = 25
+_LONGEST_LINE = 1 << 20
+
+
+class Disconnected(Exception):
+    """The other end is gone."""
+
+
+class Line:
+    """Messages over one connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket, self._rest = connection, b""
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _LOST_SECONDS // 5 - 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_SECONDS * 1000)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message; raises Disconnected. They are small: the kernel takes them at once."""
+        try:
+            self.socket.sendall(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+        except OSError as error:
+            raise Disconnected from error
+
+    def receive(self) -> list[Message]:
+        """What has arrived; raises Disconnected."""
+        try:
+            while content := self.socket.recv(1 << 16):
+                self._rest += content
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise Disconnected from error
+        else:
+            raise Disconnected
+        *lines, self._rest = self._rest.split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            raise Disconnected
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """Hang up."""
+        self.socket.close()
+
+
+def judge(reports: Mapping[int, Report]) -> Report:
+    """What the reports of all nodes come to."""
+    ends = {report.ending for report in reports.values()}
+    expired = any(report.expired for report in reports.values())
+    asked = any(report.asked for report in reports.values())
+    if "done" in ends and ends <= {"done", "quiet"}:
+        return Report("done")
+    if "preempted" in ends:
+        return Report("preempted", expired=expired, asked=asked)
+    cause = blame.first(report.cause for report in reports.values() if report.cause)
+    if cause is None:
+        what = "the ranks ended without saying that they are done"
+        cause = Cause("followed", 0, time.time(), what, fix="see the step's log")
+    return Report("lost", cause, expired, asked)
+
+
+class Coordinator(threading.Thread):
+    """The listening side, in a thread of node rank 0's supervisor."""
+
+    def __init__(self, place: Rendezvous) -> None:
+        super().__init__(name="coordinator", daemon=True)
+        self.place = place
+        self.selector = selectors.DefaultSelector()
+        self.server = socket.create_server(("", place.port), reuse_port=False)
+        self.server.setblocking(False)
+        self.selector.register(self.server, selectors.EVENT_READ)
+        self.strangers: set[Line] = set()
+        self.joined: dict[int, Line] = {}  # ready for the next restart
+        self.at_work: dict[int, Line] = {}
+        self.reports: dict[int, Report] = {}
+        self.next_restart = 0
+        self.halt_at: float | None = None
+        self.ended = False
+
+    def run(self) -> None:
+        while not self.ended:
+            for key, _ in self.selector.select(POLL_SECONDS):
+                if key.data is None:
+                    self._welcome()
+                else:
+                    self._read(key.data)
+            if self.halt_at is not None and time.monotonic() > self.halt_at:
+                self._halt(Halt())
+        for line in [*self.strangers, *self.joined.values(), *self.at_work.values()]:
+            line.close()
+        self.server.close()
+        self.selector.close()
+
+    def end(self) -> None:
+        """Stop listening."""
+        self.ended = True
+        self.join()
+
+    def _welcome(self) -> None:
+        with contextlib.suppress(OSError):
+            line = Line(self.server.accept()[0])
+            self.strangers.add(line)
+            self.selector.register(line.socket, selectors.EVENT_READ, line)
+
+    def _read(self, line: Line) -> None:
+        try:
+            for message in line.receive():
+                self._heard(line, message)
+        except (Disconnected, ValueError, KeyError, TypeError) as error:
+            if not isinstance(error, Disconnected):
+                log.warning("hung up on somebody who does not speak our language: %r", error)
+            self._gone(line)
+
+    def _heard(self, line: Line, message: Message) -> None:
+        if message["kind"] == "join":
+            self._join(line, message)
+        elif message["kind"] == "report" and (node := _node(self.at_work, line)) is not None:
+            self._reported(node, Report.of(message["report"]))
+
+    def _join(self, line: Line, message: Message) -> None:
+        node = int(message["node"])
+        if message["nodes"] != self.place.nodes or not 0 <= node < self.place.nodes:
+            raise ValueError(f"node {node} of {message['nodes']}; here are {self.place.nodes}")
+        for known in (self.joined, self.at_work):
+            if node in known and known[node] is not line:
+                self._gone(known[node])  # it was restarted before we noticed
+        self.strangers.discard(line)
+        self.joined[node] = line
+        self.next_restart = max(self.next_restart, int(message["restart"]))
+        self._start_if_complete()
+
+    def _start_if_complete(self) -> None:
+        if self.at_work:
+            return
+        missing = [node for node in range(self.place.nodes) if node not in self.joined]
+        if missing:
+            self._tell(self.joined, "wait", missing=missing)
+            return
+        self.at_work, self.joined, self.reports = self.joined, {}, {}
+        with socket.create_server(("", 0)) as free:
+            port = free.getsockname()[1]
+        self._tell(self.at_work, "go", restart=self.next_restart, port=port)
+        self.next_restart += 1
+
+    def _reported(self, node: int, report: Report) -> None:
+        self.reports[node] = report
+        if report.ending == "lost":
+            self._halt(Halt(stacks=report.hung))
+        elif self.halt_at is None:
+            self.halt_at = time.monotonic() + SETTLE_SECONDS
+        if len(self.reports) == self.place.nodes:
+            at_work, self.at_work, self.halt_at = self.at_work, {}, None
+            self.strangers |= set(at_work.values())  # until they join again
+            self._tell(at_work, "verdict", verdict=judge(self.reports).facts())
+            self._start_if_complete()
+
+    def _halt(self, halt: Halt) -> None:
+        self.halt_at = None
+        waiting = {n: line for n, line in self.at_work.items() if n not in self.reports}
+        self._tell(waiting, "halt", stacks=halt.stacks)
+
+    def _tell(self, lines: Mapping[int, Line], kind: str, **fields: Any) -> None:
+        for line in list(lines.values()):
+            try:
+                line.send(kind, **fields)
+            except Disconnected:
+                self._gone(line)
+
+    def _gone(self, line: Line) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self.selector.unregister(line.socket)
+        line.close()
+        self.strangers.discard(line)
+        if (node := _node(self.joined, line)) is not None:
+            del self.joined[node]
+        node = _node(self.at_work, line)
+        if node is not None and node not in self.reports:
+            self._reported(node, Report("lost", _node_gone(self.place, node)))
+
+
+def _node_gone(place: Rendezvous, node: int) -> Cause:
+    first = node * place.ranks_per_node
+    ranks = f"{first} to {first + place.ranks_per_node - 1}" if place.ranks_per_node > 1 else first
+    fix = f"start it again within {place.patience_seconds:g} s and it joins"
+    return Cause("node", first, time.time(), f"node {node} is gone (rank {ranks})", fix=fix)
+
+
+def _node(lines: Mapping[int, Line], line: Line) -> int | None:
+    return next((node for node, known in lines.items() if known is line), None)
+
+
+class Member:
+    """This node's end: `meet`, then `poll` while the ranks run, then `settle`; and again."""
+
+    def __init__(self, place: Rendezvous, stopped: Callable[[], bool]) -> None:
+        self.place, self.stopped = place, stopped
+        self.line: Line | None = None
+        self.heard: list[Message] = []
+
+    def close(self) -> None:
+        """Leave."""
+        if self.line is not None:
+            self.line.close()
+            self.line = None
+
+    def meet(self, restart: int) -> tuple[int, int]:
+        """Number and port of the restart that all nodes begin now. Raises PreemptedError when they
+        do not come together in time, or when we are to stop."""
+        deadline = time.monotonic() + self.place.patience_seconds
+        missing: list[int] = [0]
+        joined: Line | None = None
+        while time.monotonic() < deadline and not self.stopped():
+            if self.line is None or joined is not self.line:
+                joined = self._joined(restart)
+            for message in self._receive():
+                if message["kind"] == "go":
+                    return int(message["restart"]), int(message["port"])
+                if message["kind"] == "wait":
+                    missing = message["missing"]
+            time.sleep(POLL_SECONDS)
+        how = "stopped from outside"
+        if not self.stopped():
+            how = f"gave up after {self.place.patience_seconds:g} s of"
+        nodes = ", ".join(map(str, missing))
+        raise PreemptedError(
+            f"node {self.place.node_rank} of {self.place.nodes} {how} waiting for node {nodes}",
+            where=f"{self.place.address}:{self.place.port}",
+            fix="start all nodes again: the same command resumes from the last checkpoint",
+        )
+
+    def poll(self) -> Halt | None:
+        """Whether our ranks have to end because others did."""
+        self.heard += self._receive()
+        halts = [message for message in self.heard if message["kind"] == "halt"]
+        if halts:
+            return Halt(stacks=halts[0]["stacks"])
+        return Halt() if self.line is None else None
+
+    def settle(self, report: Report) -> Report:
+        """What the reports of all nodes come to."""
+        with contextlib.suppress(Disconnected):
+            if self.line is not None:
+                self.line.send("report", report=report.facts())
+        deadline = time.monotonic() + 2 * SETTLE_SECONDS
+        while self.line is not None and time.monotonic() < deadline:
+            self.heard += self._receive()
+            told = [message for message in self.heard if message["kind"] == "verdict"]
+            if told:
+                self.heard = []
+                return Report.of(told[0]["verdict"])
+            time.sleep(POLL_SECONDS / 4)
+        self.close()
+        self.heard = []
+        return Report("lost", _node_gone(self.place, 0), report.expired, report.asked)
+
+    def _joined(self, restart: int) -> Line | None:
+        """A connection on which we have said that we are ready."""
+        try:
+            if self.line is None:
+                where = (self.place.address, self.place.port)
+                self.line = Line(socket.create_connection(where, timeout=5))
+            me = {"nodes": self.place.nodes, "node": self.place.node_rank, "restart": restart}
+            self.line.send("join", **me)
+        except (OSError, Disconnected):
+            self.close()
+        return self.line
+
+    def _receive(self) -> list[Message]:
+        try:
+            return self.line.receive() if self.line is not None else []
+        except Disconnected:
+            self.close()
+            return []

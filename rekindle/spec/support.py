@@ -1,0 +1,146 @@
+"""Which combinations of layout, schedule, recomputation, compilation, precision and adapters train,
+because a test compares each of them with one process; every other one is refused.
+
+`GROUPS` is the one list: `docs/layouts.md` is generated from it, tests/train/test_layouts.py runs
+every cell of it, and `require` refuses what is not in it. A GPU adds no cell here until a test has
+run there."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Literal
+
+from rekindle.errors import UnsupportedError
+from rekindle.spec.layout import AXES, Layout
+from rekindle.spec.model import TrainSpec
+
+Kind = Literal["image", "text", "tokens"]
+KINDS: tuple[Kind, ...] = ("image", "text", "tokens")
+SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
+
+Axes = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One combination. `axes` are those of more than one rank, in the order of `AXES`; `schedule`
+    is empty without pp."""
+
+    kind: Kind
+    axes: Axes = ()
+    schedule: str = ""
+    checkpointing: str = "none"
+    compile: bool = False
+    precision: str = "fp32"
+    lora: bool = False
+
+    def __str__(self) -> str:
+        parts = [" x ".join(self.axes) or "one rank", self.schedule, self.precision]
+        if self.checkpointing != "none":
+            parts.append(f"{self.checkpointing} recomputation")
+        parts += ["compiled"] * self.compile + ["LoRA"] * self.lora
+        return f"{self.kind}: " + ", ".join(part for part in parts if part)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The product of its fields; schedules apply where pp is among the axes."""
+
+    axes: tuple[Axes, ...]
+    kinds: tuple[Kind, ...] = KINDS
+    schedules: tuple[str, ...] = ("1f1b",)
+    checkpointing: tuple[str, ...] = ("none",)
+    compile: tuple[bool, ...] = (False,)
+    precision: tuple[str, ...] = ("fp32",)
+    lora: tuple[bool, ...] = (False,)
+
+    def cells(self) -> Iterator[Cell]:
+        """Those of the product that mean something."""
+        product = itertools.product(
+            self.kinds, self.axes, self.schedules, self.checkpointing, self.compile,
+            self.precision, self.lora,
+        )  # fmt: skip
+        for kind, axes, schedule, *rest in product:
+            if "pp" not in axes and schedule != self.schedules[0]:
+                continue
+            cell = Cell(kind, axes, schedule if "pp" in axes else "", *rest)
+            if not impossible(cell):
+                yield cell
+
+
+def _up_to(most: int) -> tuple[Axes, ...]:
+    return tuple(axes for n in range(most + 1) for axes in itertools.combinations(AXES, n))
+
+
+_ONE, _TWO, _THREE = _up_to(1), _up_to(2), _up_to(3)
+GROUPS = (
+    Group(_TWO, schedules=SCHEDULES),
+    Group(_THREE, kinds=("tokens",), schedules=SCHEDULES),
+    Group((("shard", "tp", "pp", "cp"),), kinds=("tokens",)),
+    Group(_TWO, checkpointing=("selective", "full"), schedules=("1f1b", "interleaved")),
+    Group(_TWO, precision=("bf16",)),
+    Group(_ONE, precision=("bf16",), checkpointing=("selective", "full")),
+    Group(_up_to(1)[:3], precision=("fp16",)),
+    Group(
+        _up_to(1)[:3], compile=(True,), precision=("fp32", "bf16"), kinds=("text", "tokens"),
+        checkpointing=("none", "full"),
+    ),
+    Group(
+        (*_ONE, ("dp", "shard"), ("shard", "tp")), kinds=("text", "tokens"), lora=(True,),
+        precision=("fp32", "bf16"),
+    ),
+    Group(_up_to(1)[:3], kinds=("text", "tokens"), lora=(True,), checkpointing=("full",)),
+)  # fmt: skip
+
+
+def tested() -> tuple[Cell, ...]:
+    """All cells, each once, simple ones first."""
+    return tuple(dict.fromkeys(cell for group in GROUPS for cell in group.cells()))
+
+
+def impossible(cell: Cell) -> str:
+    """Why a cell has no meaning, or ""."""
+    if "cp" in cell.axes and cell.kind != "tokens":
+        return "context parallelism divides sequences of tokens to predict"
+    if cell.lora and cell.kind == "image":
+        return "there are no adapters for this network"
+    if cell.schedule == "zero_bubble" and cell.checkpointing != "none":
+        return "zero bubble computes the backward pass in two halves, recomputation in one"
+    if cell.schedule == "zero_bubble" and cell.compile:
+        return "torch refuses zero bubble with compiled blocks"
+    return ""
+
+
+def cell_of(kind: Kind, layout: Layout, train: TrainSpec, lora: bool) -> Cell:
+    """The cell of a run; fp64 is fp32's."""
+    axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
+    return Cell(
+        kind=kind,
+        axes=axes,
+        schedule=layout.schedule if "pp" in axes else "",
+        checkpointing=train.activation_checkpointing,
+        compile=train.compile,
+        precision="fp32" if train.precision == "fp64" else train.precision,
+        lora=lora,
+    )
+
+
+def require(cell: Cell) -> None:
+    """Raise UnsupportedError for a cell that no test has run, with the nearest ones that have."""
+    cells = tested()
+    if cell in cells:
+        return
+
+    def distance(other: Cell) -> int:
+        fields = [f.name for f in dataclasses.fields(Cell) if f.name != "axes"]
+        differing = sum(getattr(cell, f) != getattr(other, f) for f in fields)
+        return differing + len(set(cell.axes) ^ set(other.axes))
+
+    near = sorted((c for c in cells if c.kind == cell.kind), key=distance)[:3]
+    raise UnsupportedError(
+        f"{cell} is refused: {impossible(cell) or 'no test has shown that it trains right'}",
+        where="train",
+        fix="use " + "; or ".join(str(c).partition(": ")[2] for c in near),
+    )

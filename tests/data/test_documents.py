@@ -1,0 +1,166 @@
+"""Texts, pairs and chats become documents, and what is none is refused with its row."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from rekindle.data.fingerprint import fingerprint
+from rekindle.errors import DataError
+from rekindle.spec.model import DataSpec, TrainSpec
+from tests.data.corpora import all_examples, content, ingested, write_jsonl
+from tests.data.dialogues import FORMS, dialogues, model, source, turn
+
+GOOD = [turn("user", "Hi"), turn("assistant", "Hello")]
+
+
+def documents(folder):
+    table = all_examples(folder)
+    return dict(
+        zip(table.column("id").to_pylist(), table.column("document").to_pylist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_one_list_of_turns(form, tmp_path):
+    data = source(tmp_path, form, slices=["topic"], columns={**FORMS[form]["columns"], "key": "id"})
+    summary = ingested(data, tmp_path / "out", modality="document")
+    assert sum(summary.rows.values()) == 120
+    assert (summary.labels, summary.class_rows) == ((), {})
+    found = documents(tmp_path / "out")
+    for record in dialogues():
+        expected = {
+            "text": [["text", record["text"]]],
+            "completion": [["prompt", record["question"]], ["completion", record["answer"]]],
+            "chat": [[t["role"], t["content"]] for t in record["messages"]],
+        }[form]
+        assert json.loads(found[record["id"]]) == expected
+    assert "label" not in all_examples(tmp_path / "out").schema.names
+    assert set(all_examples(tmp_path / "out").column("topic").to_pylist()) == {"t0", "t1", "t2"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_parquet_and_csv_give_the_same_examples_as_json(form, tmp_path):
+    data = source(tmp_path, form, columns={**FORMS[form]["columns"], "key": "id"})
+    ingested(data, tmp_path / "json", modality="document")
+    table = pa.Table.from_pylist(dialogues())
+    pa.parquet.write_table(table, tmp_path / "d.parquet")
+    with (tmp_path / "d.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["id", "text", "question", "answer"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(dialogues())
+    for name in ("d.parquet", "d.csv") if form != "chat" else ("d.parquet",):
+        other = data.model_copy(update={"source": str(tmp_path / name)})
+        ingested(other, tmp_path / name.replace(".", "-"), modality="document")
+        found = content(tmp_path / name.replace(".", "-"))
+        assert {f: h for f, h in found.items() if f != "summary.json"} == {
+            f: h for f, h in content(tmp_path / "json").items() if f != "summary.json"
+        }
+
+
+# name: (value of `messages`, what the message must hold)
+REFUSED = {
+    "no list": ("Hi", ["1 row without a chat", "x.jsonl:3 (Hi)"]),
+    "null": (None, ["without a chat", "x.jsonl:3"]),
+    "an empty list": ([], ["without a chat"]),
+    "a list of texts": (["Hi"], ["without a chat", "(Hi)"]),
+    "a turn without a role": ([{"content": "Hi"}], ["without a chat"]),
+    "a turn without content": ([{"role": "user", "content": None}], ["without a chat"]),
+    "content in parts": ([{"role": "user", "content": [{"type": "text"}]}], ["without a chat"]),
+    "a turn that says more": ([{**GOOD[0], "tool_calls": [1]}, GOOD[1]], ["without a chat", "with no other keys"]),
+    "an unknown role": ([turn("human", "Hi"), GOOD[1]], ["with a role that is unknown", "(human)"]),
+    "a system turn out of place": ([*GOOD, turn("system", "Be brief.")], ["out of place", "(system)"]),
+    "an empty turn": ([GOOD[0], turn("assistant", " \n")], ["with an empty turn", "(assistant)"]),
+    "no answer": ([GOOD[0]], ["without a turn of the assistant"]),
+    "half a surrogate pair": ([GOOD[0], turn("assistant", "\ud800")], ["not UTF-8", "x.jsonl:3"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("messages", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_chat_is_refused_with_its_row(messages, said, tmp_path):
+    records = dialogues()
+    records[2]["messages"] = messages
+    file = tmp_path / "x.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    data = DataSpec.model_validate({"source": str(file), **FORMS["chat"]})
+    with pytest.raises(DataError) as caught:
+        ingested(data, tmp_path / "out", modality="document")
+    for part in said:
+        assert part in str(caught.value)
+    assert not (tmp_path / "out/summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("question", "", "1 row without a prompt"),
+        ("answer", " ", "1 row without a completion"),
+        ("answer", 5, "wrong type"),
+    ],
+)
+def test_a_pair_needs_both_parts(column, value, said, tmp_path):
+    records = dialogues()
+    records[2][column] = value
+    file = write_jsonl(tmp_path / "x.jsonl", records)
+    data = DataSpec.model_validate({"source": str(file), **FORMS["completion"]})
+    with pytest.raises(DataError, match=said):
+        ingested(data, tmp_path / "out", modality="document")
+
+
+def test_a_missing_column_says_which_there_are(tmp_path):
+    data = source(tmp_path, "chat", columns={"messages": "message"})
+    with pytest.raises(DataError, match="did you mean `messages`"):
+        ingested(data, tmp_path / "out", modality="document")
+
+
+def test_one_chat_in_two_splits_is_a_leak(tmp_path):
+    records = dialogues()
+    for record in records:
+        record["messages"] = records[0]["messages"]
+    file = write_jsonl(tmp_path / "x.jsonl", records)
+    data = DataSpec.model_validate(
+        {"source": str(file), "columns": {"messages": "messages", "key": "id"}}
+    )
+    with pytest.raises(DataError, match="stands in more than one split"):
+        ingested(data, tmp_path / "out", modality="document")
+
+
+def test_an_empty_split_is_refused_without_talk_of_classes(tmp_path):
+    file = write_jsonl(tmp_path / "x.jsonl", dialogues(2))
+    data = DataSpec.model_validate({"source": str(file), **FORMS["chat"]})
+    with pytest.raises(DataError) as caught:
+        ingested(data, tmp_path / "out", modality="document")
+    assert "is empty" in str(caught.value)
+    assert "class" not in str(caught.value)
+
+
+def test_the_fingerprint_of_a_window_follows_its_chats_only(tmp_path):
+    def key(records):
+        file = write_jsonl(tmp_path / "w.jsonl", records)
+        data = DataSpec.model_validate(
+            {
+                "source": str(file),
+                "columns": {"messages": "messages", "time": "month"},
+                "window": {"size": "3 months", "end": "2026-06"},
+            }
+        )
+        return fingerprint("causal_lm", data, model(), TrainSpec(), champion=None).data
+
+    records = dialogues()
+    before = key(records)
+    records[0]["messages"] = GOOD  # January lies outside
+    assert key(records) == before
+    records[4]["messages"] = GOOD  # May lies inside
+    assert key(records) != before
+
+
+@pytest.mark.parametrize("by", ["hash", "time"])
+def test_documents_split_by_hash_and_by_time(by, tmp_path):
+    columns = {"messages": "messages", "time": "month"}
+    data = source(tmp_path, "chat", columns=columns, split={"by": by})
+    summary = ingested(data, tmp_path / "out", modality="document")
+    assert all(summary.rows.values())

@@ -1,0 +1,178 @@
+"""Trains tiny models in one layout after the other and stores what came out: `torchrun differential.py CASES.json OUT`.
+
+Each case is a cell of rekindle/spec/support.py on one model. Every rank of this launch takes part in every case; rank 0
+stores gradients of the first step (whole, unclipped), weights after five SGD steps, losses and validation as OUT/<name>.pt.
+Used by test_layouts.py.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+
+from rekindle.data.manifest import Shards
+from rekindle.data.order import SampleOrder
+from rekindle.records import ShardManifest
+from rekindle.spec.layout import Shape, resolve
+from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
+from rekindle.tasks import load_task
+from rekindle.train import adapters, batches, families, objective, parallel, weights
+from rekindle.train.loop import Plan, StopFlag, Trainer
+from rekindle.train.mesh import Mesh
+from rekindle.train.objective import Goal
+
+ROWS, VOCABULARY, LONGEST, PACK = 37, 61, 17, 24
+STEPS = 5
+LABELS = ("a", "b", "c")
+
+
+def made_shards(task: str, packing: bool) -> Shards:
+    """37 random rows, so that the last batch of an epoch is short, of lengths that divide by nothing."""
+    rng = np.random.default_rng(1)
+    columns = {
+        "id": pa.array([str(i) for i in range(ROWS)]),
+        "hash": pa.array([bytes(16)] * ROWS, pa.binary(16)),
+        "label": pa.array(rng.integers(0, 3, ROWS), pa.int32()),
+    }
+    settings = {"pad_token_id": 0, "eos_token_id": 0, "vocab_size": VOCABULARY, "max_length": PACK, "packing": packing}
+    if task == "image_classification":
+        columns["pixels"] = pa.array([rng.bytes(64) for _ in range(ROWS)], pa.binary())
+        settings = {"image_shape": [8, 8, 1]}
+    else:
+        texts = [rng.integers(1, VOCABULARY, int(n)).tolist() for n in rng.integers(3, LONGEST, ROWS)]
+        columns["input_ids"] = pa.array(texts, pa.list_(pa.int32()))
+        if task == "causal_lm":
+            marks = [(rng.random(len(text)) < 0.7).astype(np.uint8).tolist() for text in texts]
+            columns["supervised"] = pa.array(marks, pa.list_(pa.uint8()))
+    labels = () if task == "causal_lm" else LABELS
+    manifest = ShardManifest(
+        task=task, source="random", labels=labels, rows={"train": ROWS, "validation": ROWS}, settings=settings
+    )
+    table = pa.table(columns)
+    return Shards(Path(), manifest, {"train": table, "validation": table})
+
+
+def trainer_of(case: dict) -> Trainer:
+    cell = case["cell"]
+    degrees = dict.fromkeys(cell["axes"], 2)
+    if cell["schedule"]:
+        degrees["schedule"] = cell["schedule"]
+    precision = "fp64" if case["exact"] else cell["precision"]
+    train = TrainSpec(
+        steps=STEPS, global_batch_size=8, micro_batch_size=2, lr=1e-2, warmup=0, lr_schedule="constant", clip_norm=None,
+        precision=precision, layout=degrees or "auto", compile=cell["compile"],
+        activation_checkpointing=cell["checkpointing"], max_bad_steps=100,
+    )  # fmt: skip
+    task, shards = load_task(case["task"]), made_shards(case["task"], case["packing"])
+    with weights.deferred() as recorder:
+        network = task.build(ModelSpec(source=case["model"]), shards.manifest.labels, shards.manifest.settings, Path())
+    source = weights.Source(network, recorder, 0)
+    shape = Shape.of(case["model"]) if "model_type" in case["model"] else None
+    mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), torch.device("cpu"))
+    origins = families.unfused(network)
+    lora = None
+    if cell["lora"]:
+        with weights.deferred(recorder):
+            lora = adapters.inject(network, LoraSpec(rank=3), origins)
+        source.include(network)
+    if case["exact"]:
+        weights.transform(network, lambda t: t.double() if t.is_floating_point() else t)
+    parts = parallel.build(task, network, origins, train, Goal(), mesh, lora)
+    weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
+    parts = parallel.settle(parts)
+    lengths = shards.lengths("train") if "input_ids" in shards.table("train").column_names else None
+    order = SampleOrder(
+        rows=ROWS, global_batch_size=8, seed=0, lengths=lengths, pack_length=PACK if case["packing"] else None
+    )
+    return Trainer(task, shards, train, Plan.of(train, order), parts, 0)
+
+
+def whole(trainer: Trainer, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of all stages under the names they are saved as, whole."""
+    tied = trainer.parts.tied
+    mine = {tied.get(name, name): weights.whole_of(value).clone() for name, value in values.items()}
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return {name: value for one in everyone for name, value in one.items()}
+
+
+def run(case: dict) -> dict:
+    from rekindle.train.optimizer import _like
+
+    torch.manual_seed(0)
+    trainer = trainer_of(case)
+    optimizer, found = trainer.optimizer, {"losses": [], "norms": []}
+    for step in range(STEPS):
+        loss = trainer._backward(trainer.batches.make(step))[0] / trainer.mesh.layout.tp
+        shared = trainer._all_reduced(torch.stack([loss, optimizer.collect()]))
+        scale = optimizer.loss_scale
+        found["losses"].append(float(shared[0]) / scale)
+        found["norms"].append(float(shared[1]) ** 0.5 / scale)
+        if step == 0:
+            found["gradients"] = whole(trainer, {h.name: _like(h.parameter, h.local.grad / scale) for h in optimizer.held})
+        for held in optimizer.held:
+            held.local.sub_(held.local.grad, alpha=0.1 / scale)
+        optimizer.clear()
+    found["weights"] = whole(trainer, {h.name: h.parameter.detach() for h in optimizer.held})
+    found["validation"] = trainer.validate()
+    stop = StopFlag()
+    found["adamw"] = [trainer._step(step, trainer.batches.make(step), stop)[0]["loss"] for step in range(STEPS)]
+    return found
+
+
+def sabotage(fault: str) -> None:
+    """Faults that the comparison has to notice."""
+    if fault == "local mean":
+        make = batches.Batches.make
+        batches.Batches.make = lambda self, step: _with_local_count(self, make(self, step))
+    elif fault == "average instead of sum":
+        parallel._sum = lambda state, bucket: _averaged(bucket)
+    elif fault == "untied head":
+        families.tied = lambda network: {}
+    elif fault == "unshared norm gradients":
+        parallel.tensor.shared_by_share = lambda network, tokens: frozenset()
+    elif fault == "one dropout seed":
+        objective._mixed = lambda key, place: int(torch.randint(2**31, (1,))) + dist.get_rank()
+
+
+def _with_local_count(self, work):
+    local = sum(int(self.targets[list(work.rows)].sum()) for _ in (0,)) * self.mesh.layout.data
+    for tensors in work.micro:
+        tensors["count"] = torch.tensor([float(max(1, local))])
+    return work
+
+
+def _averaged(bucket):
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda done: done.value()[0] / dist.get_world_size())
+
+
+def main() -> None:
+    cases, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    dist.init_process_group("gloo")
+    for case in cases:
+        sabotage(case.get("fault", ""))
+        try:
+            found = run(case)
+        except Exception:
+            print(f"rank {dist.get_rank()} in {case['name']}\n{traceback.format_exc()}", flush=True)
+            if dist.get_rank() == 0:
+                (out / f"{case['name']}.txt").write_text(traceback.format_exc())
+            if dist.get_world_size() > 1:
+                os._exit(1)  # the others wait in a collective that this rank will not join
+            continue
+        if dist.get_rank() == 0:
+            torch.save(found, out / f"{case['name']}.pt")
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

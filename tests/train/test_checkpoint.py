@@ -1,0 +1,239 @@
+"""Checkpoints: any layout into any other, folders and object stores, and everything that can go wrong.
+
+The cases are in checkpoint_cases.py, grouped by what they need: one launch of real ranks a group, a
+real S3 protocol (moto), a real small file system. Each is a test of its own here.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from rekindle.errors import CheckpointError
+from rekindle.spec.model import CheckpointSpec
+from rekindle.train.checkpoint import load, newest
+from rekindle.train.history import History, read_history
+from rekindle.train.job import Job
+from rekindle.train.retention import Facts, retained
+from tests.train import checkpoint_cases
+
+CASES = Path(checkpoint_cases.__file__)
+RANKS = {"layouts": 4, "folder": 1, "full": 1, "store": 2, "lost": 2}
+
+
+def start(group, folder, root, **environment):
+    """The ranks of a group, started."""
+    folder.mkdir(exist_ok=True)
+    return [
+        subprocess.Popen(
+            [sys.executable, str(CASES), group, str(folder), str(root)],
+            env={
+                **os.environ, "PYTHONPATH": str(CASES.parents[2]), "OMP_NUM_THREADS": "1", "RANK": str(rank),
+                "WORLD_SIZE": str(RANKS.get(group, 1)), **environment,
+            },
+            stdout=(folder / f"{rank}.txt").open("w"), stderr=subprocess.STDOUT,
+        )
+        for rank in range(RANKS.get(group, 1))
+    ]  # fmt: skip
+
+
+def run(group, folder, root, **environment):
+    """What the ranks of a group found, by rank and name."""
+    gang = start(group, folder, root, **environment)
+    try:
+        for process in gang:
+            process.wait(timeout=120)
+    finally:
+        for process in gang:
+            process.kill()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(gang))]
+
+
+def cases(group):
+    """One parameter a case; the test's name tells it."""
+    names = [name for name in vars(checkpoint_cases) if name.startswith(f"{group}_")]
+    assert names
+    return pytest.mark.parametrize("name", names, ids=[n.removeprefix(f"{group}_") for n in names])
+
+
+def passed(results, name):
+    assert [found.get(name, "did not run") for found in results] == [""] * len(results)
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("layouts")
+    return run("layouts", folder, folder / "root")
+
+
+@cases("layouts")
+def test_on_four_ranks(layouts, name):
+    passed(layouts, name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("folder")
+    return run("folder", folder, folder / "root")
+
+
+@cases("folder")
+def test_in_a_folder(folder, name):
+    passed(folder, name)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("full")
+    small = folder / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(small)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        return run("full", folder, small)
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+@cases("full")
+def test_on_a_small_disk(full, name):
+    passed(full, name)
+
+
+@pytest.fixture(scope="module")
+def store():
+    """The environment of a fresh S3, its process and a URI in it."""
+    pytest.importorskip("moto", reason="moto[server] is a developer's dependency")
+    import fsspec
+
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        url = next(
+            m[0] for line in server.stderr if (m := re.search(r"http://127\.0\.0\.1:\d+", line))
+        )
+        environment = {
+            "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+            "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1", "STORE_PID": str(server.pid),
+        }  # fmt: skip
+        fsspec.filesystem(
+            "s3", key="x", secret="x", endpoint_url=url, skip_instance_cache=True
+        ).mkdir("lake")
+        yield environment
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def stored(store, tmp_path_factory):
+    return run("store", tmp_path_factory.mktemp("store"), "s3://lake/checkpoints", **store)
+
+
+@cases("store")
+def test_in_an_object_store(stored, name):
+    passed(stored, name)
+
+
+@pytest.fixture(scope="module")
+def lost(stored, store, tmp_path_factory):
+    return run("lost", tmp_path_factory.mktemp("lost"), "s3://lake/lost", **store)
+
+
+@cases("lost")
+def test_without_its_store(lost, name):
+    passed(lost, name)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_newest_is_whole(tmp_path):
+    root = tmp_path / "root" / "endless_saves_until_it_is_killed"
+    before = 0
+    for point in range(10):
+        folder = tmp_path / str(point)
+        (process,) = start("endless", folder, tmp_path / "root")
+        deadline = time.monotonic() + 60
+        while not (found := list(root.glob("step-*/manifest.json"))) or all(
+            int(f.parent.name[5:14]) <= before + 1 for f in found
+        ):
+            assert process.poll() is None, (folder / "0.txt").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(0.007 * point)  # a save takes some 70 ms: another stage of it each time
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        last = newest(root, "key")
+        into = {"w": torch.zeros(2_000_000), "v": torch.zeros(2_000_000)}
+        load(last, into)
+        assert last.state == {"step": last.step}
+        for tensor in into.values():
+            assert tensor.unique().tolist() == [last.step]
+        assert last.step > before
+        before = last.step
+
+
+@pytest.mark.parametrize(
+    ("spec", "kept"),
+    [
+        ({"keep": 1}, [9]),
+        ({"keep": 3}, [7, 8, 9]),
+        ({"keep": 1, "keep_best": True}, [4, 9]),
+        ({"keep": 1, "keep_every_hours": 1}, [3, 7, 9]),
+        ({"keep": 2, "keep_best": True, "keep_every_hours": 100}, [4, 8, 9]),
+    ],
+)
+def test_what_is_kept(spec, kept):
+    losses = {2: 3.0, 4: 1.0, 6: float("nan"), 8: 1.5}
+    complete = [
+        Facts(f"step-{step:09d}.00000000", losses.get(step), step * 1000.0) for step in range(1, 10)
+    ]
+    names = retained(complete, CheckpointSpec(**spec))
+    assert sorted(int(name[5:14]) for name in names) == kept
+
+
+def test_a_job_keeps_its_state_beside_its_checkpoints_or_on_this_machine(tmp_path):
+    fields = {
+        "run_key": "key", "task": "t", "shards": "", "output": "", "history": "", "init": "",
+        "init_from": "", "model": None, "train": None,
+    }  # fmt: skip
+    local = Job.of(artifact_root=str(tmp_path), **fields)
+    assert local.checkpoints == str(tmp_path / "checkpoints" / "key")
+    assert local.working == tmp_path / "checkpoints" / "key"
+    assert Job.of(artifact_root=f"file://{tmp_path}", **fields).checkpoints == local.checkpoints
+    remote = Job.of(artifact_root="s3://lake/a/", **fields)
+    assert remote.checkpoints == "s3://lake/a/checkpoints/key"
+    assert remote.working.is_absolute()
+    for job in (local, remote):
+        assert Path(job.status).parent == job.working / "attempts"
+        assert job.curve == job.working / "history.jsonl"
+
+
+def test_a_curve_that_came_with_a_checkpoint_replaces_what_is_here(tmp_path):
+    def rows(*steps):
+        return "".join(
+            f'{{"step":{s},"epoch":0,"loss":{s},"lr":0,"grad_norm":0,"samples_per_second":1}}\n'
+            for s in steps
+        )
+
+    history = History(tmp_path / "history.jsonl")
+    history.path.write_text(rows(1, 2, 3))
+    history.resume(2)
+    assert [row.step for row in read_history(history.path)] == [1, 2]
+    history.resume(5, rows(1, 2, 3, 4, 5, 6))
+    assert [row.step for row in read_history(history.path)] == [1, 2, 3, 4, 5]
+    fresh = History(tmp_path / "elsewhere" / "history.jsonl")
+    fresh.resume(2, rows(1, 2))
+    assert [row.step for row in read_history(fresh.path)] == [1, 2]
+
+
+def test_an_unknown_protocol_is_a_checkpoint_error():
+    with pytest.raises(CheckpointError, match="cannot open nothing://x"):
+        newest("nothing://x", "key")

@@ -1,0 +1,198 @@
+"""Every layout trains as one process does: the same gradients, the same weights after five steps, the same validation.
+
+One torchrun a world size runs many cases (see differential.py). Cells of fp32 compute in fp64, so that what differs is an
+error and not rounding.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rekindle.spec import support
+from rekindle.spec.support import Cell
+
+HERE = Path(__file__).parent
+NO_DROPOUT = {"dropout": 0, "attention_dropout": 0, "seq_classif_dropout": 0}
+MODELS = {
+    "cnn": {"channels": [4, 6], "hidden": 10, "dropout": 0.2},
+    "distilbert": {"model_type": "distilbert", "dim": 20, "n_layers": 5, "n_heads": 4, "hidden_dim": 36, "max_position_embeddings": 32},
+    "bert": {
+        "model_type": "bert", "hidden_size": 20, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 36,
+        "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    },
+    "llama": {
+        "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 40, "max_position_embeddings": 64, "tie_word_embeddings": True,
+    },
+    "mistral": {
+        "model_type": "mistral", "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 40, "max_position_embeddings": 64, "sliding_window": None,
+    },
+    "qwen2": {
+        "model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 40, "max_position_embeddings": 64,
+    },
+    "qwen3": {
+        "model_type": "qwen3", "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "intermediate_size": 40, "max_position_embeddings": 64,
+    },
+    "gpt2": {"model_type": "gpt2", "n_embd": 16, "n_layer": 4, "n_head": 4, "n_positions": 64},
+}  # fmt: skip
+TASKS = {"image": "image_classification", "text": "text_classification", "tokens": "causal_lm"}
+USUAL = {"image": "cnn", "text": "distilbert", "tokens": "llama"}
+# relative L2 of gradients and weights by precision; gradients of 8 mantissa bits differ by their rounding
+TOLERANCE = {"fp32": 1e-9, "bf16": 4e-2, "fp16": 1e-2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A cell on a model."""
+
+    cell: Cell
+    model: str = ""
+    packing: bool = True
+    fault: str = ""
+
+    @property
+    def network(self):
+        name = self.model or USUAL[self.cell.kind]
+        # a pipeline pads all micro-batches of a step to one length, which changes the shape of dropout masks
+        quiet = name == "distilbert" and "pp" in self.cell.axes
+        return {**MODELS[name], **(NO_DROPOUT if quiet else {})}
+
+    @property
+    def exact(self):
+        return self.cell.precision == "fp32" and not self.cell.compile
+
+    @property
+    def world(self):
+        return 2 ** len(self.cell.axes)
+
+    def as_json(self, one_rank=False):
+        cell = dataclasses.asdict(self.cell)
+        if one_rank:
+            cell |= {"axes": (), "schedule": "", "checkpointing": "none", "compile": False}
+        made = {
+            "task": TASKS[self.cell.kind], "model": self.network, "cell": cell, "exact": self.exact,
+            "packing": self.packing and self.cell.kind == "tokens", "fault": "" if one_rank else self.fault,
+        }  # fmt: skip
+        made["name"] = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
+        return made
+
+    def __str__(self):
+        return f"{self.model or USUAL[self.cell.kind]} {self.cell}{'' if self.packing else ' unpacked'}{self.fault and ', ' + self.fault}"
+
+
+def launch(folder, cases):
+    """Run all cases and their references; results lie in `folder` under the cases' names."""
+    by_world = {1: {}}
+    for case in cases:
+        reference, mine = case.as_json(one_rank=True), case.as_json()
+        by_world[1][reference["name"]] = reference
+        by_world.setdefault(case.world, {})[mine["name"]] = mine
+    for world, wanted in sorted(by_world.items()):
+        path = folder / f"cases-{world}.json"
+        path.write_text(json.dumps(sorted(wanted.values(), key=lambda c: c["fault"])))
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}",
+             str(HERE / "differential.py"), str(path), str(folder)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1500,
+        )  # fmt: skip
+        (folder / f"log-{world}.txt").write_text(done.stdout + done.stderr)
+    return folder
+
+
+def results(folder, case):
+    found = []
+    for one_rank in (True, False):
+        name = case.as_json(one_rank)["name"]
+        path = folder / f"{name}.pt"
+        assert path.exists(), (folder / f"log-{1 if one_rank else case.world}.txt").read_text()[-4000:]
+        found.append(torch.load(path))
+    return found
+
+
+def distance(a, b):
+    """Largest relative L2 over parameters; those next to nothing are measured against the whole."""
+    assert a.keys() == b.keys()
+    total = torch.stack([x.double().norm() for x in a.values()]).norm()
+    gaps = {n: float((a[n].double() - b[n].double()).norm() / (a[n].double().norm() + 1e-4 * total)) for n in a}
+    return max(gaps.values())
+
+
+def same(folder, case):
+    one, many = results(folder, case)
+    tolerance = 1e-4 if case.cell.compile and case.cell.precision == "fp32" else TOLERANCE[case.cell.precision]
+    assert distance(one["gradients"], many["gradients"]) <= tolerance
+    assert distance(one["weights"], many["weights"]) <= tolerance
+    for name in ("losses", "norms", "adamw"):
+        assert many[name] == pytest.approx(one[name], rel=tolerance), name
+    assert many["validation"]["validation_loss"] == pytest.approx(one["validation"]["validation_loss"], rel=tolerance)
+    if case.exact:
+        assert many["validation"]["validation_accuracy"] == one["validation"]["validation_accuracy"]
+
+
+ALL = [Case(cell) for cell in support.tested()]
+AXES = ((), ("dp",), ("shard",), ("tp",), ("pp",), ("cp",))
+FAMILIES = [
+    Case(Cell(kind, axes, "1f1b" if "pp" in axes else ""), model)
+    for model, kind in {"bert": "text", "mistral": "tokens", "qwen2": "tokens", "qwen3": "tokens", "gpt2": "tokens"}.items()
+    for axes in (("shard",), ("tp",), ("pp",))
+]  # fmt: skip
+UNPACKED = [Case(Cell("tokens", axes, "1f1b" if "pp" in axes else ""), packing=False) for axes in AXES[1:]]
+QUICK = [
+    *(case for case in ALL if len(case.cell.axes) == 1 and case.cell.checkpointing == "none" and not case.cell.compile
+      and case.cell.kind != "text" and case.cell.precision == "fp32" and not case.cell.lora),
+    *(case for case in ALL if len(case.cell.axes) == 2 and case.cell == Cell("tokens", case.cell.axes, "1f1b" if "pp" in case.cell.axes else "")),
+    *(Case(Cell("tokens", axes, lora=True)) for axes in (("shard",), ("tp",))),
+    Case(Cell("text", ("tp",))), Case(Cell("text", ("pp",), "1f1b")), Case(Cell("tokens", ("shard",), precision="bf16")),
+    Case(Cell("tokens", ("dp",), precision="fp16")), Case(Cell("tokens", ("shard",), checkpointing="selective")),
+    Case(Cell("tokens", ("tp",), checkpointing="full")), Case(Cell("tokens", ("tp",)), "gpt2"), Case(Cell("tokens", ("tp",)), "qwen3"),
+]  # fmt: skip
+FAULTS = [
+    Case(Cell("tokens", ("dp",)), fault="local mean"),
+    Case(Cell("tokens", ("dp",)), fault="average instead of sum"),
+    Case(Cell("tokens", ("pp",), "1f1b"), fault="untied head"),
+    Case(Cell("tokens", ("tp",)), fault="unshared norm gradients"),
+    Case(Cell("image", ("dp",)), fault="one dropout seed"),
+]
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    return launch(tmp_path_factory.mktemp("quick"), QUICK)
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_a_layout_trains_as_one_process_does(quick, case):
+    same(quick, case)
+
+
+REST = [case for case in [*ALL, *FAMILIES, *UNPACKED] if case not in QUICK]
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory):
+    return launch(tmp_path_factory.mktemp("rest"), REST)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("case", REST, ids=str)
+def test_every_other_cell_trains_as_one_process_does(rest, case):
+    same(rest, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FAULTS, ids=str)
+def test_a_fault_in_the_arithmetic_is_noticed(tmp_path, case):
+    launch(tmp_path, [case])
+    with pytest.raises(AssertionError):
+        same(tmp_path, case)
