@@ -66,5 +66,7 @@ def finetune(
     except PreemptedError as stopped:
         sys.stdout.write(f"{stopped}\n")
         sys.exit(stopped.exit_code)
+    if summary is None:
+        return  # the first node writes the outputs
     training.metadata["record"] = "training"
     network.metadata["weights_sha256"] = summary.weights_sha256

@@ -213,18 +213,26 @@ class TrainingSummary(Record):
 
 
 class HistoryRow(Record):
-    """One optimizer step of `history.jsonl`. `loss` is the mean over the global batch;
-    `samples_per_second` is wall-clock throughput of the whole gang and the one field that differs
-    between identical runs."""
+    """One optimizer step of `history.jsonl`. `loss` is the mean over the global batch's targets.
+
+    The other group is measured and differs between identical runs: throughput of the whole gang
+    (wall clock, smoothed over recent steps), `step_seconds` of this step, `data_wait`, the share of
+    it in which rank 0 waited for data, `memory_bytes`, rank 0's peak, and `mfu`, the share of the
+    devices' peak that the model's FLOPs were (see train/throughput.py)."""
 
     step: int
     epoch: float
     loss: float
     lr: float
     grad_norm: float
-    samples_per_second: float
     validation_loss: float | None = None
     validation_accuracy: float | None = None
+    samples_per_second: float
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    data_wait: float | None = None
+    memory_bytes: int | None = None
+    mfu: float | None = None
 
 
 class Check(Record):

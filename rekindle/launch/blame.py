@@ -28,7 +28,6 @@ _ORDER: Mapping[Kind, int] = {
 _FRAME = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _COLLECTIVE, _OPERATOR, _BACKWARD = "torch/distributed/", "torch/_ops.py", "torch/autograd/graph.py"
 _MEMORY = "use less memory: a smaller train.micro_batch_size, activation checkpointing, more shards"
-_OOM = "the kernel ran out of memory"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,24 +89,25 @@ def _from_exit(facts: Mapping[str, Any], sign: Sign | None, oom_kills: int) -> C
         return Cause(
             "ended", rank, when, f"rank {rank} ended with exit code {code}{doing}", "", log
         )
-    name = signal_name(-code)
-    if code == -signal.SIGKILL and oom_kills:
-        what = f"rank {rank} was killed{doing}: {_OOM}"
-        return Cause("killed", rank, when, what, "", _MEMORY)
     followed = code in (-signal.SIGTERM, -signal.SIGABRT)  # torchrun's own, gloo's when a peer goes
-    fix = log
-    if code == -signal.SIGKILL:
-        fix = "somebody outside killed it, or its machine lacks memory: see the machine's own log"
-    what = f"rank {rank} was killed by {name}{doing}"
+    what, fix = _killed(f"rank {rank}", -code, doing, oom_kills)
     return Cause("followed" if followed else "killed", rank, when, what, "", fix)
 
 
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def agent_killed(rank: int, number: int, oom_kills: int) -> Cause:
+    """The cause where torchrun itself, whose first rank is `rank`, ended by a signal."""
+    what, fix = _killed("torchrun", number, "", oom_kills)
+    return Cause("killed", rank, time.time(), what, "", fix)
+
+
+def _killed(who: str, number: int, doing: str, oom_kills: int) -> tuple[str, str]:
+    if number != signal.SIGKILL:
+        known = {known.value: known.name for known in signal.Signals}
+        return f"{who} was killed by {known.get(number, number)}{doing}", "see the step's log"
+    if oom_kills:
+        return f"{who} was killed{doing}: the kernel ran out of memory", _MEMORY
+    fix = "somebody outside killed it, or its machine lacks memory: see the machine's own log"
+    return f"{who} was killed by SIGKILL{doing}", fix
 
 
 # Hung ranks

@@ -254,15 +254,15 @@ class _Life:
         oom = blame.oom_kills() - self.oom_kills
         found = signs.read(self.status)
         causes = blame.causes_of(found, blame.read_exits(self.exits), self.ours, oom)
-        cause = blame.first([*causes, *self.hung]) or self._unknown(code)
+        cause = blame.first([*causes, *self.hung]) or self._unknown(code, oom)
         return Report("lost", cause, expired, asked)
 
-    def _unknown(self, code: int) -> Cause:
+    def _unknown(self, code: int, oom_kills: int) -> Cause:
         first = self.gang.place.node_rank * self.gang.place.ranks_per_node
-        what = "the ranks ended without saying that they are done"
         if code < 0 and not self.killed:
-            what = f"torchrun itself was killed by {blame.signal_name(-code)}"
-        elif code:
+            return blame.agent_killed(first, -code, oom_kills)
+        what = "the ranks ended without saying that they are done"
+        if code:
             what = f"torchrun ended with exit code {code}"
         return Cause("followed", first, time.time(), what, fix="see the step's log")
 

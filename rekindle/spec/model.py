@@ -158,7 +158,7 @@ class TokenizerSpec(Section):
 
 
 class LoraSpec(Section):
-    """Low-rank adapters (LoRA): the base stays frozen, the adapters are merged into it on export."""
+    """Low-rank adapters (LoRA): the base stays frozen, and export merges them into it."""
 
     rank: int = Field(16, ge=1, le=1_024)
     """Rank of the update of each matrix."""
@@ -225,7 +225,7 @@ class LayoutSpec(Section):
     dp: int | None = Field(None, ge=1, le=65_536)
     """Replicas that divide the batch; null: whatever ranks the other degrees leave."""
     shard: int = Field(1, ge=1, le=65_536)
-    """Ranks that divide the batch and hold a part of the weights each (FSDP2); with `dp` > 1: HSDP."""
+    """Ranks that divide the batch and the weights (FSDP2); with `dp` > 1: HSDP."""
     tp: int = Field(1, ge=1, le=256)
     """Ranks that divide every matrix of a block (tensor parallel); divides the heads."""
     pp: int = Field(1, ge=1, le=256)
@@ -276,12 +276,13 @@ class TrainSpec(Section):
     max_bad_steps: int = Field(3, ge=1, le=10_000)
     """Steps in a row whose gradient is not finite are skipped; that many end the training."""
     profile: int = Field(0, ge=0, le=1_000)
-    """Optimizer steps to record with torch.profiler, after a few to warm up; the card says what they
-    were bound by."""
+    """Optimizer steps to record with torch.profiler, after a few to warm up; the card says what
+    they were bound by."""
     ledger: bool = False
     """Write down which examples each rank trained on in each step."""
     grace_seconds: float = Field(110.0, ge=1, le=3_600)
-    """Time from a request to stop until the machine is gone; a save that does not fit is not begun."""
+    """Time from a request to stop until the machine is gone; a save that does not fit is not
+    begun."""
     hang_seconds: float = Field(600.0, ge=1, le=86_400)
     """A rank without a sign of life for so long counts as hung: all stacks are written down and the
     gang restarts."""

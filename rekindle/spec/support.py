@@ -62,10 +62,12 @@ class Group:
             self.kinds, self.axes, self.schedules, self.checkpointing, self.compile,
             self.precision, self.lora,
         )  # fmt: skip
-        for kind, axes, schedule, *rest in product:
-            if "pp" not in axes and schedule != self.schedules[0]:
-                continue
-            cell = Cell(kind, axes, schedule if "pp" in axes else "", *rest)
+        for values in product:
+            cell = Cell(*values)
+            if "pp" not in cell.axes:
+                if cell.schedule != self.schedules[0]:
+                    continue
+                cell = dataclasses.replace(cell, schedule="")
             if not impossible(cell):
                 yield cell
 
@@ -134,9 +136,9 @@ def require(cell: Cell) -> None:
         return
 
     def distance(other: Cell) -> int:
-        fields = [f.name for f in dataclasses.fields(Cell) if f.name != "axes"]
-        differing = sum(getattr(cell, f) != getattr(other, f) for f in fields)
-        return differing + len(set(cell.axes) ^ set(other.axes))
+        mine, its = dataclasses.astuple(cell)[2:], dataclasses.astuple(other)[2:]
+        differing = sum(a != b for a, b in zip(mine, its, strict=True))
+        return int(differing) + len(set(cell.axes) ^ set(other.axes))
 
     near = sorted((c for c in cells if c.kind == cell.kind), key=distance)[:3]
     raise UnsupportedError(

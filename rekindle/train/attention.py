@@ -37,15 +37,25 @@ class Peers:
 def install(network: nn.Module, peers: Peers) -> None:
     """Make the network's attention modules use `attend` with these peers."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, _padding_mask)
     config: Any = network.config
     config._attn_implementation = NAME
     for module in network.modules():
         if hasattr(module, "is_causal"):
             setattr(module, PEERS, peers)
+
+
+def _padding_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    """A mask where there is padding to hide. transformers would make one, too, when position ids
+    start anew in a sequence; but what keeps documents apart here is `sequence_B12S`."""
+    from transformers.masking_utils import sdpa_mask
+
+    if attention_mask is None:
+        return None
+    return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
 
 
 def attend(

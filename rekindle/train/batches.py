@@ -28,15 +28,17 @@ TRAIN, VALIDATION = "train", "validation"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one rank computes in one step: `micro` batches on the CPU, the global number of
-    `targets`, the `tokens` in this rank's share that are not padding, and the `rows` it sees."""
+    """One step. `micro`: this rank's micro-batches, on the CPU; `rows`: the examples in them.
+
+    Of the whole global batch: `examples`, `targets`, `tokens` without padding, and `squares`, the
+    sum of the squared lengths of the documents."""
 
     micro: tuple[Tensors, ...]
+    rows: tuple[int, ...]
+    examples: int
     targets: int
     tokens: int
-    documents: int
     squares: int
-    rows: tuple[int, ...]
 
 
 class Batches:
@@ -67,6 +69,17 @@ class Batches:
         self.waited += time.perf_counter() - began
         return found
 
+    def ids(self, work: Work) -> list[str]:
+        """Names of the examples that this rank works on."""
+        rows = self.shards.take(self.split, np.array(work.rows, np.int64))
+        names: list[str] = rows.column("id").to_pylist()
+        return names
+
+    def arranged(self, rows: np.ndarray, slots: np.ndarray) -> Tensors:
+        """A micro-batch of one's own choice: `rows` (negative: none) in `slots`."""
+        length = self._longest(rows, slots)
+        return self._micro(rows, slots, length, torch.zeros(1, dtype=torch.int64))
+
     def make(self, step: int) -> Work:
         """The work of `step`, from nothing."""
         layout = self.mesh.layout
@@ -85,17 +98,17 @@ class Batches:
         ]
         if layout.pp > 1 and self.task.objective == "classes":
             micro = _padded(micro, int(self.settings.get("pad_token_id", 0)))
-        seen = np.concatenate([rows[rows >= 0] for rows, _ in picks])
-        lengths = self.lengths[seen]
-        count = torch.tensor([max(1, self._count(batch))], dtype=torch.float64)
-        return Work(
-            tuple({**tensors, "count": count} for tensors in micro), int(count), int(lengths.sum()),
-            len(seen), int((lengths**2).sum()), tuple(int(row) for row in seen),
-        )  # fmt: skip
-
-    def _count(self, batch: Batch) -> int:
         real = batch.rows[batch.rows >= 0]
-        return int(self.targets[real].sum())
+        lengths, targets = self.lengths[real], max(1, int(self.targets[real].sum()))
+        count = torch.tensor([targets], dtype=torch.float64)
+        return Work(
+            micro=tuple({**tensors, "count": count} for tensors in micro),
+            rows=tuple(int(row) for rows, _ in picks for row in rows if row >= 0),
+            examples=len(real),
+            targets=targets,
+            tokens=int(lengths.sum()),
+            squares=int((lengths**2).sum()),
+        )
 
     def _pick(self, batch: Batch, j: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and slots (from 0) of micro-batch j; beyond the batch, `size` empty slots."""

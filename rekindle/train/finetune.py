@@ -29,36 +29,40 @@ log = logging.getLogger(__name__)
 OnRows = Callable[[Sequence[HistoryRow]], None]
 
 
-def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary:
+def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary | None:
     """Train until the model lies in `job.output` and its curve in `job.history`; resumes by itself.
+    Only the first of several nodes gets a summary: the others write nothing.
 
     `on_rows` receives each optimizer step once, in order, some seconds after it happened: for
     tracking. Raises PreemptedError after a request to stop, StepError when training failed."""
     die_with_parent()
-    root = Path(job.checkpoints)
     rendezvous = Rendezvous.current()
+    if rendezvous.node_rank:
+        _run(job, rendezvous, lambda: None)
+        return None
     with owned(
-        root, lambda: emit("notice", text="another run trains the same work; waiting for it")
+        job.working, lambda: emit("notice", text="another run trains the same work; waiting for it")
     ):
-        path = Path(job.status) / "job.json"
-        job.write(path)
-        follower = _Follower(root / "history.jsonl", on_rows)
-        script = (
-            _entrypoint(job) if job.train.entrypoint else ["-m", "rekindle.train.worker", str(path)]
-        )
-        torchrun(
-            script,
-            status=Path(job.status),
-            rendezvous=rendezvous,
-            max_restarts=job.train.max_restarts,
-            environment={"REKINDLE_JOB": str(path)},
-            on_poll=follower.poll,
-            foreign=job.train.entrypoint is not None,
-        )
+        follower = _Follower(job.curve, on_rows)
+        _run(job, rendezvous, follower.poll)
         follower.poll(final=True)
         if job.train.entrypoint:
             _adopt(job, rendezvous.world_size)
     return TrainingSummary.read(Path(job.history) / "training.json")
+
+
+def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
+    """The gang's part on this node."""
+    path = Path(job.status) / "job.json"
+    job.write(path)
+    torchrun(
+        _entrypoint(job) if job.train.entrypoint else ["-m", "rekindle.train.worker", str(path)],
+        job.train,
+        status=Path(job.status),
+        rendezvous=rendezvous,
+        environment={"REKINDLE_JOB": str(path)},
+        on_poll=on_poll,
+    )
 
 
 def _entrypoint(job: Job) -> list[str]:
@@ -89,7 +93,7 @@ def _adopt(job: Job, world_size: int) -> None:
         )
     shards = open_shards(Path(job.shards))
     modelfolder.describe(job.task, shards, output, job.run_key)
-    rows = list(read_history(Path(job.checkpoints) / "history.jsonl"))
+    rows = list(read_history(job.curve))
     target = Path(job.history)
     target.mkdir(parents=True, exist_ok=True)
     write_atomically(

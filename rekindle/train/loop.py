@@ -13,7 +13,8 @@ import copy
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import StepError
+from rekindle.launch.signs import Phase
 from rekindle.records import HistoryRow
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train.batches import TRAIN, VALIDATION, Batches, Tensors, Work
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.history import History
+from rekindle.train.ledger import Ledger
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import DTYPES, Parts
 from rekindle.train.pipeline import Pipeline
@@ -66,19 +69,28 @@ class Plan:
 class StopFlag:
     """Raised by SIGTERM on one rank, agreed on by all at the next step."""
 
-    raised = False
+    def __init__(self, grace_seconds: float) -> None:
+        self.raised, self.grace_seconds, self.deadline = False, grace_seconds, math.inf
 
     def raise_it(self, number: int = 0) -> None:
-        self.raised = True
+        """From now on the machine may be gone after the grace period."""
+        if not self.raised:
+            self.raised, self.deadline = True, time.monotonic() + self.grace_seconds
+
+    def seconds_left(self) -> float:
+        """Until the machine may be gone; a rank that was not told yet assumes the whole grace."""
+        return min(self.deadline - time.monotonic(), self.grace_seconds)
 
 
 class Trainer:
     """One rank's view of a run."""
 
     def __init__(
-        self, task: Task, shards: Shards, spec: TrainSpec, plan: Plan, parts: Parts, seed: int
-    ) -> None:
+        self, task: Task, shards: Shards, spec: TrainSpec, plan: Plan, parts: Parts, seed: int,
+        beat: Callable[[int, Phase], None] = lambda step, phase: None,
+    ) -> None:  # fmt: skip
         self.spec, self.plan, self.parts, self.mesh = spec, plan, parts, parts.mesh
+        self.beat = beat
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         layout = self.mesh.layout
         self.pipeline = Pipeline(parts) if layout.pp > 1 else None
@@ -86,7 +98,7 @@ class Trainer:
         order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
         self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed)
         self.validation = _validation(task, shards, plan.order, self.mesh, seed)
-        self.bad_steps = 0
+        self.bad_steps, self.seconds_before = 0, 0.0
         if layout.only_replicates and layout.world > 1:
             self._warm_up()
 
@@ -102,23 +114,31 @@ class Trainer:
         for buffer, before in buffers:
             buffer.copy_(before)
 
-    def fit(self, checkpointer: Checkpointer, history: History, stop: StopFlag, start: int) -> int:
+    def fit(
+        self, checkpointer: Checkpointer, history: History, stop: StopFlag, start: int,
+        clock: Clock, ledger: Ledger | None = None,
+    ) -> int:  # fmt: skip
         """Train from step `start` to the end; returns the last step done, which is smaller after a
         request to stop."""
-        clock = Clock(self.plan.steps)
-        every, steps = self.spec.checkpoint.every, self.plan.steps
+        every, steps, began = self.spec.checkpoint.every, self.plan.steps, time.monotonic()
         for step in range(start, steps):
             work = self.batches.work(step, steps)
             row, stopping = self._step(step, work, stop)
             last = step + 1 == steps
-            if stopping or last or self.plan.ends_epoch(step + 1):
-                row |= self.validate()
-            done = HistoryRow(step=step + 1, **row, **clock.tick(work, self.mesh, self.batches))
+            if last or (self.plan.ends_epoch(step + 1) and not stopping):
+                found, interrupted = self.validate(step + 1, stop)
+                row, stopping = row | found, stopping or interrupted
+            done = HistoryRow(step=step + 1, **row, **clock.tick(work, self.batches.waited))
             if self.rank == 0:
                 history.append(done)
                 clock.report(done)
-            if stopping or last or (every and (step + 1) % every == 0):
-                checkpointer.save(step + 1, self.tensors(), self.state(step + 1, row))
+            if ledger is not None:
+                ledger.append(step + 1, self.batches.ids(work))
+            due = last or (every is not None and (step + 1) % every == 0)
+            if due or (stopping and checkpointer.fits(stop.seconds_left())):
+                self.beat(step + 1, "save")
+                seconds = self.seconds_before + time.monotonic() - began
+                checkpointer.save(step + 1, self.tensors(), self.state(step + 1, row, seconds))
             checkpointer.committed()
             if stopping and not last:
                 return step + 1
@@ -128,10 +148,10 @@ class Trainer:
         """One optimizer step; the gang agrees in one small all-reduce on the loss, the norm and on
         whether to stop."""
         rate = learning_rate(self.spec, step, self.plan.steps)
-        loss = self._backward(work)[0] / self.mesh.layout.tp
+        loss = self._backward(work, step + 1)[0] / self.mesh.layout.tp
         squares = self.optimizer.collect()
         shared = torch.stack([loss, squares, torch.tensor(float(stop.raised)).double()])
-        shared = self._all_reduced(shared)
+        shared = self.agreed(shared)
         scale = self.optimizer.loss_scale
         mean_loss, norm = float(shared[0]) / scale, math.sqrt(float(shared[1])) / scale
         finite = math.isfinite(mean_loss) and math.isfinite(norm)
@@ -140,7 +160,7 @@ class Trainer:
         self._judge(finite, step, mean_loss, norm)
         self.optimizer.clear()
         row = {"epoch": self.plan.epoch(step + 1), "loss": mean_loss, "lr": rate, "grad_norm": norm}
-        return row, bool(shared[2])
+        return row, bool(shared[2] > 0)
 
     def _judge(self, finite: bool, step: int, loss: float, norm: float) -> None:
         """Count steps without an update; raises StepError after `max_bad_steps` in a row. fp16
@@ -160,17 +180,20 @@ class Trainer:
                 fix="lower train.lr, lengthen train.warmup, or look at the data of this batch",
             )
 
-    def _backward(self, work: Work) -> torch.Tensor:
+    def _backward(self, work: Work, step: int = 0) -> torch.Tensor:
         """Gradients of this rank's micro-batches; float64 [3]: its share of loss, right predictions
         and targets."""
         scale = self.optimizer.loss_scale
         micro = [{**self._moved(m), "count": m["count"] / scale} for m in work.micro]
+        phase: Phase = "step" if step else "warm-up"
+        self.beat(step, phase)
         with self._precision():
             if self.pipeline is not None:
                 return self.pipeline.train(micro)
             module = self.parts.stages[0].module
             total = torch.zeros(3, dtype=torch.float64)
             for turn, tensors in enumerate(micro):
+                self.beat(step, phase)
                 with _synchronised(module, turn + 1 == len(micro)):
                     result = module(**tensors)
                     result[0, 0].backward()
@@ -178,28 +201,41 @@ class Trainer:
             return total
 
     @torch.no_grad()
-    def validate(self) -> dict[str, float]:
-        """Loss and accuracy on the validation split, each target counted once in any layout."""
+    def validate(
+        self, step: int = 0, stop: StopFlag | None = None
+    ) -> tuple[dict[str, float], bool]:
+        """Loss and accuracy on the validation split, each target counted once in any layout; and
+        whether a request to stop cut it short, in which case there are no figures."""
         if self.validation is None:
-            return {}
-        modules = [stage.module for stage in self.parts.stages]
-        for module in modules:
-            module.eval()
+            return {}, False
+        sums = torch.zeros(4, dtype=torch.float64)
+        for number in range(self.validation.order.steps_in_epoch(0)):
+            self.beat(step, "validation")
+            share = self.losses(self.validation.make(number).micro)
+            raised = float(stop.raised) if stop is not None else 0.0
+            sums += self.agreed(torch.cat([share, torch.tensor([raised]).double()]))
+            if sums[3] > 0:
+                return {}, True
+        loss, right, targets, _ = sums.tolist()
+        return {"validation_loss": loss / targets, "validation_accuracy": right / targets}, False
+
+    @torch.no_grad()
+    def losses(self, micro: Sequence[Tensors]) -> torch.Tensor:
+        """float64 [3]: this rank's share of the summed loss, right predictions and targets of some
+        micro-batches, as a trained model would be used."""
+        for stage in self.parts.stages:
+            stage.module.eval()
+        moved = [{**self._moved(m), "count": torch.ones(1, device=self.mesh.device)} for m in micro]
         sums = torch.zeros(3, dtype=torch.float64)
-        for step in range(self.validation.order.steps_in_epoch(0)):
-            work = self.validation.make(step)
-            micro = [{**self._moved(m), "count": torch.ones(1)} for m in work.micro]
-            with self._precision():
-                if self.pipeline is not None:
-                    sums += self.pipeline.evaluate(micro)
-                else:
-                    for tensors in micro:
-                        part = self.parts.stages[0].part
-                        sums += part(**tensors)[0].double().cpu()
-        for module in modules:
-            module.train()
-        loss, right, targets = self._all_reduced(sums).tolist()
-        return {"validation_loss": loss / targets, "validation_accuracy": right / targets}
+        with self._precision():
+            if self.pipeline is not None:
+                sums += self.pipeline.evaluate(moved)
+            else:
+                for tensors in moved:
+                    sums += self.parts.stages[0].part(**tensors)[0].double().cpu()
+        for stage in self.parts.stages:
+            stage.module.train()
+        return sums
 
     def _moved(self, tensors: Tensors) -> Tensors:
         """On this rank's device, but for the seed, which Python reads."""
@@ -212,7 +248,8 @@ class Trainer:
             moved[name] = tensor.to(exact) if tensor.is_floating_point() else tensor
         return moved
 
-    def _all_reduced(self, values: torch.Tensor) -> torch.Tensor:
+    def agreed(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, in place."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
@@ -242,10 +279,11 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint, of whatever layout; returns its step."""
         load(checkpoint, self.tensors())
+        self.seconds_before = float(checkpoint.state.get("train_seconds") or 0.0)
         self.optimizer.restored(checkpoint.state.get("loss_scale"))
         return checkpoint.step
 
-    def state(self, step: int, row: dict[str, Any]) -> dict[str, Any]:
+    def state(self, step: int, row: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Everything else that a checkpoint holds, as JSON."""
         scale = self.optimizer.scale
         return {
@@ -254,6 +292,7 @@ class Trainer:
             "layout": str(self.mesh.layout),
             "steps": self.plan.steps,
             "validation_loss": row.get("validation_loss"),
+            "train_seconds": seconds,
             "loss_scale": [scale.value, scale.good] if scale else None,
         }
 

@@ -88,7 +88,7 @@ def build(
         piece = cut(network, index, layout) if layout.pp > 1 else network
         first, last = index == 0, index == layout.stages - 1
         if layout.tp > 1:
-            tensor.divide(piece, mesh, tokens)
+            tensor.divide(piece, network, mesh, tokens)
         if hasattr(piece, "config") and families.family_of(piece) is not None:
             peers = attention.Peers(mesh.place("tp"), mesh.place("cp"), mesh.group("cp"))
             attention.install(piece, peers)

@@ -33,25 +33,27 @@ def along_sequence(network: nn.Module, tokens: bool) -> bool:
     return tokens and bool(_family(network).sequence)
 
 
-def _divide_layers(network: nn.Sequential, mesh: Mesh) -> None:
+def _divide_layers(network: nn.Sequential, whole: nn.Module, mesh: Mesh) -> None:
     """A network of layers, such as the CNN: linear layers but the last are divided by outputs,
     which are gathered, so that what lies between (dropout) sees the whole."""
-    layers = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][:-1]
+    layers = [name for name, layer in whole.named_modules() if isinstance(layer, nn.Linear)][:-1]
     if not layers:
         raise UnsupportedError(
             f"there is no matrix to divide in {families.model_type(network)}",
             where="train.layout.tp",
             fix="use dp, or shard",
         )
+    here = [name for name in layers if isinstance(network.get_submodule(name), nn.Linear)]
     parallelize_module(
-        network, mesh.tensor, {name: ColwiseParallel(output_layouts=Replicate()) for name in layers}
+        network, mesh.tensor, {name: ColwiseParallel(output_layouts=Replicate()) for name in here}
     )
 
 
-def divide(network: nn.Module, mesh: Mesh, tokens: bool) -> None:
-    """Divide the matrices of each block, and the vocabulary of a language model, in place."""
+def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> None:
+    """Divide the matrices of each block, and the vocabulary of a language model, in place;
+    `network` is `whole`, or a stage of it."""
     if isinstance(network, nn.Sequential):
-        _divide_layers(network, mesh)
+        _divide_layers(network, whole, mesh)
         return
     family, sequence = _family(network), along_sequence(network, tokens)
     stream = Shard(1) if sequence else Replicate()

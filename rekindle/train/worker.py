@@ -2,8 +2,8 @@
 gloo.
 
 Decides how a rank starts, where its weights come from, and how it ends: rank 0 leaves
-`status.json`, a rank that fails leaves `error-<rank>.json`, and all leave through os._exit, because
-gloo's threads now and then abort the interpreter's own shutdown (pytorch#190489)."""
+`status.json`, a rank that fails leaves its last words (vitals.py), and all leave through os._exit,
+because gloo's threads now and then abort the interpreter's own shutdown (pytorch#190489)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-import traceback
 from pathlib import Path
 
 import torch
@@ -20,25 +19,35 @@ from torch import nn
 
 from rekindle.data.manifest import Shards, open_shards
 from rekindle.data.order import SampleOrder
-from rekindle.errors import RekindleError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, on_signal
 from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import ModelSpec
+from rekindle.spec.support import Kind, cell_of, require
 from rekindle.tasks import TASKS, Task, load_task
 from rekindle.train import adapters, checkpoint, export, families, modelfolder, weights
 from rekindle.train.batches import TRAIN
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
+from rekindle.train.ledger import Ledger, forget
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal
 from rekindle.train.parallel import DTYPES, Parts, build, settle
+from rekindle.train.probe import probe_packing
+from rekindle.train.throughput import Clock, Cost
+from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Recorder, Source
 
 log = logging.getLogger(__name__)
+
+KINDS: dict[str, Kind] = {
+    "image_classification": "image",
+    "text_classification": "text",
+    "causal_lm": "tokens",
+}
 
 
 def main() -> None:
@@ -46,46 +55,45 @@ def main() -> None:
     die_with_parent()
     job = Job.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
+    vitals = Vitals(Path(job.status), rank)
     restart = os.environ.get("REKINDLE_RESTART", "0")
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format=f"[rank {rank} restart {restart}] %(message)s"
     )
-    stop = StopFlag()
+    stop = StopFlag(job.train.grace_seconds)
     try:
         with on_signal(stop.raise_it):
-            _train(job, rank, stop)
+            _train(job, rank, stop, vitals)
     except BaseException as error:  # noqa: BLE001 - whatever it was, the gang must learn of it
-        _leave_error(job, rank, error)
-        sys.stdout.flush()
+        vitals.failed(error)
         os._exit(1)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _train(job: Job, rank: int, stop: StopFlag) -> None:
+def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     device = _device()
     dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo")
     task = load_task(job.task)
     shards = open_shards(job.shards)
     start = Start.of(job, task, shards, device)
+    cost = Cost.of(start.network, frozen=job.model.lora is not None)
     found = checkpoint.agreed(job.checkpoints, job.run_key)
     parts = start.parts(fresh=found is None)
     plan = Plan.of(job.train, _order(job, task, shards))
-    trainer = Trainer(task, shards, job.train, plan, parts, job.train.seed)
+    trainer = Trainer(task, shards, job.train, plan, parts, job.train.seed, vitals.beat)
+    probe_packing(trainer)
     first = trainer.restore(found) if found is not None else 0
-    history = History(Path(job.checkpoints) / "history.jsonl")
+    history = History(job.curve)
     if rank == 0:
-        history.resume(first)
-        where = (
-            f"resumed from the checkpoint of step {first} of {plan.steps}"
-            if first
-            else f"{plan.steps} steps from the start"
-        )
-        layout = f", {start.mesh.layout}" if not start.mesh.layout.only_replicates else ""
-        emit("notice", text=f"{where} on {trainer.world} ranks{layout}")
+        _begin(job, trainer, history, found, first)
+    dist.barrier()
     checkpointer = Checkpointer(job.checkpoints, job.train.checkpoint, job.run_key, history.path)
-    last = trainer.fit(checkpointer, history, stop, first)
+    clock = Clock(plan.steps, cost, device, trainer.world, job.train)
+    ledger = Ledger(job.working, rank) if job.train.ledger and _speaks(start.mesh) else None
+    last = trainer.fit(checkpointer, history, stop, first, clock, ledger)
+    vitals.beat(last, "finish")
     checkpointer.wait()
     if last < plan.steps:
         if rank == 0:
@@ -96,6 +104,27 @@ def _train(job: Job, rank: int, stop: StopFlag) -> None:
             _finish(job, trainer, history)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _begin(
+    job: Job, trainer: Trainer, history: History, found: checkpoint.Checkpoint | None, first: int
+) -> None:
+    """Rank 0 puts curve and ledger into the state of step `first`, and says where it starts."""
+    history.resume(first, found.history() if found is not None else None)
+    forget(job.working, after=first)
+    steps, layout = trainer.plan.steps, trainer.mesh.layout
+    where = (
+        f"resumed from the checkpoint of step {first} of {steps}"
+        if first
+        else f"{steps} steps from the start"
+    )
+    named = "" if layout.only_replicates else f", {layout}"
+    emit("notice", text=f"{where} on {trainer.world} ranks{named}")
+
+
+def _speaks(mesh: Mesh) -> bool:
+    """Whether this rank writes down the examples that its tp, cp and pp peers see, too."""
+    return all(mesh.place(axis) == 0 for axis in ("pp", "cp", "tp"))
 
 
 def _device() -> torch.device:
@@ -148,6 +177,9 @@ class Start:
                 network = task.build(model, manifest.labels, manifest.settings, shards.assets)
             source = Source(network, recorder, job.train.seed, folder)
         layout = resolve(job.train, dist.get_world_size(), _shape(network))
+        if job.task in TASKS:
+            kind = KINDS[job.task]
+            require(cell_of(kind, layout, job.train, job.model.lora is not None))
         mesh = Mesh.of(layout, device)
         return cls(job, task, shards, mesh, network, source, families.unfused(network))
 
@@ -258,39 +290,6 @@ def _finish(job: Job, trainer: Trainer, history: History) -> None:
 
 def _say(job: Job, status: dict[str, object]) -> None:
     write_atomically(Path(job.status) / "status.json", json.dumps(status))
-
-
-def _leave_error(job: Job, rank: int, error: BaseException) -> None:
-    """What the gang's supervisor needs to tell a mistake of ours from a lost peer."""
-    traceback.print_exc(file=sys.stdout)
-    problem = error.problems[0] if isinstance(error, RekindleError) else None
-    kind = type(error).__name__
-    text = f"{kind}: {error}" if problem is None else problem.what
-    record = {
-        "rank": rank,
-        "message": text,
-        "where": problem.where if problem else "",
-        "fix": problem.fix if problem else "see the step's log for the traceback",
-        "peer_lost": _peer_lost(error),
-    }
-    write_atomically(Path(job.status) / f"error-{rank}.json", json.dumps(record))
-
-
-def _peer_lost(error: BaseException) -> bool:
-    """Whether a collective failed because another rank went away. gloo says so only in the text of
-    a RuntimeError.
-    """
-    if isinstance(error, dist.DistError):
-        return True
-    words = (
-        "connection closed by peer",
-        "connection reset",
-        "connection refused",
-        "timed out waiting",
-        "gloo",
-        "broken pipe",
-    )
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
 if __name__ == "__main__":

@@ -69,92 +69,93 @@ def row(work: str, ours: list[float], peer: list[float], goal: float) -> dict:
     }  # fmt: skip
 
 
-def measure(place: Path, pairs: int) -> None:
-    """One rank's part; rank 0 leaves `measured.json`."""
-    import torch
-    import torch.distributed as dist
+class Bench:
+    """One rank: a network in training, and the two ways to save it."""
 
-    from rekindle.spec.model import CheckpointSpec
-    from rekindle.train.checkpoint import Checkpointer
+    def __init__(self, place: Path) -> None:
+        import torch
+        import torch.distributed as dist
 
-    rank = int(os.environ["RANK"])
-    dist.init_process_group(
-        "gloo", init_method=f"file://{place}/rendezvous", rank=rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
-    )  # fmt: skip
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5, fused=True)
-    inputs = torch.randn(BATCH, WIDTH)
+        from rekindle.spec.model import CheckpointSpec
+        from rekindle.train.checkpoint import Checkpointer
 
-    def step() -> None:
-        network(inputs).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.barrier()  # ranks stay together, as they do when they share gradients
+        self.place, self.rank, self.number = place, int(os.environ["RANK"]), 0
+        dist.init_process_group(
+            "gloo", init_method=f"file://{place}/rendezvous", rank=self.rank,
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )  # fmt: skip
+        torch.manual_seed(0)
+        self.network = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-5, fused=True)
+        self.inputs = torch.randn(BATCH, WIDTH)
+        self.barrier, self.dump = dist.barrier, torch.save
+        self.checkpointer = Checkpointer(place / "ours", CheckpointSpec(keep=1), "bench")
 
-    def steps(count: int) -> float:
+    def step(self) -> None:
+        self.network(self.inputs).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.barrier()  # ranks stay together, as they do when they share gradients
+
+    def steps(self, count: int) -> float:
+        """Seconds of one."""
         began = time.perf_counter()
         for _ in range(count):
-            step()
+            self.step()
         return (time.perf_counter() - began) / count
 
-    def state() -> dict:
+    def state(self) -> dict:
         moments = {
             f"{name}.{key}": value
-            for name, parameter in network.named_parameters()
-            for key, value in optimizer.state[parameter].items()
+            for name, parameter in self.network.named_parameters()
+            for key, value in self.optimizer.state[parameter].items()
         }
-        return {"model": network.state_dict(), "optimizer": moments}
+        return {"model": self.network.state_dict(), "optimizer": moments}
 
-    checkpointer = Checkpointer(place / "ours", CheckpointSpec(keep=1), "bench")
-    number = 0
-
-    def ours() -> tuple[float, float]:
-        nonlocal number
-        number += 1
-        alone = steps(4)
+    def ours(self) -> dict[str, float]:
+        """Seconds of the call, and seconds that training loses until the commit."""
+        self.number += 1
+        alone = self.steps(4)
         began = time.perf_counter()
-        checkpointer.save(number, state(), {})
+        self.checkpointer.save(self.number, self.state(), {})
         called = time.perf_counter() - began
         done = 0
-        while checkpointer.committed() is None:
-            step()
+        while self.checkpointer.committed() is None:
+            self.step()
             done += 1
         lasted = time.perf_counter() - began
-        alone = (alone + steps(4)) / 2
-        return called, lasted - done * alone
+        alone = (alone + self.steps(4)) / 2
+        return {"call": called, "slowed": lasted - done * alone}
 
-    def peer() -> float:
-        steps(2)
+    def peer(self) -> dict[str, float]:
+        """Seconds that training waits for `torch.save`."""
+        self.steps(2)
         began = time.perf_counter()
-        if rank == 0:
-            with (place / "peer.pt").open("wb") as file:
-                torch.save(state(), file)
+        if self.rank == 0:
+            with (self.place / "peer.pt").open("wb") as file:
+                self.dump(self.state(), file)
                 file.flush()
                 os.fsync(file.fileno())
-        dist.barrier()
-        return time.perf_counter() - began
+        self.barrier()
+        return {"peer": time.perf_counter() - began}
 
-    steps(2)
-    first = ours(), peer()
-    figures: dict[str, list[float]] = {"call": [], "slowed": [], "peer": []}
+
+def measure(place: Path, pairs: int) -> None:
+    """One rank's part; rank 0 leaves `measured.json`."""
+    bench = Bench(place)
+    bench.steps(2)
+    first = bench.ours() | bench.peer()
+    found = []
     for pair in range(pairs):
-        if pair % 2:
-            waited = peer()
-            called, slowed = ours()
-        else:
-            called, slowed = ours()
-            waited = peer()
-        for name, value in (("call", called), ("slowed", slowed), ("peer", waited)):
-            figures[name].append(value)
-    if rank == 0:
-        size = sum(t.nbytes for part in state().values() for t in part.values())
-        (place / "measured.json").write_text(json.dumps(figures | {"bytes": size, "first": first}))
-        print(json.dumps({"step": steps(4) if dist.get_world_size() == 1 else None, "first": first,
-                          "seconds to commit": list(checkpointer.seconds), **figures}, indent=None))  # fmt: skip
-        sys.stdout.flush()
-    os._exit(0)
+        turns = (bench.peer, bench.ours) if pair % 2 else (bench.ours, bench.peer)
+        found.append(turns[0]() | turns[1]())
+    if bench.rank == 0:
+        size = sum(tensor.nbytes for part in bench.state().values() for tensor in part.values())
+        figures = {name: [one[name] for one in found] for name in first}
+        (place / "measured.json").write_text(json.dumps({"bytes": size, **figures}))
+        told = {n: [round(x, 3) for x in [first[n], *figures[n]]] for n in first}
+        print("seconds, the first save before the others:", told, flush=True)
+    os._exit(0)  # gloo's threads now and then abort an ordinary exit
 
 
 def main() -> None:

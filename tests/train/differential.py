@@ -65,7 +65,7 @@ def trainer_of(case: dict) -> Trainer:
         degrees["schedule"] = cell["schedule"]
     precision = "fp64" if case["exact"] else cell["precision"]
     train = TrainSpec(
-        steps=STEPS, global_batch_size=8, micro_batch_size=2, lr=1e-2, warmup=0, lr_schedule="constant", clip_norm=None,
+        steps=STEPS, global_batch_size=8, micro_batch_size=2 if len(cell["axes"]) < 3 else 1, lr=1e-2, warmup=0, lr_schedule="constant", clip_norm=None,
         precision=precision, layout=degrees or "auto", compile=cell["compile"],
         activation_checkpointing=cell["checkpointing"], max_bad_steps=100,
     )  # fmt: skip
@@ -110,7 +110,7 @@ def run(case: dict) -> dict:
     optimizer, found = trainer.optimizer, {"losses": [], "norms": []}
     for step in range(STEPS):
         loss = trainer._backward(trainer.batches.make(step))[0] / trainer.mesh.layout.tp
-        shared = trainer._all_reduced(torch.stack([loss, optimizer.collect()]))
+        shared = trainer.agreed(torch.stack([loss, optimizer.collect()]))
         scale = optimizer.loss_scale
         found["losses"].append(float(shared[0]) / scale)
         found["norms"].append(float(shared[1]) ** 0.5 / scale)
@@ -120,8 +120,8 @@ def run(case: dict) -> dict:
             held.local.sub_(held.local.grad, alpha=0.1 / scale)
         optimizer.clear()
     found["weights"] = whole(trainer, {h.name: h.parameter.detach() for h in optimizer.held})
-    found["validation"] = trainer.validate()
-    stop = StopFlag()
+    found["validation"] = trainer.validate()[0]
+    stop = StopFlag(60)
     found["adamw"] = [trainer._step(step, trainer.batches.make(step), stop)[0]["loss"] for step in range(STEPS)]
     return found
 

@@ -1,0 +1,126 @@
+"""A rank without torch: `torchrun rank.py FOLDER SCENARIO`. It beats, and then something happens. Used by test_torchrun.py."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rekindle.errors import DataError
+from rekindle.launch.process import die_with_parent
+from rekindle.train.vitals import Vitals
+
+FOLDER, SCENARIO = Path(sys.argv[1]), sys.argv[2]
+STATUS = FOLDER / "status"
+RANK, RESTART = int(os.environ["RANK"]), int(os.environ["REKINDLE_RESTART"])
+
+
+def say(word):
+    (STATUS / "status.json").write_text(json.dumps({"status": word}))
+
+
+def killed():
+    if RESTART == 0 and RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5 if RESTART else 30)
+    say("done")
+
+
+def always_killed():
+    os.kill(os.getpid(), signal.SIGKILL) if RANK == 0 else time.sleep(30)
+
+
+def raised():
+    if RANK == 0:  # notices that its peer is gone before the peer has said why
+        raise RuntimeError("[gloo] Connection closed by peer [10.0.0.2]:4711")
+    time.sleep(1)
+    raise DataError("the shard is torn", where="shard-3.arrow", fix="run `shard` again")
+
+
+def out_of_memory():
+    raise MemoryError if RANK == 1 else RuntimeError("Connection reset")
+
+
+def silent():
+    os._exit(3 if RANK == 1 else 0)
+
+
+def wedged():
+    def wait_for_a_lock_that_nobody_holds():
+        time.sleep(600)
+
+    if RANK == 1:
+        wait_for_a_lock_that_nobody_holds()
+    else:
+        time.sleep(0.5)
+        vitals.beat(5, "step")
+        time.sleep(600)
+
+
+def frozen():
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while True:
+        time.sleep(0.05)
+        vitals.beat(6, "step")
+
+
+def parent():
+    code = "import time; time.sleep(600)"
+    for new_session in (False, True):
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=new_session)
+    (FOLDER / f"ready-{RANK}").touch()
+    time.sleep(600)
+
+
+def saves_on_sigterm():
+    def on(number, frame):
+        if RANK == 0:
+            say("preempted")
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, on)
+    (FOLDER / f"ready-{RANK}").touch()
+    while True:
+        time.sleep(0.05)
+        vitals.beat(6, "step")
+
+
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (FOLDER / f"ready-{RANK}").touch()
+    while True:
+        time.sleep(0.05)
+        vitals.beat(6, "step")
+
+
+def always_deaf_peer():
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    deaf()
+
+
+def greedy():
+    if RANK == 1:
+        hoard = []
+        while True:
+            hoard.append(b"x" * (16 << 20))
+    time.sleep(30)
+
+
+if __name__ == "__main__":
+    if SCENARIO == "parent":
+        parent()  # a script that knows nothing of us
+    die_with_parent()
+    vitals = Vitals(STATUS, RANK)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # as the worker does: it only raises a flag
+    try:
+        for step in range(1, 6):
+            vitals.beat(step, "step")
+        globals()[SCENARIO]()
+    except BaseException as error:
+        vitals.failed(error)
+        os._exit(1)
+    os._exit(0)

@@ -1,0 +1,193 @@
+"""Whatever happens to a rank, the first one at fault and its cause are the last thing printed. Real torchrun, real signals,
+ranks without torch."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rekindle.launch.rendezvous import Rendezvous
+
+HERE = Path(__file__).parent
+
+
+@dataclasses.dataclass
+class Run:
+    folder: Path
+    process: subprocess.Popen = None
+
+    def start(self, scenario, ranks=2, prefix=(), **train):
+        words = [sys.executable, str(HERE / "supervise.py"), str(self.folder), json.dumps(train)]
+        self.process = subprocess.Popen(
+            [*prefix, *words, str(HERE / "rank.py"), str(self.folder), scenario],
+            stdout=(self.folder / "log.txt").open("w"), stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, **Rendezvous(ranks_per_node=ranks).environment(), "PYTHONPATH": str(HERE.parents[1])},
+        )  # fmt: skip
+        return self
+
+    def ends(self, code, within=60):
+        assert self.process.wait(within) == code, self.said
+        return self.said
+
+    @property
+    def said(self):
+        return (self.folder / "log.txt").read_text()
+
+    @property
+    def last(self):
+        """The error that ends the log."""
+        lines = self.said.splitlines()
+        start = next(i for i in reversed(range(len(lines))) if not lines[i].startswith("  "))
+        return "\n".join(lines[start:])
+
+    def ready(self):
+        until(lambda: len(list(self.folder.glob("ready-*"))) == 2, self)
+        return self
+
+    def everybody(self):
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def until(condition, run):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, run.said
+        assert run.process.poll() is None, run.said
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def small_memory(limit_bytes):
+    """The words before a command that has only so much memory, from a cgroup of its own."""
+    for root, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        group = Path("/sys/fs/cgroup", root, f"rekindle-test-{os.getpid()}")
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(limit_bytes))
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            continue
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "-"]
+        group.rmdir()
+        return
+    pytest.skip("no memory cgroup can be made here")
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path)
+    yield made
+    if made.process.poll() is None:
+        os.killpg(made.process.pid, signal.SIGKILL)
+
+
+def test_a_killed_rank_is_named_with_its_step_and_all_start_again(run):
+    said = run.start("killed").ends(0)
+    assert "rank 1 was killed by SIGKILL in step 5; restarting all ranks (1 of 3)" in said
+    assert said.endswith("done\n")
+
+
+def test_restarts_are_bounded(run):
+    run.start("always_killed", max_restarts=1).ends(1)
+    assert "restarting all ranks (1 of 1)" in run.said
+    assert run.last.startswith("rank 0 was killed by SIGKILL in step 5; after 1 restarts\n")
+
+
+def test_a_rank_that_raises_is_the_cause_even_if_its_peers_noticed_before_and_is_not_tried_again(run):
+    run.start("raised").ends(1)
+    assert "restarting" not in run.said
+    assert run.last.splitlines() == [
+        "rank 1 failed in step 5: the shard is torn",
+        "  where: shard-3.arrow",
+        "  fix:   run `shard` again",
+    ]
+
+
+def test_missing_memory_says_what_to_lower(run):
+    run.start("out_of_memory").ends(1)
+    assert run.last.startswith("rank 1 failed in step 5: out of memory (MemoryError)\n")
+    assert "lower train.micro_batch_size" in run.last
+
+
+def test_a_rank_that_leaves_without_a_word_is_named_with_its_exit_code(run):
+    run.start("silent", max_restarts=0).ends(1)
+    assert run.last.startswith("rank 1 ended with exit code 3 in step 5; after 0 restarts\n")
+
+
+def test_a_hung_rank_is_named_with_the_place_where_it_hangs(run):
+    run.start("wedged", hang_seconds=2, max_restarts=0).ends(1)
+    assert run.last.startswith("rank 1 hangs in step 5: no sign of life for ")
+    assert "rank.py:" in run.last
+    assert " in wait_for_a_lock_that_nobody_holds < wedged" in run.last
+    stacks = (run.folder / "status" / "stacks-0.txt").read_text()
+    assert stacks.count("in wedged") == 2, "the stacks of all ranks are written down"
+    assert stacks.count("in wedged") == run.said.count(" in wedged\n")
+
+
+def test_a_frozen_rank_is_named_although_it_cannot_say_where(run):
+    run.start("frozen", hang_seconds=2, max_restarts=0).ends(1)
+    assert run.last.startswith("rank 1 hangs in step 5: ")
+    assert "it does not answer a signal either" in run.last
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_killed_launcher_leaves_no_worker_and_none_of_their_children(foreign, run):
+    run.start("parent", **({"entrypoint": "rank.py"} if foreign else {})).ready()
+    family = run.everybody()
+    assert len(family) == 7, family  # torchrun, two ranks, two children each
+    run.process.kill()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive, [p.cmdline() for p in alive]
+
+
+def test_a_killed_torchrun_takes_its_ranks_along_and_all_start_again(run):
+    run.start("parent", max_restarts=1).ready()
+    family = run.everybody()
+    agent = next(p for p in family if "rekindle.launch.agent" in p.cmdline())
+    for ready in run.folder.glob("ready-*"):
+        ready.unlink()
+    agent.kill()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive, [p.cmdline() for p in alive]
+    run.ready()
+    assert "torchrun was killed by SIGKILL; restarting all ranks (1 of 1)" in run.said
+
+
+def test_sigterm_reaches_the_ranks_and_ends_in_75(run):
+    run.start("saves_on_sigterm").ready().process.send_signal(signal.SIGTERM)
+    run.ends(75)
+    assert run.last.startswith("stopped from outside after a save\n")
+
+
+def test_ranks_that_do_not_listen_are_killed_when_the_grace_period_is_over(run):
+    run.start("deaf", grace_seconds=1).ready().process.send_signal(signal.SIGTERM)
+    assert "stopped from outside; what the last checkpoint holds is kept" in run.ends(75, within=15)
+
+
+def test_the_wall_clock_guard_asks_for_a_save_and_says_so(run):
+    run.start("saves_on_sigterm", max_hours=5 / 3600).ends(1)
+    assert "train.max_hours (0.00138889 h) are over; the state was saved" in run.last
+
+
+@pytest.mark.slow
+def test_peers_that_wait_for_a_dead_rank_for_ever_are_given_up(run):
+    began = time.monotonic()
+    run.start("always_deaf_peer", max_restarts=0).ends(1)
+    assert time.monotonic() - began < 60
+    assert run.last.startswith("rank 1 was killed by SIGKILL")
+
+
+def test_a_rank_that_the_kernel_killed_for_its_memory_is_told_from_one_killed_by_hand(run):
+    with small_memory(800 << 20) as join:
+        run.start("greedy", max_restarts=0, prefix=join).ends(1)
+    assert run.last.startswith("rank 1 was killed in step 5: the kernel ran out of memory; after 0 restarts")
+    assert "train.micro_batch_size" in run.last
