@@ -235,6 +235,27 @@ class HistoryRow(Record):
     mfu: float | None = None
 
 
+class OperatorShare(Record):
+    """An operator in a profile: how often it ran, and its share of the recorded time."""
+
+    name: str
+    calls: int
+    share: float
+
+
+class Profile(Record):
+    """`profile.json` beside `history.jsonl`, where `train.profile` asked for it: what `steps` steps
+    of rank 0 were bound by. `shares` of their `seconds`: compute, communication, data, host."""
+
+    schema_version: int = SCHEMA_VERSION
+    steps: int
+    seconds: float
+    bound: str
+    shares: Mapping[str, float]
+    advice: str
+    operators: tuple[OperatorShare, ...] = ()
+
+
 class Check(Record):
     """One test of the gate: `value` against `threshold`, and what it means in a sentence."""
 
@@ -378,6 +399,33 @@ class RunSummary(Record):
     model: ModelSummary | None
     card: str
     earlier: tuple[str, ...] = ()
+
+
+class Rehearsal(Record):
+    """What a rehearsed fault did to a training: `step` at which it happened, the step that training
+    `resumed_from_step` (0: from the start), how many samples had to be trained on again, and
+    whether losses and final weights are, bit for bit, those of the uninterrupted training."""
+
+    fault: str
+    step: int
+    resumed_from_step: int
+    samples_lost: int
+    losses_equal: bool
+    weights_equal: bool
+
+
+class RehearsalRecord(Record):
+    """`rehearsals/<id>.json`, and the object that `rekindle run --rehearse-preemption --json` ends
+    with. `attempts` is how often the command had to be given until the training was done."""
+
+    schema_version: int = SCHEMA_VERSION
+    rehearsal_id: str
+    config: str
+    started_at: str
+    seconds: float
+    ranks: int
+    attempts: int
+    rehearsal: Rehearsal
 
 
 RECORD_KINDS: dict[str, type[Record]] = {

@@ -116,19 +116,14 @@ def execute(
     spec = resolved(spec, options.home)
     _, graph = graph_of(spec)
     home = options.home.resolve()
-    record = _new_record(spec, local.ignored(graph) + _ignored(spec))
-    secrets_of = {
-        name: os.environ[ref.removeprefix("env:")]
-        for name, ref in spec.platforms.local.secrets.items()
-    }
-    rendezvous = Rendezvous(ranks_per_node=spec.platforms.local.ranks)
+    record = new_record(spec, local.ignored(graph) + _ignored(spec))
     try:
         return local.execute(
             graph,
             arguments_of(spec, graph, str(home)),
             home=home,
             record=record,
-            env={**os.environ, **secrets_of, **rendezvous.environment()},
+            env=environment_of(spec),
             source_hash=source_hash(),
             fresh=options.fresh,
             from_step=options.from_step,
@@ -137,6 +132,16 @@ def execute(
         )
     finally:
         _write_card(home, record.run_id)
+
+
+def environment_of(spec: Spec) -> dict[str, str]:
+    """What the steps of a local run see: ours, their secrets, and how ranks find each other."""
+    secrets_of = {
+        name: os.environ[ref.removeprefix("env:")]
+        for name, ref in spec.platforms.local.secrets.items()
+    }
+    rendezvous = Rendezvous(ranks_per_node=spec.platforms.local.ranks)
+    return {**os.environ, **secrets_of, **rendezvous.environment()}
 
 
 def resolved(spec: Spec, home: Path) -> Spec:
@@ -167,7 +172,8 @@ def _write_card(home: Path, run_id: str) -> None:
         render_index(home)
 
 
-def _new_record(spec: Spec, ignored: tuple[str, ...]) -> RunRecord:
+def new_record(spec: Spec, ignored: tuple[str, ...]) -> RunRecord:
+    """The record of a run that is about to begin."""
     now = datetime.datetime.now(datetime.UTC)
     config, overrides = spec.origin
     words = ["rekindle", "run", config or "CONFIG", *(f"--set={text}" for text in overrides)]

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 @click.option(
     "--require-promotion", is_flag=True, help="Exit with 1 when the candidate was not promoted."
 )
+@click.option(
+    "--rehearse-preemption",
+    "fault",
+    metavar="FAULT@step=N",
+    help="Only train, twice, the second time with a real fault at step N (kill, term, hang or "
+    "disk-full), and compare.",
+)
 @shared
 def command(
     config: Path,
@@ -33,6 +40,7 @@ def command(
     fresh: bool,
     from_step: str | None,
     require_promotion: bool,
+    fault: str | None,
     home: Path,
     as_json: bool,
 ) -> int:
@@ -40,11 +48,19 @@ def command(
 
     Steps whose code and inputs have not changed come from the cache. An interrupted run goes on
     from its last checkpoint when the same command is given again. A refused candidate is a success:
-    exit code 0."""
+    exit code 0.
+
+    A rehearsal proves that an interrupted training ends with the same losses and weights as one
+    that was left alone: exit code 0 if so, else 1. It registers nothing and leaves only its record,
+    in the home's folder `rehearsals`."""
     from rekindle.cli.job import Options, windows
     from rekindle.spec.load import load_spec
 
     spec = load_spec(config, overrides)
+    if fault is not None:
+        from rekindle.cli.rehearse import rehearse
+
+        return rehearse(windows(spec)[-1], fault, home, as_json)
     options = Options(home, fresh, from_step)
     results = [_one(one, options, as_json) for one in windows(spec)]
     last = results[-1]

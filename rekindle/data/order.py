@@ -159,11 +159,6 @@ class SampleOrder:
         return _Epoch(rows[by_place], places % size, starts)
 
 
-def steps_per_epoch(rows: int, global_batch_size: int) -> int:
-    """Batches in one pass over unpacked rows, the short last one included."""
-    return -(-rows // global_batch_size)
-
-
 def _permutation(count: int, seed: int, epoch: int, stream: int) -> Indices:
     key = np.array([seed, epoch], np.uint64)
     words = np.random.Philox(key=key, counter=np.array([0, 0, 0, stream], np.uint64)).random_raw(

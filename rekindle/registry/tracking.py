@@ -26,6 +26,11 @@ METRICS = (
     "lr",
     "grad_norm",
     "samples_per_second",
+    "tokens_per_second",
+    "step_seconds",
+    "data_wait",
+    "memory_bytes",
+    "mfu",
     "validation_loss",
     "validation_accuracy",
 )

@@ -22,6 +22,7 @@ from rekindle.records import (
     Evidence,
     Fingerprint,
     HistoryRow,
+    Profile,
     Record,
     Registration,
     RunRecord,
@@ -37,6 +38,7 @@ FILE_NAMES = {
     "registration": "registration.json",
 }
 HISTORY = "history.jsonl"
+PROFILE = "profile.json"
 
 R = TypeVar("R", bound=Record)
 
@@ -55,6 +57,7 @@ class Findings:
     evidence: Evidence | None = None
     registration: Registration | None = None
     history: tuple[HistoryRow, ...] = ()
+    profile: Profile | None = None
     notes: tuple[str, ...] = ()
     files: dict[str, Path] = dataclasses.field(default_factory=dict)
 
@@ -68,6 +71,8 @@ def collect(run: RunRecord, *, history: bool = True) -> Findings:
     files = dict(_locate(run))
     notes: list[str] = []
     rows = _read_history(files["training"], notes) if history and "training" in files else ()
+    if "training" in files and (beside := files["training"].with_name(PROFILE)).is_file():
+        files["profile"] = beside
     return Findings(
         fingerprint=_read(Fingerprint, "fingerprint", files, notes),
         shards=_read(ShardManifest, "shards", files, notes),
@@ -75,6 +80,7 @@ def collect(run: RunRecord, *, history: bool = True) -> Findings:
         evidence=_read(Evidence, "evidence", files, notes),
         registration=_read(Registration, "registration", files, notes),
         history=rows,
+        profile=_read(Profile, "profile", files, notes),
         notes=tuple(notes),
         files=files,
     )

@@ -8,7 +8,7 @@ import statistics
 
 from markupsafe import Markup
 
-from rekindle.records import HistoryRow, RunRecord, TrainingSummary
+from rekindle.records import HistoryRow, Profile, RunRecord, TrainingSummary
 from rekindle.report import plots, words
 from rekindle.report.axes import Point
 from rekindle.report.collect import Findings
@@ -29,14 +29,26 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """Facts as (name, value), the figures, where they come from if not from this run, and how to
-    read them.
+    """Facts as (name, value), the figures, where they come from if not from this run, how to read
+    them, and what a profile said.
     """
 
     facts: tuple[tuple[str, str], ...]
     curves: tuple[Curve, ...]
     remark: str
     key: str
+    bound: Bound | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """What the profiled steps were bound by: a sentence, what to change, the shares of their time,
+    and the operators as (name, calls, share)."""
+
+    verdict: str
+    advice: str
+    shares: tuple[tuple[str, str], ...]
+    operators: tuple[tuple[str, str, str], ...]
 
 
 def training(run: RunRecord, found: Findings) -> Training | None:
@@ -61,7 +73,26 @@ def training(run: RunRecord, found: Findings) -> Training | None:
         if window
         else ""
     )
-    return Training(facts, tuple(curve for curve in curves if curve.plot), remark, key)
+    drawn = tuple(curve for curve in curves if curve.plot)
+    return Training(facts, drawn, remark, key, _bound(found.profile) if found.profile else None)
+
+
+def _bound(profile: Profile) -> Bound:
+    names = {"data": "waiting for data", "host": "Python and launching"}
+    share = words.percent(profile.shares.get(profile.bound, 0.0))
+    by = names.get(profile.bound, profile.bound)
+    return Bound(
+        verdict=f"{profile.steps} recorded steps of {1e3 * profile.seconds / profile.steps:.0f} ms "
+        f"were bound by {by}: {share} of the time.",
+        advice=profile.advice,
+        shares=tuple(
+            (names.get(name, name), words.percent(value)) for name, value in profile.shares.items()
+        ),
+        operators=tuple(
+            (one.name, words.count(one.calls), words.percent(one.share))
+            for one in profile.operators
+        ),
+    )
 
 
 def _facts(
@@ -80,11 +111,30 @@ def _facts(
     ]
     if rates:
         facts.append(("Median throughput", f"{words.count(statistics.median(rates))} samples/s"))
+    facts += _measured(history)
     facts += [
         (f"Validation {words.metric_name(k)}", words.metric(v))
         for k, v in summary.validation.items()
     ]
     return tuple(facts)
+
+
+def _measured(history: tuple[HistoryRow, ...]) -> list[tuple[str, str]]:
+    """What a machine says of itself, as far as it was measured."""
+    facts = []
+    tokens = [row.tokens_per_second for row in history if row.tokens_per_second is not None]
+    if tokens:
+        facts.append(("Median token rate", f"{words.count(statistics.median(tokens))} tokens/s"))
+    mfu = [row.mfu for row in history if row.mfu is not None]
+    if mfu:
+        facts.append(("Model FLOPs utilisation", words.percent(statistics.median(mfu))))
+    waits = [row.data_wait for row in history if row.data_wait is not None]
+    if waits:
+        facts.append(("Time waiting for data", words.percent(statistics.median(waits))))
+    peaks = [row.memory_bytes for row in history if row.memory_bytes is not None]
+    if peaks:
+        facts.append(("Peak memory of rank 0", words.size(max(peaks))))
+    return facts
 
 
 def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Curve]:

@@ -225,11 +225,15 @@ class Checkpointer:
             }  # fmt: skip
             outcome = [self._commit(folder, body, [f for part in files for f in part], rows)]
             outcome[0] = dataclasses.replace(outcome[0], seconds=time.monotonic() - began)
+            if outcome[0].problem is not None and isinstance(self.storage, Folder):
+                self._drop(folder)
         dist.broadcast_object_list(outcome, src=0, group=self.group)
         return outcome[0]
 
     def _commit(self, folder: str, body: dict[str, Any], files: list[File], rows: int) -> _Outcome:
         try:
+            if isinstance(self.storage, Folder):
+                self._check_shared(folder, files)
             if self.history is not None and rows:
                 with self.history.open("rb") as stream:
                     content = gzip.compress(stream.read(rows), compresslevel=3, mtime=0)
@@ -248,6 +252,17 @@ class Checkpointer:
         except (OSError, CheckpointError) as error:
             log.warning("old checkpoints in %s stay: %s", self.storage.root, error)
         return _Outcome()
+
+    def _check_shared(self, folder: str, files: list[File]) -> None:
+        """Raises CheckpointError where other ranks' files are not to be seen from here."""
+        for file in files:
+            if self.storage.size(f"{folder}/{file.path}") != file.bytes:
+                raise CheckpointError(
+                    f"{self.storage.root} is not the same folder on all nodes: rank 0 does not see "
+                    f"{folder}/{file.path}",
+                    where=self.storage.root,
+                    fix="use a volume that all nodes mount, or an object store",
+                )
 
     def _forget(self, newest_one: str) -> None:
         """Remove what retention does not keep, and what attempts before this one left behind."""

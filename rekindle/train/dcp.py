@@ -315,7 +315,9 @@ class Writer(StorageWriter):
 def yield_to_training() -> None:
     """Let the calling thread run when training leaves a processor idle."""
     if hasattr(os, "setpriority"):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        thread = threading.get_native_id()
+        now = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, max(now, _NICE))
 
 
 class _Unpickler(pickle.Unpickler):

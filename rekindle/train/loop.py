@@ -36,6 +36,7 @@ from rekindle.train.ledger import Ledger
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import DTYPES, Parts
 from rekindle.train.pipeline import Pipeline
+from rekindle.train.profile import Profiler
 from rekindle.train.schedule import learning_rate
 from rekindle.train.throughput import Clock
 
@@ -116,7 +117,7 @@ class Trainer:
 
     def fit(
         self, checkpointer: Checkpointer, history: History, stop: StopFlag, start: int,
-        clock: Clock, ledger: Ledger | None = None,
+        clock: Clock, profiler: Profiler, ledger: Ledger | None = None,
     ) -> int:  # fmt: skip
         """Train from step `start` to the end; returns the last step done, which is smaller after a
         request to stop."""
@@ -134,6 +135,7 @@ class Trainer:
                 clock.report(done)
             if ledger is not None:
                 ledger.append(step + 1, self.batches.ids(work))
+            profiler.step(self.batches.waited)
             due = last or (every is not None and (step + 1) % every == 0)
             if due or (stopping and checkpointer.fits(stop.seconds_left())):
                 self.beat(step + 1, "save")

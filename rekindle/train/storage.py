@@ -191,9 +191,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def reader(self, path: str) -> Iterator[BinaryIO]:
-        file = self._patiently(
-            lambda: self.fs.open(self._path(path), "rb", block_size=PART_BYTES, fill_cache=False)
-        )
+        file = self._patiently(lambda: self.fs.open(self._path(path), "rb", block_size=PART_BYTES))
         with file:
             yield _PatientFile(file, self._patiently)  # type: ignore[misc]
 

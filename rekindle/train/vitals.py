@@ -85,7 +85,7 @@ def explain(error: BaseException) -> Problem:
         name = type(cause).__name__
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             return Problem(
-                f"the disk is full: {cause}",
+                f"the disk is full: {cause.strerror}",
                 str(cause.filename or ""),
                 "free some space or lower train.checkpoint.keep; the same command resumes",
             )

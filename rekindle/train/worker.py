@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,6 +38,8 @@ from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal
 from rekindle.train.parallel import DTYPES, Parts, build, settle
 from rekindle.train.probe import probe_packing
+from rekindle.train.profile import FILE as PROFILE
+from rekindle.train.profile import Profiler
 from rekindle.train.throughput import Clock, Cost
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Recorder, Source
@@ -92,7 +95,8 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     checkpointer = Checkpointer(job.checkpoints, job.train.checkpoint, job.run_key, history.path)
     clock = Clock(plan.steps, cost, device, trainer.world, job.train)
     ledger = Ledger(job.working, rank) if job.train.ledger and _speaks(start.mesh) else None
-    last = trainer.fit(checkpointer, history, stop, first, clock, ledger)
+    profiler = Profiler(job.train.profile if rank == 0 else 0, device, job.working / PROFILE)
+    last = trainer.fit(checkpointer, history, stop, first, clock, profiler, ledger)
     vitals.beat(last, "finish")
     checkpointer.wait()
     if last < plan.steps:
@@ -285,6 +289,8 @@ def _finish(job: Job, trainer: Trainer, history: History) -> None:
     write_atomically(
         target / "history.jsonl", history.path.read_text() if history.path.exists() else ""
     )
+    if (job.working / PROFILE).exists():
+        shutil.copyfile(job.working / PROFILE, target / PROFILE)
     _say(job, {"status": "done", "step": trainer.plan.steps})
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -164,3 +168,10 @@ def test_documents_split_by_hash_and_by_time(by, tmp_path):
     data = source(tmp_path, "chat", columns=columns, split={"by": by})
     summary = ingested(data, tmp_path / "out", modality="document")
     assert all(summary.rows.values())
+
+
+def test_the_shipped_conversations_are_what_their_script_writes(tmp_path):
+    folder = Path(__file__).parents[2] / "configs/data"
+    shutil.copy(folder / "make_chat.py", tmp_path)
+    subprocess.run([sys.executable, tmp_path / "make_chat.py"], check=True)
+    assert (tmp_path / "chat.jsonl").read_bytes() == (folder / "chat.jsonl").read_bytes()

@@ -1,5 +1,6 @@
 """A rank without torch: `torchrun rank.py FOLDER SCENARIO`. It beats, and then something happens. Used by test_torchrun.py."""
 
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,11 @@ def say(word):
     (STATUS / "status.json").write_text(json.dumps({"status": word}))
 
 
+def notice(number, frame):
+    """What gloo says when torchrun ends the peers of a lost rank."""
+    raise RuntimeError("[gloo] Connection closed by peer [10.0.0.2]:4711")
+
+
 def killed():
     if RESTART == 0 and RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -34,8 +40,9 @@ def always_killed():
 
 def raised():
     if RANK == 0:  # notices that its peer is gone before the peer has said why
-        raise RuntimeError("[gloo] Connection closed by peer [10.0.0.2]:4711")
-    time.sleep(1)
+        notice(0, None)
+    with contextlib.suppress(RuntimeError):
+        time.sleep(30)
     raise DataError("the shard is torn", where="shard-3.arrow", fix="run `shard` again")
 
 
@@ -115,7 +122,7 @@ if __name__ == "__main__":
         parent()  # a script that knows nothing of us
     die_with_parent()
     vitals = Vitals(STATUS, RANK)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # as the worker does: it only raises a flag
+    signal.signal(signal.SIGTERM, notice)
     try:
         for step in range(1, 6):
             vitals.beat(step, "step")

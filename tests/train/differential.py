@@ -40,19 +40,31 @@ def made_shards(task: str, packing: bool) -> Shards:
         "hash": pa.array([bytes(16)] * ROWS, pa.binary(16)),
         "label": pa.array(rng.integers(0, 3, ROWS), pa.int32()),
     }
-    settings = {"pad_token_id": 0, "eos_token_id": 0, "vocab_size": VOCABULARY, "max_length": PACK, "packing": packing}
+    settings = {
+        "pad_token_id": 0,
+        "eos_token_id": 0,
+        "vocab_size": VOCABULARY,
+        "max_length": PACK,
+        "packing": packing,
+    }
     if task == "image_classification":
         columns["pixels"] = pa.array([rng.bytes(64) for _ in range(ROWS)], pa.binary())
         settings = {"image_shape": [8, 8, 1]}
     else:
-        texts = [rng.integers(1, VOCABULARY, int(n)).tolist() for n in rng.integers(3, LONGEST, ROWS)]
+        texts = [
+            rng.integers(1, VOCABULARY, int(n)).tolist() for n in rng.integers(3, LONGEST, ROWS)
+        ]
         columns["input_ids"] = pa.array(texts, pa.list_(pa.int32()))
         if task == "causal_lm":
             marks = [(rng.random(len(text)) < 0.7).astype(np.uint8).tolist() for text in texts]
             columns["supervised"] = pa.array(marks, pa.list_(pa.uint8()))
     labels = () if task == "causal_lm" else LABELS
     manifest = ShardManifest(
-        task=task, source="random", labels=labels, rows={"train": ROWS, "validation": ROWS}, settings=settings
+        task=task,
+        source="random",
+        labels=labels,
+        rows={"train": ROWS, "validation": ROWS},
+        settings=settings,
     )
     table = pa.table(columns)
     return Shards(Path(), manifest, {"train": table, "validation": table})
@@ -71,7 +83,12 @@ def trainer_of(case: dict) -> Trainer:
     )  # fmt: skip
     task, shards = load_task(case["task"]), made_shards(case["task"], case["packing"])
     with weights.deferred() as recorder:
-        network = task.build(ModelSpec(source=case["model"]), shards.manifest.labels, shards.manifest.settings, Path())
+        network = task.build(
+            ModelSpec(source=case["model"]),
+            shards.manifest.labels,
+            shards.manifest.settings,
+            Path(),
+        )
     source = weights.Source(network, recorder, 0)
     shape = Shape.of(case["model"]) if "model_type" in case["model"] else None
     mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), torch.device("cpu"))
@@ -88,7 +105,11 @@ def trainer_of(case: dict) -> Trainer:
     parts = parallel.settle(parts)
     lengths = shards.lengths("train") if "input_ids" in shards.table("train").column_names else None
     order = SampleOrder(
-        rows=ROWS, global_batch_size=8, seed=0, lengths=lengths, pack_length=PACK if case["packing"] else None
+        rows=ROWS,
+        global_batch_size=8,
+        seed=0,
+        lengths=lengths,
+        pack_length=PACK if case["packing"] else None,
     )
     return Trainer(task, shards, train, Plan.of(train, order), parts, 0)
 
@@ -115,14 +136,18 @@ def run(case: dict) -> dict:
         found["losses"].append(float(shared[0]) / scale)
         found["norms"].append(float(shared[1]) ** 0.5 / scale)
         if step == 0:
-            found["gradients"] = whole(trainer, {h.name: _like(h.parameter, h.local.grad / scale) for h in optimizer.held})
+            found["gradients"] = whole(
+                trainer, {h.name: _like(h.parameter, h.local.grad / scale) for h in optimizer.held}
+            )
         for held in optimizer.held:
             held.local.sub_(held.local.grad, alpha=0.1 / scale)
         optimizer.clear()
     found["weights"] = whole(trainer, {h.name: h.parameter.detach() for h in optimizer.held})
     found["validation"] = trainer.validate()[0]
     stop = StopFlag(60)
-    found["adamw"] = [trainer._step(step, trainer.batches.make(step), stop)[0]["loss"] for step in range(STEPS)]
+    found["adamw"] = [
+        trainer._step(step, trainer.batches.make(step), stop)[0]["loss"] for step in range(STEPS)
+    ]
     return found
 
 
@@ -155,8 +180,11 @@ def _averaged(bucket):
 
 def main() -> None:
     cases, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    dist.init_process_group("gloo")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False)
     for case in cases:
+        # groups of their own for each case: gloo keeps threads for every group that exists
+        dist.init_process_group("gloo", store=dist.PrefixStore(case["name"], store), rank=rank, world_size=world)
         sabotage(case.get("fault", ""))
         try:
             found = run(case)
@@ -166,10 +194,12 @@ def main() -> None:
                 (out / f"{case['name']}.txt").write_text(traceback.format_exc())
             if dist.get_world_size() > 1:
                 os._exit(1)  # the others wait in a collective that this rank will not join
+            dist.destroy_process_group()
             continue
         if dist.get_rank() == 0:
             torch.save(found, out / f"{case['name']}.pt")
-    dist.barrier()
+        dist.barrier()
+        dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)
 

@@ -13,11 +13,16 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from rekindle.data.ingest import ingest
+from rekindle.data.shard import shard
 from rekindle.errors import CheckpointError
-from rekindle.spec.model import CheckpointSpec
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.spec.identity import file_sha256
+from rekindle.spec.model import CheckpointSpec, DataSpec, ModelSpec, TrainSpec
 from rekindle.train.checkpoint import load, newest
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
@@ -141,6 +146,68 @@ def stored(store, tmp_path_factory):
 @cases("store")
 def test_in_an_object_store(stored, name):
     passed(stored, name)
+
+
+def trained(folder, artifact_root, shards, monkeypatch, environment, *, until=None):
+    """One attempt at a run on a machine whose temporary folder is `folder`, killed after step
+    `until`; returns what it said."""
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    job = Job.of(
+        artifact_root=artifact_root, run_key="key", task="image_classification", shards=str(shards),
+        output=str(folder / "model"), history=str(folder / "training"), init="", init_from="base",
+        train=TrainSpec(steps=40, lr=1e-3, checkpoint={"every": 10}),
+        model=ModelSpec(source={"channels": [32, 64], "hidden": 64, "dropout": 0.3}),
+    )  # fmt: skip
+    job.write(folder / "job.json")
+    log = folder / "log.txt"
+    process = subprocess.Popen(
+        [sys.executable, str(CASES.with_name("gang.py")), str(folder / "job.json")],
+        stdout=log.open("w"), stderr=subprocess.STDOUT,
+        env={
+            **os.environ, **Rendezvous(ranks_per_node=2).environment(), **environment,
+            "OMP_NUM_THREADS": "1", "TMPDIR": str(folder),
+        },
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while until and not any(row.step >= until for row in read_history(job.curve)):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        if until:
+            tree = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            psutil.wait_procs(tree, timeout=20)
+        assert process.wait(120) == (-signal.SIGKILL if until else 0), log.read_text()
+    finally:
+        process.kill()
+    return log.read_text()
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_resumes_on_a_machine_that_never_saw_it(tmp_path, store, monkeypatch):
+    shards = tmp_path / "shards"
+    data = DataSpec(source="sklearn:digits")
+    ingest(data, "image", "", tmp_path / "examples")
+    shard(tmp_path / "examples", data, ModelSpec(), "image_classification", shards)
+    root = "s3://lake/run"
+    trained(tmp_path / "first", root, shards, monkeypatch, store, until=27)
+    said = trained(tmp_path / "second", root, shards, monkeypatch, store)
+    assert re.search(r"resumed from the checkpoint of step (10|20) of 40 on 2 ranks", said)
+    trained(tmp_path / "whole", str(tmp_path / "local"), shards, monkeypatch, store)
+    curves = [
+        [
+            (r.step, r.loss, r.grad_norm)
+            for r in read_history(tmp_path / n / "training/history.jsonl")
+        ]
+        for n in ("second", "whole")
+    ]
+    assert curves[0] == curves[1]
+    assert len(curves[0]) == 40
+    assert file_sha256(tmp_path / "second/model/model.safetensors") == file_sha256(
+        tmp_path / "whole/model/model.safetensors"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,7 @@ MODELS = {
     "gpt2": {"model_type": "gpt2", "n_embd": 16, "n_layer": 4, "n_head": 4, "n_positions": 64},
 }  # fmt: skip
 TASKS = {"image": "image_classification", "text": "text_classification", "tokens": "causal_lm"}
+AT_ONCE = 16  # gloo keeps some threads of every group that there ever was
 USUAL = {"image": "cnn", "text": "distilbert", "tokens": "llama"}
 # relative L2 of gradients and weights by precision; gradients of 8 mantissa bits differ by their rounding
 TOLERANCE = {"fp32": 1e-9, "bf16": 4e-2, "fp16": 1e-2}
@@ -98,15 +99,23 @@ def launch(folder, cases):
         by_world[1][reference["name"]] = reference
         by_world.setdefault(case.world, {})[mine["name"]] = mine
     for world, wanted in sorted(by_world.items()):
-        path = folder / f"cases-{world}.json"
-        path.write_text(json.dumps(sorted(wanted.values(), key=lambda c: c["fault"])))
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}",
-             str(HERE / "differential.py"), str(path), str(folder)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1500,
-        )  # fmt: skip
-        (folder / f"log-{world}.txt").write_text(done.stdout + done.stderr)
+        ordered = sorted(wanted.values(), key=lambda case: case["fault"])
+        (folder / f"log-{world}.txt").write_text("")
+        for start in range(0, len(ordered), AT_ONCE):
+            torchrun(folder, world, ordered[start : start + AT_ONCE])
     return folder
+
+
+def torchrun(folder, world, cases):
+    path = folder / "cases.json"
+    path.write_text(json.dumps(cases))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}",
+         str(HERE / "differential.py"), str(path), str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    with (folder / f"log-{world}.txt").open("a") as log:
+        log.write(done.stdout + done.stderr)
 
 
 def results(folder, case):
@@ -114,27 +123,40 @@ def results(folder, case):
     for one_rank in (True, False):
         name = case.as_json(one_rank)["name"]
         path = folder / f"{name}.pt"
-        assert path.exists(), (folder / f"log-{1 if one_rank else case.world}.txt").read_text()[-4000:]
+        assert path.exists(), (folder / f"log-{1 if one_rank else case.world}.txt").read_text()[
+            -4000:
+        ]
         found.append(torch.load(path))
     return found
 
 
-def distance(a, b):
-    """Largest relative L2 over parameters; those next to nothing are measured against the whole."""
+def distance(a, b, floor):
+    """Largest relative L2 over parameters; those next to nothing, such as biases before a norm, whose gradients are pure
+    rounding, are measured against the share `floor` of the whole."""
     assert a.keys() == b.keys()
     total = torch.stack([x.double().norm() for x in a.values()]).norm()
-    gaps = {n: float((a[n].double() - b[n].double()).norm() / (a[n].double().norm() + 1e-4 * total)) for n in a}
+    gaps = {
+        n: float((a[n].double() - b[n].double()).norm() / (a[n].double().norm() + floor * total))
+        for n in a
+    }
     return max(gaps.values())
 
 
 def same(folder, case):
     one, many = results(folder, case)
-    tolerance = 1e-4 if case.cell.compile and case.cell.precision == "fp32" else TOLERANCE[case.cell.precision]
-    assert distance(one["gradients"], many["gradients"]) <= tolerance
-    assert distance(one["weights"], many["weights"]) <= tolerance
+    tolerance = (
+        1e-4
+        if case.cell.compile and case.cell.precision == "fp32"
+        else TOLERANCE[case.cell.precision]
+    )
+    floor = 1e-4 if case.exact else 1e-2
+    assert distance(one["gradients"], many["gradients"], floor) <= tolerance
+    assert distance(one["weights"], many["weights"], floor) <= tolerance
     for name in ("losses", "norms", "adamw"):
         assert many[name] == pytest.approx(one[name], rel=tolerance), name
-    assert many["validation"]["validation_loss"] == pytest.approx(one["validation"]["validation_loss"], rel=tolerance)
+    assert many["validation"]["validation_loss"] == pytest.approx(
+        one["validation"]["validation_loss"], rel=tolerance
+    )
     if case.exact:
         assert many["validation"]["validation_accuracy"] == one["validation"]["validation_accuracy"]
 
@@ -146,7 +168,9 @@ FAMILIES = [
     for model, kind in {"bert": "text", "mistral": "tokens", "qwen2": "tokens", "qwen3": "tokens", "gpt2": "tokens"}.items()
     for axes in (("shard",), ("tp",), ("pp",))
 ]  # fmt: skip
-UNPACKED = [Case(Cell("tokens", axes, "1f1b" if "pp" in axes else ""), packing=False) for axes in AXES[1:]]
+UNPACKED = [
+    Case(Cell("tokens", axes, "1f1b" if "pp" in axes else ""), packing=False) for axes in AXES[1:]
+]
 QUICK = [
     *(case for case in ALL if len(case.cell.axes) == 1 and case.cell.checkpointing == "none" and not case.cell.compile
       and case.cell.kind != "text" and case.cell.precision == "fp32" and not case.cell.lora),

@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 from rekindle.data.ingest import ingest
+from rekindle.data.manifest import open_shards
+from rekindle.data.order import SampleOrder
 from rekindle.data.shard import shard
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import TrainingSummary
@@ -25,6 +27,7 @@ from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.train.checkpoint import broken, newest
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
+from rekindle.train.ledger import read_ledger
 
 STEPS = 60
 EVERY = 10
@@ -216,3 +219,103 @@ def test_metrics_of_every_step_are_handed_on_once(gang, uninterrupted):
         for step in json.loads(line[5:])
     ]
     assert handed == list(range(1, STEPS + 1))
+
+
+LAYOUTS = {
+    "four replicas": (4, "auto"),
+    "two shards": (2, {"shard": 2}),
+    "four shards": (4, {"shard": 4}),
+    "divided matrices": (2, {"tp": 2}),
+    "replicas of divided matrices": (4, {"tp": 2}),
+    "a pipeline": (2, {"pp": 2}),
+}
+
+
+def laid_out(ranks_and_layout):
+    ranks, layout = ranks_and_layout
+    return {
+        "ranks": ranks,
+        "train": TRAIN.model_copy(update={"layout": TrainSpec(layout=layout).layout}),
+    }
+
+
+def killed_at(gang, step):
+    """Start it, and kill everything at once when it has reached the step; returns the step of the newest checkpoint."""
+    gang.start().until_step(step)
+    workers = gang.workers()
+    gang.process.kill()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
+    gang.process.wait()
+    return newest(gang.checkpoints, "key").step
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(n, marks=() if n == "two shards" else pytest.mark.slow) for n in LAYOUTS],
+)
+def test_a_killed_tree_resumes_to_the_same_bits_in_this_layout(tmp_path, shards, layout):
+    whole = Gang(tmp_path / "whole", shards, **laid_out(LAYOUTS[layout]))
+    killed = Gang(tmp_path / "killed", shards, **laid_out(LAYOUTS[layout]))
+    for gang in (whole, killed):
+        gang.folder.mkdir()
+    whole.start().finish()
+    step = killed_at(killed, 25)
+    killed.start().finish()
+    assert f"resumed from the checkpoint of step {step} of 60" in killed.said
+    same(killed, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((4, {"shard": 4}), (2, {"shard": 2})),
+        ((4, {"dp": 2, "shard": 2}), (1, "auto")),
+        ((2, {"shard": 2}), (2, {"tp": 2})),
+        ((4, {"tp": 2, "shard": 2}), (2, {"pp": 2})),
+    ],
+    ids=[
+        "4 shards to 2",
+        "2 x 2 to 1",
+        "shards to divided matrices",
+        "shards of divided matrices to a pipeline",
+    ],
+)
+def test_another_layout_goes_on_where_the_first_stopped(tmp_path, shards, before, after):
+    whole = Gang(tmp_path / "whole", shards, **laid_out(before))
+    moved = Gang(tmp_path / "moved", shards, **laid_out(before))
+    for gang in (whole, moved):
+        gang.folder.mkdir()
+    whole.start().finish()
+    step = killed_at(moved, 25)
+    for name, value in laid_out(after).items():
+        setattr(moved, name, value)
+    moved.start().finish()
+    assert f"resumed from the checkpoint of step {step} of 60 on {after[0]} ranks" in moved.said
+    for (a, loss, lr, _), (b, other, other_lr, _) in zip(
+        whole.losses[step : step + 5], moved.losses[step : step + 5], strict=True
+    ):
+        assert (a, lr) == (b, other_lr)
+        assert other == pytest.approx(loss, rel=1e-6)
+
+
+def test_the_ledger_of_an_interrupted_and_resized_run_holds_every_example_once(gang):
+    gang.train = TRAIN.model_copy(update={"ledger": True})
+    killed_at(gang, 25)
+    gang.ranks = 1
+    gang.start().until_step(40)
+    workers = gang.workers()
+    gang.process.kill()
+    psutil.wait_procs(workers, timeout=20)
+    gang.process.wait()
+    gang.ranks = 2
+    gang.start().finish()
+    rows = open_shards(gang.shards)
+    names = rows.table("train").column("id").to_pylist()
+    order = SampleOrder(rows=len(names), global_batch_size=TRAIN.global_batch_size, seed=TRAIN.seed)
+    expected = {
+        step + 1: sorted(names[row] for row in order.batch(step).rows if row >= 0)
+        for step in range(STEPS)
+    }
+    assert read_ledger(gang.checkpoints) == expected

@@ -1,0 +1,118 @@
+"""What steps are bound by: `train.profile` of them recorded with torch.profiler on rank 0.
+
+Decides the shares of a step: `communication` (collectives, and waiting in them), `data` (waiting
+for batches), `compute` (the other operators; on a GPU its kernels), and `host`, the rest: Python
+and launching. The largest names the verdict. On a GPU, communication that computation hides is not
+counted twice: shares are of busy time, and what is left of the clock is the host's."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from rekindle.records import OperatorShare, Profile
+
+SKIPPED = 3  # the first steps allocate and tune
+SHOWN = 8
+FILE = "profile.json"
+_COLLECTIVES = (
+    "c10d", "gloo", "nccl", "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter",
+    "broadcast", "record_param_comms", "barrier", "wait_tensor",
+)  # fmt: skip
+_ADVICE = {
+    "compute": "Arithmetic is the limit, as it should be. Try train.precision: bf16, "
+    "train.compile: true, fewer recomputed activations, or shorter data.max_length.",
+    "communication": "Ranks wait for each other. Raise train.global_batch_size so that gradients "
+    "are added up less often, keep tp inside a node, or shard over fewer ranks (layout.dp).",
+    "data": "Ranks wait for batches. Put the shards on a local disk, or give each rank more cores.",
+    "host": "Many small operators keep Python busy. Raise train.micro_batch_size, or set "
+    "train.compile: true.",
+}
+
+
+class Profiler:
+    """Records `steps` steps, after a few to warm up; does nothing where that is 0."""
+
+    def __init__(self, steps: int, device: torch.device, target: Path) -> None:
+        self.left, self.steps, self.device, self.target = SKIPPED + steps, steps, device, target
+        self.recorder: Any = None
+        self.began = self.waited = 0.0
+        if not steps:
+            self.left = -1
+
+    def step(self, waited: float) -> None:
+        """To be called at the end of each step; `waited`: seconds waited for data since the
+        start."""
+        if self.left < 0:
+            return
+        if self.left == 0:
+            self._finish(waited)
+        elif self.left == self.steps:
+            activities = [ProfilerActivity.CPU]
+            if self.device.type == "cuda":
+                activities.append(ProfilerActivity.CUDA)
+            self.recorder = profile(activities=activities)
+            self.recorder.start()
+            self.began, self.waited = time.perf_counter(), waited
+        self.left -= 1
+
+    def _finish(self, waited: float) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        seconds = time.perf_counter() - self.began
+        self.recorder.stop()
+        cuda = self.device.type == "cuda"
+        events = [
+            (event.key, event.count, _seconds(event, cuda))
+            for event in self.recorder.key_averages()
+        ]
+        verdict(events, self.steps, seconds, waited - self.waited).write(self.target)
+        self.recorder = None
+
+
+def _seconds(event: Any, cuda: bool) -> float:
+    micro = event.self_device_time_total if cuda else event.self_cpu_time_total
+    return float(micro) / 1e6
+
+
+def verdict(
+    events: list[tuple[str, int, float]], steps: int, seconds: float, waited: float
+) -> Profile:
+    """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own).
+
+    A collective of 0.6 s and a product of 0.3 s in 1 s are communication 0.6, compute 0.3, host
+    0.1."""
+    together = sum(took for name, _, took in events if is_collective(name))
+    compute = sum(took for name, _, took in events if not is_collective(name))
+    busy = max(together + compute + waited, 1e-12)
+    scale = min(1.0, seconds / busy)  # threads and streams overlap
+    shares = {
+        "compute": compute * scale / seconds,
+        "communication": together * scale / seconds,
+        "data": waited * scale / seconds,
+    }
+    shares["host"] = max(0.0, 1.0 - sum(shares.values()))
+    bound = max(shares, key=lambda name: shares[name])
+    top = sorted(events, key=lambda event: -event[2])[:SHOWN]
+    return Profile(
+        steps=steps,
+        seconds=seconds,
+        bound=bound,
+        shares={name: round(share, 4) for name, share in shares.items()},
+        advice=_ADVICE[bound],
+        operators=tuple(
+            OperatorShare(name=name, calls=calls, share=round(took / seconds, 4))
+            for name, calls, took in top
+            if took > 0
+        ),
+    )
+
+
+def is_collective(name: str) -> bool:
+    """Whether an operator is communication, by its name."""
+    lower = name.lower()
+    return any(word in lower for word in _COLLECTIVES)
