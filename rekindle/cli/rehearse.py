@@ -71,6 +71,17 @@ def rehearse(spec: Spec, text: str, home: Path, as_json: bool) -> int:
     if fault.kind == "disk-full":
         _need_private_mounts()
     stage = _Stage(spec, home.resolve())
+    try:
+        return _rehearse(stage, fault, as_json)
+    except StepError:
+        print(f"what it left is in {stage.folder}", file=sys.stderr)
+        raise
+    except BaseException:
+        stage.clear()
+        raise
+
+
+def _rehearse(stage: _Stage, fault: Fault, as_json: bool) -> int:
     began = time.monotonic()
     whole = stage.train("whole", {})
     if fault.step > whole.summary.steps:
@@ -85,13 +96,13 @@ def rehearse(spec: Spec, text: str, home: Path, as_json: bool) -> int:
     fault = dataclasses.replace(fault, folder=str(checkpoints))
     faulted = stage.train("faulted", fault.environment())
     if not fault.mark.exists():
-        raise StepError(f"the fault {text} did not happen", fix="report this: it is a bug")
+        raise StepError(f"the fault {fault.kind} did not happen", fix="report this: it is a bug")
     resumed = _resumed_from(checkpoints, faulted.summary.steps)
     found = Rehearsal(
         fault=fault.kind,
         step=fault.step,
         resumed_from_step=resumed,
-        samples_lost=max(0, fault.step - 1 - resumed) * spec.train.global_batch_size,
+        samples_lost=max(0, fault.step - 1 - resumed) * stage.spec.train.global_batch_size,
         losses_equal=whole.losses == faulted.losses,
         weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
     )
@@ -165,8 +176,12 @@ class _Stage:
             rehearsal=found,
         )
         record.write(self.folder.with_suffix(".json"))
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.clear()
         return record
+
+    def clear(self) -> None:
+        """Remove the scratch homes; a disk of our own is let go when we end."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _until_training(graph: Graph) -> Graph:
@@ -204,7 +219,7 @@ def _resumed_from(checkpoints: Path, steps: int) -> int:
 
 
 def _need_private_mounts() -> None:
-    """Go on in a mount namespace of our own: a small disk can be made there, and leaves no trace."""
+    """Go on in a mount namespace of our own: a small disk is made there, and leaves no trace."""
     if _PRIVATE in os.environ:
         return
     words = ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else [])]

@@ -34,7 +34,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from rekindle.errors import CheckpointError
 from rekindle.spec.model import CheckpointSpec
 from rekindle.train.dcp import (
-    METADATA,
     THREADS,
     File,
     Piece,
@@ -46,43 +45,26 @@ from rekindle.train.dcp import (
     read_metadata,
     yield_to_training,
 )
+from rekindle.train.manifest import (
+    HISTORY,
+    SCHEMA_VERSION,
+    Checkpoint,
+    State,
+    broken,
+    metadata_of,
+    offers,
+    signed,
+)
 from rekindle.train.retention import MANIFEST, Facts, names_in, retained, step_of
-from rekindle.train.storage import Folder, Storage, storage_of, write_error
+from rekindle.train.storage import Folder, storage_of, write_error
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 2
-HISTORY = "history.jsonl.gz"
-_PIECE_BYTES = 1 << 20
+__all__ = ["Checkpoint", "Checkpointer", "agreed", "broken", "load", "newest"]
+
 # Ranks wait in the background for the slowest upload; a peer that dies ends the wait at once.
 _PATIENCE = dt.timedelta(hours=12)
 _MARGIN = 1.5  # a save in the grace period may take so much longer than those before
-
-State = Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint: where it is, the optimizer step it was taken after, its JSON state,
-    and its files."""
-
-    root: str
-    name: str
-    step: int
-    state: State
-    files: tuple[File, ...]
-
-    @property
-    def folder(self) -> Path:
-        """The folder, where the root is one."""
-        return Path(self.root) / self.name
-
-    def history(self) -> str | None:
-        """The loss curve up to this step as JSON lines, where the checkpoint carries it."""
-        if not any(file.path == HISTORY for file in self.files):
-            return None
-        content = storage_of(self.root).read(f"{self.name}/{HISTORY}")
-        return None if content is None else gzip.decompress(content).decode()
 
 
 def newest(root: str | Path, run_key: str) -> Checkpoint | None:
@@ -97,11 +79,6 @@ def agreed(root: str | Path, run_key: str) -> Checkpoint | None:
     return _choose(root, run_key, _Gang(dist.get_rank(), dist.get_world_size()))
 
 
-def broken(checkpoint: Checkpoint) -> str:
-    """What is wrong with the files of a checkpoint, or "" when each has its size and hash."""
-    return _broken(checkpoint, checkpoint.files)
-
-
 def load(checkpoint: Checkpoint, tensors: Mapping[str, Any]) -> None:
     """Fill the tensors and DTensors of this rank in place, whatever layout the checkpoint has.
 
@@ -109,7 +86,9 @@ def load(checkpoint: Checkpoint, tensors: Mapping[str, Any]) -> None:
     it is not in the checkpoint with the same shape and dtype; nothing was filled then."""
     storage = storage_of(checkpoint.root)
     try:
-        metadata = read_metadata(_metadata(storage, checkpoint), [f.path for f in checkpoint.files])
+        metadata = read_metadata(
+            metadata_of(storage, checkpoint), [f.path for f in checkpoint.files]
+        )
         fill(pieces_of(tensors), metadata, storage, checkpoint.name)
     except CheckpointError as error:
         problem = error.problems[0]
@@ -157,6 +136,7 @@ class Checkpointer:
         self.wait()
         if step == self.started:
             return
+        json.dumps(state)  # what is not JSON has to fail here, on all ranks
         began = time.monotonic()
         copies = self.snapshot.take(pieces_of(tensors))
         rows = self.history.stat().st_size if self.history and self.history.exists() else 0
@@ -202,7 +182,7 @@ class Checkpointer:
     def _save(
         self, began: float, step: int, copies: dict[str, Piece], state: State, rows: int
     ) -> _Outcome:
-        """Runs in the thread; all ranks return the same."""
+        """Write, commit, forget; runs in the thread. All ranks return the same."""
         folder = f"step-{step:09d}.{self.attempt}"
         # a store's throughput grows with parallel uploads; a disk's does not, and costs processors
         threads = 1 if isinstance(self.storage, Folder) else THREADS
@@ -240,8 +220,7 @@ class Checkpointer:
                 self.storage.write(f"{folder}/{HISTORY}", lambda stream: stream.write(content))
                 files.append(File(HISTORY, len(content), hashlib.sha256(content).hexdigest()))
             body["files"] = [dataclasses.asdict(file) for file in files]
-            text = json.dumps(body | {"sha256": _digest(body)}, indent=2)
-            self.storage.put_new(f"{folder}/{MANIFEST}", text.encode())
+            self.storage.put_new(f"{folder}/{MANIFEST}", signed(body))
         except CheckpointError as error:
             return _Outcome(error)
         except OSError as error:
@@ -319,10 +298,10 @@ class _Gang:
 
 def _choose(root: str | Path, run_key: str, gang: _Gang) -> Checkpoint | None:
     storage = storage_of(root)
-    offers = _offers(storage, run_key) if gang.rank == 0 else iter(())
+    found = offers(storage, run_key) if gang.rank == 0 else iter(())
     skipped = 0
     while True:
-        offer = gang.told(_next(offers))
+        offer = gang.told(_next(found))
         if isinstance(offer, CheckpointError):
             raise offer
         if offer is None:
@@ -347,88 +326,19 @@ def _choose(root: str | Path, run_key: str, gang: _Gang) -> Checkpoint | None:
             )
 
 
-def _next(offers: Iterator[tuple[Checkpoint, str]]) -> Any:
+def _next(offered: Iterator[tuple[Checkpoint, str]]) -> Any:
     """The next offer, None, or the error that came instead: values that can be broadcast."""
     try:
-        return next(offers, None)
+        return next(offered, None)
     except CheckpointError as error:
         return error
-
-
-def _offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
-    """Committed checkpoints, newest first, and what is wrong with the manifest, or ""."""
-    for name in reversed(names_in(storage)):
-        content = storage.read(f"{name}/{MANIFEST}")
-        if content is None:
-            continue
-        where = f"{storage.root}/{name}"
-        try:
-            manifest = json.loads(content)
-            if (schema := manifest["schema_version"]) != SCHEMA_VERSION:
-                raise CheckpointError(
-                    f"checkpoint {name} has schema {schema}, this rekindle reads {SCHEMA_VERSION}",
-                    where=where,
-                    fix="resume with the rekindle that wrote it, or train with --fresh elsewhere",
-                )
-            body = {key: value for key, value in manifest.items() if key != "sha256"}
-            files = tuple(File(**entry) for entry in body["files"])
-            problem = "" if _digest(body) == manifest["sha256"] else f"{MANIFEST} was altered"
-            found, step, state = str(body["run_key"]), int(body["step"]), dict(body["state"])
-        except (ValueError, KeyError, TypeError) as error:
-            yield (
-                Checkpoint(storage.root, name, step_of(name), {}, ()),
-                (f"{MANIFEST} cannot be read: {error!r}"),
-            )
-            continue
-        if not problem and found != run_key:
-            raise CheckpointError(
-                f"checkpoint {name} is of the run key {found}, not of {run_key}",
-                where=where,
-                fix="data, settings or code differ: train into another folder, or remove this one",
-            )
-        yield Checkpoint(storage.root, name, step, state, files), problem
 
 
 def _broken_or_error(checkpoint: Checkpoint, files: Sequence[File]) -> str | CheckpointError:
     try:
-        return _broken(checkpoint, files)
+        return broken(checkpoint, files)
     except CheckpointError as error:
         return error
-
-
-def _broken(checkpoint: Checkpoint, files: Sequence[File]) -> str:
-    storage = storage_of(checkpoint.root)
-
-    def check(file: File) -> str:
-        path = f"{checkpoint.name}/{file.path}"
-        if storage.size(path) != file.bytes:
-            return f"{file.path} is missing or has another size"
-        running = hashlib.sha256()
-        try:
-            with storage.reader(path) as stream:
-                while content := stream.read(_PIECE_BYTES):
-                    running.update(content)
-        except OSError as error:
-            return f"{file.path} cannot be read: {error}"
-        if running.hexdigest() != file.sha256:
-            return f"{file.path} does not match its hash"
-        return ""
-
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        return next(filter(None, pool.map(check, files)), "")
-
-
-def _metadata(storage: Storage, checkpoint: Checkpoint) -> bytes:
-    """DCP's metadata; its hash is checked here, too, because it is about to be unpickled."""
-    expected = {file.sha256 for file in checkpoint.files if file.path == METADATA}
-    content = storage.read(f"{checkpoint.name}/{METADATA}") or b""
-    if {hashlib.sha256(content).hexdigest()} != expected:
-        raise CheckpointError(f"{METADATA} does not match its hash")
-    return content
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _cause(error: CheckpointException, step: int) -> CheckpointError:

@@ -29,5 +29,5 @@ def test_the_assistant_learns_its_answers_and_an_equal_one_is_refused(cli, regis
 @pytest.mark.slow
 def test_plain_texts_beat_the_frequency_of_their_tokens(cli):
     result = cli.json("run", CONFIGS / "reviews-lm.yaml", "--home", "texts")
-    assert result["metrics"]["log_loss"] < 5.2
+    assert result["metrics"]["log_loss"] < 5.4
     assert result["gate"]["promoted"]

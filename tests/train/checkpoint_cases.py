@@ -31,6 +31,7 @@ from rekindle.spec.model import CheckpointSpec
 from rekindle.train import storage as storage_module
 from rekindle.train.checkpoint import Checkpointer, agreed, broken, load, newest
 from rekindle.train.dcp import pieces_of
+from rekindle.train.manifest import offers, signed
 from rekindle.train.storage import storage_of
 
 KEY = "key"
@@ -313,11 +314,9 @@ def manifest_of(checkpoint):
 
 def forge(checkpoint, **changes):
     """Change a manifest the way somebody would who knows how it is signed."""
-    from rekindle.train.checkpoint import _digest
-
     body = json.loads(manifest_of(checkpoint).read_text()) | changes
     body.pop("sha256")
-    manifest_of(checkpoint).write_text(json.dumps(body | {"sha256": _digest(body)}))
+    manifest_of(checkpoint).write_bytes(signed(body))
 
 
 def folder_all_kinds_of_tensors_come_back(root):
@@ -351,16 +350,12 @@ def folder_what_changes_after_the_call_is_not_in_the_checkpoint(root):
     checkpointer.save(2, tensors, {})
     tensors["w"].fill_(3)
     checkpointer.wait()
-    for step, checkpoint in enumerate(offers(root), 1):
+    kept = [checkpoint for checkpoint, _ in offers(storage_of(root), KEY)][::-1]
+    assert len(kept) == 2
+    for step, checkpoint in enumerate(kept, 1):
         into = {"w": torch.zeros(2_000_000)}
         load(checkpoint, into)
         assert into["w"].unique().tolist() == [step]
-
-
-def offers(root):
-    from rekindle.train.checkpoint import _offers
-
-    return [checkpoint for checkpoint, _ in _offers(storage_of(root), KEY)][::-1]
 
 
 def folder_torchs_own_tools_read_it(root):

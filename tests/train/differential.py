@@ -22,10 +22,13 @@ from rekindle.records import ShardManifest
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import adapters, batches, families, objective, parallel, weights
+from rekindle.train import adapters, batches, families, modelfolder, objective, parallel, weights
+from rekindle.train.batches import _sequence
+from rekindle.train.export import export
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal
+from rekindle.train.probe import probe_packing
 
 ROWS, VOCABULARY, LONGEST, PACK = 37, 61, 17, 24
 STEPS = 5
@@ -128,7 +131,8 @@ def run(case: dict) -> dict:
 
     torch.manual_seed(0)
     trainer = trainer_of(case)
-    optimizer, found = trainer.optimizer, {"losses": [], "norms": []}
+    optimizer = trainer.optimizer
+    found: dict = {"losses": [], "norms": [], "probe": probe_packing(trainer)}
     for step in range(STEPS):
         loss = trainer._backward(trainer.batches.make(step))[0] / trainer.mesh.layout.tp
         shared = trainer.agreed(torch.stack([loss, optimizer.collect()]))
@@ -148,6 +152,10 @@ def run(case: dict) -> dict:
     found["adamw"] = [
         trainer._step(step, trainer.batches.make(step), stop)[0]["loss"] for step in range(STEPS)
     ]
+    if case["export"]:
+        export(trainer.parts, Path(case["export"]), file_bytes=8_000)
+        if dist.get_rank() == 0:
+            modelfolder.configure(trainer.parts.network, Path(case["export"]))
     return found
 
 
@@ -162,6 +170,8 @@ def sabotage(fault: str) -> None:
         families.tied = lambda network: {}
     elif fault == "unshared norm gradients":
         parallel.tensor.shared_by_share = lambda network, tokens: frozenset()
+    elif fault == "one document":
+        batches._sequence = lambda documents, order: _sequence(torch.ones_like(documents), order)
     elif fault == "one dropout seed":
         objective._mixed = lambda key, place: int(torch.randint(2**31, (1,))) + dist.get_rank()
 
@@ -181,14 +191,18 @@ def _averaged(bucket):
 def main() -> None:
     cases, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False
+    )
     for case in cases:
         # groups of their own for each case: gloo keeps threads for every group that exists
-        dist.init_process_group("gloo", store=dist.PrefixStore(case["name"], store), rank=rank, world_size=world)
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore(case["name"], store), rank=rank, world_size=world
+        )
         sabotage(case.get("fault", ""))
         try:
             found = run(case)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the test shows whatever it was
             print(f"rank {dist.get_rank()} in {case['name']}\n{traceback.format_exc()}", flush=True)
             if dist.get_rank() == 0:
                 (out / f"{case['name']}.txt").write_text(traceback.format_exc())

@@ -54,7 +54,7 @@ def run(group, folder, root, **environment):
     gang = start(group, folder, root, **environment)
     try:
         for process in gang:
-            process.wait(timeout=120)
+            process.wait(timeout=240)
     finally:
         for process in gang:
             process.kill()

@@ -54,12 +54,13 @@ TOLERANCE = {"fp32": 1e-9, "bf16": 4e-2, "fp16": 1e-2}
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A cell on a model."""
+    """A cell on a model; `export` is a folder for the trained weights."""
 
     cell: Cell
     model: str = ""
     packing: bool = True
     fault: str = ""
+    export: str = ""
 
     @property
     def network(self):
@@ -83,6 +84,7 @@ class Case:
         made = {
             "task": TASKS[self.cell.kind], "model": self.network, "cell": cell, "exact": self.exact,
             "packing": self.packing and self.cell.kind == "tokens", "fault": "" if one_rank else self.fault,
+            "export": f"{self.export}-{'one' if one_rank else 'many'}" if self.export else "",
         }  # fmt: skip
         made["name"] = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
         return made
@@ -220,3 +222,50 @@ def test_a_fault_in_the_arithmetic_is_noticed(tmp_path, case):
     launch(tmp_path, [case])
     with pytest.raises(AssertionError):
         same(tmp_path, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "cell"),
+    [("gpt2", Cell("tokens", ("shard", "tp"))), ("llama", Cell("tokens", ("pp",), "interleaved")),
+     ("llama", Cell("tokens", ("shard",), lora=True)), ("distilbert", Cell("text", ("tp",)))],
+    ids=lambda value: str(value),
+)  # fmt: skip
+def test_weights_leave_in_files_that_transformers_reads(tmp_path, model, cell):
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    case = Case(cell, model, export=str(tmp_path / "model"))
+    launch(tmp_path, [case])
+    same(tmp_path, case)
+    kind = AutoModelForCausalLM if cell.kind == "tokens" else AutoModelForSequenceClassification
+    ids = torch.arange(1, 13)[None]
+    said = [
+        kind.from_pretrained(f"{case.export}-{who}").eval()(input_ids=ids).logits
+        for who in ("one", "many")
+    ]
+    torch.testing.assert_close(*said)
+    one, _ = results(tmp_path, case)
+    fresh = kind.from_config(kind.from_pretrained(f"{case.export}-one").config).eval()
+    assert not torch.allclose(fresh(input_ids=ids).logits, said[0], atol=1e-3), (
+        "the trained weights were not read"
+    )
+    stored = json.loads((Path(f"{case.export}-many") / "model.safetensors.index.json").read_text())[
+        "weight_map"
+    ]
+    assert len(set(stored.values())) > 1
+    assert not [
+        name for name in stored if "lora" in name or "base_layer" in name or "c_attn.q" in name
+    ]
+    if not cell.lora and model != "gpt2":
+        read = kind.from_pretrained(f"{case.export}-many").state_dict()
+        for name, value in one["weights"].items():
+            # AdamW has moved the weights on since they were kept
+            assert read[name].shape == value.shape
+
+
+def test_documents_that_see_each_other_are_noticed_before_the_first_step(tmp_path):
+    right, wrong = (Case(Cell("tokens", ("dp",)), fault=fault) for fault in ("", "one document"))
+    launch(tmp_path, [right, wrong])
+    assert results(tmp_path, right)[1]["probe"] < 1e-9
+    said = (tmp_path / f"{wrong.as_json()['name']}.txt").read_text()
+    assert "packed documents see each other" in said

@@ -1,0 +1,126 @@
+"""What a committed checkpoint says of itself, and whether it is true.
+
+`manifest.json` holds the schema, run key, step and state as JSON, the size and SHA-256 of every
+file, and a hash of itself."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import CheckpointError
+from rekindle.train.dcp import METADATA, THREADS, File
+from rekindle.train.retention import MANIFEST, names_in, step_of
+from rekindle.train.storage import Storage, storage_of
+
+SCHEMA_VERSION = 2
+HISTORY = "history.jsonl.gz"
+_PIECE_BYTES = 1 << 20
+
+State = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint: where it is, the optimizer step it was taken after, its JSON state,
+    and its files."""
+
+    root: str
+    name: str
+    step: int
+    state: State
+    files: tuple[File, ...]
+
+    @property
+    def folder(self) -> Path:
+        """The folder, where the root is one."""
+        return Path(self.root) / self.name
+
+    def history(self) -> str | None:
+        """The loss curve up to this step as JSON lines, where the checkpoint carries it."""
+        if not any(file.path == HISTORY for file in self.files):
+            return None
+        content = storage_of(self.root).read(f"{self.name}/{HISTORY}")
+        return None if content is None else gzip.decompress(content).decode()
+
+
+def signed(body: Mapping[str, Any]) -> bytes:
+    """The manifest with this content."""
+    return json.dumps({**body, "sha256": _digest(body)}, indent=2).encode()
+
+
+def offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
+    """Committed checkpoints, newest first, and what is wrong with the manifest, or ""."""
+    for name in reversed(names_in(storage)):
+        content = storage.read(f"{name}/{MANIFEST}")
+        if content is None:
+            continue
+        where = f"{storage.root}/{name}"
+        try:
+            manifest = json.loads(content)
+            if (schema := manifest["schema_version"]) != SCHEMA_VERSION:
+                raise CheckpointError(
+                    f"checkpoint {name} has schema {schema}, this rekindle reads {SCHEMA_VERSION}",
+                    where=where,
+                    fix="resume with the rekindle that wrote it, or train with --fresh elsewhere",
+                )
+            body = {key: value for key, value in manifest.items() if key != "sha256"}
+            files = tuple(File(**entry) for entry in body["files"])
+            problem = "" if _digest(body) == manifest["sha256"] else f"{MANIFEST} was altered"
+            found, step, state = str(body["run_key"]), int(body["step"]), dict(body["state"])
+        except (ValueError, KeyError, TypeError) as error:
+            yield (
+                Checkpoint(storage.root, name, step_of(name), {}, ()),
+                (f"{MANIFEST} cannot be read: {error!r}"),
+            )
+            continue
+        if not problem and found != run_key:
+            raise CheckpointError(
+                f"checkpoint {name} is of the run key {found}, not of {run_key}",
+                where=where,
+                fix="data, settings or code differ: train into another folder, or remove this one",
+            )
+        yield Checkpoint(storage.root, name, step, state, files), problem
+
+
+def broken(checkpoint: Checkpoint, files: Sequence[File] | None = None) -> str:
+    """What is wrong with these files of a checkpoint (all of them by default), or "" when each has
+    its size and hash."""
+    storage = storage_of(checkpoint.root)
+
+    def check(file: File) -> str:
+        path = f"{checkpoint.name}/{file.path}"
+        if storage.size(path) != file.bytes:
+            return f"{file.path} is missing or has another size"
+        running = hashlib.sha256()
+        try:
+            with storage.reader(path) as stream:
+                while content := stream.read(_PIECE_BYTES):
+                    running.update(content)
+        except OSError as error:
+            return f"{file.path} cannot be read: {error}"
+        if running.hexdigest() != file.sha256:
+            return f"{file.path} does not match its hash"
+        return ""
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        return next(filter(None, pool.map(check, checkpoint.files if files is None else files)), "")
+
+
+def metadata_of(storage: Storage, checkpoint: Checkpoint) -> bytes:
+    """DCP's metadata; its hash is checked again, because the bytes are about to be unpickled."""
+    expected = {file.sha256 for file in checkpoint.files if file.path == METADATA}
+    content = storage.read(f"{checkpoint.name}/{METADATA}") or b""
+    if {hashlib.sha256(content).hexdigest()} != expected:
+        raise CheckpointError(f"{METADATA} does not match its hash")
+    return content
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,47 @@
+"""Text classification: a pretrained folder gives shape and tokenizer, its weights are read later."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, DistilBertConfig
+
+from rekindle.errors import RequestError
+from rekindle.spec.model import DataSpec, ModelSpec
+from rekindle.tasks.text_classification import TextClassification
+
+TASK = TextClassification()
+SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 16}
+SETTINGS = {"vocab_size": 50, "pad_token_id": 3}
+LABELS = ("bad", "good", "neutral")
+
+
+def test_an_inline_config_is_completed_by_tokenizer_and_labels(tmp_path):
+    spec = ModelSpec(source={"model_type": "distilbert", **SHAPE})
+    config = TASK.build(spec, LABELS, SETTINGS, tmp_path).config
+    assert (config.vocab_size, config.pad_token_id, config.num_labels) == (50, 3, 3)
+    assert config.id2label == {0: "bad", 1: "good", 2: "neutral"}
+    assert TASK.weights(spec) is None
+
+
+def test_a_folder_gives_its_shape_with_a_head_for_these_labels(tmp_path):
+    config = DistilBertConfig(**SHAPE, vocab_size=70, num_labels=5, dtype="bfloat16")
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    spec = ModelSpec(source=str(tmp_path))
+    network = TASK.build(spec, LABELS, SETTINGS, tmp_path)
+    assert network.config.vocab_size == 70
+    assert network.classifier.out_features == 3
+    assert {p.dtype for p in network.parameters()} == {torch.float32}
+    assert TASK.weights(spec) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [({"model_type": "distilbart", "dim": 3}, "not a configuration of distilbart"), ("no/where", "cannot load the configuration")],
+)  # fmt: skip
+def test_what_is_no_model_is_refused(source, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(RequestError, match=said):
+        TASK.build(ModelSpec(source=source), LABELS, SETTINGS, tmp_path)
+    with pytest.raises(RequestError, match="model_type"):
+        TASK.check(DataSpec(source="x"), ModelSpec(source={"dim": 3}))
