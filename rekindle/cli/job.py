@@ -129,6 +129,7 @@ def execute(
             from_step=options.from_step,
             on_change=on_change,
             on_event=on_event,
+            grace_seconds=spec.train.grace_seconds,
         )
     finally:
         _write_card(home, record.run_id)

@@ -38,7 +38,6 @@ from rekindle.train.history import read_history
 
 TRAINING = "finetune"
 HANG_SECONDS = 30.0
-ATTEMPTS = 3
 _PRIVATE = "REKINDLE_PRIVATE_MOUNTS"
 _SPARE_BYTES = 64 << 20
 
@@ -83,7 +82,7 @@ def rehearse(spec: Spec, text: str, home: Path, as_json: bool) -> int:
 
 def _rehearse(stage: _Stage, fault: Fault, as_json: bool) -> int:
     began = time.monotonic()
-    whole = stage.train("whole", {})
+    whole = stage.train("whole", None)
     if fault.step > whole.summary.steps:
         raise RequestError(
             f"step {fault.step} never comes: the training has {whole.summary.steps}",
@@ -94,15 +93,16 @@ def _rehearse(stage: _Stage, fault: Fault, as_json: bool) -> int:
     if fault.kind == "disk-full":
         _mount_small_disk(checkpoints, stage.folder / "whole" / "checkpoints")
     fault = dataclasses.replace(fault, folder=str(checkpoints))
-    faulted = stage.train("faulted", fault.environment())
+    faulted = stage.train("faulted", fault)
     if not fault.mark.exists():
         raise StepError(f"the fault {fault.kind} did not happen", fix="report this: it is a bug")
-    resumed = _resumed_from(checkpoints, faulted.summary.steps)
+    resumed, done = _resumed_from(checkpoints, faulted.summary.steps)
     found = Rehearsal(
         fault=fault.kind,
         step=fault.step,
         resumed_from_step=resumed,
-        samples_lost=max(0, fault.step - 1 - resumed) * stage.spec.train.global_batch_size,
+        samples_lost=max(0, fault.step - 1 - resumed, done - resumed)
+        * stage.spec.train.global_batch_size,
         losses_equal=whole.losses == faulted.losses,
         weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
     )
@@ -129,24 +129,23 @@ class _Stage:
         self.name = f"{spec.name}-{self.started:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         self.folder = home / "rehearsals" / self.name
 
-    def train(self, name: str, environment: Mapping[str, str]) -> Trained:
-        """Run the cut pipeline in the scratch home `name` until it succeeds."""
+    def train(self, name: str, fault: Fault | None) -> Trained:
+        """Run the cut pipeline in the scratch home `name`; once more if the fault ended it."""
         home = self.folder / name
         earlier = self.folder / "whole" / "cache"
         cache = earlier if earlier.exists() else self.home / "cache"
         if cache.exists():
             shutil.copytree(cache, home / "cache", ignore=shutil.ignore_patterns("locks"))
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                record = self._attempt(home, environment)
-            except (PreemptedError, StepError) as error:
-                if not environment or attempt == ATTEMPTS:
-                    raise
-                print(f"{error}\n\nthe same command again:", file=sys.stderr)
-                (home / "checkpoints" / FILLER).unlink(missing_ok=True)
-            else:
-                return _trained(record, attempt)
-        raise AssertionError("unreachable")
+        environment = fault.environment() if fault else {}
+        try:
+            return _trained(self._attempt(home, environment), 1)
+        except (PreemptedError, StepError) as error:
+            asked = isinstance(error, PreemptedError)  # perhaps not by the fault
+            if fault is None or asked != (fault.kind == "term"):
+                raise
+            print(f"{error}\n\nthe same command again:", file=sys.stderr)
+        (home / "checkpoints" / FILLER).unlink(missing_ok=True)
+        return _trained(self._attempt(home, environment), 2)
 
     def _attempt(self, home: Path, environment: Mapping[str, str]) -> RunRecord:
         from rekindle.platforms.local import execute as local
@@ -162,6 +161,7 @@ class _Stage:
                 from_step=TRAINING,
                 on_change=progress.changed,
                 on_event=progress.event,
+                grace_seconds=self.spec.train.grace_seconds,
             )
 
     def keep(self, found: Rehearsal, attempts: int, seconds: float) -> RehearsalRecord:
@@ -180,7 +180,10 @@ class _Stage:
         return record
 
     def clear(self) -> None:
-        """Remove the scratch homes; a disk of our own is let go when we end."""
+        """Remove the scratch homes."""
+        disk = self.folder / "faulted" / "checkpoints"
+        if disk.is_mount():
+            subprocess.run(["umount", str(disk)], check=True)  # noqa: S607
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -210,12 +213,13 @@ def _trained(record: RunRecord, attempts: int) -> Trained:
     return Trained(summary, tuple(read_history(folder / "history.jsonl")), attempts)
 
 
-def _resumed_from(checkpoints: Path, steps: int) -> int:
-    """The step after which the last gang went on, as its first rank left it; all of them if there
-    was nothing left to train."""
-    attempts = checkpoints.glob("*/attempts/*/rank-0.signs")
-    last = max(attempts, key=lambda path: path.stat().st_mtime).parent
-    return (signs.read(last)[0].first_step or steps + 1) - 1
+def _resumed_from(checkpoints: Path, steps: int) -> tuple[int, int]:
+    """The step after which the last gang went on (all of them if there was nothing left to train),
+    and how many the attempt before it had done."""
+    found = checkpoints.glob("*/attempts/*/rank-0.signs")
+    *before, last = sorted(found, key=lambda path: path.stat().st_mtime)
+    done = signs.read(before[-1].parent)[0].step - 1 if before else 0
+    return (signs.read(last.parent)[0].first_step or steps + 1) - 1, done
 
 
 def _need_private_mounts() -> None:

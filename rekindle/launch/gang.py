@@ -38,7 +38,8 @@ OVERTIME_SECONDS = 15.0  # beyond the grace period, until ranks that do not stop
 STACKS_SECONDS = 3.0
 SLOW_PHASES, SLOW_FACTOR, SLOW_SECONDS = ("start", "warm-up", "save", "finish"), 3, 120.0
 
-# done, preempted: rank 0 said so. quiet: the ranks of another node than rank 0's ended well.
+# done, preempted: rank 0 said so. quiet: ranks ended well that cannot say so, on another node than
+# rank 0's or in a script that knows nothing of us.
 Ending = Literal["done", "preempted", "quiet", "lost"]
 
 
@@ -132,7 +133,7 @@ class _Life:
         self.scratch = tempfile.TemporaryDirectory(prefix="rekindle-")
         self.exits = Path(self.scratch.name) / "exits.jsonl"
         self.began = time.monotonic()
-        self.trouble_at: float | None = None
+        self.ending_at: float | None = None
         self.killed = False
         self.ours: set[int] = set()
         self.hung: list[Cause] = []
@@ -189,15 +190,11 @@ class _Life:
             if halt.stacks:
                 self._write_stacks(found)
             return True
-        if self._in_trouble(found):
-            self.trouble_at = self.trouble_at or now
-            return now - self.trouble_at > PEER_SECONDS
+        # all was said, and the ranks need only leave; or one of them has failed or died
+        if self._said() or any(sign.words or not is_running(sign.pid) for sign in found):
+            self.ending_at = self.ending_at or now
+            return now - self.ending_at > PEER_SECONDS
         return self._hangs(found)
-
-    def _in_trouble(self, found: Sequence[Sign]) -> bool:
-        """Whether a rank has failed or died before rank 0 said how it all ended."""
-        lost = any(sign.words or not is_running(sign.pid) for sign in found)
-        return lost and not self._said()
 
     def _hangs(self, found: Sequence[Sign]) -> bool:
         if self.gang.foreign:
@@ -245,11 +242,11 @@ class _Life:
         code, said = self.agent.returncode, self._said()
         foreign, expired = self.gang.foreign, self.gang.expired
         asked = self.gang.stopped_at is not None
-        if said == "done" or (foreign and code == 0):
+        if said == "done":
             return Report("done")
         if said == "preempted":
             return Report("preempted", expired=expired, asked=asked)
-        if code == 0 and self.gang.place.node_rank:
+        if code == 0 and (foreign or self.gang.place.node_rank):
             return Report("quiet", expired=expired, asked=asked)
         oom = blame.oom_kills() - self.oom_kills
         found = signs.read(self.status)

@@ -49,7 +49,7 @@ class Line:
     """Messages over one connection."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.socket, self._rest = connection, b""
+        self.socket, self._rest, self._ended = connection, b"", False
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
@@ -65,16 +65,17 @@ class Line:
             raise Disconnected from error
 
     def receive(self) -> list[Message]:
-        """What has arrived; raises Disconnected."""
+        """What has arrived; raises Disconnected once all that came before it was handed out."""
+        if self._ended:
+            raise Disconnected
         try:
             while content := self.socket.recv(1 << 16):
                 self._rest += content
+            self._ended = True
         except BlockingIOError:
             pass
-        except OSError as error:
-            raise Disconnected from error
-        else:
-            raise Disconnected
+        except OSError:
+            self._ended = True
         *lines, self._rest = self._rest.split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             raise Disconnected
@@ -90,7 +91,7 @@ def judge(reports: Mapping[int, Report]) -> Report:
     ends = {report.ending for report in reports.values()}
     expired = any(report.expired for report in reports.values())
     asked = any(report.asked for report in reports.values())
-    if "done" in ends and ends <= {"done", "quiet"}:
+    if "done" in ends or ends == {"quiet"}:
         return Report("done")
     if "preempted" in ends:
         return Report("preempted", expired=expired, asked=asked)

@@ -47,9 +47,10 @@ ones are allowed. Axes: `dp` replicas, `shard` FSDP2 (with `dp`: HSDP), `tp` ten
 pipeline, `cp` context parallel. float8 and 4-bit base weights (QLoRA) are refused: there is no
 setting for them.
 
-Pipelines pad all micro-batches of a step to one length, so with texts of mixed length their dropout
-masks differ from those of other layouts, and `cp` ranks draw masks of their own; otherwise dropout
-is the same in every layout.
+Dropout is the same in every layout, but for three cases: pipelines pad all micro-batches of a step
+to one length, so with texts of mixed length their masks differ; `cp` ranks draw masks of their own;
+compiled blocks draw with the compiler's generator. Compiled blocks take sequences of any length and
+agree with those that are not within 1e-4, not bit for bit.
 """
 _KINDS = {"image": "Images", "text": "Texts with a class", "tokens": "Language models"}
 

@@ -136,8 +136,8 @@ class Trainer:
             if ledger is not None:
                 ledger.append(step + 1, self.batches.ids(work))
             profiler.step(self.batches.waited)
-            due = last or (every is not None and (step + 1) % every == 0)
-            if due or (stopping and checkpointer.fits(stop.seconds_left())):
+            due = stopping or (every is not None and (step + 1) % every == 0)
+            if last or (due and (not stopping or checkpointer.fits(stop.seconds_left()))):
                 self.beat(step + 1, "save")
                 seconds = self.seconds_before + time.monotonic() - began
                 checkpointer.save(step + 1, self.tensors(), self.state(step + 1, row, seconds))

@@ -27,6 +27,7 @@ from rekindle.spec.identity import file_sha256
 from rekindle.tasks import Task, load_task
 
 DESCRIPTION = "rekindle.json"
+TOKENIZER = "tokenizer.json"
 
 if TYPE_CHECKING:
     import torch
@@ -131,9 +132,11 @@ def open_model(folder: Path) -> ModelFolder:
     )
 
 
-def load_network(task: Task, folder: Path, labels: tuple[str, ...]) -> torch.nn.Module:
-    """Starting weights for `task` from a model folder; refuses one with other classes."""
+def check_start(folder: Path, shards: Shards) -> ModelFolder:
+    """The model in `folder`, if training can start from it; raises StepError when it knows other
+    classes, or when its tokens mean something else than those of the shards."""
     model = open_model(folder)
+    labels = shards.manifest.labels
     if model.labels != labels:
         raise StepError(
             f"the model to start from knows the classes {list(model.labels)}, "
@@ -141,7 +144,15 @@ def load_network(task: Task, folder: Path, labels: tuple[str, ...]) -> torch.nn.
             where="model.init_from",
             fix="set data.labels to the model's classes, or model.init_from: base",
         )  # fmt: skip
-    return task.load(folder).train()
+    ours, its = shards.assets / TOKENIZER, folder / TOKENIZER
+    if ours.exists() and its.exists() and file_sha256(ours) != file_sha256(its):
+        raise StepError(
+            "the model to start from has another tokenizer than this run: its embeddings would "
+            "mean other tokens",
+            where="model.init_from",
+            fix=f"set model.tokenizer: {folder}, or model.init_from: base",
+        )
+    return model
 
 
 def weights_sha256(folder: Path) -> str:

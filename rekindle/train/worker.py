@@ -167,13 +167,14 @@ class Start:
         """Networks of our own tasks are built without values; what a user's task builds is taken as
         it is."""
         manifest = shards.manifest
+        before = modelfolder.check_start(Path(job.init), shards) if job.init else None
         model, folder = _origin(job, task)
         torch.manual_seed(job.train.seed)
         source = None
         if job.task not in TASKS or (job.init and folder is None):
             network = (
-                modelfolder.load_network(task, Path(job.init), manifest.labels)
-                if job.init
+                before.network().train()
+                if before is not None
                 else task.build(model, manifest.labels, manifest.settings, shards.assets)
             )
         else:
@@ -233,7 +234,7 @@ def _again(job: Job, task: Task, shards: Shards) -> nn.Module:
     """A whole network to put gathered weights into."""
     manifest = shards.manifest
     if job.init:
-        return modelfolder.load_network(task, Path(job.init), manifest.labels)
+        return modelfolder.open_model(Path(job.init)).network()
     return task.build(job.model, manifest.labels, manifest.settings, shards.assets)
 
 

@@ -127,7 +127,7 @@ if __name__ == "__main__":
         for step in range(1, 6):
             vitals.beat(step, "step")
         globals()[SCENARIO]()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it was
         vitals.failed(error)
         os._exit(1)
     os._exit(0)

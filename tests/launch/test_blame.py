@@ -72,7 +72,9 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("found", "exits", "ours", "oom", "expected"), CASES.values(), ids=list(CASES))
+@pytest.mark.parametrize(
+    ("found", "exits", "ours", "oom", "expected"), CASES.values(), ids=list(CASES)
+)
 def test_the_first_cause_is(found, exits, ours, oom, expected):
     assert first(causes_of(found, exits, ours, oom)).what == expected
 
@@ -96,7 +98,9 @@ def stack(text):
     return Stack.read(DUMP.format(text), 0x7F0000000002)
 
 
-@pytest.mark.parametrize(("text", "waits"), [(COLLECTIVE, True), (BACKWARD, True), (OPERATOR, True), (READ, False)])
+@pytest.mark.parametrize(
+    ("text", "waits"), [(COLLECTIVE, True), (BACKWARD, True), (OPERATOR, True), (READ, False)]
+)
 def test_the_main_thread_tells_who_waits(text, waits):
     assert stack(text).waits is waits
     assert stack(text).where.endswith(" < main")
@@ -132,7 +136,13 @@ def test_signs_are_read_back(tmp_path):
         file.say({"message": "only the first words count"})
     two, eleven = signs.read(tmp_path)
     assert (two.rank, eleven.rank) == (2, 11)
-    assert (two.pid, two.thread, two.step, two.phase, two.first_step) == (os.getpid(), 5, 5, "validation", 4)
+    assert (two.pid, two.thread, two.step, two.phase, two.first_step) == (
+        os.getpid(),
+        5,
+        5,
+        "validation",
+        4,
+    )
     assert two.words == {"message": "é" * 1000}
     assert two.doing == "validation at step 5"
     signs.clear(tmp_path)
@@ -167,7 +177,7 @@ def test_last_words_reach_the_supervisor_although_the_disk_is_full(tmp_path):
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no file system can be mounted here: {done.stderr}")
     last = done.stdout.splitlines()[-1]
-    assert last == f"save at step 3|the disk is full: No space left on device|", done
+    assert last == "save at step 3|the disk is full: No space left on device|", done
 
 
 def test_causes_are_explained_wherever_in_the_chain_they_are():
@@ -177,7 +187,9 @@ def test_causes_are_explained_wherever_in_the_chain_they_are():
     assert explain(full).where == "/c/step-5"
     store = CheckpointError("cannot reach s3://b", where="s3://b/c", fix="check the endpoint")
     assert explain(store) == store.problems[0]
-    memory = RuntimeError("[enforce fail at alloc_cpu.cpp:132] . DefaultCPUAllocator: can't allocate memory")
+    memory = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:132] . DefaultCPUAllocator: can't allocate memory"
+    )
     assert explain(memory).what.startswith("out of memory (RuntimeError): ")
     assert explain(KeyError("x")).what == "KeyError: 'x'"
 
@@ -186,7 +198,9 @@ def test_a_lost_peer_is_told_from_an_own_error():
     import torch.distributed as dist
 
     assert is_peer_lost(dist.DistNetworkError("The client socket has timed out"))
-    assert is_peer_lost(RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3"))
+    assert is_peer_lost(
+        RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3")
+    )
     assert not is_peer_lost(RuntimeError("shape mismatch"))
     assert not is_peer_lost(ConnectionResetError("connection reset"))  # a store's, not a rank's
 

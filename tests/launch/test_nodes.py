@@ -9,7 +9,7 @@ import pytest
 from rekindle.errors import PreemptedError
 from rekindle.launch.blame import Cause
 from rekindle.launch.gang import Report
-from rekindle.launch.nodes import Coordinator, Member, judge
+from rekindle.launch.nodes import Coordinator, Disconnected, Line, Member, judge
 from rekindle.launch.rendezvous import Rendezvous
 
 KILLED = Cause("killed", 3, 100.0, "rank 3 was killed by SIGKILL in step 7")
@@ -29,7 +29,12 @@ def lost(cause, **fields):
         ([Report("preempted"), Report("quiet", expired=True)], Report("preempted", expired=True)),
         ([lost(PEER), lost(KILLED)], lost(KILLED)),
         ([lost(PEER), lost(RAISED)], lost(RAISED)),
-        ([Report("done"), lost(KILLED)], lost(KILLED)),  # a foreign script: one node is not done
+        (
+            [Report("done"), lost(PEER)],
+            Report("done"),
+        ),  # all was written before something fell over
+        ([Report("quiet"), Report("quiet")], Report("done")),  # scripts that know nothing of us
+        ([Report("quiet"), lost(KILLED)], lost(KILLED)),
     ],
 )
 def test_reports_come_to_one_verdict(reports, expected):
@@ -98,7 +103,9 @@ def test_one_lost_gang_ends_the_others_and_all_hear_the_same_cause(nodes):
         assert not halt.stacks
         return member.settle(lost(PEER))
 
-    verdicts = nodes.all(lambda: one.settle(lost(KILLED)), lambda: others(zero), lambda: others(two))
+    verdicts = nodes.all(
+        lambda: one.settle(lost(KILLED)), lambda: others(zero), lambda: others(two)
+    )
     assert verdicts == [lost(KILLED)] * 3
     assert {restart for restart, _ in nodes.meet(1)} == {1}
 
@@ -115,7 +122,9 @@ def test_a_hang_makes_the_other_nodes_write_down_their_stacks(nodes):
         assert halt.stacks
         return member.settle(lost(cause))
 
-    verdicts = nodes.all(lambda: one.settle(lost(waits)), lambda: dumps(zero, PEER), lambda: dumps(two, hangs))
+    verdicts = nodes.all(
+        lambda: one.settle(lost(waits)), lambda: dumps(zero, PEER), lambda: dumps(two, hangs)
+    )
     assert verdicts == [lost(hangs)] * 3
 
 
@@ -157,7 +166,8 @@ def test_when_the_coordinator_is_lost_and_comes_back_all_go_on(nodes):
     nodes.meet()
     nodes.coordinator.end()
     for member in nodes.members:
-        assert member.poll() is not None, "the ranks have to end"
+        while member.poll() is None:  # the ranks have to end
+            time.sleep(0.01)
         assert member.settle(lost(PEER)).cause.what.startswith("node 0 is gone")
     nodes.members[0].close()
     nodes.members[0] = Member(nodes.places[0], lambda: False)
@@ -180,7 +190,24 @@ def test_who_waits_in_vain_is_told_for_whom():
 
 def test_a_stranger_on_the_port_does_no_harm(nodes):
     address = ("127.0.0.1", nodes.places[0].port)
-    for noise in (b"GET / HTTP/1.1\r\n\r\n", b'{"kind": "join"}\n', b'{"kind": "join", "nodes": 9, "node": 1}\n', b"[]\n", b"\xff\n"):
+    for noise in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b'{"kind": "join"}\n',
+        b'{"kind": "join", "nodes": 9, "node": 1}\n',
+        b"[]\n",
+        b"\xff\n",
+    ):
         with socket.create_connection(address) as stranger:
             stranger.sendall(noise)
     assert len(set(nodes.meet())) == 1
+
+
+def test_the_last_word_of_somebody_who_hangs_up_is_heard():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line, other = Line(socket.create_connection(server.getsockname())), Line(server.accept()[0])
+    other.send("verdict", verdict=1)
+    other.close()
+    assert line.receive() == [{"kind": "verdict", "verdict": 1}]
+    with pytest.raises(Disconnected):
+        line.receive()
+    line.close()

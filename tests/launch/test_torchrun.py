@@ -102,7 +102,9 @@ def test_restarts_are_bounded(run):
     assert run.last.startswith("rank 0 was killed by SIGKILL in step 5; after 1 restarts\n")
 
 
-def test_a_rank_that_raises_is_the_cause_even_if_its_peers_noticed_before_and_is_not_tried_again(run):
+def test_a_rank_that_raises_is_the_cause_even_if_its_peers_noticed_before_and_is_not_tried_again(
+    run,
+):
     run.start("raised").ends(1)
     assert "restarting" not in run.said
     assert run.last.splitlines() == [
@@ -190,5 +192,7 @@ def test_peers_that_wait_for_a_dead_rank_for_ever_are_given_up(run):
 def test_a_rank_that_the_kernel_killed_for_its_memory_is_told_from_one_killed_by_hand(run):
     with small_memory(800 << 20) as join:
         run.start("greedy", max_restarts=0, prefix=join).ends(1)
-    assert run.last.startswith("rank 1 was killed in step 5: the kernel ran out of memory; after 0 restarts")
+    assert run.last.startswith(
+        "rank 1 was killed in step 5: the kernel ran out of memory; after 0 restarts"
+    )
     assert "train.micro_batch_size" in run.last
