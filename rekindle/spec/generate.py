@@ -41,11 +41,11 @@ LAYOUTS = """# Layouts that train
 `train.layout` names degrees whose product is the number of ranks; their docstrings are in
 [configs/README.md](../configs/README.md). Each combination below gives the gradients, the weights
 after five steps and the validation of one process, on the CPU (gloo), as
-`tests/train/test_layouts.py` shows. Every other one is refused before anything runs, with the nearest that is not: it is either
-impossible, or no test has shown it. No combination has been tested on a GPU yet; there the same
-ones are allowed. Axes: `dp` replicas, `shard` FSDP2 (with `dp`: HSDP), `tp` tensor parallel, `pp`
-pipeline, `cp` context parallel. float8 and 4-bit base weights (QLoRA) are refused: there is no
-setting for them.
+`tests/train/test_layouts.py` shows. Every other one is refused before anything runs, with the
+nearest that is not: it is either impossible, or no test has shown it. No combination has been
+tested on a GPU yet; there the same ones are allowed. Axes: `dp` replicas, `shard` FSDP2 (with
+`dp`: HSDP), `tp` tensor parallel, `pp` pipeline, `cp` context parallel. float8 and 4-bit base
+weights (QLoRA) are refused: there is no setting for them.
 
 Dropout is the same in every layout, but for three cases: pipelines pad all micro-batches of a step
 to one length, so with texts of mixed length their masks differ; `cp` ranks draw masks of their own;
