@@ -1,0 +1,104 @@
+"""Degrees of parallelism: what they multiply to, what they have to divide, what is offered instead."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.errors import RequestError, UnsupportedError
+from rekindle.spec import support
+from rekindle.spec.layout import Layout, Shape, resolve
+from rekindle.spec.model import TrainSpec
+from rekindle.spec.support import Cell, cell_of, impossible, require
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+
+
+def said(train, world, shape=None):
+    with pytest.raises(RequestError) as error:
+        resolve(TrainSpec(**train), world, shape)
+    (problem,) = error.value.problems
+    return problem.what, problem.where, problem.fix
+
+
+def test_dp_takes_the_ranks_that_the_other_degrees_leave():
+    assert resolve(TrainSpec(layout={"tp": 2}), 8).dp == 4
+    assert resolve(TrainSpec(), 3) == Layout(dp=3, micro_batch_size=32)
+
+
+@pytest.mark.parametrize(
+    ("train", "world", "what", "where", "fix"),
+    [
+        ({"layout": {"tp": 3}}, 6, "tp 3 does not divide 8 heads and 2 key-value heads", "train.layout.tp",
+         "on 6 ranks, use {dp: 3, tp: 2} or {dp: 6}"),
+        ({"layout": {"pp": 8}}, 8, "4 blocks cannot fill 8 stages (1f1b)", "train.layout.pp",
+         "on 8 ranks, use {dp: 2, pp: 4} or {dp: 4, pp: 2} or {dp: 8}"),
+        ({"layout": {"tp": 2, "pp": 2}}, 6, "the layout tp 2 x pp 2, 1f1b needs 4 ranks and there are 6", "train.layout",
+         "on 6 ranks, use {tp: 2, pp: 3} or {dp: 3, tp: 2} or {dp: 3, pp: 2}"),
+        ({"layout": {"pp": 4}, "global_batch_size": 2}, 4,
+         "2 micro-batches of 1 a data rank cannot feed 4 stages (1f1b needs at least 4)", "train.micro_batch_size",
+         "set train.global_batch_size to a multiple of 4, or a smaller micro_batch_size; "
+         "on 4 ranks, use {dp: 4}"),
+    ],
+)  # fmt: skip
+def test_a_layout_that_does_not_fit_is_refused_with_the_nearest_that_do(
+    train, world, what, where, fix
+):
+    assert said(train, world, Shape.of(LLAMA)) == (what, where, fix)
+
+
+@given(
+    world=st.integers(1, 64), tp=st.integers(1, 4), pp=st.integers(1, 4), shard=st.integers(1, 4),
+    batch=st.integers(1, 256),
+)  # fmt: skip
+def test_what_is_offered_is_legal(world, tp, pp, shard, batch):
+    train = {"layout": {"tp": tp, "pp": pp, "shard": shard}, "global_batch_size": batch}
+    try:
+        layout = resolve(TrainSpec(**train), world, Shape.of(LLAMA))
+    except RequestError as error:
+        (problem,) = error.problems
+        for offer in problem.fix.partition("ranks, use ")[2].split(" or "):
+            degrees = (
+                dict(part.split(": ") for part in offer.strip("{}").split(", "))
+                if offer.startswith("{")
+                else {}
+            )
+            degrees = {axis: int(degree) for axis, degree in degrees.items()}
+            again = {**train, "layout": degrees or "auto"}
+            assert resolve(TrainSpec(**again), world, Shape.of(LLAMA)).world == world
+        return
+    assert layout.world == world
+    assert batch % layout.micro_batch_size == 0
+
+
+def test_the_shape_comes_from_any_familys_config():
+    assert Shape.of({"model_type": "gpt2", "n_layer": 4}) == Shape("gpt2", 4, 12, 12)
+    assert Shape.of({"model_type": "distilbert"}) == Shape("distilbert", 6, 12, 12)
+    assert Shape.of({"model_type": "mistral"}) == Shape("mistral", 32, 32, 8)
+
+
+def test_a_combination_that_no_test_has_run_is_refused_with_neighbours():
+    untested = Cell("tokens", ("dp", "tp"), precision="fp16", compile=True)
+    with pytest.raises(UnsupportedError) as error:
+        require(untested)
+    (problem,) = error.value.problems
+    assert problem.what == (
+        "tokens: dp x tp, fp16, compiled is refused: no test has shown that it trains right"
+    )
+    assert "dp, fp16" in problem.fix
+
+
+def test_every_listed_combination_is_possible_and_listed_once():
+    cells = support.tested()
+    assert len(cells) == len(set(cells))
+    assert not [cell for cell in cells if impossible(cell)]
+    assert Cell("tokens", ("shard", "tp", "pp", "cp"), "1f1b") in cells
+
+
+def test_fp64_is_the_cell_of_fp32():
+    train = TrainSpec(precision="fp64", layout={"shard": 2})
+    assert cell_of("text", resolve(train, 4), train, lora=False) == Cell("text", ("dp", "shard"))

@@ -1,0 +1,73 @@
+"""FLOPs, peaks and the verdict of a profile are arithmetic."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rekindle.catalog.gpus import peak_flops
+from rekindle.train import families
+from rekindle.train.batches import Work
+from rekindle.train.profile import is_collective, verdict
+from rekindle.train.throughput import Cost
+
+
+def network(kind, **fields):
+    chosen = AutoModelForSequenceClassification if kind == "distilbert" else AutoModelForCausalLM
+    with torch.device("meta"):
+        made = chosen.from_config(AutoConfig.for_model(kind, **fields))
+    families.unfused(made)
+    return made
+
+
+def test_flops_count_matrix_products_and_the_squares_of_document_lengths():
+    llama = network(
+        "llama", hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=128, vocab_size=256,
+    )  # fmt: skip
+    block = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128
+    weights = 4 * block + 64 * 256
+    cost = Cost.of(llama, frozen=False)
+    assert cost == Cost(6.0 * weights, 12 * 4 * 64 / 2)
+    assert Cost.of(llama, frozen=True).per_token == 4.0 * weights
+    work = Work((), (), examples=2, targets=30, tokens=30, squares=10**2 + 20**2)
+    assert cost.step(work) == 6 * weights * 30 + 1536 * 500
+
+
+def test_attention_that_sees_both_ways_costs_twice_as_much():
+    bert = Cost.of(
+        network("distilbert", dim=64, n_layers=4, n_heads=4, vocab_size=256), frozen=False
+    )
+    assert bert.per_square == 12 * 4 * 64
+
+
+def test_a_1_3_billion_gpt_2_needs_8_gigaflops_a_token():
+    gpt = network("gpt2", n_embd=2048, n_layer=24, n_head=16)
+    assert Cost.of(gpt, frozen=False).per_token == pytest.approx(6 * 1.311e9, rel=0.002)
+
+
+def test_peaks_come_from_the_catalog_and_are_blank_where_it_knows_none():
+    assert peak_flops("NVIDIA H200", "bf16") == 9.89e14
+    assert peak_flops("NVIDIA H100 PCIe", "bf16") == 7.56e14
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "bf16") == 3.12e14
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp8") is None
+    assert peak_flops("Radeon", "bf16") is None
+
+
+@pytest.mark.parametrize(
+    ("events", "waited", "bound", "shares"),
+    [
+        ([("c10d::allreduce_", 4, 0.6), ("aten::mm", 9, 0.3)], 0.0, "communication", (0.3, 0.6, 0.0, 0.1)),
+        ([("aten::mm", 9, 0.7), ("aten::add", 9, 0.1)], 0.1, "compute", (0.8, 0.0, 0.1, 0.1)),
+        ([("aten::mm", 9, 0.1)], 0.7, "data", (0.1, 0.0, 0.7, 0.2)),
+        ([("aten::mm", 9, 0.2)], 0.0, "host", (0.2, 0.0, 0.0, 0.8)),
+        ([("aten::mm", 9, 3.0), ("gloo:all_gather", 1, 1.0)], 0.0, "compute", (0.75, 0.25, 0.0, 0.0)),
+    ],
+)  # fmt: skip
+def test_the_largest_share_of_the_time_is_the_verdict(events, waited, bound, shares):
+    profile = verdict(events, steps=2, seconds=1.0, waited=waited)
+    assert profile.bound == bound
+    assert tuple(
+        profile.shares[n] for n in ("compute", "communication", "data", "host")
+    ) == pytest.approx(shares)
+    assert profile.operators[0].share == pytest.approx(max(took for _, _, took in events))
+    assert is_collective("nccl:all_reduce")
