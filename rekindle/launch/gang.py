@@ -143,9 +143,11 @@ class _Life:
         own = {MARK: self.mark, "REKINDLE_RESTART": str(restart)} | self._flight_recorder()
         own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(gang.train.grace_seconds))
         try:
+            # in a session of its own, so that whoever kills our process group leaves it to tidy up
             self.agent = gang.agent = subprocess.Popen(
                 [*words, *argv(gang.script, gang.place, port)],
                 env={**gang.environment, **own}, pass_fds=[reading],
+                start_new_session=True,
             )  # fmt: skip
         finally:
             os.close(reading)

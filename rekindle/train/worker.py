@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -70,12 +71,9 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - whatever it was, the gang must learn of it
         vitals.failed(error)
         os._exit(1)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
-def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
+def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> NoReturn:
     device = _device()
     dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo")
     task = load_task(job.task)
@@ -107,7 +105,15 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         if rank == 0:
             _finish(job, trainer, history)
     dist.barrier()
-    dist.destroy_process_group()
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End at once, with everything still alive: a process group that is taken apart, here or when
+    its last user is, may wait for ever for a thread of gloo's that waits for Python's lock."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _begin(

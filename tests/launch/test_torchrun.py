@@ -96,6 +96,7 @@ def test_a_killed_rank_is_named_with_its_step_and_all_start_again(run):
     assert said.endswith("done\n")
 
 
+@pytest.mark.slow
 def test_restarts_are_bounded(run):
     run.start("always_killed", max_restarts=1).ends(1)
     assert "restarting all ranks (1 of 1)" in run.said
@@ -114,12 +115,14 @@ def test_a_rank_that_raises_is_the_cause_even_if_its_peers_noticed_before_and_is
     ]
 
 
+@pytest.mark.slow
 def test_missing_memory_says_what_to_lower(run):
     run.start("out_of_memory").ends(1)
     assert run.last.startswith("rank 1 failed in step 5: out of memory (MemoryError)\n")
     assert "lower train.micro_batch_size" in run.last
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_without_a_word_is_named_with_its_exit_code(run):
     run.start("silent", max_restarts=0).ends(1)
     assert run.last.startswith("rank 1 ended with exit code 3 in step 5; after 0 restarts\n")
@@ -141,12 +144,12 @@ def test_a_frozen_rank_is_named_although_it_cannot_say_where(run):
     assert "it does not answer a signal either" in run.last
 
 
-@pytest.mark.parametrize("foreign", [False, True])
-def test_a_killed_launcher_leaves_no_worker_and_none_of_their_children(foreign, run):
-    run.start("parent", **({"entrypoint": "rank.py"} if foreign else {})).ready()
+@pytest.mark.parametrize("group", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_killed_launcher_leaves_no_worker_and_none_of_their_children(group, run):
+    run.start("parent", entrypoint="rank.py").ready()
     family = run.everybody()
     assert len(family) == 7, family  # torchrun, two ranks, two children each
-    run.process.kill()
+    os.killpg(run.process.pid, signal.SIGKILL) if group else run.process.kill()
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive, [p.cmdline() for p in alive]
 
@@ -170,6 +173,7 @@ def test_sigterm_reaches_the_ranks_and_ends_in_75(run):
     assert run.last.startswith("stopped from outside after a save\n")
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_listen_are_killed_when_the_grace_period_is_over(run):
     run.start("deaf", grace_seconds=1).ready().process.send_signal(signal.SIGTERM)
     assert "stopped from outside; what the last checkpoint holds is kept" in run.ends(75, within=15)

@@ -177,7 +177,7 @@ UNPACKED = [
 QUICK = [
     *(case for case in ALL if len(case.cell.axes) == 1 and case.cell.checkpointing == "none" and not case.cell.compile
       and case.cell.kind != "text" and case.cell.precision == "fp32" and not case.cell.lora),
-    *(case for case in ALL if len(case.cell.axes) == 2 and case.cell == Cell("tokens", case.cell.axes, "1f1b" if "pp" in case.cell.axes else "")),
+*(Case(Cell("tokens", axes, "1f1b" if "pp" in axes else "")) for axes in (("shard", "tp"), ("shard", "pp"), ("tp", "cp"))),
     *(Case(Cell("tokens", axes, lora=True)) for axes in (("shard",), ("tp",))),
     Case(Cell("text", ("tp",))), Case(Cell("text", ("pp",), "1f1b")), Case(Cell("tokens", ("shard",), precision="bf16")),
     Case(Cell("tokens", ("dp",), precision="fp16")), Case(Cell("tokens", ("shard",), checkpointing="selective")),

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle.data.order import SampleOrder
+from rekindle.spec.layout import resolve
 from rekindle.spec.model import TrainSpec
 from rekindle.train.loop import Plan
 from rekindle.train.schedule import learning_rate
@@ -46,5 +48,6 @@ def test_it_rises_once_then_never_again_and_stays_within_its_peak(schedule, warm
     ],
 )
 def test_the_plan_counts_steps_and_micro_batches(fields, rows, steps, micro):
-    plan = Plan.of(TrainSpec.model_validate(fields), rows)
-    assert (plan.steps, plan.micro_batch_size) == (steps, micro)
+    train = TrainSpec.model_validate(fields)
+    order = SampleOrder(rows=rows, global_batch_size=train.global_batch_size, seed=0)
+    assert (Plan.of(train, order).steps, resolve(train, 1).micro_batch_size) == (steps, micro)
