@@ -47,6 +47,7 @@ class Vitals:
         # stays open as long as the process: the handler writes to its file descriptor
         self._stacks = stacks_path(status, rank).open("w")
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
+        faulthandler.enable()  # a crash in C++ leaves the stacks in the log
         self._fault = Fault.current(rank)
 
     def beat(self, step: int, phase: Phase) -> None:
