@@ -6,7 +6,7 @@ TORCH := torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install demo test test-all check format generate bench clean
+.PHONY: help install demo test test-all check format generate bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ demo: install  ## retrain, judge and register a digits model here and now
 	$(BIN)/rekindle run configs/digits.yaml
 
 # A file at a time on two processes: most tests wait for child processes that import on one core.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: install  ## the tests, within ten minutes
 	$(PYTEST) -m "not slow" --durations=15
@@ -46,8 +46,12 @@ generate: install  ## configs/schema.json, configs/schemas/, configs/README.md, 
 	$(BIN)/python -m rekindle.spec.generate
 	$(BIN)/python -m pytest -q tests -k golden --regenerate
 
-bench: install  ## speed against named peers, in the same run
+bench: install  ## speed against named peers, in the same run (half an hour, nothing else running)
+	$(BIN)/python tests/bench/bench.py
 	$(BIN)/python tests/bench/bench_shard.py
+
+bench-gpu: install  ## the same on a GPU: tokens/s, MFU and memory of 1.3B and 8B shapes
+	$(BIN)/python tests/bench/bench_gpu.py
 
 clean:  ## remove .venv, caches and local runs
 	rm -rf .venv .rekindle .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -51,6 +51,16 @@ Dropout is the same in every layout, but for three cases: pipelines pad all micr
 to one length, so with texts of mixed length their masks differ; `cp` ranks draw masks of their own;
 compiled blocks draw with the compiler's generator. Compiled blocks take sequences of any length and
 agree with those that are not within 1e-4, not bit for bit.
+
+A run that is killed and goes on in the layout it had ends with the bits of one that was left alone,
+dropout included. Two things are promised within 1e-6 of the loss only, not bit for bit: compiled
+blocks, which are compiled anew for the lengths that come first, and the next steps in another
+layout, where sums are added up in another order (`tests/train/test_resume.py`).
+
+Where weights are sharded or divided, no rank ever holds the whole model: it loads its own part of
+the files, saves and resumes it, and exports one matrix after the other; dp alone, a network that is
+not of transformers, and a teacher are whole on every rank or on the first
+(`tests/train/test_memory.py`). A teacher (`model.teacher`) goes with dp and shard only.
 """
 _KINDS = {"image": "Images", "text": "Texts with a class", "tokens": "Language models"}
 

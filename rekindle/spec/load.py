@@ -1,8 +1,9 @@
 """Config file + overrides -> `Spec`, with every problem found at once and each at its line.
 
 `extends: base.yaml` merges mappings key by key (lists and scalars replace); `--set a.b=c` comes
-last. Relative paths in `data.source`, `model.source`, `model.tokenizer`, `model.init_from`, `task`,
-`pipeline` and `train.entrypoint` start at the folder of the file that names them."""
+last. Relative paths in `data.source`, `model.source`, `model.tokenizer`, `model.init_from`,
+`model.teacher.source`, `task`, `pipeline` and `train.entrypoint` start at the folder of the file
+that names them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from rekindle.spec.model import BUILTIN_TASKS, Spec
 MAX_EXTENDS = 10
 _PATH_FIELDS: tuple[KeyPath, ...] = (
     ("task",), ("pipeline",), ("data", "source"), ("model", "source"), ("model", "tokenizer"),
-    ("model", "init_from"), ("train", "entrypoint"),
+    ("model", "init_from"), ("model", "teacher", "source"), ("train", "entrypoint"),
 )  # fmt: skip
 
 

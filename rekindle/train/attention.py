@@ -13,6 +13,9 @@ D head size. Context parallelism gathers keys and values (Llama 3, arXiv 2407.21
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import logging
 from typing import Any
 
 import torch
@@ -21,17 +24,47 @@ from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+log = logging.getLogger(__name__)
+
 NAME = "rekindle"
 PEERS = "rekindle_peers"
+HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclasses.dataclass
 class Peers:
-    """How heads and tokens are divided: this rank's place among its tp and cp peers."""
+    """What the layers of a network share: this rank's place among its tp and cp peers, and where
+    the documents of the batch in work lie."""
 
     tp_rank: int = 0
     cp_rank: int = 0
     cp_group: dist.ProcessGroup | None = None
+    known: tuple[torch.Tensor, Documents] | None = None
+
+    def documents(self, sequence_B12S: torch.Tensor) -> Documents:
+        """Those of a batch; looked up once for all layers, since a GPU has to be waited for."""
+        if self.known is None or self.known[0] is not sequence_B12S:
+            self.known = sequence_B12S, Documents.of(sequence_B12S)
+        return self.known[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents:
+    """Document n is tokens `bounds[n]` to `bounds[n + 1]` of the rows one after the other; padding
+    counts as one. `starts` int32 [documents + 1] is the same on the device."""
+
+    bounds: list[int]
+    starts: torch.Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, sequence_B12S: torch.Tensor) -> Documents:
+        numbers_BS = sequence_B12S[:, 0, 0]
+        begins_BS = torch.ones_like(numbers_BS, dtype=torch.bool)
+        begins_BS[:, 1:] = numbers_BS[:, 1:] != numbers_BS[:, :-1]
+        bounds = [*torch.nonzero(begins_BS.flatten()).flatten().tolist(), numbers_BS.numel()]
+        starts = torch.tensor(bounds, dtype=torch.int32).to(sequence_B12S.device)
+        return cls(bounds, starts, max(b - a for a, b in itertools.pairwise(bounds)))
 
 
 def install(network: nn.Module, peers: Peers) -> None:
@@ -73,21 +106,16 @@ def attend(
     peers: Peers = getattr(module, PEERS)
     causal = bool(module.is_causal) if is_causal is None else is_causal
     sequence = attention_mask if _is_sequence(attention_mask) else None
-    if peers.cp_group is not None:
-        assert sequence is not None
-        mask = _mask(sequence, causal, query_BHTD.shape[2], peers.cp_rank)
-        key_BGTD, value_BGTD = (_gathered(x, peers.cp_group) for x in (key_BGTD, value_BGTD))
-        out = _one(query_BHTD, key_BGTD, value_BGTD, mask, False, scaling, dropout, peers)
-    elif sequence is None:
-        causal = causal and attention_mask is None and query_BHTD.shape[2] > 1
-        out = _one(
-            query_BHTD, key_BGTD, value_BGTD, attention_mask, causal, scaling, dropout, peers
-        )
-    elif query_BHTD.is_cuda or dropout or torch.compiler.is_compiling():
-        mask = _mask(sequence, causal, query_BHTD.shape[2], 0)
-        out = _one(query_BHTD, key_BGTD, value_BGTD, mask, False, scaling, dropout, peers)
-    else:
-        out = _by_document(query_BHTD, key_BGTD, value_BGTD, sequence, causal, scaling)
+    if sequence is not None and peers.cp_group is None and not dropout:
+        apart = _apart(query_BHTD, key_BGTD, value_BGTD, sequence, causal, scaling, peers)
+        if apart is not None:
+            return apart, None
+    if sequence is not None:
+        attention_mask = _mask(sequence, causal, query_BHTD.shape[2], peers.cp_rank)
+        if peers.cp_group is not None:
+            key_BGTD, value_BGTD = (_gathered(x, peers.cp_group) for x in (key_BGTD, value_BGTD))
+    causal = causal and attention_mask is None and query_BHTD.shape[2] > 1
+    out = _one(query_BHTD, key_BGTD, value_BGTD, attention_mask, causal, scaling, dropout, peers)
     return out.transpose(1, 2), None
 
 
@@ -110,30 +138,80 @@ def _gathered(x_BGTD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return gathered
 
 
-def _by_document(
+# not compiled, because the number of documents differs from batch to batch
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _apart(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sequence_B12S: torch.Tensor,
+    causal: bool, scaling: float | None, peers: Peers,
+) -> torch.Tensor | None:  # fmt: skip
+    """[B, T, H, D] without any work between documents, which a mask would only throw away; None
+    where this device has no kernel for it."""
+    if query.is_cuda and not (query.dtype in HALVES and _varlen_works(query.device)):
+        return None
+    documents = peers.documents(sequence_B12S)
+    if query.is_cuda:
+        return _varlen(query, key, value, documents, causal, scaling)
+    return _by_document(query, key, value, documents, causal, scaling)
+
+
+def _by_document(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents,
     causal: bool, scaling: float | None,
 ) -> torch.Tensor:  # fmt: skip
-    """One document after the other: no work is spent between documents, which a mask would only
-    throw away. For the CPU, where a call costs little."""
-    documents_BS = sequence_B12S[:, 0, 0]
-    gqa = query.shape[1] != key.shape[1]
-    rows = []
-    for b in range(query.shape[0]):
-        changes = torch.nonzero(documents_BS[b, 1:] != documents_BS[b, :-1]).flatten() + 1
-        ends = [*changes.tolist(), documents_BS.shape[1]]
-        pieces, start = [], 0
-        for end in ends:
-            span = (slice(b, b + 1), slice(None), slice(start, end))
-            pieces.append(
-                sdpa(
-                    query[span], key[span], value[span],
-                    is_causal=causal and end - start > 1, scale=scaling, enable_gqa=gqa,
-                )
-            )  # fmt: skip
-            start = end
-        rows.append(torch.cat(pieces, dim=2) if len(pieces) > 1 else pieces[0])
-    return torch.cat(rows) if len(rows) > 1 else rows[0]
+    """One document after the other: for the CPU, where a call costs little."""
+    rows, heads, length, size = query.shape
+    lengths = [b - a for a, b in itertools.pairwise(documents.bounds)]
+    gqa, pieces = heads != key.shape[1], []
+    # one split, whose backward pass is one concatenation; that of a slice is as large as the whole
+    parts = (torch.split(x.transpose(1, 2).flatten(0, 1), lengths) for x in (query, key, value))
+    for document in zip(*parts, strict=True):
+        q, k, v = (x.transpose(0, 1)[None] for x in document)
+        out = sdpa(q, k, v, is_causal=causal and q.shape[2] > 1, scale=scaling, enable_gqa=gqa)
+        pieces.append(out[0].transpose(0, 1))
+    return torch.cat(pieces).view(rows, length, heads, size)
+
+
+def _varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents,
+    causal: bool, scaling: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """All documents in one flash-attention kernel (Dao 2023, arXiv 2307.08691)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows, heads, length, size = query.shape
+    q, k, v = (x.transpose(1, 2).reshape(rows * length, -1, size) for x in (query, key, value))
+    out = varlen_attn(
+        q, k, v, documents.starts, documents.starts, documents.longest, documents.longest,
+        scale=scaling, window_size=(-1, 0) if causal else (-1, -1),
+        enable_gqa=heads != key.shape[1],
+    )  # fmt: skip
+    assert isinstance(out, torch.Tensor)
+    return out.view(rows, length, heads, size)
+
+
+@functools.cache
+def _varlen_works(device: torch.device) -> bool:
+    """Whether the kernel is there and agrees, forwards and backwards, with one call a document."""
+    draw = torch.Generator().manual_seed(0)
+    found = []
+    try:
+        numbers_BS = torch.tensor([[1] * 40 + [2] * 24, [1] * 9 + [2] * 55])
+        sequence = torch.stack([numbers_BS, numbers_BS], dim=1)[:, None].to(device)
+        documents = Documents.of(sequence)
+        made = [torch.randn(2, heads, 64, 64, generator=draw) for heads in (4, 2, 2)]
+        for kernel in (_varlen, _by_document):
+            q, k, v = (x.to(device, torch.bfloat16).requires_grad_() for x in made)
+            out = kernel(q, k, v, documents, True, None)
+            slopes = torch.autograd.grad(out.float().square().sum(), (q, k, v))
+            found.append([out, *slopes])
+        worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True))
+        if worst < 0.05:
+            return True
+        reason = f"its results differ by {worst:.2g}"
+    except (ImportError, RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+    log.warning("varlen attention is not used (%s): documents are kept apart by a mask", reason)
+    return False
 
 
 def _one(

@@ -1,8 +1,9 @@
-"""The trained weights as safetensors, gathered one parameter at a time and written in files of
-bounded size, under the names the architecture's own checkpoints have.
+"""The trained weights as safetensors, gathered one parameter at a time and written as they come,
+in files of bounded size, under the names the architecture's own checkpoints have.
 
 What training took apart is joined again on rank 0: fused projections, adapters and the matrix they
-adapt. No rank holds more than one output file and one parameter."""
+adapt. No rank holds more than such a matrix beside its own shard. Format: the safetensors README,
+"Format"."""
 
 from __future__ import annotations
 
@@ -10,22 +11,29 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from rekindle.train.families import Origin
 from rekindle.train.parallel import Parts
 from rekindle.train.weights import INDEX, whole_of
 
 FILE_BYTES = 2 << 30
+_TYPES = {
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+# (place in the pipeline, rank that speaks for it or -1, name, type and shape of what it holds)
+_Listed = tuple[int, int, list[tuple[str, str, list[int]]]]
 
 
 def export(parts: Parts, folder: Path, file_bytes: int = FILE_BYTES) -> None:
     """Write `model.safetensors`, or several files and their index, into `folder`. All ranks have to
     call it; rank 0 writes."""
-    writer = _Writer(folder, file_bytes) if dist.get_rank() == 0 else None
+    room = _header_room(_listed(parts, _held(parts)))
+    writer = _Writer(folder, file_bytes, room) if dist.get_rank() == 0 else None
     joiner = _Joiner(parts)
     for name, tensor in gathered(parts):
         for stored, whole in joiner.add(name, tensor) if writer else ():
@@ -40,25 +48,33 @@ def export(parts: Parts, folder: Path, file_bytes: int = FILE_BYTES) -> None:
 def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter and persistent buffer of the whole network, whole, on rank 0's CPU, in an
     order all ranks share; other ranks get empty tensors. A tied parameter comes once."""
+    held = _held(parts)
+    place = parts.mesh.place("pp")
+    for owner, rank, names in _listed(parts, held):
+        for name, dtype, shape in names:
+            whole = whole_of(held[name]).cpu() if place == owner else torch.empty(0)
+            if rank != 0:
+                whole = _sent(whole, rank, getattr(torch, dtype), shape, parts.mesh.device)
+            yield name, whole
+
+
+def _held(parts: Parts) -> dict[str, torch.Tensor]:
     held: dict[str, torch.Tensor] = {
         name: p for name, p in parts.parameters() if name not in parts.tied
     }
     for stage in parts.stages:
         saved = stage.part.network.state_dict(keep_vars=True)
         held |= {n: b for n, b in stage.part.network.named_buffers() if n in saved}
-    place = parts.mesh.place("pp")
+    return held
+
+
+def _listed(parts: Parts, held: Mapping[str, torch.Tensor]) -> list[_Listed]:
+    """What each pipeline rank holds, first stage first; the same on all ranks (a collective)."""
     lead = dist.get_rank() if _leads(parts) else -1
     mine = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in held.items()]
-    everyone: list[tuple[int, int, list[tuple[str, str, list[int]]]]] = [
-        None  # type: ignore[list-item]
-    ] * dist.get_world_size()
-    dist.all_gather_object(everyone, (place, lead, mine))
-    for owner, rank, names in sorted((x for x in everyone if x[1] >= 0), key=lambda x: x[0]):
-        for name, dtype, shape in names:
-            whole = whole_of(held[name]).cpu() if place == owner else torch.empty(0)
-            if rank != 0:
-                whole = _sent(whole, rank, getattr(torch, dtype), shape, parts.mesh.device)
-            yield name, whole
+    everyone: list[_Listed] = [(0, -1, [])] * dist.get_world_size()
+    dist.all_gather_object(everyone, (parts.mesh.place("pp"), lead, mine))
+    return sorted((x for x in everyone if x[1] >= 0), key=lambda x: x[0])
 
 
 def _leads(parts: Parts) -> bool:
@@ -118,33 +134,57 @@ class _Joiner:
             yield origin.name, torch.cat(ordered, dim=-1) if len(ordered) > 1 else ordered[0]
 
 
-class _Writer:
-    """Collects tensors up to a size, writes them, and names the files when their number is
-    known."""
+def _header_room(listed: list[_Listed]) -> int:
+    """Bytes that suffice for a header of all tensors; a stored name is never longer than ours."""
+    entries = (len(name) + 16 * len(shape) + 128 for _, _, x in listed for name, _, shape in x)
+    return -(-(128 + sum(entries)) // 8) * 8
 
-    def __init__(self, folder: Path, file_bytes: int) -> None:
+
+class _Writer:
+    """Appends tensors to a file as they come, starts another one at a size, and names the files
+    when their number is known.
+
+    A header stands before what it lists, so `room` is left for it, and filled up with spaces."""
+
+    def __init__(self, folder: Path, file_bytes: int, room: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.safetensors*"):
             old.unlink()
-        self.folder, self.file_bytes = folder, file_bytes
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.folder, self.file_bytes, self.room = folder, file_bytes, room
+        self.entries: dict[str, dict[str, Any]] = {}
         self.bytes = self.total = 0
+        self.stream: BinaryIO | None = None
         self.files: list[tuple[Path, list[str]]] = []
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.dtype == torch.float64:
             tensor = tensor.float()
-        if self.tensors and self.bytes + tensor.nbytes > self.file_bytes:
+        full = self.entries and self.bytes + tensor.nbytes > self.file_bytes
+        # readers look at a tensor where it lies, which its type has to allow
+        if full or self.bytes % tensor.element_size():
             self._flush()
-        self.tensors[name] = tensor.contiguous()
-        self.bytes += tensor.nbytes
+        if self.stream is None:
+            self.stream = (self.folder / f"part-{len(self.files):05}.safetensors").open("wb")
+            self.stream.seek(self.room)
+        end = self.bytes + tensor.nbytes
+        self.stream.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        self.entries[name] = {
+            "dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape),
+            "data_offsets": [self.bytes, end],
+        }  # fmt: skip
         self.total += tensor.nbytes
+        self.bytes = end
 
     def _flush(self) -> None:
-        path = self.folder / f"part-{len(self.files):05}.safetensors"
-        save_file(self.tensors, path, metadata={"format": "pt"})
-        self.files.append((path, list(self.tensors)))
-        self.tensors, self.bytes = {}, 0
+        assert self.stream is not None
+        said = {"__metadata__": {"format": "pt"}, **self.entries}
+        header = json.dumps(said, separators=(",", ":")).encode().ljust(self.room - 8)
+        assert len(header) == self.room - 8
+        self.stream.seek(0)
+        self.stream.write(len(header).to_bytes(8, "little") + header)
+        self.stream.close()
+        self.files.append((Path(self.stream.name), list(self.entries)))
+        self.stream, self.entries, self.bytes = None, {}, 0
 
     def close(self) -> None:
         self._flush()

@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -35,10 +35,12 @@ from rekindle.train.history import History
 from rekindle.train.ledger import Ledger
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import DTYPES, Parts
-from rekindle.train.pipeline import Pipeline
 from rekindle.train.profile import Profiler
 from rekindle.train.schedule import learning_rate
 from rekindle.train.throughput import Clock
+
+if TYPE_CHECKING:
+    from rekindle.train.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +96,7 @@ class Trainer:
         self.beat = beat
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         layout = self.mesh.layout
-        self.pipeline = Pipeline(parts) if layout.pp > 1 else None
+        self.pipeline = _pipeline(parts) if layout.pp > 1 else None
         self.optimizer = Optimizer(parts, spec)
         order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
         self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed)
@@ -237,6 +239,10 @@ class Trainer:
                     sums += self.parts.stages[0].part(**tensors)[0].double().cpu()
         for stage in self.parts.stages:
             stage.module.train()
+            for module in stage.part.modules():
+                if isinstance(module, FSDPModule):
+                    # no backward pass brings back the shards, which are saved and restored
+                    module.reshard()
         return sums
 
     def _moved(self, tensors: Tensors) -> Tensors:
@@ -297,6 +303,12 @@ class Trainer:
             "train_seconds": seconds,
             "loss_scale": [scale.value, scale.good] if scale else None,
         }
+
+
+def _pipeline(parts: Parts) -> Pipeline:
+    from rekindle.train.pipeline import Pipeline  # torch's part of it takes a second to import
+
+    return Pipeline(parts)
 
 
 def _validation(

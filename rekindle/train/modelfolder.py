@@ -132,25 +132,24 @@ def open_model(folder: Path) -> ModelFolder:
     )
 
 
-def check_start(folder: Path, shards: Shards) -> ModelFolder:
-    """The model in `folder`, if training can start from it; raises StepError when it knows other
-    classes, or when its tokens mean something else than those of the shards."""
+def check_start(folder: Path, shards: Shards, where: str = "model.init_from") -> ModelFolder:
+    """The model in `folder`, if training can start from it, or learn from it; raises StepError when
+    it knows other classes, or when its tokens mean something else than those of the shards. `where`
+    is the field that names it."""
     model = open_model(folder)
     labels = shards.manifest.labels
     if model.labels != labels:
         raise StepError(
-            f"the model to start from knows the classes {list(model.labels)}, "
-            f"the data holds {list(labels)}",
-            where="model.init_from",
-            fix="set data.labels to the model's classes, or model.init_from: base",
+            f"{folder} knows the classes {list(model.labels)}, the data holds {list(labels)}",
+            where=where,
+            fix="set data.labels to the model's classes, or name another model",
         )  # fmt: skip
     ours, its = shards.assets / TOKENIZER, folder / TOKENIZER
     if ours.exists() and its.exists() and file_sha256(ours) != file_sha256(its):
         raise StepError(
-            "the model to start from has another tokenizer than this run: its embeddings would "
-            "mean other tokens",
-            where="model.init_from",
-            fix=f"set model.tokenizer: {folder}, or model.init_from: base",
+            f"{folder} has another tokenizer than this run: its embeddings would mean other tokens",
+            where=where,
+            fix=f"set model.tokenizer: {folder}, or name another model",
         )
     return model
 

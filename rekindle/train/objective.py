@@ -96,7 +96,7 @@ class Part(nn.Module):
         loss, right = linear_cross_entropy(
             hidden_NH, head.weight, labels_N, 1 / count, self.tp_group, not self.sequence_parallel
         )
-        if self.teachers:
+        if self.teachers and self.training:
             loss = self._distilled_tokens(loss, batch, hidden_NH, head, supervised, count)
         return torch.stack([loss, right, supervised.sum().to(loss.dtype)])[None]
 
@@ -210,9 +210,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             right += (target_N >= top_N).sum()
             if grad_hidden is None or grad_weight is None:
                 continue
-            logits_NV.div_(total_N[:, None])
-            logits_NV[torch.arange(len(safe_N)), safe_N] -= mine_N.to(exact)
-            slope_NV = logits_NV.mul_(scale.to(exact)).to(hidden_NH.dtype)
+            factor = scale.to(exact)
+            logits_NV.mul_((factor / total_N)[:, None])
+            logits_NV[torch.arange(len(safe_N)), safe_N] -= mine_N.to(exact) * factor
+            slope_NV = logits_NV.to(hidden_NH.dtype)
             grad_hidden[low : low + rows] = slope_NV @ weight_VH
             grad_weight += slope_NV.T @ part_NH
         if grad_hidden is not None and grad_weight is not None:

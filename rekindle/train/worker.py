@@ -21,6 +21,7 @@ from torch import nn
 
 from rekindle.data.manifest import Shards, open_shards
 from rekindle.data.order import SampleOrder
+from rekindle.errors import UnsupportedError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, on_signal
 from rekindle.records import TrainingSummary, write_atomically
@@ -28,7 +29,15 @@ from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import ModelSpec
 from rekindle.spec.support import Kind, cell_of, require
 from rekindle.tasks import TASKS, Task, load_task
-from rekindle.train import adapters, checkpoint, export, families, modelfolder, weights
+from rekindle.train import (
+    adapters,
+    attention,
+    checkpoint,
+    export,
+    families,
+    modelfolder,
+    weights,
+)
 from rekindle.train.batches import TRAIN
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.history import History, read_history
@@ -82,10 +91,10 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> NoReturn:
     cost = Cost.of(start.network, frozen=job.model.lora is not None)
     found = checkpoint.agreed(job.checkpoints, job.run_key)
     parts = start.parts(fresh=found is None)
-    plan = Plan.of(job.train, _order(job, task, shards))
+    plan = Plan.of(job.train, order_of(job, task, shards))
     trainer = Trainer(task, shards, job.train, plan, parts, job.train.seed, vitals.beat)
-    probe_packing(trainer)
     first = trainer.restore(found) if found is not None else 0
+    probe_packing(trainer)
     history = History(job.curve)
     if rank == 0:
         _begin(job, trainer, history, found, first)
@@ -145,7 +154,8 @@ def _device() -> torch.device:
     return device
 
 
-def _order(job: Job, task: Task, shards: Shards) -> SampleOrder:
+def order_of(job: Job, task: Task, shards: Shards) -> SampleOrder:
+    """Which examples each step trains on: by length, or packed."""
     settings = shards.manifest.settings
     has_lengths = "input_ids" in shards.table(TRAIN).schema.names
     packs = task.objective == "tokens" and bool(settings.get("packing"))
@@ -208,8 +218,8 @@ class Start:
         if dtype is not None:
             weights.transform(self.network, lambda t: t.to(dtype) if t.is_floating_point() else t)
         parts = build(
-            self.task, self.network, self.origins, job.train, _goal(job, self.task, self.mesh),
-            self.mesh, lora,
+            self.task, self.network, self.origins, job.train,
+            _goal(job, self.task, self.shards, self.mesh), self.mesh, lora,
         )  # fmt: skip
         if self.source is not None and (fresh or lora is not None):
             weights.fill([s.part.network for s in parts.stages], self.source, parts.origins)
@@ -258,11 +268,22 @@ def _shape(network: nn.Module) -> Shape | None:
     return Shape.of(config.to_dict()) if config is not None else None
 
 
-def _goal(job: Job, task: Task, mesh: Mesh) -> Goal:
-    teacher = job.model.teacher
+def _goal(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
+    teacher, layout = job.model.teacher, mesh.layout
     if teacher is None:
         return Goal(job.train.label_smoothing)
-    network = task.load(Path(teacher.source)).to(mesh.device).requires_grad_(False)
+    if layout.tp * layout.pp * layout.cp > 1:
+        raise UnsupportedError(
+            f"a teacher needs whole examples and scores, which no rank of {layout} has",
+            where="model.teacher",
+            fix="use dp and shard",
+        )
+    folder = task.weights(ModelSpec(source=teacher.source)) or Path(teacher.source)
+    if (folder / modelfolder.DESCRIPTION).exists():
+        modelfolder.check_start(folder, shards, "model.teacher.source")
+    network = task.load(folder).to(mesh.device).requires_grad_(False)
+    if families.family_of(network) is not None:
+        attention.install(network, attention.Peers())
     return Goal(job.train.label_smoothing, network, teacher.temperature, teacher.weight)
 
 

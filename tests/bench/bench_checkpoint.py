@@ -20,53 +20,38 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+import contest
+from contest import Row, compared
+
 GOALS = {"call": 0.1, "slowed": 0.5}
 LAYERS, WIDTH, BATCH = 12, 1900, 48
-# two-sided 95% quantiles of Student's t, by degrees of freedom
-T95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201, 14: 2.145, 19: 2.093}
 
 
-def rows(pairs: int = 6, ranks: int = 1, threads: int = 1, folder: str = "") -> list[dict]:
-    """Measure in processes of their own; rows `{work, peer, ratio, low, high, goal, met}`."""
-    with tempfile.TemporaryDirectory(dir=folder or None) as place:
-        command = [sys.executable, __file__, "--measure", place, "--pairs", str(pairs)]
-        environment = {
-            **os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": str(threads),
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
-        }  # fmt: skip
-        gang = [
-            subprocess.Popen(command, env={**environment, "RANK": str(rank)})
-            for rank in range(ranks)
-        ]
-        codes = [process.wait(timeout=900) for process in gang]
-        if any(codes):
-            raise RuntimeError(f"a rank ended with {codes}")
-        measured = json.loads(Path(place, "measured.json").read_text())
-    size = f"{measured['bytes'] / 1e6:.0f} MB, {ranks} rank(s), {threads} thread(s)"
-    return [
-        row(f"checkpoint of {size}: {name}", measured[name], measured["peer"], goal)
-        for name, goal in GOALS.items()
+def rows(folder: Path, count: int = 6, ranks: int = 1, threads: int = 1) -> list[Row]:
+    """Measured in processes of their own."""
+    words = contest.python(__file__, "--measure", str(folder), "--pairs", str(count))
+    environment = contest.environment(threads, WORLD_SIZE=str(ranks))
+    gang = [
+        subprocess.Popen(words, env={**environment, "RANK": str(rank)}) for rank in range(ranks)
     ]
-
-
-def row(work: str, ours: list[float], peer: list[float], goal: float) -> dict:
-    """The mean ratio of the pairs with its 95% t interval; the upper bound has to reach the goal."""
-    ratios = [a / b for a, b in zip(ours, peer, strict=True)]
-    middle = statistics.mean(ratios)
-    half = T95.get(len(ratios) - 1, 2.776) * statistics.stdev(ratios) / len(ratios) ** 0.5
-    return {
-        "work": work, "peer": "torch.save, synchronous, fsync", "ratio": round(middle, 3),
-        "low": round(middle - half, 3), "high": round(middle + half, 3), "goal": goal,
-        "met": middle + half <= goal,
-        "seconds_ours": statistics.mean(ours), "seconds_peer": statistics.mean(peer),
-    }  # fmt: skip
+    codes = [process.wait(timeout=900) for process in gang]
+    if any(codes):
+        raise RuntimeError(f"a rank ended with {codes}")
+    found = json.loads((folder / "measured.json").read_text())
+    size = f"{found['bytes'] / 1e6:.0f} MB, {ranks} rank(s)"
+    return [
+        compared(
+            f"checkpoint of {size}: {name}", "torch.save, synchronous, fsync", found[name],
+            found["peer"], goal, at_least=False, unit="s",
+            gain="training waits for a copy in memory, not for the disk",
+        )
+        for name, goal in GOALS.items()
+    ]  # fmt: skip
 
 
 class Bench:
@@ -159,22 +144,18 @@ def measure(place: Path, pairs: int) -> None:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     words.add_argument("--pairs", type=int, default=6)
     words.add_argument("--ranks", type=int, default=1)
     words.add_argument("--threads", type=int, default=1)
-    words.add_argument(
-        "--folder", default="", help="where to write; default the system's temporary folder"
-    )
+    words.add_argument("--folder", help="where to write; default the system's temporary folder")
     words.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     given = words.parse_args()
     if given.measure:
         return measure(given.measure, given.pairs)
-    for one in rows(given.pairs, given.ranks, given.threads, given.folder):
-        print(
-            f"{one['work']:<60} {one['ratio']:.3f} [{one['low']:.3f}, {one['high']:.3f}]  "
-            f"goal <= {one['goal']}  {'met' if one['met'] else 'NOT MET'}"
-        )
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        for row in rows(Path(folder), given.pairs, given.ranks, given.threads):
+            print(contest.show(row))
     return None
 
 

@@ -1,4 +1,5 @@
-"""Faults in real trainings: two ranks on gloo, digits; the rehearsal as users run it; a full disk, a hung rank, missing data."""
+"""Faults in real trainings: two ranks on gloo, digits, as users run them. What is at fault is the last thing printed; the
+rehearsal; a store that goes away; a killed launcher; a stop in data preparation."""
 
 import json
 import os
@@ -12,7 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rekindle.data.ingest import ingest
+from rekindle.data.shard import shard
+from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import RehearsalRecord
+from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
+from rekindle.train.history import read_history
+from rekindle.train.job import Job
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "digits.yaml"
@@ -26,6 +33,183 @@ def rekindle(home, *words, timeout=280):
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
+
+
+FAULTY = """
+import os
+import resource
+import time
+import torch
+from pathlib import Path
+from rekindle.tasks.image_classification import ImageClassification
+
+class Faulty(ImageClassification):
+    def logits(self, network, inputs):
+        if os.environ["RANK"] == "1" and network.training:
+            self.seen = getattr(self, "seen", 0) + 1
+            if self.seen == 8:  # two forward passes warm DDP up
+                getattr(self, os.environ["TEST_FAULT"])()
+        return super().logits(network, inputs)
+
+    def raises(self):
+        raise ValueError("pixel 7 is out of range")
+
+    def lacks_memory(self):
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (now + (256 << 20), resource.RLIM_INFINITY))
+        torch.ones(1 << 28)
+
+    def hangs_in_a_lock(self):
+        time.sleep(600)
+
+    def is_killed(self):
+        os.kill(os.getpid(), 9)
+"""
+ENDINGS = {
+    # fault: settings, the last thing printed
+    "raises": ((), [
+        r"error: step `finetune` failed: StepError: rank 1 failed in step 6: ValueError: pixel 7 is out of range",
+        r"  fix:   see the step's log for the traceback.*",
+    ]),
+    "lacks_memory": ((), [
+        r"error: step `finetune` failed: StepError: rank 1 failed in step 6: out of memory \(RuntimeError\): .*DefaultCPUAllocator.*",
+        r"  fix:   lower train.micro_batch_size, .*",
+    ]),
+    "hangs_in_a_lock": (("--set", "train.hang_seconds=8", "--set", "train.max_restarts=0"), [
+        r"error: step `finetune` failed: StepError: rank 1 hangs in step 6: no sign of life for \d+ s; after 0 restarts",
+        r"  where: .*faulty.py:\d+ in hangs_in_a_lock < logits < .*",
+        r"  fix:   all stacks are in .*stacks-0.txt; .*train.hang_seconds.*",
+    ]),
+    "is_killed": (("--set", "train.max_restarts=1"), [
+        r"error: step `finetune` failed: StepError: rank 1 was killed by SIGKILL in step 6; after 1 restarts",
+        r"  fix:   somebody outside killed it, .*; the same command resumes from the last checkpoint. .*",
+    ]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """A folder with a task that fails, whose home keeps the data steps."""
+    folder = tmp_path_factory.mktemp("faulty")
+    (folder / "faulty.py").write_text(FAULTY)
+    return folder
+
+
+def started(folder, fault, *words):
+    """`rekindle run` with a fault, its output in `out.txt`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "rekindle.cli.main", "run", str(CONFIG), "--home", str(folder / "home"),
+         "--set", f"task={folder / 'faulty.py'}:Faulty", "--set", "train.epochs=2", *words],
+        stdout=(folder / "out.txt").open("w"), stderr=subprocess.STDOUT, cwd=folder, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TEST_FAULT": fault, "COLUMNS": "300"},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ENDINGS)
+def test_the_first_rank_at_fault_and_its_cause_are_the_last_thing_printed(fault, faulty):
+    words, ending = ENDINGS[fault]
+    assert started(faulty, fault, *words).wait(200) == 1
+    said = (faulty / "out.txt").read_text().splitlines()
+    ending = [*ending, r"  where: .*/steps/finetune/log.txt"]
+    last = said[-len(ending) :]
+    for pattern, line in zip(ending, last, strict=True):
+        assert re.fullmatch(pattern, line), said
+    assert ("restarting all ranks" in "\n".join(said)) is (fault == "is_killed")
+    logs = (faulty / "home" / "runs").glob("*/steps/finetune/log.txt")
+    log = max(logs, key=lambda path: path.stat().st_mtime).read_text()
+    dumped = set(re.findall(r"stacks of rank (\d):", log, re.MULTILINE))
+    assert dumped == ({"0", "1"} if fault == "hangs_in_a_lock" else set())
+
+
+def words_of(process):
+    """Its command line; nothing if it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["rekindle run", "the step that supervises the ranks"])
+def test_a_killed_launcher_leaves_no_process_after_five_seconds(victim, faulty):
+    run = started(faulty, "hangs_in_a_lock")
+    top = psutil.Process(run.pid)
+    try:
+        family, workers, deadline = [], [], time.monotonic() + 240
+        while len(workers) < 2:
+            assert run.poll() is None, (faulty / "out.txt").read_text()
+            assert time.monotonic() < deadline
+            family = top.children(recursive=True)
+            workers = [p for p in family if words_of(p)[2:4] == ["-m", "rekindle.train.worker"]]
+        supervisor = workers[0].parent().parent()
+        (top if victim == "rekindle run" else supervisor).kill()
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not [words_of(p) for p in alive]
+        assert run.wait(20) == (-signal.SIGKILL if victim == "rekindle run" else 1)
+    finally:
+        run.kill()
+        run.wait()
+
+
+def s3_server():
+    """A fresh S3 with a bucket: its process, and the environment that reaches it."""
+    pytest.importorskip("moto", reason="moto[server] is a developer's dependency")
+    import fsspec
+
+    words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    url = next(m[0] for line in server.stderr if (m := re.search(r"http://127\.0\.0\.1:\d+", line)))
+    fsspec.filesystem("s3", key="x", secret="x", endpoint_url=url, skip_instance_cache=True).mkdir(
+        "lake"
+    )
+    return server, {
+        "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_store_that_goes_away_is_named_last_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    data = DataSpec(source="sklearn:digits")
+    ingest(data, "image", "", tmp_path / "examples")
+    shard(tmp_path / "examples", data, ModelSpec(), "image_classification", tmp_path / "shards")
+    server, reaches = s3_server()
+    job = Job.of(
+        artifact_root="s3://lake/run", run_key="key", task="image_classification", shards=str(tmp_path / "shards"),
+        output=str(tmp_path / "model"), history=str(tmp_path / "training"), init="", init_from="base",
+        train=TrainSpec(steps=4000, lr=1e-3, checkpoint={"every": 20}),
+        model=ModelSpec(source={"channels": [32, 64], "hidden": 64, "dropout": 0.3}),
+    )  # fmt: skip
+    job.write(tmp_path / "job.json")
+    log = tmp_path / "log.txt"
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("gang.py")), str(tmp_path / "job.json")],
+        stdout=log.open("w"), stderr=subprocess.STDOUT,
+        env={**os.environ, **Rendezvous(ranks_per_node=2).environment(), **reaches, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not any(row.step >= 30 for row in read_history(job.curve)):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        server.kill()
+        assert process.wait(120) == 1, log.read_text()
+    finally:
+        server.kill()
+        process.kill()
+    what, where, fix = log.read_text().splitlines()[-3:]
+    assert re.fullmatch(
+        r"rank [01] failed in \S.*: the checkpoint store s3://lake/run/checkpoints/key cannot be used: .*",
+        what,
+    )
+    assert where == "  where: s3://lake/run/checkpoints/key"
+    assert fix.startswith(
+        "  fix:   check that it can be reached and written from here; the same command goes on"
+    )
+    assert "restarting all ranks" not in log.read_text()
 
 
 FAULTS = {

@@ -1,12 +1,15 @@
 """A training that is killed, stopped or corrupted anywhere ends with the same bits as one that was left alone.
 
-Real torchrun, real signals, digits, two ranks on gloo.
+Real torchrun, real signals, one to four ranks on gloo: a network of convolutions on digits, and for the layouts a GPT-2 with
+dropout wherever it has one, on packed documents of mixed length, several micro-batches a step.
 """
 
 import dataclasses
 import json
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +23,13 @@ from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
 from rekindle.data.order import SampleOrder
 from rekindle.data.shard import shard
+from rekindle.launch import signs
+from rekindle.launch.process import is_running
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import TrainingSummary
 from rekindle.spec.identity import file_sha256
-from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
+from rekindle.spec.model import DataSpec, LayoutSpec, ModelSpec, TrainSpec
+from rekindle.tasks import load_task
 from rekindle.train.checkpoint import broken, newest
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
@@ -35,12 +41,41 @@ TASK = "image_classification"
 TRAIN = TrainSpec(steps=STEPS, checkpoint={"every": EVERY, "keep": 2}, lr=1e-3)
 
 
+CNN = ModelSpec(source={"channels": [32, 64], "hidden": 64, "dropout": 0.3})
+GPT2 = ModelSpec(
+    source={"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}, tokenizer={"vocab_size": 320}
+)  # fmt: skip
+DISTILBERT = ModelSpec(
+    source={"model_type": "distilbert", "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64},
+    tokenizer={"vocab_size": 320},
+)  # fmt: skip
+LM_STEPS, LM_EVERY = 24, 6
+LM_TRAIN = TrainSpec(
+    steps=LM_STEPS, global_batch_size=16, micro_batch_size=4, lr=1e-3, checkpoint={"every": LM_EVERY, "keep": 9}
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     data = DataSpec(source="sklearn:digits")
     ingest(data, "image", "", folder / "examples")
     shard(folder / "examples", data, ModelSpec(), TASK, folder / "shards")
+    return folder / "shards"
+
+
+def written(folder, task, model):
+    """Shards of 400 texts of 3 to 40 made-up words, with a class each."""
+    made = random.Random(0)
+    words = ["".join(made.choices("abcdefgh", k=made.randint(2, 6))) for _ in range(80)]
+    rows = [
+        {"text": " ".join(made.choices(words, k=made.randint(3, 40))), "label": made.choice("xyz")}
+        for _ in range(400)
+    ]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataSpec(source=str(folder / "texts.jsonl"), max_length=64)
+    ingest(data, load_task(task).modality, "", folder / "examples")
+    shard(folder / "examples", data, model, task, folder / "shards")
     return folder / "shards"
 
 
@@ -52,16 +87,19 @@ class Gang:
     shards: Path
     ranks: int = 2
     train: TrainSpec = TRAIN
+    task: str = TASK
+    model: ModelSpec = CNN
 
     def start(self):
         self.attempt = getattr(self, "attempt", 0) + 1
+        self.folder.mkdir(exist_ok=True)
         self.log = self.folder / f"log-{self.attempt}.txt"
         job = Job.of(
-            artifact_root=str(self.folder), run_key="key", task=TASK, shards=str(self.shards),
+            artifact_root=str(self.folder), run_key="key", task=self.task, shards=str(self.shards),
             output=str(self.folder / f"model-{self.attempt}"), history=str(self.folder / f"training-{self.attempt}"),
-            init="", init_from="base", train=self.train,
-            model=ModelSpec(source={"channels": [32, 64], "hidden": 64, "dropout": 0.3}),
+            init="", init_from="base", train=self.train, model=self.model,
         )  # fmt: skip
+        self.status = Path(job.status)
         job.write(self.folder / "job.json")
         environment = {
             **os.environ,
@@ -72,21 +110,56 @@ class Gang:
             [sys.executable, str(Path(__file__).with_name("gang.py")), str(self.folder / "job.json")],
             stdout=self.log.open("w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True,
         )  # fmt: skip
+        STARTED.append(self.process)
         return self
 
-    def until_step(self, step):
-        """Wait until the history of this attempt has reached `step`."""
-        deadline = time.monotonic() + 60
+    def until(self, condition, what, pause=0.005):
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            rows = list(read_history(self.checkpoints / "history.jsonl"))
-            if rows and rows[-1].step >= step:
+            if condition():
                 return self
-            assert self.process.poll() is None, self.said
-            time.sleep(0.005)
-        raise AssertionError(f"step {step} was not reached\n{self.said}")
+            assert self.process.poll() is None, f"{what}\n{self.said}"
+            time.sleep(pause)
+        raise AssertionError(f"{what} did not happen\n{self.said}")
+
+    def until_step(self, step):
+        """Wait until the history has reached `step`."""
+
+        def reached():
+            rows = list(read_history(self.checkpoints / "history.jsonl"))
+            return rows and rows[-1].step >= step
+
+        return self.until(reached, f"step {step}")
+
+    def until_committed(self):
+        """Wait until there is a checkpoint to go on from."""
+        return self.until(lambda: next(self.checkpoints.glob("*/manifest.json"), None), "a commit")
+
+    def until_phase(self, phase):
+        """Wait until a rank that lives says that it is in this phase."""
+        return self.until(
+            lambda: any(s.phase == phase and is_running(s.pid) for s in signs.read(self.status)), phase, pause=0
+        )  # fmt: skip
+
+    def until_saved(self, file):
+        """Wait until a save has begun, and has come to this file."""
+        before = set(self.checkpoints.glob("step-*"))
+        return self.until(
+            lambda: any(
+                next(folder.glob(file), None) for folder in set(self.checkpoints.glob("step-*")) - before
+            ),
+            file, pause=0,
+        )  # fmt: skip
+
+    def kill_ranks(self):
+        """Kill all ranks at once; what supervises them lives on."""
+        killed = [sign.pid for sign in signs.read(self.status) if is_running(sign.pid)]
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        return self.until(lambda: not any(is_running(pid) for pid in killed), "the death of the ranks")  # fmt: skip
 
     def finish(self, code=0):
-        assert self.process.wait(120) == code, self.said
+        assert self.process.wait(400) == code, self.said
         return self
 
     @property
@@ -115,13 +188,22 @@ class Gang:
         ]
 
 
+STARTED: list[subprocess.Popen] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    for process in STARTED:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    STARTED.clear()
+
+
 @pytest.fixture
 def gang(tmp_path, shards):
-    made = Gang(tmp_path, shards)
-    yield made
-    process = getattr(made, "process", None)
-    if process is not None and process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+    return Gang(tmp_path, shards)
 
 
 @pytest.fixture(scope="module")
@@ -221,24 +303,6 @@ def test_metrics_of_every_step_are_handed_on_once(gang, uninterrupted):
     assert handed == list(range(1, STEPS + 1))
 
 
-LAYOUTS = {
-    "four replicas": (4, "auto"),
-    "two shards": (2, {"shard": 2}),
-    "four shards": (4, {"shard": 4}),
-    "divided matrices": (2, {"tp": 2}),
-    "replicas of divided matrices": (4, {"tp": 2}),
-    "a pipeline": (2, {"pp": 2}),
-}
-
-
-def laid_out(ranks_and_layout):
-    ranks, layout = ranks_and_layout
-    return {
-        "ranks": ranks,
-        "train": TRAIN.model_copy(update={"layout": TrainSpec(layout=layout).layout}),
-    }
-
-
 def killed_at(gang, step):
     """Start it, and kill everything at once when it has reached the step; returns the step of the newest checkpoint."""
     gang.start().until_step(step)
@@ -250,53 +314,188 @@ def killed_at(gang, step):
     return newest(gang.checkpoints, "key").step
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(n, marks=() if n == "two shards" else pytest.mark.slow) for n in LAYOUTS],
-)
-def test_a_killed_tree_resumes_to_the_same_bits_in_this_layout(tmp_path, shards, layout):
-    whole = Gang(tmp_path / "whole", shards, **laid_out(LAYOUTS[layout]))
-    killed = Gang(tmp_path / "killed", shards, **laid_out(LAYOUTS[layout]))
-    for gang in (whole, killed):
-        gang.folder.mkdir()
-    whole.start().finish()
+def test_a_killed_tree_with_sharded_weights_resumes_to_the_same_bits(tmp_path, shards):
+    train = TRAIN.model_copy(update={"layout": LayoutSpec(shard=2)})
+    whole = Gang(tmp_path / "whole", shards, train=train).start().finish()
+    killed = Gang(tmp_path / "killed", shards, train=train)
     step = killed_at(killed, 25)
     killed.start().finish()
     assert f"resumed from the checkpoint of step {step} of 60" in killed.said
     same(killed, whole)
 
 
+POINTS = {
+    "while the ranks start": lambda gang: gang.until_phase("start"),
+    "in the warm-up": lambda gang: gang.until_phase("warm-up"),
+    "in a step, before there is a checkpoint": lambda gang: gang.until_step(4),
+    "when a save has opened its first file": lambda gang: gang.until_saved("*"),
+    "when a save has come to its metadata": lambda gang: gang.until_saved(".metadata"),
+    "when a save is about to commit": lambda gang: gang.until_saved("manifest.json.draft"),
+    "right after a commit": lambda gang: gang.until_saved("manifest.json"),
+    "in evaluation": lambda gang: gang.until_phase("validation"),
+    "in a step, later": lambda gang: gang.until_step(37),
+    "while it finishes": lambda gang: gang.until_phase("finish"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ((4, {"shard": 4}), (2, {"shard": 2})),
-        ((4, {"dp": 2, "shard": 2}), (1, "auto")),
-        ((2, {"shard": 2}), (2, {"tp": 2})),
-        ((4, {"tp": 2, "shard": 2}), (2, {"pp": 2})),
-    ],
-    ids=[
-        "4 shards to 2",
-        "2 x 2 to 1",
-        "shards to divided matrices",
-        "shards of divided matrices to a pipeline",
-    ],
-)
-def test_another_layout_goes_on_where_the_first_stopped(tmp_path, shards, before, after):
-    whole = Gang(tmp_path / "whole", shards, **laid_out(before))
-    moved = Gang(tmp_path / "moved", shards, **laid_out(before))
-    for gang in (whole, moved):
-        gang.folder.mkdir()
-    whole.start().finish()
-    step = killed_at(moved, 25)
-    for name, value in laid_out(after).items():
-        setattr(moved, name, value)
+@pytest.mark.timeout(900)
+def test_killed_at_ten_points_it_goes_on_from_a_whole_checkpoint_and_changes_no_bit(
+    gang, uninterrupted
+):
+    gang.train = TRAIN.model_copy(update={"max_restarts": len(POINTS)})
+    gang.start()
+    steps = []
+    for point, reach in POINTS.items():
+        reach(gang)
+        gang.kill_ranks()
+        found = newest(gang.checkpoints, "key")
+        steps.append(found.step if found else 0)
+        began = f"restarting all ranks ({len(steps)} of {len(POINTS)})"
+        gang.until(lambda began=began: began in gang.said, f"{point}: {began}")
+        gang.until(
+            lambda: not any(gang.status.glob("rank-*.signs")) or any(is_running(s.pid) for s in signs.read(gang.status)),
+            "a new gang",
+        )  # fmt: skip
+    gang.finish()
+    assert steps == sorted(steps)
+    resumed = [int(s) for s in re.findall(r"resumed from the checkpoint of step (\d+) of 60", gang.said)]  # fmt: skip
+    assert set(resumed) <= set(steps), (
+        "it went on from a checkpoint that was not whole when it died"
+    )
+    assert steps[-1] >= 50
+    same(gang, uninterrupted)
+
+
+class Texts:
+    """A GPT-2 on documents, in one layout or another; an uninterrupted run of each is made once."""
+
+    def __init__(self, folder):
+        self.folder, self.made = folder, {}
+        self.shards = written(folder, "causal_lm", GPT2)
+
+    def gang(self, folder, ranks, layout):
+        train = LM_TRAIN.model_copy(update={"layout": TrainSpec(layout=layout).layout})
+        return Gang(folder, self.shards, ranks, train, "causal_lm", GPT2)
+
+    def whole(self, ranks, layout):
+        key = f"{ranks} {layout}"
+        if key not in self.made:
+            folder = self.folder / f"whole-{len(self.made)}"
+            self.made[key] = self.gang(folder, ranks, layout).start().finish()
+        return self.made[key]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return Texts(tmp_path_factory.mktemp("texts"))
+
+
+LAYOUTS = {
+    "two replicas": (2, "auto"),
+    "four replicas": (4, "auto"),
+    "two shards": (2, {"shard": 2}),
+    "four shards": (4, {"shard": 4}),
+    "matrices divided by two": (2, {"tp": 2}),
+    "matrices divided by four": (4, {"tp": 4}),
+    "a pipeline": (2, {"pp": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_killed_in_a_step_and_in_a_save_it_ends_with_the_same_bits_in_this_layout(
+    tmp_path, texts, layout
+):
+    ranks, degrees = LAYOUTS[layout]
+    whole = texts.whole(ranks, degrees)
+    killed = texts.gang(tmp_path / "killed", ranks, degrees).start()
+    killed.until_step(random.Random(layout).randrange(LM_EVERY + 1, 3 * LM_EVERY))
+    killed.until_committed().kill_ranks()
+    if ranks == 2:  # starting four ranks once more takes as long as all of these
+        killed.until(lambda: "restarting all ranks (1 of 3)" in killed.said, "a restart")
+        killed.until_saved("*").kill_ranks()
+    killed.finish()
+    resumed = re.findall(r"resumed from the checkpoint of step (\d+)", killed.said)
+    assert len(resumed) == (2 if ranks == 2 else 1)
+    same(killed, whole)
+
+
+MOVES = {
+    "4 shards to 2": ((4, {"shard": 4}), (2, {"shard": 2})),
+    "4 shards to replicas of divided matrices": ((4, {"shard": 4}), (4, {"tp": 2})),
+    "replicas of divided matrices to one rank": ((4, {"tp": 2}), (1, "auto")),
+    "shards to divided matrices": ((2, {"shard": 2}), (2, {"tp": 2})),
+    "shards of divided matrices to a pipeline": ((4, {"tp": 2, "shard": 2}), (2, {"pp": 2})),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("move", MOVES)
+def test_another_layout_goes_on_where_the_first_stopped(tmp_path, texts, move):
+    before, after = MOVES[move]
+    whole = texts.whole(*before)
+    moved = texts.gang(tmp_path / "moved", *after)
+    shutil.copytree(whole.checkpoints, moved.checkpoints)
+    step = 2 * LM_EVERY
+    for folder in moved.checkpoints.glob("step-*"):  # as if it had died then
+        if int(folder.name[5:14]) > step:
+            shutil.rmtree(folder)
     moved.start().finish()
-    assert f"resumed from the checkpoint of step {step} of 60 on {after[0]} ranks" in moved.said
+    assert (
+        f"resumed from the checkpoint of step {step} of {LM_STEPS} on {after[0]} ranks"
+        in moved.said
+    )
     for (a, loss, lr, _), (b, other, other_lr, _) in zip(
         whole.losses[step : step + 5], moved.losses[step : step + 5], strict=True
     ):
         assert (a, lr) == (b, other_lr)
+        assert other == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_stopped_twice_the_second_time_in_a_save_nothing_is_lost_and_no_bit_changes(
+    tmp_path, texts
+):
+    stopped = texts.gang(tmp_path / "stopped", *LAYOUTS["two shards"])
+    step = 0
+    for moment in (lambda: stopped.until_step(5), lambda: stopped.until_saved("*")):
+        stopped.start()
+        moment()
+        stopped.process.send_signal(signal.SIGTERM)
+        stopped.finish(75)
+        if step:
+            assert f"resumed from the checkpoint of step {step} of {LM_STEPS}" in stopped.said
+        before, step = step, newest(stopped.checkpoints, "key").step
+        assert before < step < LM_STEPS
+        assert [r.step for r in read_history(stopped.checkpoints / "history.jsonl")][-1] == step
+    stopped.start().finish()
+    assert f"resumed from the checkpoint of step {step} of {LM_STEPS}" in stopped.said
+    same(stopped, texts.whole(*LAYOUTS["two shards"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_compiled_blocks_and_texts_of_any_length_go_on_within_a_millionth(tmp_path):
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs g++ on a CPU")
+    data = tmp_path / "data"
+    data.mkdir()
+    shards = written(data, "text_classification", DISTILBERT)
+    train = LM_TRAIN.model_copy(update={"compile": True})
+    whole, killed = (
+        Gang(tmp_path / name, shards, 2, train, "text_classification", DISTILBERT)
+        for name in ("whole", "killed")
+    )
+    whole.start().finish()
+    killed.start().until_step(LM_EVERY + 3).until_committed().kill_ranks()
+    killed.finish()
+    assert re.search(r"resumed from the checkpoint of step \d+", killed.said)
+    pairs = list(zip(whole.losses, killed.losses, strict=True))
+    for (step, loss, lr, _), (other_step, other, other_lr, _) in pairs:
+        assert (step, lr) == (other_step, other_lr)
         assert other == pytest.approx(loss, rel=1e-6)
 
 
