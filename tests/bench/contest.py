@@ -74,9 +74,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.mean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def pairs(
-    contestants: Mapping[str, Callable[[int], Any]], count: int, say: Callable[[str], None] = print
-) -> dict[str, list[Any]]:
+def pairs(contestants: Mapping[str, Callable[[int], Any]], count: int) -> dict[str, list[Any]]:
     """What each contestant found, called with the pair's number from 0, in turns: forwards,
     backwards, forwards, ..."""
     found: dict[str, list[Any]] = {name: [] for name in contestants}
@@ -84,7 +82,7 @@ def pairs(
         order = list(contestants)[:: -1 if number % 2 else 1]
         for name in order:
             found[name].append(contestants[name](number))
-            say(f"  pair {number + 1} of {count}, {name}: {found[name][-1]}")
+            print(f"  pair {number + 1} of {count}, {name}: {found[name][-1]}", flush=True)
     return found
 
 

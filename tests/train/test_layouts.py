@@ -1,6 +1,6 @@
 """Every layout trains as one process does: the same gradients, the same weights after five steps, the same validation.
 
-One torchrun a world size runs many cases (see differential.py). Cells of fp32 compute in fp64, so that what differs is an
+One process forks the ranks of all cases (see differential.py). Cells of fp32 compute in fp64, so that what differs is an
 error and not rounding.
 """
 
@@ -46,7 +46,6 @@ MODELS = {
     "gpt2": {"model_type": "gpt2", "n_embd": 16, "n_layer": 4, "n_head": 4, "n_positions": 64},
 }  # fmt: skip
 TASKS = {"image": "image_classification", "text": "text_classification", "tokens": "causal_lm"}
-AT_ONCE = 16  # gloo keeps some threads of every group that there ever was
 USUAL = {"image": "cnn", "text": "distilbert", "tokens": "llama"}
 # relative L2 of gradients and weights by precision; gradients of 8 mantissa bits differ by their rounding
 TOLERANCE = {"fp32": 1e-9, "bf16": 4e-2, "fp16": 1e-2}
@@ -85,6 +84,7 @@ class Case:
         made = {
             "task": TASKS[self.cell.kind], "model": self.network, "cell": cell, "exact": self.exact,
             "packing": self.packing and self.cell.kind == "tokens", "fault": "" if one_rank else self.fault,
+            "world": 1 if one_rank else self.world,
             "export": f"{self.export}-{'one' if one_rank else 'many'}" if self.export else "",
         }  # fmt: skip
         made["name"] = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
@@ -96,29 +96,18 @@ class Case:
 
 def launch(folder, cases):
     """Run all cases and their references; results lie in `folder` under the cases' names."""
-    by_world = {1: {}}
+    wanted = {}
     for case in cases:
-        reference, mine = case.as_json(one_rank=True), case.as_json()
-        by_world[1][reference["name"]] = reference
-        by_world.setdefault(case.world, {})[mine["name"]] = mine
-    for world, wanted in sorted(by_world.items()):
-        ordered = sorted(wanted.values(), key=lambda case: case["fault"])
-        (folder / f"log-{world}.txt").write_text("")
-        for start in range(0, len(ordered), AT_ONCE):
-            torchrun(folder, world, ordered[start : start + AT_ONCE])
-    return folder
-
-
-def torchrun(folder, world, cases):
+        for made in (case.as_json(one_rank=True), case.as_json()):
+            wanted[made["name"]] = made
     path = folder / "cases.json"
-    path.write_text(json.dumps(cases))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}",
-         str(HERE / "differential.py"), str(path), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    with (folder / f"log-{world}.txt").open("a") as log:
-        log.write(done.stdout + done.stderr)
+    path.write_text(json.dumps(sorted(wanted.values(), key=lambda made: made["world"])))
+    with (folder / "log.txt").open("w") as log:
+        subprocess.run(
+            [sys.executable, str(HERE / "differential.py"), str(path), str(folder)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=subprocess.STDOUT, timeout=2400,
+        )  # fmt: skip
+    return folder
 
 
 def results(folder, case):
@@ -126,9 +115,7 @@ def results(folder, case):
     for one_rank in (True, False):
         name = case.as_json(one_rank)["name"]
         path = folder / f"{name}.pt"
-        assert path.exists(), (folder / f"log-{1 if one_rank else case.world}.txt").read_text()[
-            -4000:
-        ]
+        assert path.exists(), (folder / "log.txt").read_text()[-4000:]
         found.append(torch.load(path))
     return found
 
@@ -174,7 +161,6 @@ FAMILIES = [
 UNPACKED = [
     Case(Cell("tokens", axes, "1f1b" if "pp" in axes else ""), packing=False) for axes in AXES[1:]
 ]
-# one launch of each world size: what starting costs is what this costs
 QUICK = [
     *(Case(Cell("image", (axis,))) for axis in ("dp", "shard", "tp")),
     Case(Cell("image", ("pp",), "zero_bubble")),
