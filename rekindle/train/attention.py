@@ -28,24 +28,17 @@ log = logging.getLogger(__name__)
 
 NAME = "rekindle"
 PEERS = "rekindle_peers"
+DOCUMENTS = "rekindle_documents"
 HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclasses.dataclass
 class Peers:
-    """What the layers of a network share: this rank's place among its tp and cp peers, and where
-    the documents of the batch in work lie."""
+    """How heads and tokens are divided: this rank's place among its tp and cp peers."""
 
     tp_rank: int = 0
     cp_rank: int = 0
     cp_group: dist.ProcessGroup | None = None
-    known: tuple[torch.Tensor, Documents] | None = None
-
-    def documents(self, sequence_B12S: torch.Tensor) -> Documents:
-        """Those of a batch; looked up once for all layers, since a GPU has to be waited for."""
-        if self.known is None or self.known[0] is not sequence_B12S:
-            self.known = sequence_B12S, Documents.of(sequence_B12S)
-        return self.known[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +74,13 @@ def install(network: nn.Module, peers: Peers) -> None:
             setattr(module, PEERS, peers)
 
 
+def mark(attention_mask: torch.Tensor | None) -> None:
+    """Note on a sequence where its documents lie: once for all layers, because a GPU has to be
+    waited for, and before any of them, whose recomputation must do what their first pass did."""
+    if attention_mask is not None and _is_sequence(attention_mask):
+        setattr(attention_mask, DOCUMENTS, Documents.of(attention_mask))
+
+
 def _padding_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
     """A mask where there is padding to hide. transformers would make one, too, when position ids
     start anew in a sequence; but what keeps documents apart here is `sequence_B12S`."""
@@ -107,7 +107,7 @@ def attend(
     causal = bool(module.is_causal) if is_causal is None else is_causal
     sequence = attention_mask if _is_sequence(attention_mask) else None
     if sequence is not None and peers.cp_group is None and not dropout:
-        apart = _apart(query_BHTD, key_BGTD, value_BGTD, sequence, causal, scaling, peers)
+        apart = _apart(query_BHTD, key_BGTD, value_BGTD, sequence, causal, scaling)
         if apart is not None:
             return apart, None
     if sequence is not None:
@@ -120,7 +120,7 @@ def attend(
 
 
 def _is_sequence(mask: torch.Tensor | None) -> bool:
-    return mask is not None and mask.dtype == torch.int64
+    return mask is not None and mask.ndim == 4 and mask.dtype == torch.int64
 
 
 def _mask(sequence_B12S: torch.Tensor, causal: bool, local: int, cp_rank: int) -> torch.Tensor:
@@ -142,13 +142,13 @@ def _gathered(x_BGTD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _apart(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sequence_B12S: torch.Tensor,
-    causal: bool, scaling: float | None, peers: Peers,
+    causal: bool, scaling: float | None,
 ) -> torch.Tensor | None:  # fmt: skip
     """[B, T, H, D] without any work between documents, which a mask would only throw away; None
     where this device has no kernel for it."""
     if query.is_cuda and not (query.dtype in HALVES and _varlen_works(query.device)):
         return None
-    documents = peers.documents(sequence_B12S)
+    documents: Documents = getattr(sequence_B12S, DOCUMENTS)
     if query.is_cuda:
         return _varlen(query, key, value, documents, causal, scaling)
     return _by_document(query, key, value, documents, causal, scaling)

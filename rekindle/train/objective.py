@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from rekindle.tasks.base import Task
-from rekindle.train import families
+from rekindle.train import attention, families
 from rekindle.train.weights import intervals
 
 IGNORED = -100
@@ -76,6 +76,7 @@ class Part(nn.Module):
         self.key = int(key)
         if self.training:
             torch.manual_seed(self.key)
+        attention.mark(batch.get("attention_mask"))
         if carried is not None:
             first = "pixels" if carried.is_floating_point() else "input_ids"
             batch[first if self.first else "inputs_embeds"] = carried

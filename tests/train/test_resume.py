@@ -233,6 +233,7 @@ def test_a_killed_worker_restarts_the_gang_and_changes_no_bit(gang, uninterrupte
     same(gang, uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_killed_tree_resumes_and_changes_no_bit(gang, uninterrupted):
     gang.start().until_step(35)
     workers = gang.workers()
@@ -275,6 +276,7 @@ def test_a_broken_checkpoint_falls_back_loudly(gang, uninterrupted):
     same(gang, uninterrupted)
 
 
+@pytest.mark.slow
 def test_one_rank_gives_the_same_curve_as_two_up_to_rounding(gang, uninterrupted):
     gang.ranks = 1
     gang.start().finish()
