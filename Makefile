@@ -46,7 +46,7 @@ generate: install  ## configs/schema.json, configs/schemas/, configs/README.md, 
 	$(BIN)/python -m rekindle.spec.generate
 	$(BIN)/python -m pytest -q tests -k golden --regenerate
 
-bench: install  ## speed against named peers, in the same run (half an hour, nothing else running)
+bench: install  ## speed against named peers, in the same run (long; with nothing else running)
 	$(BIN)/python tests/bench/bench.py
 	$(BIN)/python tests/bench/bench_shard.py
 

@@ -112,6 +112,9 @@ class CausalLM(TokenTask):
         from transformers import AutoModelForCausalLM
 
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id", "eos_token_id")}
+        wished = model.source.get("vocab_size") if isinstance(model.source, dict) else None
+        if isinstance(wished, int):  # more rows than tokens make sizes that divide well
+            inline["vocab_size"] = max(wished, inline["vocab_size"])
         config = configuration(model, {**inline, "bos_token_id": None}, {})
         _check_fit(config, settings)
         network: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -272,6 +272,18 @@ def test_a_config_becomes_a_network_of_its_family(name, shards, tmp_path):
     assert TASK.weights(ModelSpec(source=str(tmp_path))) == tmp_path
 
 
+@pytest.mark.parametrize(("wished", "rows"), [(1024, 1024), (10, None), (None, None)])
+def test_an_inline_config_may_ask_for_more_rows_than_there_are_tokens(wished, rows, shards):
+    found = shards["chat"]
+    fields = {} if wished is None else {"vocab_size": wished}
+    network = TASK.build(
+        ModelSpec(source={**LLAMA, **fields}), (), found.manifest.settings, found.assets
+    )
+    tokens = found.manifest.settings["vocab_size"]
+    assert network.get_input_embeddings().num_embeddings == (rows or tokens)
+    assert tokens < 1024
+
+
 def test_generation_is_greedy_and_stops_at_the_end(shards):
     found = shards["chat"]
     torch.manual_seed(0)

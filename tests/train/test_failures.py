@@ -13,11 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rekindle.data.ingest import ingest
-from rekindle.data.shard import shard
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import RehearsalRecord
-from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
+from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
 
@@ -170,14 +168,11 @@ def s3_server():
 
 
 @pytest.mark.slow
-def test_a_store_that_goes_away_is_named_last_with_what_to_do(tmp_path, monkeypatch):
+def test_a_store_that_goes_away_is_named_last_with_what_to_do(tmp_path, shards, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    data = DataSpec(source="sklearn:digits")
-    ingest(data, "image", "", tmp_path / "examples")
-    shard(tmp_path / "examples", data, ModelSpec(), "image_classification", tmp_path / "shards")
     server, reaches = s3_server()
     job = Job.of(
-        artifact_root="s3://lake/run", run_key="key", task="image_classification", shards=str(tmp_path / "shards"),
+        artifact_root="s3://lake/run", run_key="key", task="image_classification", shards=str(shards),
         output=str(tmp_path / "model"), history=str(tmp_path / "training"), init="", init_from="base",
         train=TrainSpec(steps=4000, lr=1e-3, checkpoint={"every": 20}),
         model=ModelSpec(source={"channels": [32, 64], "hidden": 64, "dropout": 0.3}),

@@ -16,11 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rekindle.data.ingest import ingest
-from rekindle.data.shard import shard
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.identity import file_sha256
-from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
+from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
 
@@ -67,15 +65,6 @@ def network():
     yield names
     for name in names:
         ip("netns", "del", name)
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    data = DataSpec(source="sklearn:digits")
-    ingest(data, "image", "", folder / "examples")
-    shard(folder / "examples", data, ModelSpec(), TASK, folder / "shards")
-    return folder / "shards"
 
 
 @dataclasses.dataclass

@@ -55,15 +55,6 @@ LM_TRAIN = TrainSpec(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    data = DataSpec(source="sklearn:digits")
-    ingest(data, "image", "", folder / "examples")
-    shard(folder / "examples", data, ModelSpec(), TASK, folder / "shards")
-    return folder / "shards"
-
-
 def written(folder, task, model):
     """Shards of 400 texts of 3 to 40 made-up words, with a class each."""
     made = random.Random(0)
