@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed._functional_collectives import all_gather_single_autograd
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def _mask(sequence_B12S: torch.Tensor, causal: bool, local: int, cp_rank: int) -
 
 
 def _gathered(x_BGTD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    gathered: torch.Tensor = all_gather_tensor_autograd(x_BGTD.contiguous(), 2, group)
+    gathered: torch.Tensor = all_gather_single_autograd(x_BGTD.contiguous(), 2, group)
     return gathered
 
 
@@ -231,21 +231,24 @@ def _with_dropout(
     causal: bool, scaling: float | None, dropout: float, peers: Peers,
 ) -> torch.Tensor:  # fmt: skip
     """Written out, because the mask of each head has to be the same whichever rank holds it."""
-    heads = query.shape[1]
+    rows, heads, length, size = query.shape
     if key.shape[1] != heads:
         key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
-    scores_BHTS = query @ key.transpose(-1, -2)
-    scores_BHTS = scores_BHTS * (scaling if scaling is not None else query.shape[-1] ** -0.5)
     if causal:
-        size = scores_BHTS.shape[-1]
-        mask = torch.ones(size, size, dtype=torch.bool, device=query.device).tril()
+        mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()[None, None]
+    bias = query.new_zeros(1)
     if mask is not None:
-        scores_BHTS = scores_BHTS.masked_fill(~mask, float("-inf"))
-    weights_BHTS = torch.softmax(scores_BHTS, dim=-1, dtype=torch.promote_types(
-        scores_BHTS.dtype, torch.float32
-    )).to(query.dtype)  # fmt: skip
-    keep_BHTS = _keep(weights_BHTS, dropout, peers)
-    return (weights_BHTS * keep_BHTS) @ value
+        bias = query.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
+        bias = bias.expand(rows, heads, length, -1).flatten(0, 1)
+    # three dimensions, because with four each product would copy what it is given
+    query, key, value = (x.flatten(0, 1) for x in (query, key, value))
+    scale = scaling if scaling is not None else size**-0.5
+    scores = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores, dim=-1, dtype=exact).to(value.dtype)
+    weights_BHTS = weights.view(rows, heads, length, -1)
+    kept_BHTS = weights_BHTS * _keep(weights_BHTS, dropout, peers)
+    return (kept_BHTS.flatten(0, 1) @ value).view(rows, heads, length, size)
 
 
 def _keep(weights_BHTS: torch.Tensor, dropout: float, peers: Peers) -> torch.Tensor:
@@ -253,10 +256,12 @@ def _keep(weights_BHTS: torch.Tensor, dropout: float, peers: Peers) -> torch.Ten
     peers share, and the head's number in the whole layer."""
     heads = weights_BHTS.shape[1]
     base = int(torch.randint(2**62, (1,)))
-    keep_BHTS = torch.empty_like(weights_BHTS)
+    keep_HBTS = torch.empty_like(
+        weights_BHTS.transpose(0, 1), memory_format=torch.contiguous_format
+    )
     generator = torch.Generator(weights_BHTS.device)
     for head in range(heads):
         place = (peers.cp_rank << 20) + peers.tp_rank * heads + head
         generator.manual_seed((base + place * 0x9E3779B97F4A7C15) % 2**63)
-        keep_BHTS[:, head].bernoulli_(1 - dropout, generator=generator)
-    return keep_BHTS.div_(1 - dropout)
+        keep_HBTS[head].bernoulli_(1 - dropout, generator=generator)
+    return keep_HBTS.div_(1 - dropout).transpose(0, 1)

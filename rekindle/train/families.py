@@ -194,6 +194,8 @@ class Origin:
 def unfused(network: nn.Module) -> dict[str, Origin]:
     """Replace GPT-2's Conv1D by linear layers, its fused projection by three; returns where each
     new parameter comes from. Other networks stay as they are, with nothing returned."""
+    if not hasattr(network, "config"):  # none of transformers, whose import takes its time
+        return {}
     from transformers.pytorch_utils import Conv1D
 
     origins: dict[str, Origin] = {}

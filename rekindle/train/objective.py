@@ -99,7 +99,7 @@ class Part(nn.Module):
         )
         if self.teachers and self.training:
             loss = self._distilled_tokens(loss, batch, hidden_NH, head, supervised, count)
-        return torch.stack([loss, right, supervised.sum().to(loss.dtype)])[None]
+        return _row(loss, right, supervised.sum().to(loss.dtype))
 
     def _distilled_tokens(
         self, loss: torch.Tensor, batch: Mapping[str, torch.Tensor], hidden_NH: torch.Tensor,
@@ -146,7 +146,7 @@ class Part(nn.Module):
                 theirs_BC = self.task.logits(self.teachers[0], batch)
             loss = self._blend(loss, logits_BC, theirs_BC, weights_B, count)
         right = ((logits_BC.argmax(-1) == labels_B) * weights_B).sum()
-        return torch.stack([loss, right.to(loss.dtype), weights_B.sum()])[None]
+        return _row(loss, right.to(loss.dtype), weights_B.sum())
 
     def _hidden(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """What the next stage receives; a Sequential takes one input."""
@@ -156,6 +156,11 @@ class Part(nn.Module):
         hidden = self.network(batch.get("inputs_embeds", next(iter(batch.values()))))
         # a pipeline sends it as it lies in memory, and zero bubble detaches it in place
         return hidden.clone() if hidden._is_view() else hidden.contiguous()
+
+
+def _row(*values: torch.Tensor) -> torch.Tensor:
+    """[1, N], and no view: FSDP warns of those."""
+    return torch.stack([value[None] for value in values], dim=1)
 
 
 def linear_cross_entropy(

@@ -24,11 +24,11 @@ SEEDS = (0, 1, 2)
 MINILM = """
 extends: {base}
 name: reviews-minilm
-data: {{source: {data}}}
+data: {{source: {data}, max_length: 128}}
 model:
   source: {weights}
   tokenizer: null
-train: {{epochs: 4, lr: 1e-4, weight_decay: 0.01, label_smoothing: 0.0, global_batch_size: 16, seed: {seed}}}
+train: {{epochs: 6, lr: 5e-5, lr_schedule: linear, warmup: 0.1, weight_decay: 0.01, label_smoothing: 0.0, global_batch_size: 16, seed: {seed}}}
 """
 SCRATCH = """
 extends: {base}
@@ -153,7 +153,7 @@ def test_the_export_loads_in_transformers_and_predicts_the_same(trained):
     with torch.no_grad():
         scores_NC = torch.cat(
             [
-                network(**tokenizer(part, padding=True, truncation=True, max_length=64, return_tensors="pt")).logits
+                network(**tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt")).logits
                 for part in (texts[start : start + 50] for start in range(0, len(texts), 50))
             ]
         )  # fmt: skip

@@ -5,6 +5,7 @@ everything: starting costs more than training here. Rank 0 stores gradients of t
 Used by test_layouts.py.
 """
 
+import faulthandler
 import importlib
 import json
 import os
@@ -195,6 +196,7 @@ def _averaged(bucket):
 
 def rank_of(case: dict, rank: int, out: Path) -> None:
     """One rank of a case, in a process of its own; does not return."""
+    faulthandler.enable()  # a crash in C++ says where
     try:
         dist.init_process_group(
             "gloo",
