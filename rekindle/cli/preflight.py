@@ -61,8 +61,10 @@ def _files(spec: Spec) -> Iterator[Problem]:
         )
     if spec.train.entrypoint:
         yield from _entrypoint(spec.train.entrypoint)
-    for field in ("source", "tokenizer", "init_from"):
-        value = getattr(spec.model, field)
+    fields = {name: getattr(spec.model, name) for name in ("source", "tokenizer", "init_from")}
+    if spec.model.teacher is not None:
+        fields["teacher.source"] = spec.model.teacher.source
+    for field, value in fields.items():
         if isinstance(value, str) and value.startswith("/") and not Path(value).exists():
             yield Problem(
                 f"there is no folder {value}",

@@ -94,6 +94,7 @@ REFUSED = [
     ("a hub name for images", config(), s("model.source=resnet-50"), "trains its own network"),
     ("a text model without an architecture", with_rows(NOTES, TEXT.replace("model_type: distilbert, ", "")), ["run", "c.yaml"], "model_type"),
     ("a folder of weights that is not there", config(), s("model.init_from=/none/model"), "there is no folder"),
+    ("a teacher that is not there", config(), s("model.teacher={source: /none/teacher}"), "there is no folder /none/teacher"),
     ("a run to start from that is not there", config(), s("model.init_from=run:none"), "there are no runs"),
     ("a pipeline that is not there", config(), s("pipeline=none.py:f"), "there is no file"),
     ("a script that is not there", config(), s("train.entrypoint=none.py --x"), "there is no file"),

@@ -109,6 +109,7 @@ def test_a_request_to_stop_saves_and_the_same_command_goes_on(
     assert training_of(cli, json.loads(done.stdout), home)[0]["weights_sha256"] == whole
 
 
+@pytest.mark.slow
 def test_two_at_once_train_once_and_make_one_version(cli, config, registry):
     first = cli.start("run", "c.yaml", "--home", "twice")
     second = json.loads(cli("run", "c.yaml", "--home", "twice", "--json").stdout)

@@ -116,6 +116,7 @@ def test_a_task_class_of_ones_own(cli, folder):
     assert result["metrics"]["accuracy"] >= 0.8
 
 
+@pytest.mark.slow
 def test_an_existing_torchrun_script(cli, folder):
     """A script that knows nothing of rekindle but its three folders, in a DDP of its own."""
     write(folder, "train.py", '''

@@ -338,10 +338,12 @@ def test_killed_at_ten_points_it_goes_on_from_a_whole_checkpoint_and_changes_no_
 ):
     gang.train = TRAIN.model_copy(update={"max_restarts": len(POINTS)})
     gang.start()
-    steps = []
+    steps, torn = [], []
     for point, reach in POINTS.items():
         reach(gang)
         gang.kill_ranks()
+        folders = gang.checkpoints.glob("step-*")
+        torn += [point for folder in folders if not (folder / "manifest.json").exists()]
         found = newest(gang.checkpoints, "key")
         steps.append(found.step if found else 0)
         began = f"restarting all ranks ({len(steps)} of {len(POINTS)})"
@@ -351,6 +353,7 @@ def test_killed_at_ten_points_it_goes_on_from_a_whole_checkpoint_and_changes_no_
             "a new gang",
         )  # fmt: skip
     gang.finish()
+    assert any("a save" in point for point in torn), "no kill fell into a save"
     assert steps == sorted(steps)
     resumed = [int(s) for s in re.findall(r"resumed from the checkpoint of step (\d+) of 60", gang.said)]  # fmt: skip
     assert set(resumed) <= set(steps), (
