@@ -131,7 +131,9 @@ class Snapshot:
     def __init__(self) -> None:
         self.places: dict[str, torch.Tensor] = {}
         self.layout: dict[str, tuple[torch.Size, torch.dtype]] = {}
-        self.copiers = concurrent.futures.ThreadPoolExecutor(THREADS, "snapshot")
+        self.copiers = concurrent.futures.ThreadPoolExecutor(
+            THREADS, "snapshot", torch.set_num_threads, (1,)
+        )
 
     def take(self, pieces: Mapping[str, Piece]) -> dict[str, Piece]:
         """The same pieces with copies of their tensors, which hold until the next call."""
@@ -313,7 +315,8 @@ class Writer(StorageWriter):
 
 
 def yield_to_training() -> None:
-    """Let the calling thread run when training leaves a processor idle."""
+    """Let the calling thread run when training leaves a processor idle, and start no others."""
+    torch.set_num_threads(1)
     if hasattr(os, "setpriority"):
         thread = threading.get_native_id()
         now = os.getpriority(os.PRIO_PROCESS, thread)
