@@ -319,7 +319,7 @@ def test_a_killed_tree_with_sharded_weights_resumes_to_the_same_bits(tmp_path, s
 
 POINTS = {
     "while the ranks start": lambda gang: gang.until_phase("start"),
-    "in the warm-up": lambda gang: gang.until_phase("warm-up"),
+    "in the first step": lambda gang: gang.until_phase("step"),
     "in a step, before there is a checkpoint": lambda gang: gang.until_step(4),
     "when a save has opened its first file": lambda gang: gang.until_saved("*"),
     "when a save has come to its metadata": lambda gang: gang.until_saved(".metadata"),
