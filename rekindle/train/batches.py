@@ -54,8 +54,8 @@ class Batches:
         self.lengths = shards.lengths(split)
         self.waited = 0.0
         self._ahead: tuple[int, Future[Work]] | None = None
-        # threads of its own below it would make the many of training wait for each other: a step
-        # of 97 ms took 107 to 128
+        # one OpenMP thread: a second pool slows every parallel section of training (seen: steps of
+        # 107 to 128 ms instead of 97)
         self._pool = ThreadPoolExecutor(1, "batches", torch.set_num_threads, (1,))
 
     def work(self, step: int, last: int) -> Work:

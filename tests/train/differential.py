@@ -220,7 +220,9 @@ def rank_of(case: dict, rank: int, out: Path) -> None:
 
 
 def start(case: dict, out: Path) -> set[int]:
-    """The ranks of a case, forked: they need not import anything. Nothing here has threads yet."""
+    """The ranks of a case, forked: they need not import anything. Only what has one thread can be
+    forked safely, so whoever starts this keeps Arrow's allocator from starting a thread."""
+    assert len(list(Path("/proc/self/task").iterdir())) == 1
     pids = set()
     for rank in range(case["world"]):
         pid = os.fork()

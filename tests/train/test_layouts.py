@@ -105,7 +105,8 @@ def launch(folder, cases):
     with (folder / "log.txt").open("w") as log:
         subprocess.run(
             [sys.executable, str(HERE / "differential.py"), str(path), str(folder)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=subprocess.STDOUT, timeout=2400,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"},
+            stdout=log, stderr=subprocess.STDOUT, timeout=3400,
         )  # fmt: skip
     return folder
 
