@@ -26,6 +26,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -323,11 +324,24 @@ def yield_to_training() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(now, _NICE))
 
 
+def _memory_format(kind: Any, name: str) -> Any:
+    """What Python before 3.11.4 names when it stores a member of an enum: its attribute, so here
+    only members of the one enum that metadata has."""
+    if kind is _MEM_FORMAT_ENCODING:
+        return _MEM_FORMAT_ENCODING[name]
+    raise CheckpointError(
+        f"the checkpoint's metadata takes {name!r} of {kind!r}, which no checkpoint of ours does",
+        fix="somebody else wrote it: find out who, and remove it",
+    )
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _ALLOWED:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         raise CheckpointError(
             f"the checkpoint's metadata names {module}.{name}, which no checkpoint of ours does",
             fix="somebody else wrote it: find out who, and remove it",

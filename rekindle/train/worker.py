@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,6 +57,13 @@ from rekindle.train.weights import Recorder, Source
 
 log = logging.getLogger(__name__)
 
+# torch's words to whoever calls it, of which nobody who reads a log can change anything
+_NOT_FOR_USERS = (
+    "`broadcast_buffers` is deprecated",  # its successor sends buffers once more
+    "Slicing a flattened dim",
+    "Grad strides do not match bucket view strides",  # of one channel, where they mean the same
+)
+
 KINDS: dict[str, Kind] = {
     "image_classification": "image",
     "text_classification": "text",
@@ -73,6 +81,8 @@ def main() -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format=f"[rank {rank} restart {restart}] %(message)s"
     )
+    for words in _NOT_FOR_USERS:
+        warnings.filterwarnings("ignore", message=words)
     stop = StopFlag(job.train.grace_seconds)
     try:
         with on_signal(stop.raise_it):

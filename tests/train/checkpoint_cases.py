@@ -415,6 +415,36 @@ def folder_metadata_that_points_elsewhere_or_at_pickles_is_refused(root):
     raised(CheckpointError, lambda: read_metadata(b"\x80\x04garbage", names))
 
 
+def folder_metadata_of_any_python_3_11_is_read(root):
+    """Before 3.11.4 members of enums were stored as attributes of their class."""
+    import io
+    from enum import Enum
+
+    from rekindle.train.dcp import read_metadata
+
+    class Early(pickle.Pickler):
+        def reducer_override(self, obj):
+            if isinstance(obj, Enum):
+                return getattr, (type(obj), obj.name)
+            return (getattr, (type(obj), name)) if (name := taken.get(id(obj))) else NotImplemented
+
+    def stored(obj):
+        Early(stream := io.BytesIO()).dump(obj)
+        return stream.getvalue()
+
+    taken = {}
+    saved(root)
+    folder = newest(root, KEY).folder
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    names = [p.name for p in folder.glob("*.distcp")]
+    content = stored(metadata)
+    assert b"getattr" in content
+    assert read_metadata(content, names) == metadata
+    taken[id(metadata)] = "__init__"
+    error = raised(CheckpointError, lambda: read_metadata(stored(metadata), names))
+    assert "takes '__init__' of" in str(error)
+
+
 def folder_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(root):
     saved(root, tensors={"w": torch.ones(4, 4), "v": torch.ones(2)})
     checkpoint = newest(root, KEY)

@@ -77,6 +77,14 @@ class Case:
     def world(self):
         return 2 ** len(self.cell.axes)
 
+    @property
+    def micro(self):
+        """Rows of a micro-batch; dropout is keyed by micro-batch, so one process takes the same. Two micro-batches a rank,
+        and as many as have to be on their way in a pipeline."""
+        if "pp" in self.cell.axes:
+            return 2 if len(self.cell.axes) < 3 else 1
+        return 4 // 2 ** sum(axis in ("dp", "shard") for axis in self.cell.axes)
+
     def as_json(self, one_rank=False):
         cell = dataclasses.asdict(self.cell)
         if one_rank:
@@ -84,7 +92,7 @@ class Case:
         made = {
             "task": TASKS[self.cell.kind], "model": self.network, "cell": cell, "exact": self.exact,
             "packing": self.packing and self.cell.kind == "tokens", "fault": "" if one_rank else self.fault,
-            "world": 1 if one_rank else self.world,
+            "world": 1 if one_rank else self.world, "micro": self.micro,
             "export": f"{self.export}-{'one' if one_rank else 'many'}" if self.export else "",
         }  # fmt: skip
         made["name"] = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]

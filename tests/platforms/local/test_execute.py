@@ -160,7 +160,7 @@ def test_the_environment_given_is_the_steps_and_is_written_nowhere(home: Path) -
     pipeline = graph("environment")
     record = run(pipeline, home, {"name": "TOKEN"}, env=env)
     assert outputs(pipeline, record) == {"Output": "eulav-terc3s"}
-    assert not [p for p in home.rglob("*") if p.is_file() and "s3cret-value" in p.read_text()]
+    assert not [p for p in home.rglob("*") if p.is_file() and b"s3cret-value" in p.read_bytes()]
 
 
 def test_packages_that_are_here_are_not_installed(home: Path) -> None:
