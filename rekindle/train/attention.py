@@ -114,7 +114,8 @@ def attend(
         attention_mask = _mask(sequence, causal, query_BHTD.shape[2], peers.cp_rank)
         if peers.cp_group is not None:
             key_BGTD, value_BGTD = (_gathered(x, peers.cp_group) for x in (key_BGTD, value_BGTD))
-    causal = causal and attention_mask is None and query_BHTD.shape[2] > 1
+    if attention_mask is not None or query_BHTD.shape[2] == 1:
+        causal = False
     out = _one(query_BHTD, key_BGTD, value_BGTD, attention_mask, causal, scaling, dropout, peers)
     return out.transpose(1, 2), None
 
@@ -218,11 +219,10 @@ def _one(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
     causal: bool, scaling: float | None, dropout: float, peers: Peers,
 ) -> torch.Tensor:  # fmt: skip
-    gqa = query.shape[1] != key.shape[1]
     if not dropout:
-        return sdpa(
-            query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=gqa
-        )
+        # a comparison of sizes is no bool while this is compiled, a branch is
+        more = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
+        return sdpa(query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, **more)
     return _with_dropout(query, key, value, mask, causal, scaling, dropout, peers)
 
 

@@ -155,7 +155,8 @@ def run(case: dict) -> dict:
             held.local.sub_(held.local.grad, alpha=0.1 / scale)
         optimizer.clear()
     found["weights"] = whole(trainer, {h.name: h.parameter.detach() for h in optimizer.held})
-    found["validation"] = trainer.validate()[0]
+    if case["validates"]:
+        found["validation"] = trainer.validate()[0]
     stop = StopFlag(60)
     found["adamw"] = [
         trainer._step(step, trainer.batches.make(step), stop)[0]["loss"]
@@ -241,6 +242,8 @@ def main() -> None:
         importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     for task in {case["task"] for case in cases}:
         made_shards(task, True)  # pyarrow imports pandas
+    if any(case["cell"]["compile"] for case in cases):
+        importlib.import_module("torch._inductor.compile_fx")
     running: dict[int, set[int]] = {}  # ranks, each with those of its case
     while cases or running:
         # as many ranks at once as two cores like, or one large case

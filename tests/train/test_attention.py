@@ -1,0 +1,38 @@
+"""Attention as the compiler sees it. What it computes is compared layout by layout in test_layouts.py."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from rekindle.train import attention, families
+
+TINY = {
+    "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24, "dropout": 0.0, "attention_dropout": 0.0},
+    "llama": {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24,
+        "pad_token_id": 0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("padding", [True, False])
+def test_a_block_is_compiled_as_one_graph_whatever_its_length(kind, padding):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, vocab_size=30, **TINY[kind])
+    network = AutoModelForSequenceClassification.from_config(config).eval()
+    attention.install(network, attention.Peers())
+    batches = []
+    for length in (7, 12):
+        ids = torch.randint(1, 30, (3, length))
+        seen = torch.arange(length) < torch.tensor([[length], [4], [5]])
+        batches.append(
+            {"input_ids": ids * seen, "attention_mask": seen.long()}
+            if padding
+            else {"input_ids": ids}
+        )
+    said = [network(**batch).logits for batch in batches]
+    ((_, block),) = families.blocks(network)
+    block.forward = torch.compile(block.forward, dynamic=True, fullgraph=True, backend="eager")
+    for batch, logits in zip(batches, said, strict=True):
+        torch.testing.assert_close(network(**batch).logits, logits)
