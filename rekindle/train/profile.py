@@ -8,6 +8,7 @@ counted twice: shares are of busy time, and what is left of the clock is the hos
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from rekindle.records import OperatorShare, Profile
+
+Span = tuple[float, float]
 
 SKIPPED = 3  # the first steps allocate and tune
 SHOWN = 8
@@ -70,7 +73,8 @@ class Profiler:
             (event.key, event.count, _seconds(event, cuda))
             for event in self.recorder.key_averages()
         ]
-        verdict(events, self.steps, seconds, waited - self.waited).write(self.target)
+        exposed = 0.0 if cuda else _exposed_on_cpu(self.recorder.events())
+        verdict(events, self.steps, seconds, waited - self.waited, exposed).write(self.target)
         self.recorder = None
 
 
@@ -79,14 +83,44 @@ def _seconds(event: Any, cuda: bool) -> float:
     return float(micro) / 1e6
 
 
+def _exposed_on_cpu(events: Iterable[Any]) -> float:
+    """Seconds that the training thread waited for gloo, whose threads do the work: the profiler
+    counts them as nobody's."""
+    collectives, operators = [], []
+    for event in events:
+        span = (event.time_range.start / 1e6, event.time_range.end / 1e6)
+        if not event.is_async:
+            operators.append(span)
+        elif is_collective(event.name):
+            collectives.append(span)
+    return exposed_seconds(collectives, operators)
+
+
+def exposed_seconds(collectives: Sequence[Span], operators: Sequence[Span]) -> float:
+    """How long a collective was under way and no operator ran, from (start, end) in seconds."""
+    marks = [(start, 1, 0) for start, _ in collectives] + [(end, -1, 0) for _, end in collectives]
+    marks += [(start, 0, 1) for start, _ in operators] + [(end, 0, -1) for _, end in operators]
+    exposed, before, flying, running = 0.0, 0.0, 0, 0
+    for now, flies, runs in sorted(marks):
+        if flying and not running:
+            exposed += now - before
+        before, flying, running = now, flying + flies, running + runs
+    return exposed
+
+
 def verdict(
-    events: list[tuple[str, int, float]], steps: int, seconds: float, waited: float
+    events: list[tuple[str, int, float]],
+    steps: int,
+    seconds: float,
+    waited: float,
+    exposed: float = 0.0,
 ) -> Profile:
     """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own).
+    `exposed`: seconds of waiting for collectives that belong to no operator.
 
     A collective of 0.6 s and a product of 0.3 s in 1 s are communication 0.6, compute 0.3, host
     0.1."""
-    together = sum(took for name, _, took in events if is_collective(name))
+    together = exposed + sum(took for name, _, took in events if is_collective(name))
     compute = sum(took for name, _, took in events if not is_collective(name))
     busy = max(together + compute + waited, 1e-12)
     scale = min(1.0, seconds / busy)  # threads and streams overlap

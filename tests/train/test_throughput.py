@@ -1,13 +1,17 @@
-"""FLOPs, peaks and the verdict of a profile are arithmetic."""
+"""FLOPs, peaks and the verdict of a profile."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rekindle.catalog.gpus import peak_flops
+from rekindle.records import Profile
 from rekindle.train import families
 from rekindle.train.batches import Work
-from rekindle.train.profile import is_collective, verdict
+from rekindle.train.profile import exposed_seconds, is_collective, verdict
 from rekindle.train.throughput import Cost
 
 
@@ -71,3 +75,52 @@ def test_the_largest_share_of_the_time_is_the_verdict(events, waited, bound, sha
     ) == pytest.approx(shares)
     assert profile.operators[0].share == pytest.approx(max(took for _, _, took in events))
     assert is_collective("nccl:all_reduce")
+
+
+def test_a_collective_counts_where_no_operator_hides_it():
+    collectives, operators = (
+        [(1.0, 4.0), (3.0, 6.0), (9.0, 10.0)],
+        [(0.0, 2.0), (1.5, 1.8), (5.0, 5.5)],
+    )
+    assert exposed_seconds(collectives, operators) == pytest.approx(3.0 + 0.5 + 1.0)
+    assert exposed_seconds([], operators) == 0.0
+    assert exposed_seconds(collectives, [(0.0, 20.0)]) == 0.0
+
+
+# rank 1 comes late to each sum of gradients, and rank 0 waits in DDP, outside of any operator
+LATE = """
+import sys, time, torch, torch.distributed as dist
+from pathlib import Path
+from rekindle.train.parallel import _sum
+from rekindle.train.profile import SKIPPED, Profiler
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+network.register_comm_hook(None, _sum)
+profiler = Profiler(3, torch.device("cpu"), Path(sys.argv[1]) / f"{rank}.json")
+profiler.step(0.0)
+for _ in range(SKIPPED + 3):
+    loss = network(torch.ones(4, 100)).sum()
+    time.sleep(0.1 * rank)
+    loss.backward()
+    profiler.step(0.0)
+dist.destroy_process_group()
+"""
+
+
+def test_waiting_for_a_late_rank_is_communication(tmp_path):
+    (tmp_path / "late.py").write_text(LATE)
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        tmp_path / "late.py",
+        tmp_path,
+    ]
+    subprocess.run([sys.executable, *map(str, words)], check=True, timeout=120)
+    waits, sleeps = (Profile.read(tmp_path / f"{rank}.json") for rank in range(2))
+    assert waits.bound == "communication"
+    assert waits.shares["communication"] > 0.8
+    assert sleeps.bound == "host"
