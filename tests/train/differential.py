@@ -6,6 +6,7 @@ Used by test_layouts.py.
 """
 
 import faulthandler
+import functools
 import importlib
 import json
 import os
@@ -209,6 +210,8 @@ def rank_of(case: dict, rank: int, out: Path) -> None:
             world_size=case["world"],
         )
         sabotage(case["fault"])
+        if case["backend"]:
+            torch.compile = functools.partial(torch.compile, backend=case["backend"])
         found = run(case)
         if rank == 0:
             torch.save(found, out / f"{case['name']}.pt")

@@ -79,16 +79,22 @@ class Case:
 
     @property
     def micro(self):
-        """Rows of a micro-batch; dropout is keyed by micro-batch, so one process takes the same. Two micro-batches a rank,
-        and as many as have to be on their way in a pipeline."""
-        if "pp" in self.cell.axes:
-            return 2 if len(self.cell.axes) < 3 else 1
-        return 4 // 2 ** sum(axis in ("dp", "shard") for axis in self.cell.axes)
+        """Rows of a micro-batch; dropout is keyed by micro-batch, so one process takes the same. There are at least two a
+        rank where ranks do not share the batch, and as many as have to be on their way in a pipeline."""
+        axes = self.cell.axes
+        return 1 if len(axes) > 2 else 2 if {"dp", "shard", "pp"} & set(axes) else 4
 
     @property
     def validates(self):
         """Compiling blocks once more, without gradients, takes longer than all else: one rank is enough."""
         return not (self.cell.compile and self.cell.axes)
+
+    @property
+    def backend(self):
+        """Where blocks are compiled on several ranks, kernels are written for fp32 without and for bf16 with recomputation;
+        the other two meet the same graphs, run as the tracer found them: writing kernels is most of the work."""
+        written = self.cell.precision == ("bf16" if self.cell.checkpointing == "full" else "fp32")
+        return "aot_eager" if self.cell.compile and self.cell.axes and not written else ""
 
     def as_json(self, one_rank=False):
         cell = dataclasses.asdict(self.cell)
@@ -98,7 +104,7 @@ class Case:
             "task": TASKS[self.cell.kind], "model": self.network, "cell": cell, "exact": self.exact,
             "packing": self.packing and self.cell.kind == "tokens", "fault": "" if one_rank else self.fault,
             "world": 1 if one_rank else self.world, "micro": self.micro,
-            "validates": one_rank or self.validates,
+            "validates": one_rank or self.validates, "backend": "" if one_rank else self.backend,
             "export": f"{self.export}-{'one' if one_rank else 'many'}" if self.export else "",
         }  # fmt: skip
         made["name"] = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
