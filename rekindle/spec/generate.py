@@ -50,9 +50,7 @@ weights (QLoRA) are refused: there is no setting for them.
 Dropout is the same in every layout, but for three cases: pipelines pad all micro-batches of a step
 to one length, so with texts of mixed length their masks differ; `cp` ranks draw masks of their own;
 compiled blocks draw with the compiler's generator. Compiled blocks take sequences of any length and
-agree with those that are not within 1e-4, not bit for bit; on several ranks the test validates
-without them, and of each precision it runs either plain or recomputed blocks as generated kernels,
-the others as the graphs that kernels are made from.
+agree with those that are not within 1e-4, not bit for bit.
 
 A run that is killed and goes on in the layout it had ends with the bits of one that was left alone,
 dropout included. Two things are promised within 1e-6 of the loss only, not bit for bit: compiled
