@@ -22,15 +22,18 @@ from rekindle.errors import UnsupportedError
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Names are relative to a block for `column`, `row` and `per_head`, to the backbone otherwise.
+    """Names are relative to a block for `column`, `row`, `regions` and `per_head`, to the backbone
+    otherwise.
 
     `first` are what only the first stage runs, `last` what only the last does; `table` is the
-    token embedding. `sequence` names the norms where the residual stream may be divided along the
-    sequence between tp ranks."""
+    token embedding. `regions` are the modules of a block whose input goes into divided columns.
+    `sequence` names the norms where the residual stream may be divided along the sequence between
+    tp ranks."""
 
     blocks: str
     column: tuple[str, ...]
     row: tuple[str, ...]
+    regions: tuple[str, ...]
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     table: str = ""
@@ -45,6 +48,7 @@ _LLAMA = Family(
         "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj",
     ),
     row=("self_attn.o_proj", "mlp.down_proj"),
+    regions=("self_attn", "mlp"),
     first=("embed_tokens",),
     last=("norm",),
     table="embed_tokens",
@@ -62,6 +66,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             blocks="h",
             column=("attn.c_attn.q", "attn.c_attn.k", "attn.c_attn.v", "mlp.c_fc"),
             row=("attn.c_proj", "mlp.c_proj"),
+            regions=("attn", "mlp"),
             first=("wte", "wpe", "drop"),
             last=("ln_f",),
             table="wte",
@@ -74,6 +79,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "intermediate.dense",
             ),
             row=("attention.output.dense", "output.dense"),
+            regions=("attention.self", "intermediate"),
             first=("embeddings",),
             last=("pooler",),
             attention="attention.self",
@@ -82,6 +88,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             blocks="transformer.layer",
             column=("attention.q_lin", "attention.k_lin", "attention.v_lin", "ffn.lin1"),
             row=("attention.out_lin", "ffn.lin2"),
+            regions=("attention", "ffn"),
             first=("embeddings",),
             attention="attention",
         ),

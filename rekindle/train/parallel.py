@@ -123,6 +123,12 @@ def _recompute_and_compile(piece: nn.Module, train: TrainSpec) -> None:
             fix="unset train.compile and train.activation_checkpointing, or give the network "
             "`_no_split_modules`",
         )
+    if train.compile:
+        # sizes of tensors vary, a module's numbers do not: FSDP's would become symbols, too, which
+        # takes twice as long to compile and gives slower kernels
+        import torch._dynamo.config as dynamo
+
+        dynamo.specialize_int = dynamo.specialize_float = True
     for block in blocks:
         if train.activation_checkpointing != "none":
             context = _selective if train.activation_checkpointing == "selective" else None

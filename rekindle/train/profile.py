@@ -7,15 +7,20 @@ counted twice: shares are of busy time, and what is left of the clock is the hos
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from rekindle.records import OperatorShare, Profile
+from rekindle.spec.layout import Layout
+from rekindle.spec.model import TrainSpec
+from rekindle.spec.support import Cell, tested
 
 Span = tuple[float, float]
 
@@ -26,22 +31,17 @@ _COLLECTIVES = (
     "c10d", "gloo", "nccl", "all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter",
     "broadcast", "record_param_comms", "barrier", "wait_tensor",
 )  # fmt: skip
-_ADVICE = {
-    "compute": "Arithmetic is the limit, as it should be. Try train.precision: bf16, "
-    "train.compile: true, fewer recomputed activations, or shorter data.max_length.",
-    "communication": "Ranks wait for each other. Raise train.global_batch_size so that gradients "
-    "are added up less often, keep tp inside a node, or shard over fewer ranks (layout.dp).",
-    "data": "Ranks wait for batches. Put the shards on a local disk, or give each rank more cores.",
-    "host": "Many small operators keep Python busy. Raise train.micro_batch_size, or set "
-    "train.compile: true.",
-}
 
 
 class Profiler:
-    """Records `steps` steps, after a few to warm up; does nothing where that is 0."""
+    """Records `steps` steps, after a few to warm up; does nothing where that is 0. `tips`: what to
+    change, by what the steps turn out to be bound by (see `tips`)."""
 
-    def __init__(self, steps: int, device: torch.device, target: Path) -> None:
+    def __init__(
+        self, steps: int, device: torch.device, target: Path, tips: Mapping[str, str]
+    ) -> None:
         self.left, self.steps, self.device, self.target = SKIPPED + steps, steps, device, target
+        self.tips = tips
         self.recorder: Any = None
         self.began = self.waited = 0.0
         if not steps:
@@ -74,7 +74,8 @@ class Profiler:
             for event in self.recorder.key_averages()
         ]
         exposed = 0.0 if cuda else _exposed_on_cpu(self.recorder.events())
-        verdict(events, self.steps, seconds, waited - self.waited, exposed).write(self.target)
+        waited -= self.waited
+        verdict(events, self.steps, seconds, waited, exposed, self.tips).write(self.target)
         self.recorder = None
 
 
@@ -114,6 +115,7 @@ def verdict(
     seconds: float,
     waited: float,
     exposed: float = 0.0,
+    tips: Mapping[str, str] = MappingProxyType({}),
 ) -> Profile:
     """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own).
     `exposed`: seconds of waiting for collectives that belong to no operator.
@@ -137,7 +139,7 @@ def verdict(
         seconds=seconds,
         bound=bound,
         shares={name: round(share, 4) for name, share in shares.items()},
-        advice=_ADVICE[bound],
+        advice=tips.get(bound, ""),
         operators=tuple(
             OperatorShare(name=name, calls=calls, share=round(took / seconds, 4))
             for name, calls, took in top
@@ -150,3 +152,40 @@ def is_collective(name: str) -> bool:
     """Whether an operator is communication, by its name."""
     lower = name.lower()
     return any(word in lower for word in _COLLECTIVES)
+
+
+def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
+    """What to change about steps that are bound by something: nothing that is so already, and
+    nothing that would be refused. `cell`: the run's, None for a network of the user's own."""
+
+    def allowed(**change: Any) -> bool:
+        return cell is None or dataclasses.replace(cell, **change) in tested()
+
+    compiled = [] if train.compile or not allowed(compile=True) else ["train.compile: true"]
+    compute = ["shorter examples", *compiled]
+    if train.precision in ("fp32", "fp64") and allowed(precision="bf16"):
+        compute.append("train.precision: bf16")
+    if train.activation_checkpointing != "none":
+        compute.append("train.activation_checkpointing: none, where memory allows")
+    together = ["a larger train.global_batch_size, so that gradients are added up less often"]
+    if layout.tp > 1:
+        together.append("a smaller layout.tp, or one that stays inside a node")
+    if layout.shard > 1:
+        together.append("layout.dp in place of some of layout.shard")
+    if layout.pp > 1:
+        together.append("more micro-batches (a smaller train.micro_batch_size)")
+    host = [*compiled]
+    if layout.micro_batch_size * layout.data < train.global_batch_size:
+        host.insert(0, "a larger train.micro_batch_size")
+    return {
+        "compute": f"Arithmetic is the limit, as it should be. Faster: {_one_of(compute)}.",
+        "communication": f"Ranks wait for each other. Try {_one_of(together)}.",
+        "data": "Ranks wait for batches. Put the shards on a local disk, or give each rank more "
+        "cores.",
+        "host": "Many small operators keep Python busy. "
+        f"Try {_one_of(host or ['a larger train.global_batch_size'])}.",
+    }
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    return "; or ".join(choices)

@@ -1,31 +1,105 @@
 """Tensor parallelism: which matrices of a block are divided how (Shoeybi et al. 2019, arXiv
 1909.08053), and where the architecture allows it the residual stream between them along the
 sequence (Korthikanti et al. 2022, arXiv 2205.05198). For language models the vocabulary is divided,
-too."""
+too.
+
+Parameters are DTensors, so that loading, saving and FSDP know of the whole; the products are of
+plain local tensors with collectives.py between them, because a DTensor's every operation costs the
+host a tenth of a millisecond or more."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import functools
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+from torch.nn import functional as F
 
 from rekindle.errors import UnsupportedError
-from rekindle.train import families
+from rekindle.train import collectives, families
 from rekindle.train.families import Family, Skip
 from rekindle.train.mesh import Mesh
+from rekindle.train.weights import intervals
 
-Styles = dict[str, ParallelStyle]
+
+@dataclasses.dataclass(frozen=True)
+class Peers:
+    """The tp ranks, and whether the residual stream between blocks is divided among them."""
+
+    mesh: DeviceMesh
+    group: str
+    size: int
+    sequence: bool
+
+    def enter(self, stream: torch.Tensor) -> torch.Tensor:
+        """What every peer's columns are multiplied with: the whole stream."""
+        if self.sequence:
+            return collectives.gather(stream, self.group, self.size)
+        return collectives.enter(stream, self.group)
+
+    def leave(self, share: torch.Tensor) -> torch.Tensor:
+        """Back to the stream."""
+        if self.sequence:
+            return collectives.scatter(share, self.group, self.size)
+        return collectives.add_up(share, self.group)
+
+
+class ColumnLinear(nn.Linear):
+    """Has some of the outputs; takes a whole input, whose gradient is a share."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else _local(self.bias)
+        return F.linear(input, _local(self.weight), bias)
+
+
+class GatheredLinear(ColumnLinear):
+    """The same, from whole to whole: peers put their outputs together."""
+
+    peers: Peers
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        mine = super().forward(collectives.enter(input, self.peers.group))
+        low, high = intervals(self.weight)[0]
+        return collectives.add_up(F.pad(mine, (low, len(self.weight) - high)), self.peers.group)
+
+
+class RowLinear(nn.Linear):
+    """Has the weights of some of the inputs, takes those, and returns the stream."""
+
+    peers: Peers
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        out = self.peers.leave(F.linear(input, _local(self.weight)))
+        if self.bias is None:
+            return out
+        # a peer that adds it to its own tokens only sees a share of the gradient
+        return out + _local(self.bias, Partial() if self.peers.sequence else Replicate())
+
+
+class RowEmbedding(nn.Embedding):
+    """Has some rows of the table, looks those up, and returns the stream."""
+
+    peers: Peers
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        low, high = intervals(self.weight)[0]
+        elsewhere = (input < low) | (input >= high)
+        pad = self.padding_idx
+        found = F.embedding(
+            (input - low).masked_fill(elsewhere, 0), _local(self.weight),
+            pad - low if pad is not None and low <= pad < high else None,
+        )  # fmt: skip
+        return self.peers.leave(found.masked_fill(elsewhere[..., None], 0))
+
+
+def _local(parameter: torch.Tensor, slope: Placement | None = None) -> torch.Tensor:
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local(grad_placements=None if slope is None else [slope])
 
 
 def along_sequence(network: nn.Module, tokens: bool) -> bool:
@@ -33,60 +107,35 @@ def along_sequence(network: nn.Module, tokens: bool) -> bool:
     return tokens and bool(_family(network).sequence)
 
 
-def _divide_layers(network: nn.Sequential, whole: nn.Module, mesh: Mesh) -> None:
-    """A network of layers, such as the CNN: linear layers but the last are divided by outputs,
-    which are gathered, so that what lies between (dropout) sees the whole."""
-    layers = [name for name, layer in whole.named_modules() if isinstance(layer, nn.Linear)][:-1]
-    if not layers:
-        raise UnsupportedError(
-            f"there is no matrix to divide in {families.model_type(network)}",
-            where="train.layout.tp",
-            fix="use dp, or shard",
-        )
-    here = [name for name in layers if isinstance(network.get_submodule(name), nn.Linear)]
-    parallelize_module(
-        network, mesh.tensor, {name: ColwiseParallel(output_layouts=Replicate()) for name in here}
-    )
-
-
 def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> None:
     """Divide the matrices of each block, and the vocabulary of a language model, in place;
     `network` is `whole`, or a stage of it."""
+    sequence = not isinstance(network, nn.Sequential) and along_sequence(network, tokens)
+    group = mesh.group("tp")
+    assert group is not None
+    peers = Peers(mesh.tensor, collectives.group_name(group), mesh.layout.tp, sequence)
     if isinstance(network, nn.Sequential):
-        _divide_layers(network, whole, mesh)
+        _divide_layers(network, whole, peers)
         return
-    family, sequence = _family(network), along_sequence(network, tokens)
-    stream = Shard(1) if sequence else Replicate()
-    plan: Styles = {}
-    for name, block in families.blocks(network):
+    family = _family(network)
+    for _, block in families.blocks(network):
         if not isinstance(block, Skip):
-            plan |= _block(family, name, block, stream, sequence)
-    table, head = (_vocabulary(network, family)) if tokens else (None, None)
-    if table is not None:
-        plan[_path(network, table)] = RowwiseParallel(
-            input_layouts=Replicate(), output_layouts=stream
-        )
-    if head is not None:
-        plan[_path(network, head)] = ColwiseParallel()
-    parallelize_module(network, mesh.tensor, plan)
-    if table is not None and head is not None and families.tied(network):
-        head.weight = table.weight
+            _divide_block(block, family, peers)
+    if tokens:
+        _divide_vocabulary(network, family, peers)
     for module in network.modules():  # GPT-2 splits what its fused projection returns
         if hasattr(module, "split_size"):
             divided: Any = module
             divided.split_size //= mesh.layout.tp
-    norm = getattr(families.backbone(network), family.last[0], None) if sequence else None
-    if norm is not None and not isinstance(norm, Skip):
-        norm.register_forward_hook(functools.partial(_gather_sequence, mesh=mesh))
 
 
 def shared_by_share(network: nn.Module, tokens: bool) -> frozenset[str]:
-    """Parameters that every tp rank holds whole but uses on its own heads or tokens only, so that
-    each has a share of the gradient."""
+    """Parameters that every tp rank holds whole but uses on its own heads, columns or tokens only,
+    so that each has a share of the gradient."""
     if isinstance(network, nn.Sequential):
         return frozenset()
     family, sequence = _family(network), along_sequence(network, tokens)
-    names = family.per_head
+    names = (*family.per_head, *(f"{column}.lora_A.default" for column in family.column))
     if sequence:  # what follows a row-divided matrix sees this rank's tokens only
         names += (*family.sequence, *(f"{row}.lora_B.default" for row in family.row))
     found = {f"{block}.{name}" for block, _ in families.blocks(network) for name in names}
@@ -104,58 +153,68 @@ def _path(network: nn.Module, module: nn.Module) -> str:
     return str(next(name for name, found in network.named_modules() if found is module))
 
 
-def _vocabulary(network: nn.Module, family: Family) -> tuple[nn.Embedding | None, nn.Linear | None]:
-    """Token embedding and output layer, as far as this stage has them."""
-    table = getattr(families.backbone(network), family.table, None)
-    model: Any = network
-    head = model.get_output_embeddings()
-    return (
-        table if isinstance(table, nn.Embedding) else None,
-        head if isinstance(head, nn.Linear) else None,
-    )
+def _divide_layers(network: nn.Sequential, whole: nn.Module, peers: Peers) -> None:
+    """A network of layers, such as the CNN: linear layers but the last are divided by outputs,
+    which are gathered, so that what lies between (dropout) sees the whole."""
+    layers = [name for name, layer in whole.named_modules() if isinstance(layer, nn.Linear)][:-1]
+    if not layers:
+        raise UnsupportedError(
+            f"there is no matrix to divide in {families.model_type(network)}",
+            where="train.layout.tp",
+            fix="use dp, or shard",
+        )
+    for name in layers:
+        layer = network.get_submodule(name)
+        if isinstance(layer, nn.Linear):  # not another stage's
+            _become(GatheredLinear, layer, peers, Shard(0), Shard(0))
 
 
-def _block(family: Family, name: str, block: nn.Module, stream: Any, sequence: bool) -> Styles:
-    plan: Styles = {}
-    for column in family.column:
-        plan |= _styled(block, f"{name}.", column, ColwiseParallel())
-    for row in family.row:
-        plan |= _styled(block, f"{name}.", row, RowwiseParallel(output_layouts=stream))
-    if sequence:
-        plan |= _gathering(f"{name}.", any("lora_" in n for n, _ in block.named_modules()))
-    return plan
+def _divide_block(block: nn.Module, family: Family, peers: Peers) -> None:
+    for name in family.column:
+        for layer in _matrices(block.get_submodule(name), "lora_B"):
+            _become(ColumnLinear, layer, peers, Shard(0), Shard(0))
+    for name in family.row:
+        for layer in _matrices(block.get_submodule(name), "lora_A"):
+            _become(RowLinear, layer, peers, Shard(1), Replicate())
+    for name in family.regions:
+        enter: Any = functools.partial(_entering, peers)
+        block.get_submodule(name).register_forward_pre_hook(enter, with_kwargs=True)
 
 
-def _styled(
-    block: nn.Module, prefix: str, name: str, style: ParallelStyle
-) -> dict[str, ParallelStyle]:
-    """The style of a matrix; with adapters, that of its base and of the adapter on its divided
-    side."""
-    module = block.get_submodule(name)
-    if not hasattr(module, "base_layer"):
-        return {prefix + name: style}
-    side = "lora_B" if isinstance(style, ColwiseParallel) else "lora_A"
-    return {f"{prefix}{name}.base_layer": style, f"{prefix}{name}.{side}.default": copy.copy(style)}
+def _matrices(layer: nn.Module, side: str) -> list[nn.Module]:
+    """A linear layer; with an adapter its base, and the adapter's matrix on the divided side."""
+    if not hasattr(layer, "base_layer"):
+        return [layer]
+    return [layer.get_submodule("base_layer"), layer.get_submodule(f"{side}.default")]
 
 
-def _gathering(prefix: str, adapters: bool) -> dict[str, ParallelStyle]:
-    """Gather the sequence where attention and MLP begin; as DTensors, so that one reduce-scatter
-    instead of an all-reduce a matrix brings the gradients back."""
-    whole: dict[str, Any] = {"use_local_output": adapters}
-    return {
-        f"{prefix}self_attn": PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Shard(1)},
-            desired_input_kwarg_layouts={"hidden_states": Replicate()}, **whole,
-        ),
-        f"{prefix}mlp": PrepareModuleInput(
-            input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), **whole
-        ),
-    }  # fmt: skip
+def _divide_vocabulary(network: nn.Module, family: Family, peers: Peers) -> None:
+    """Token embedding, output layer and the way to it, as far as this stage has them."""
+    body, model = families.backbone(network), network
+    table, head = getattr(body, family.table, None), model.get_output_embeddings()  # type: ignore[operator]
+    if isinstance(table, nn.Embedding):
+        _become(RowEmbedding, table, peers, Shard(0))
+    if isinstance(head, nn.Linear):
+        _become(ColumnLinear, head, peers, Shard(0), Shard(0))
+        if isinstance(table, nn.Embedding) and families.tied(network):
+            head.weight = table.weight
+    norm = getattr(body, family.last[0], None)
+    if peers.sequence and norm is not None and not isinstance(norm, Skip):
+        norm.register_forward_hook(lambda module, args, stream: peers.enter(stream))
 
 
-def _gather_sequence(module: nn.Module, args: Any, local: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """[B, T / tp, H] to [B, T, H]; what comes back is each rank's share of the gradient."""
-    whole = DTensor.from_local(local, mesh.tensor, [Shard(1)]).redistribute(
-        placements=[Replicate()]
-    )
-    return whole.to_local(grad_placements=[Partial()])
+def _become(kind: type[nn.Module], module: nn.Module, peers: Peers, *placements: Placement) -> None:
+    """Make `module` one of `kind`, with weight and bias divided."""
+    module.__class__ = kind  # name, parameters and the hooks of others stay as they are
+    module.peers = peers  # type: ignore[assignment]
+    for name, placement in zip(("weight", "bias"), placements, strict=False):
+        parameter = getattr(module, name)
+        if parameter is not None:
+            made = distribute_tensor(parameter, peers.mesh, [placement])
+            module.register_parameter(name, nn.Parameter(made, parameter.requires_grad))
+
+
+def _entering(peers: Peers, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    if args:
+        return (peers.enter(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": peers.enter(kwargs["hidden_states"])}

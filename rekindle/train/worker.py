@@ -26,9 +26,9 @@ from rekindle.errors import UnsupportedError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, on_signal
 from rekindle.records import TrainingSummary, write_atomically
-from rekindle.spec.layout import Shape, resolve
+from rekindle.spec.layout import Layout, Shape, resolve
 from rekindle.spec.model import ModelSpec
-from rekindle.spec.support import Kind, cell_of, require
+from rekindle.spec.support import Cell, Kind, cell_of, require
 from rekindle.tasks import TASKS, Task, load_task
 from rekindle.train import (
     adapters,
@@ -50,7 +50,7 @@ from rekindle.train.objective import Goal
 from rekindle.train.parallel import DTYPES, Parts, build, settle
 from rekindle.train.probe import probe_packing
 from rekindle.train.profile import FILE as PROFILE
-from rekindle.train.profile import Profiler
+from rekindle.train.profile import Profiler, tips
 from rekindle.train.throughput import Clock, Cost
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Recorder, Source
@@ -112,7 +112,10 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> NoReturn:
     checkpointer = Checkpointer(job.checkpoints, job.train.checkpoint, job.run_key, history.path)
     clock = Clock(plan.steps, cost, device, trainer.world, job.train)
     ledger = Ledger(job.working, rank) if job.train.ledger and _speaks(start.mesh) else None
-    profiler = Profiler(job.train.profile if rank == 0 else 0, device, job.working / PROFILE)
+    profiler = Profiler(
+        job.train.profile if rank == 0 else 0, device, job.working / PROFILE,
+        tips(job.train, start.mesh.layout, _cell(job, start.mesh.layout)),
+    )  # fmt: skip
     last = trainer.fit(checkpointer, history, stop, first, clock, profiler, ledger)
     vitals.beat(last, "finish")
     checkpointer.wait()
@@ -178,6 +181,13 @@ def order_of(job: Job, task: Task, shards: Shards) -> SampleOrder:
     )
 
 
+def _cell(job: Job, layout: Layout) -> Cell | None:
+    """Of what has to be tested to be trained; a user's own task is theirs to test."""
+    if job.task not in TASKS:
+        return None
+    return cell_of(KINDS[job.task], layout, job.train, job.model.lora is not None)
+
+
 class Start:
     """The network before it is divided, and where its values come from."""
 
@@ -208,9 +218,9 @@ class Start:
                 network = task.build(model, manifest.labels, manifest.settings, shards.assets)
             source = Source(network, recorder, job.train.seed, folder)
         layout = resolve(job.train, dist.get_world_size(), _shape(network))
-        if job.task in TASKS:
-            kind = KINDS[job.task]
-            require(cell_of(kind, layout, job.train, job.model.lora is not None))
+        cell = _cell(job, layout)
+        if cell is not None:
+            require(cell)
         mesh = Mesh.of(layout, device)
         return cls(job, task, shards, mesh, network, source, families.unfused(network))
 

@@ -74,7 +74,7 @@ def measure(folder: Path, count: int) -> None:
             str(folder / f"saved-{number}"), CheckpointSpec(every=None), "key", history.path
         )
         clock = Clock(STEPS, None, cpu, 1, job.train)
-        trainer.fit(checkpointer, history, StopFlag(60), 0, clock, Profiler(0, cpu, folder / "p"))
+        trainer.fit(checkpointer, history, StopFlag(60), 0, clock, Profiler(0, cpu, folder, {}))
         checkpointer.wait()
         return sum(json.loads(line)["step_seconds"] for line in history.path.open()) / STEPS
 

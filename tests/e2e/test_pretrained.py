@@ -28,7 +28,7 @@ data: {{source: {data}, max_length: 128}}
 model:
   source: {weights}
   tokenizer: null
-train: {{epochs: 6, lr: 1e-4, lr_schedule: linear, warmup: 0.1, weight_decay: 0.01, label_smoothing: 0.1, global_batch_size: 16, seed: {seed}}}
+train: {{epochs: 6, precision: bf16, lr: 1e-4, lr_schedule: linear, warmup: 0.1, weight_decay: 0.01, label_smoothing: 0.1, global_batch_size: 16, seed: {seed}}}
 """
 SCRATCH = """
 extends: {base}

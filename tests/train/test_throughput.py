@@ -1,5 +1,6 @@
 """FLOPs, peaks and the verdict of a profile."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -9,9 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from rekindle.catalog.gpus import peak_flops
 from rekindle.records import Profile
+from rekindle.spec.layout import Layout
+from rekindle.spec.model import TrainSpec
+from rekindle.spec.support import Cell, tested
 from rekindle.train import families
 from rekindle.train.batches import Work
-from rekindle.train.profile import exposed_seconds, is_collective, verdict
+from rekindle.train.profile import exposed_seconds, is_collective, tips, verdict
 from rekindle.train.throughput import Cost
 
 
@@ -94,11 +98,12 @@ from pathlib import Path
 from rekindle.train.parallel import _sum
 from rekindle.train.profile import SKIPPED, Profiler
 
+TIPS = {"communication": "wait less", "host": "sleep less"}
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
 network.register_comm_hook(None, _sum)
-profiler = Profiler(3, torch.device("cpu"), Path(sys.argv[1]) / f"{rank}.json")
+profiler = Profiler(3, torch.device("cpu"), Path(sys.argv[1]) / f"{rank}.json", TIPS)
 profiler.step(0.0)
 for _ in range(SKIPPED + 3):
     loss = network(torch.ones(4, 100)).sum()
@@ -124,3 +129,24 @@ def test_waiting_for_a_late_rank_is_communication(tmp_path):
     assert waits.bound == "communication"
     assert waits.shares["communication"] > 0.8
     assert sleeps.bound == "host"
+    assert (waits.advice, sleeps.advice) == ("wait less", "sleep less")
+
+
+def test_advice_names_nothing_that_is_so_already_and_nothing_that_would_be_refused():
+    train = TrainSpec(steps=1, global_batch_size=16, precision="fp32")
+    one = Layout(micro_batch_size=16)
+    said = tips(train, one, Cell("text"))
+    assert "bf16" in said["compute"]
+    assert "compile" in said["compute"]
+    assert "micro_batch_size" not in said["host"]
+    there = TrainSpec(steps=1, global_batch_size=16, precision="bf16", compile=True)
+    said = tips(there, one, Cell("text", precision="bf16", compile=True))
+    assert "bf16" not in said["compute"]
+    assert "compile" not in said["compute"] + said["host"]
+    divided = Layout(tp=2, micro_batch_size=4)
+    said = tips(train, divided, Cell("tokens", ("tp",)))
+    assert "layout.tp" in said["communication"]
+    assert "layout.shard" not in said["communication"]
+    assert "micro_batch_size" in said["host"]
+    refused = dataclasses.replace(Cell("tokens", ("tp",)), compile=True)
+    assert ("compile" in said["compute"]) == (refused in tested())
