@@ -57,6 +57,7 @@ THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
 _COPY_BYTES = 16 << 20  # no piece of work in the snapshot is larger, so that threads end together
 _ALIGNMENT = 64
 _NICE = 10
+_FOREIGN = "somebody else wrote it: find out who, and remove it"
 
 _DCP = "torch.distributed.checkpoint"
 _ALLOWED = {
@@ -331,7 +332,7 @@ def _memory_format(kind: Any, name: str) -> Any:
         return _MEM_FORMAT_ENCODING[name]
     raise CheckpointError(
         f"the checkpoint's metadata takes {name!r} of {kind!r}, which no checkpoint of ours does",
-        fix="somebody else wrote it: find out who, and remove it",
+        fix=_FOREIGN,
     )
 
 
@@ -344,7 +345,7 @@ class _Unpickler(pickle.Unpickler):
             return _memory_format
         raise CheckpointError(
             f"the checkpoint's metadata names {module}.{name}, which no checkpoint of ours does",
-            fix="somebody else wrote it: find out who, and remove it",
+            fix=_FOREIGN,
         )
 
 

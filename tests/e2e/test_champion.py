@@ -198,6 +198,8 @@ def test_10_the_registered_champion_predicts_in_a_fresh_process(cli, home):
 @pytest.mark.slow
 def test_11_init_from_champion_or_a_run_is_idempotent(cli, home):
     write_digits(cli.folder)
+    if not (home / ".rekindle").exists():  # run alone, without the tests before it
+        cli.json("run", "digits.yaml")
     first = cli.json(
         "run", "digits.yaml", "--set", "model.init_from=champion", "--set", "train.epochs=1"
     )

@@ -15,6 +15,20 @@ TINY = {
 }  # fmt: skip
 
 
+def test_any_number_of_heads_is_compiled_as_one_graph():
+    module = torch.nn.Module()
+    module.is_causal = True
+    setattr(module, attention.PEERS, attention.Peers())
+
+    def attend(*qkv):
+        return attention.attend(module, *qkv, None)[0]
+
+    compiled = torch.compile(attend, dynamic=True, fullgraph=True, backend="eager")
+    for heads, groups, length in ((4, 2, 5), (6, 3, 7), (4, 4, 6)):
+        qkv = [torch.randn(2, n, length, 8) for n in (heads, groups, groups)]
+        torch.testing.assert_close(compiled(*qkv), attend(*qkv))
+
+
 @pytest.mark.parametrize("kind", TINY)
 @pytest.mark.parametrize("padding", [True, False])
 def test_a_block_is_compiled_as_one_graph_whatever_its_length(kind, padding):
