@@ -127,12 +127,25 @@ def execute(
             source_hash=source_hash(),
             fresh=options.fresh,
             from_step=options.from_step,
+            imports=_imports(spec),
             on_change=on_change,
             on_event=on_event,
             grace_seconds=spec.train.grace_seconds,
         )
     finally:
         _write_card(home, record.run_id)
+
+
+def _imports(spec: Spec) -> tuple[str, ...]:
+    """What most steps of the shipped pipeline import; the first sets what the second reads."""
+    if spec.pipeline is not None:
+        return ()
+    stores = (
+        "mlflow.store.tracking.sqlalchemy_store",
+        "mlflow.store.model_registry.sqlalchemy_store",
+    )
+    embedded = () if spec.registration.tracking_uri else stores
+    return ("rekindle.registry.client", "mlflow", *embedded)
 
 
 def environment_of(spec: Spec) -> dict[str, str]:

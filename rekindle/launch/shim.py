@@ -30,29 +30,35 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 PREEMPTED = 75
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux
-_EXECUTOR = ["python3", "-m", "kfp.dsl.executor_main"]
+EXECUTOR = ["python3", "-m", "kfp.dsl.executor_main"]
+ADDED = {"PATH", "PYTHONUNBUFFERED", "_KFP_RUNTIME"}  # what `build_environment` adds to ours
 _WITH_ARGUMENTS_FROM_FILE = (
     "import json, runpy, sys; sys.argv[1:] = json.load(open(sys.argv[1])); "
     "runpy.run_module('kfp.dsl.executor_main', run_name='__main__', alter_sys=True)"
 )
 
 
+# What a fork of this process has to do in place of a command with an environment in a folder, which
+# gives its exit code; None: the command has to be executed.
+Fork = Callable[[Sequence[str], Mapping[str, str], str], "Callable[[], int] | None"]
+
+
 class TaskError(Exception):
     """The task cannot be started, or what it left behind is not what it promised."""
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], fork: Fork | None = None) -> int:
     """Run the task in the file `argv[1]`; the exit code says how it ended."""
     task = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
     result: dict[str, Any] = {"exit_code": 1, "parameters": {}, "artifacts": {}, "error": ""}
-    supervisor = Supervisor(task.get("parent"))
+    supervisor = Supervisor(task.get("parent"), fork)
     try:
         command = build_command(task)
         env = build_environment(task)
@@ -133,7 +139,7 @@ def build_command(task: dict[str, Any]) -> list[str]:
     module.write_text(task["source"], encoding="utf-8")
     words = ["--component_module_path", str(module), *words]
     if max(len(word.encode()) for word in words) <= _LONGEST_ARGUMENT:
-        return [*_EXECUTOR, *words]
+        return [*EXECUTOR, *words]
     arguments = module.with_name("arguments.json")
     arguments.write_text(json.dumps(words), encoding="utf-8")
     return ["python3", "-c", _WITH_ARGUMENTS_FROM_FILE, str(arguments)]
@@ -175,8 +181,8 @@ def create_output_parents(outputs: dict[str, Any]) -> None:
 class Supervisor:
     """Starts one process in its own group, hands signals on, and leaves nothing behind."""
 
-    def __init__(self, parent: int | None) -> None:
-        self.parent = parent
+    def __init__(self, parent: int | None, fork: Fork | None = None) -> None:
+        self.parent, self.fork = parent, fork
         self.child = 0
         self.signalled: int | None = None
         self.libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -208,20 +214,47 @@ class Supervisor:
         """The exit code of `command` once it and all that it started are gone."""
         if not command:
             raise TaskError("the step has no command; its image's own entry point is not used here")
-        try:
-            process = subprocess.Popen(
-                command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, preexec_fn=self.prepare_child
-            )
-        except OSError as error:
-            raise TaskError(f"cannot start `{command[0]}`: {error.strerror}") from error
-        self.child = process.pid
-        self.hand_on()
-        code = self.wait_for(process.pid)
-        process.returncode = code
+        inside = self.fork(command, env, cwd) if self.fork else None
+        if inside is not None:
+            self.child = self.forked(inside)
+            self.hand_on()
+            code = self.wait_for(self.child)
+        else:
+            process = self.started(command, env, cwd)
+            self.child = process.pid
+            self.hand_on()
+            code = process.returncode = self.wait_for(self.child)
         left_behind = self.sweep()
         if self.signalled and PREEMPTED in left_behind:
             return PREEMPTED  # a shell in between died at once, what it had started saved first
         return code if code >= 0 else 128 - code
+
+    def started(self, command: list[str], env: dict[str, str], cwd: str) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, preexec_fn=self.prepare_child
+            )
+        except OSError as error:
+            raise TaskError(f"cannot start `{command[0]}`: {error.strerror}") from error
+
+    def forked(self, inside: Callable[[], int]) -> int:
+        """The child's process id; in the child it does not return."""
+        me, numbers = os.getpid(), (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        pid = os.fork()
+        if pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.setpgid(pid, pid)  # both do, because either may be first
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+            return pid
+        self.prepare_child()
+        for number in numbers:
+            default = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if default else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        if os.getppid() != me:
+            os._exit(128 + signal.SIGKILL)
+        sys.exit(inside())
 
     def prepare_child(self) -> None:
         os.setpgid(0, 0)

@@ -28,6 +28,15 @@ PREFIX = "rekindle."
 AGAIN = "run the same command again: nothing is trained twice"
 
 
+def _prepare() -> None:
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+
+
+_prepare()  # MLflow reads some of it while it is imported, which need not be by us
+
+
 def resolve_uri(tracking_uri: str, artifact_root: str) -> str:
     """`tracking_uri`, or the embedded database under `artifact_root`."""
     return tracking_uri or f"sqlite:///{Path(artifact_root).absolute() / DATABASE}"
@@ -46,9 +55,7 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
     """A client for the registry; `doing` completes the sentence `cannot <doing>` when it
     refuses.
     """
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    _prepare()
     import mlflow
     from mlflow import MlflowClient
 

@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from rekindle.errors import (
 )
 from rekindle.ir.graph import Dag, Graph, Step, SubDag
 from rekindle.ir.values import bind
+from rekindle.launch.nursery import Nursery
 from rekindle.platforms.local import requirements
 from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
@@ -51,6 +52,7 @@ def execute(
     fresh: bool = False,
     from_step: str | None = None,
     max_parallel: int | None = None,
+    imports: Sequence[str] = (),
     on_change: Callable[[RunRecord], None] | None = None,
     on_event: Callable[[str, dict[str, Any]], None] | None = None,
     grace_seconds: float = GRACE_SECONDS,
@@ -58,6 +60,7 @@ def execute(
     """The finished record of one run of `graph` under `home`, as it also stands in
     `runs/<run_id>/run.json`.
 
+    `imports` are modules that most steps import, beside KFP's executor: it is done once for all.
     `env` is the environment of the steps; `source_hash` stands for our own code in cache keys;
     `fresh` runs every step, `from_step` that one and all that depend on it. `on_change` sees the
     record whenever it changes, `on_event` the step and each event it emits; both are called in this
@@ -71,10 +74,6 @@ def execute(
     requirements.check(graph)
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
-    around = Surroundings(
-        store, record.run_id, graph.name, record.started_at or utc_now(), dict(env), source_hash,
-        grace_seconds, Control(),
-    )  # fmt: skip
     steps = tuple(StepRecord(name=s.path, component=s.component) for s in graph.steps())
     record = record.model_copy(
         update={
@@ -86,7 +85,14 @@ def execute(
         }
     )
     try:
-        with store.hold_run(record.run_id):
+        with (
+            store.hold_run(record.run_id),
+            contextlib.closing(Nursery(env, imports)) as nursery,
+        ):
+            around = Surroundings(
+                store, record.run_id, graph.name, record.started_at or utc_now(), dict(env),
+                source_hash, grace_seconds, Control(), nursery,
+            )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)
             return run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
     except OSError as error:

@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from rekindle.launch import events, shim
+from rekindle.launch.nursery import Adopted, Nursery
+
+Process = subprocess.Popen[bytes] | Adopted
 
 _TICK_SECONDS = 0.1
 _LAST_RESORT_SECONDS = 5.0
@@ -72,21 +75,14 @@ def run_shim(
     on_event: Callable[[dict[str, Any]], None],
     timeout_seconds: float | None,
     grace_seconds: float,
+    nursery: Nursery | None = None,
 ) -> Ended:
     """Run one task to its end and say how it ended; every line it prints is in `log` as soon as it
     is printed."""
     task_file, result_file = folder / "task.json", folder / "result.json"
     result_file.unlink(missing_ok=True)
-    task_file.write_text(json.dumps({**task, "result": str(result_file), "parent": os.getpid()}))
-    root = str(Path(shim.__file__).parents[2])
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _START, root, str(task_file)],
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    task = {**task, "result": str(result_file)}
+    process = _adopted(task, task_file, nursery, env) or _started(task, task_file, env)
     stopper = _Stopper(process, control, timeout_seconds, grace_seconds)
     try:
         _pump(process, log, on_event, stopper)
@@ -97,12 +93,33 @@ def run_shim(
     return Ended(code if code >= 0 else 128 - code, result, stopper.asked, stopper.timed_out)
 
 
+def _adopted(
+    task: Mapping[str, Any], file: Path, nursery: Nursery | None, env: Mapping[str, str]
+) -> Adopted | None:
+    if nursery is None or nursery.process is None:
+        return None
+    file.write_text(json.dumps({**task, "parent": nursery.process.pid}))
+    return nursery.adopt(file, env)
+
+
+def _started(
+    task: Mapping[str, Any], file: Path, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    file.write_text(json.dumps({**task, "parent": os.getpid()}))
+    root = str(Path(shim.__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _START, root, str(file)],
+        env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+
+
 class _Stopper:
     """Decides, tick by tick, whether the process has to go and how hard."""
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        process: Process,
         control: Control,
         timeout: float | None,
         grace: float,
@@ -128,7 +145,7 @@ class _Stopper:
 
 
 def _pump(
-    process: subprocess.Popen[bytes],
+    process: Process,
     log: IO[bytes],
     on_event: Callable[[dict[str, Any]], None],
     stopper: _Stopper,
@@ -153,17 +170,17 @@ def _pump(
             stopper.tick()
 
 
-def _make_sure(process: subprocess.Popen[bytes]) -> None:
+def _make_sure(process: Process) -> None:
     """Leave nothing running, whatever made us stop watching."""
     if process.poll() is None:
         process.send_signal(signal.SIGQUIT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_LAST_RESORT_SECONDS)
-    if process.poll() is None or process.returncode < 0:
+    if (code := process.poll()) is None or code < 0:
         _kill_session(process)
 
 
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
+def _kill_session(process: Process) -> None:
     """Kill whatever is left of a shim that could not do so itself."""
     for pid in (int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(ProcessLookupError, PermissionError):

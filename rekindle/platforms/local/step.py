@@ -18,6 +18,7 @@ from typing import IO, Any, Literal
 from rekindle.ir.graph import Step, SubDag
 from rekindle.ir.placeholders import lower
 from rekindle.launch.failure import failure_from_log
+from rekindle.launch.nursery import Nursery
 from rekindle.launch.shim import PREEMPTED
 from rekindle.platforms.local import cache
 from rekindle.platforms.local.cache import NOTHING, Identity, Values
@@ -39,6 +40,7 @@ class Surroundings:
     source_hash: str
     grace_seconds: float
     control: Control
+    nursery: Nursery
 
     def facts(self, node: Step | SubDag) -> dict[str, str]:
         """The values of `{{$.pipeline_job_name}}` and its like."""
@@ -165,6 +167,7 @@ def _attempt(job: Job, identity: Identity, log: IO[bytes], keep: bool) -> Outcom
                 job.event,
                 job.step.timeout_seconds,
                 around.grace_seconds,
+                around.nursery,
             )
             failed = _failure(job, ended, begins_at)
             if failed:

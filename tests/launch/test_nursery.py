@@ -1,0 +1,153 @@
+"""Steps that are forked from one process: as if each had been started, only sooner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from rekindle.launch.nursery import Nursery
+from rekindle.launch.process import is_running
+from tests.launch.test_shim import task
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
+
+STEP = """
+def step() -> str:
+    import json, os, random, sys, numpy
+    ours = {n: v for n, v in os.environ.items() if n.startswith("TEST_")}
+    return json.dumps({
+        "env": ours, "cwd": os.getcwd(), "argv": sys.argv[1:3], "path": sys.path[1], "parent": os.getppid(),
+        "group": os.getpgrp() == os.getpid(), "open": sorted(os.listdir("/proc/self/fd")),
+        "draws": [random.random(), numpy.random.random()], "imported": "colorsys" in sys.modules,
+        "stdin": os.readlink("/proc/self/fd/0"),
+    })
+"""
+FAILING = """
+def step() -> str:
+    raise ValueError("as it should")
+"""
+WAITING = """
+def step() -> str:
+    import time
+    print("waits", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def env():
+    return {**os.environ, "TEST_WHO": "parent"}
+
+
+@pytest.fixture
+def nursery(env):
+    # something that nobody else imports
+    made = Nursery(env, ["colorsys", "numpy"])
+    yield made
+    made.close()
+
+
+def executor(folder, nursery, source=STEP, **changes):
+    folder.mkdir()
+    file = task(
+        folder, [], source=source, kinds={"Output": "STRING"}, parent=nursery.process.pid,
+        args=["--executor_input", {"ref": ["executor_input"]}, "--function_to_execute", "step"], **changes,
+    )  # fmt: skip
+    content = json.loads(file.read_text())
+    content["executor_input"]["outputs"]["artifacts"] = content["outputs"]["artifacts"] = {}
+    file.write_text(json.dumps(content))
+    return file
+
+
+def ended(folder, step):
+    said = step.stdout.read().decode()
+    code = step.wait(60)
+    result = json.loads((folder / "result.json").read_text())
+    assert result["exit_code"] == code
+    return code, said, result["parameters"].get("Output")
+
+
+def test_a_step_finds_what_it_would_find_in_a_process_of_its_own(tmp_path, nursery, env):
+    steps = {n: nursery.adopt(executor(tmp_path / n, nursery), env) for n in ("a", "b")}
+    found = {}
+    for name, step in steps.items():
+        code, said, output = ended(tmp_path / name, step)
+        assert code == 0, said
+        found[name] = json.loads(output)
+        assert found[name].pop("parent") == step.pid
+    draws = [one.pop("draws") for one in found.values()]
+    assert draws[0][0] != draws[1][0]
+    assert draws[0][1] != draws[1][1]
+    for name, one in found.items():
+        folder = str(tmp_path / name)
+        assert one["cwd"] == one["path"] == folder
+        assert one["argv"][0] == "--component_module_path"
+        # 3: the listing itself
+        assert one["open"] == ["0", "1", "2", "3"]
+        assert (one["env"], one["group"], one["imported"]) == ({"TEST_WHO": "parent"}, True, True)
+        assert one["stdin"] == os.devnull
+
+
+def test_a_step_with_an_environment_of_its_own_imports_for_itself(tmp_path, nursery, env):
+    step = nursery.adopt(executor(tmp_path / "own", nursery, env={"TEST_WHO": "step"}), env)
+    code, said, output = ended(tmp_path / "own", step)
+    assert code == 0, said
+    found = json.loads(output)
+    assert (found["env"], found["imported"]) == ({"TEST_WHO": "step"}, False)
+
+
+def test_any_other_command_is_executed(tmp_path, nursery, env):
+    step = nursery.adopt(
+        task(tmp_path, ["sh", "-c", "echo words; exit 3"], parent=nursery.process.pid), env
+    )
+    code, said, _ = ended(tmp_path, step)
+    assert (code, said) == (3, "words\n")
+
+
+def test_an_exception_ends_with_its_traceback_and_exit_code(tmp_path, nursery, env):
+    step = nursery.adopt(executor(tmp_path / "bad", nursery, FAILING), env)
+    code, said, _ = ended(tmp_path / "bad", step)
+    assert code == 1
+    assert said.rstrip().endswith("ValueError: as it should")
+
+
+def test_a_signal_ends_the_step_and_what_it_ends_with_is_known(tmp_path, nursery, env):
+    step = nursery.adopt(executor(tmp_path / "long", nursery, WAITING), env)
+    assert any(b"waits" in line for line in iter(step.stdout.readline, b""))
+    assert step.poll() is None
+    step.send_signal(signal.SIGTERM)
+    assert step.wait(60) == 128 + signal.SIGTERM
+    step.send_signal(signal.SIGTERM)  # there is nobody any more
+
+
+@pytest.mark.parametrize("how", ["killed", "closed"])
+def test_a_nursery_that_ends_takes_its_steps_along(tmp_path, env, how):
+    nursery = Nursery(env, [])
+    step = nursery.adopt(executor(tmp_path / "long", nursery, WAITING), env)
+    assert any(b"waits" in line for line in iter(step.stdout.readline, b""))
+    (child,) = map(int, Path(f"/proc/{step.pid}/task/{step.pid}/children").read_text().split())
+    if how == "killed":
+        nursery.process.kill()
+    nursery.close()
+    assert step.wait(60) == -signal.SIGKILL
+    step.stdout.read()  # ends when nobody is left who could print
+    assert not is_running(child)
+    assert nursery.adopt(executor(tmp_path / "late", nursery), env) is None
+
+
+def test_where_an_import_starts_a_thread_nobody_is_forked(tmp_path, env):
+    (tmp_path / "threads.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    nursery = Nursery(
+        {**env, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}, ["threads"]
+    )
+    try:
+        assert nursery.adopt(executor(tmp_path / "none", nursery), env) is None
+    finally:
+        nursery.close()
