@@ -112,6 +112,7 @@ class Adopted:
                     raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
             said = self.answers.readline()  # nothing, if the nursery died and took it along
             self.returncode = int(said) if said else -signal.SIGKILL
+            self.answers.close()
             self.connection.close()
         return self.returncode
 
