@@ -231,8 +231,8 @@ def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
     os.chdir(cwd)
     module = sys.modules[EXECUTOR]
     sys.path[0], sys.argv = cwd, [str(module.__file__), *words]
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # forks would all draw the same
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # forks would all draw the same
     try:
         module.executor_main()
     except SystemExit as end:

@@ -47,7 +47,7 @@ def env():
 @pytest.fixture
 def nursery(env):
     # something that nobody else imports
-    made = Nursery(env, ["colorsys", "numpy"])
+    made = Nursery(env, ["colorsys", "numpy.random"])
     yield made
     made.close()
 
