@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from rekindle.launch import shim
 
-EXECUTOR = "kfp.dsl.executor_main"
+EXECUTOR = shim.EXECUTOR[-1]
 _THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # pyarrow's allocator has one
 
 
@@ -148,11 +148,16 @@ def main() -> None:
 
 def _can_fork() -> bool:
     """Whether no thread lives through a fork in this process (numpy's end before one, and start
-    again when they are needed)."""
+    again when they are needed), and the kernel tells how a fork ended."""
     pid = os.fork()
     if not pid:
         os._exit(0)
-    os.waitpid(pid, 0)
+    try:
+        os.close(os.pidfd_open(pid))
+    except OSError:  # an old kernel, or a container that forbids it
+        return False
+    finally:
+        os.waitpid(pid, 0)
     return len(list(Path("/proc/self/task").iterdir())) == 1
 
 
@@ -171,9 +176,14 @@ def _serve(link: socket.socket, env: Mapping[str, str]) -> Callable[[], int] | N
                 if not message:
                     return None
                 connection, output = socket.socket(fileno=descriptors[0]), descriptors[1]
-                with connection.makefile("rb") as file:
-                    request = json.loads(file.read())
-                pid = os.fork()
+                try:
+                    with connection.makefile("rb") as file:
+                        request = json.loads(file.read())
+                    pid = os.fork()
+                except (OSError, ValueError):  # other steps go on, and whoever asked does without
+                    os.close(output)
+                    connection.close()
+                    continue
                 if not pid:
                     _let_go([link, connection, *working.values()], working, output)
                     return functools.partial(_step, request, env)

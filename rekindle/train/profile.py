@@ -162,11 +162,13 @@ def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
         return cell is None or dataclasses.replace(cell, **change) in tested()
 
     compiled = [] if train.compile or not allowed(compile=True) else ["train.compile: true"]
-    compute = ["shorter examples", *compiled]
+    compute = [*compiled]
     if train.precision in ("fp32", "fp64") and allowed(precision="bf16"):
         compute.append("train.precision: bf16")
     if train.activation_checkpointing != "none":
         compute.append("train.activation_checkpointing: none, where memory allows")
+    if cell is not None and cell.kind != "image":
+        compute.append("a smaller data.max_length")
     together = ["a larger train.global_batch_size, so that gradients are added up less often"]
     if layout.tp > 1:
         together.append("a smaller layout.tp, or one that stays inside a node")
@@ -178,7 +180,7 @@ def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
     if layout.micro_batch_size * layout.data < train.global_batch_size:
         host.insert(0, "a larger train.micro_batch_size")
     return {
-        "compute": f"Arithmetic is the limit, as it should be. Faster: {_one_of(compute)}.",
+        "compute": f"Arithmetic is the limit, as it should be. Faster: {_one_of(compute or ['more ranks'])}.",
         "communication": f"Ranks wait for each other. Try {_one_of(together)}.",
         "data": "Ranks wait for batches. Put the shards on a local disk, or give each rank more "
         "cores.",
