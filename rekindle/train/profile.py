@@ -180,7 +180,8 @@ def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
     if layout.micro_batch_size * layout.data < train.global_batch_size:
         host.insert(0, "a larger train.micro_batch_size")
     return {
-        "compute": f"Arithmetic is the limit, as it should be. Faster: {_one_of(compute or ['more ranks'])}.",
+        "compute": "Arithmetic is the limit, as it should be. "
+        f"Faster: {_one_of(compute or ['more ranks'])}.",
         "communication": f"Ranks wait for each other. Try {_one_of(together)}.",
         "data": "Ranks wait for batches. Put the shards on a local disk, or give each rank more "
         "cores.",
