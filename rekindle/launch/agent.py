@@ -1,38 +1,95 @@
 """torchrun that says how its ranks ended, and takes them along when its supervisor is gone:
-`python -m rekindle.launch.agent LIFELINE REPORT TORCHRUN-ARGUMENTS`.
+`python -m rekindle.launch.agent LIFELINE REPORT MODULE TORCHRUN-ARGUMENTS`.
 
 LIFELINE is the reading end of a pipe that the supervisor holds open; when it closes, whatever
 carries the mark of this gang is killed. REPORT receives one JSON line a failed rank, in the order
-in which torchrun saw them: `rank`, `exit_code` (negative: the signal), `time` (whole seconds)."""
+in which torchrun saw them: `rank`, `exit_code` (negative: the signal), `time` (whole seconds).
+
+Where there is no GPU, and MODULE is not empty, the ranks are forks that call `main()` of it:
+importing torch takes a processor three seconds, and they share its pages. With a GPU each rank is
+a Python of its own, because a driver that was touched does not live through a fork."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import threading
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from rekindle.launch.process import MARK, end_marked
+from rekindle.launch import nursery
+from rekindle.launch.process import MARK, dying_with_parent, end_marked, has_gpu
 
 
 def main() -> None:
     """Run torchrun in this process."""
-    lifeline, report, *words = sys.argv[1:]
+    lifeline, report, module, *words = sys.argv[1:]
     os.set_inheritable(int(lifeline), False)
+    ranks = _nursery(module, int(lifeline)) if module and not has_gpu() else None
     threading.Thread(target=_hold_on, args=(int(lifeline),), daemon=True).start()
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.run import parse_args, run
 
+    class Fork(SubprocessHandler):
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            rest = args[args.index(module) + 1 :]
+            forked = ranks.adopt({"words": rest, "env": env}, (1, 2)) if ranks else None
+            return forked or super()._popen(args, env)
+
+    if ranks is not None:
+        api.get_subprocess_handler = Fork  # type: ignore[attr-defined,assignment]
+    code = 0
     try:
         run(parse_args(words))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         Path(report).write_text("".join(map(_line, error.failures.items())))
-        sys.exit(1)
-    except SignalException as stopped:
-        sys.exit(128 + stopped.sigval)
+        code = 1
+    except api.SignalException as stopped:
+        code = 128 + stopped.sigval
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # taking apart what was imported lasts half a second
+
+
+def _nursery(module: str, lifeline: int) -> nursery.Nursery | None:
+    """A fork of this process that has imported `module`; None where that is not safe."""
+    with dying_with_parent():  # there is nothing to tidy up yet
+        try:
+            importlib.import_module(module)
+        except Exception:  # noqa: BLE001 - a rank of its own says better what is wrong
+            return None
+        if not nursery.can_fork():
+            return None
+        ours, theirs = nursery.link()
+        pid = os.fork()
+    if not pid:
+        ours.close()
+        os.close(lifeline)
+        _be_rank(module, nursery.serve(theirs))
+    theirs.close()
+    return nursery.Nursery(ours, pid)
+
+
+def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
+    """What `python -m MODULE` does, without its imports; nothing if there is no request."""
+    code = 0
+    try:
+        if request is not None:
+            os.environ.clear()
+            os.environ.update(request["env"])
+            sys.argv = [str(sys.modules[module].__file__), *request["words"]]
+            sys.modules[module].main()
+    except BaseException:  # noqa: BLE001 - as Python does at its outermost
+        traceback.print_exc()
+        code = 1
+    finally:
+        os._exit(code)
 
 
 def _line(failed: tuple[int, Any]) -> str:

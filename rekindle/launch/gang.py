@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from rekindle.launch import blame, signs
+from rekindle.launch import blame, nursery, signs
 from rekindle.launch.blame import Cause, Stack
 from rekindle.launch.fault import LAUNCHER
-from rekindle.launch.process import MARK, end_marked, is_running
+from rekindle.launch.process import MARK, end_marked, has_gpu, is_running
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.signs import Sign
 from rekindle.spec.model import TrainSpec
@@ -140,12 +140,14 @@ class _Life:
         self.oom_kills = blame.oom_kills()
         reading, self.lifeline = os.pipe()
         words = [sys.executable, "-m", "rekindle.launch.agent", str(reading), str(self.exits)]
-        own = {MARK: self.mark, "REKINDLE_RESTART": str(restart)} | self._flight_recorder()
+        words += [gang.script[1] if gang.script[0] == "-m" and not gang.foreign else ""]
+        own = {MARK: self.mark, "REKINDLE_RESTART": str(restart), "PYTHONUNBUFFERED": "1"}
+        own |= nursery.THREADLESS | self._flight_recorder()
         own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(gang.train.grace_seconds))
         try:
             # in a session of its own, so that whoever kills our process group leaves it to tidy up
             self.agent = gang.agent = subprocess.Popen(
-                [*words, *argv(gang.script, gang.place, port)],
+                [*words, f"--log-dir={self.scratch.name}", *argv(gang.script, gang.place, port)],
                 env={**gang.environment, **own}, pass_fds=[reading],
                 start_new_session=True,
             )  # fmt: skip
@@ -267,7 +269,7 @@ class _Life:
 
     def _flight_recorder(self) -> dict[str, str]:
         """NCCL's record of the last collectives, written on a timeout and when we ask for it."""
-        if not Path("/dev/nvidiactl").exists():
+        if not has_gpu():
             return {}
         return {
             "TORCH_FR_BUFFER_SIZE": "2000",

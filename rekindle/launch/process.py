@@ -32,6 +32,28 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def dying_with_parent() -> Iterator[None]:
+    """Die with the parent within the block, but not after it."""
+    die_with_parent()
+    try:
+        yield
+    finally:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show of this process (Linux): up to 15 characters."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
+def has_gpu() -> bool:
+    """Whether the driver of a GPU (NVIDIA, AMD) is loaded on this machine."""
+    return any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd"))
+
+
 def end_marked(mark: str, spared: Collection[int] = ()) -> None:
     """Kill every process that was started with `REKINDLE_GANG=mark` in its environment, whoever its
     parent is by now, until none is left (Linux; nothing happens elsewhere).

@@ -24,7 +24,7 @@ from rekindle.data.manifest import Shards, open_shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import UnsupportedError
 from rekindle.launch.events import emit
-from rekindle.launch.process import die_with_parent, on_signal
+from rekindle.launch.process import die_with_parent, name_process, on_signal
 from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec.layout import Layout, Shape, resolve
 from rekindle.spec.model import ModelSpec
@@ -76,6 +76,7 @@ def main() -> None:
     die_with_parent()
     job = Job.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
+    name_process(f"rank {rank}")
     vitals = Vitals(Path(job.status), rank)
     restart = os.environ.get("REKINDLE_RESTART", "0")
     logging.basicConfig(

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import ranks_of
+
 CONFIG = """
 name: digits
 task: image_classification
@@ -74,12 +76,7 @@ def test_a_killed_tree_resumes_with_the_same_command_and_says_so(cli, config, wh
 def test_a_killed_worker_restarts_the_gang_by_itself(cli, config, whole):
     process = cli.start("run", "c.yaml", "--home", "worker")
     until_checkpoint(process, config / "worker")
-    workers = [
-        p
-        for p in psutil.Process(process.pid).children(recursive=True)
-        if "-u" in p.cmdline() and "rekindle.train.worker" in p.cmdline()
-    ]
-    workers[-1].kill()
+    ranks_of(process.pid)[-1].kill()
     assert process.wait(120) == 0, (config / "out.txt").read_text()
     said = (config / "out.txt").read_text()
     assert "restarting all ranks (1 of 3)" in said

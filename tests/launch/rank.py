@@ -1,4 +1,5 @@
-"""A rank without torch: `torchrun rank.py FOLDER SCENARIO`. It beats, and then something happens. Used by test_torchrun.py."""
+"""A rank without torch: `torchrun rank.py FOLDER SCENARIO`, or `-m tests.launch.rank`, which is forked. It beats, and then
+something happens. Used by test_torchrun.py."""
 
 import contextlib
 import json
@@ -12,10 +13,6 @@ from pathlib import Path
 from rekindle.errors import DataError
 from rekindle.launch.process import die_with_parent
 from rekindle.train.vitals import Vitals
-
-FOLDER, SCENARIO = Path(sys.argv[1]), sys.argv[2]
-STATUS = FOLDER / "status"
-RANK, RESTART = int(os.environ["RANK"]), int(os.environ["REKINDLE_RESTART"])
 
 
 def say(word):
@@ -121,7 +118,28 @@ def greedy():
     time.sleep(30)
 
 
-if __name__ == "__main__":
+def tells():
+    standard_input, *others = sorted(Path("/proc/self/fd").iterdir())
+    facts = {
+        "forked": "rekindle.launch.agent" in Path("/proc/self/cmdline").read_text(),
+        "session": os.getsid(0) == os.getpid(),
+        "file": Path(sys.argv[0]).name,
+        "arguments": sys.argv[2:],
+        "world": os.environ["WORLD_SIZE"],
+        "input": str(standard_input.readlink()),
+        "open": [path.name for path in others],
+        "signals": [signal.getsignal(n) is signal.SIG_DFL for n in (signal.SIGHUP, signal.SIGCHLD)],
+    }
+    print("seen at once", end="")
+    (FOLDER / f"facts-{RANK}").write_text(json.dumps(facts))
+    say("done")
+
+
+def main():
+    global FOLDER, SCENARIO, STATUS, RANK, RESTART, vitals
+    FOLDER, SCENARIO = Path(sys.argv[1]), sys.argv[2]
+    STATUS = FOLDER / "status"
+    RANK, RESTART = int(os.environ["RANK"]), int(os.environ["REKINDLE_RESTART"])
     if SCENARIO == "parent":
         parent()  # a script that knows nothing of us
     die_with_parent()
@@ -135,3 +153,7 @@ if __name__ == "__main__":
         vitals.failed(error)
         os._exit(1)
     os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from rekindle.launch.nursery import Nursery
 from rekindle.launch.process import is_running
+from rekindle.launch.steps import nursery_for
 from tests.launch.test_shim import task
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
@@ -47,21 +48,24 @@ def env():
 @pytest.fixture
 def nursery(env):
     # something that nobody else imports
-    made = Nursery(env, ["colorsys", "numpy.random"])
-    yield made
-    made.close()
+    with nursery_for(env, ["colorsys", "numpy.random"]) as made:
+        yield made
 
 
 def executor(folder, nursery, source=STEP, **changes):
     folder.mkdir()
     file = task(
-        folder, [], source=source, kinds={"Output": "STRING"}, parent=nursery.process.pid,
+        folder, [], source=source, kinds={"Output": "STRING"}, parent=nursery.pid,
         args=["--executor_input", {"ref": ["executor_input"]}, "--function_to_execute", "step"], **changes,
     )  # fmt: skip
     content = json.loads(file.read_text())
     content["executor_input"]["outputs"]["artifacts"] = content["outputs"]["artifacts"] = {}
     file.write_text(json.dumps(content))
     return file
+
+
+def adopted(nursery, file, env):
+    return nursery.adopt({"task": str(file), "env": env})
 
 
 def ended(folder, step):
@@ -73,7 +77,7 @@ def ended(folder, step):
 
 
 def test_a_step_finds_what_it_would_find_in_a_process_of_its_own(tmp_path, nursery, env):
-    steps = {n: nursery.adopt(executor(tmp_path / n, nursery), env) for n in ("a", "b")}
+    steps = {n: adopted(nursery, executor(tmp_path / n, nursery), env) for n in ("a", "b")}
     found = {}
     for name, step in steps.items():
         code, said, output = ended(tmp_path / name, step)
@@ -94,7 +98,7 @@ def test_a_step_finds_what_it_would_find_in_a_process_of_its_own(tmp_path, nurse
 
 
 def test_a_step_with_an_environment_of_its_own_imports_for_itself(tmp_path, nursery, env):
-    step = nursery.adopt(executor(tmp_path / "own", nursery, env={"TEST_WHO": "step"}), env)
+    step = adopted(nursery, executor(tmp_path / "own", nursery, env={"TEST_WHO": "step"}), env)
     code, said, output = ended(tmp_path / "own", step)
     assert code == 0, said
     found = json.loads(output)
@@ -102,22 +106,22 @@ def test_a_step_with_an_environment_of_its_own_imports_for_itself(tmp_path, nurs
 
 
 def test_any_other_command_is_executed(tmp_path, nursery, env):
-    step = nursery.adopt(
-        task(tmp_path, ["sh", "-c", "echo words; exit 3"], parent=nursery.process.pid), env
+    step = adopted(
+        nursery, task(tmp_path, ["sh", "-c", "echo words; exit 3"], parent=nursery.pid), env
     )
     code, said, _ = ended(tmp_path, step)
     assert (code, said) == (3, "words\n")
 
 
 def test_an_exception_ends_with_its_traceback_and_exit_code(tmp_path, nursery, env):
-    step = nursery.adopt(executor(tmp_path / "bad", nursery, FAILING), env)
+    step = adopted(nursery, executor(tmp_path / "bad", nursery, FAILING), env)
     code, said, _ = ended(tmp_path / "bad", step)
     assert code == 1
     assert said.rstrip().endswith("ValueError: as it should")
 
 
 def test_a_signal_ends_the_step_and_what_it_ends_with_is_known(tmp_path, nursery, env):
-    step = nursery.adopt(executor(tmp_path / "long", nursery, WAITING), env)
+    step = adopted(nursery, executor(tmp_path / "long", nursery, WAITING), env)
     assert any(b"waits" in line for line in iter(step.stdout.readline, b""))
     assert step.poll() is None
     step.send_signal(signal.SIGTERM)
@@ -127,27 +131,39 @@ def test_a_signal_ends_the_step_and_what_it_ends_with_is_known(tmp_path, nursery
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
 def test_a_nursery_that_ends_takes_its_steps_along(tmp_path, env, how):
-    nursery = Nursery(env, [])
-    step = nursery.adopt(executor(tmp_path / "long", nursery, WAITING), env)
-    assert any(b"waits" in line for line in iter(step.stdout.readline, b""))
-    (child,) = map(int, Path(f"/proc/{step.pid}/task/{step.pid}/children").read_text().split())
-    if how == "killed":
-        nursery.process.kill()
-    nursery.close()
+    with nursery_for(env, []) as nursery:
+        step = adopted(nursery, executor(tmp_path / "long", nursery, WAITING), env)
+        assert any(b"waits" in line for line in iter(step.stdout.readline, b""))
+        (child,) = map(int, Path(f"/proc/{step.pid}/task/{step.pid}/children").read_text().split())
+        if how == "killed":
+            os.kill(nursery.pid, signal.SIGKILL)
     assert step.wait(60) == -signal.SIGKILL
     step.stdout.read()  # ends when nobody is left who could print
     assert not is_running(child)
-    assert nursery.adopt(executor(tmp_path / "late", nursery), env) is None
+    assert adopted(nursery, executor(tmp_path / "late", nursery), env) is None
+
+
+def test_one_who_breaks_off_harms_nobody_else(tmp_path, nursery, env):
+    step = adopted(nursery, executor(tmp_path / "long", nursery, WAITING), env)
+    assert any(b"waits" in line for line in iter(step.stdout.readline, b""))
+    mine, theirs = socket.socketpair()
+    with mine, theirs, Path(os.devnull).open("wb") as nowhere:
+        socket.send_fds(nursery.link, [b"."], [nowhere.fileno(), nowhere.fileno(), theirs.fileno()])
+        mine.sendall(b'{"task": ')
+        mine.shutdown(socket.SHUT_WR)
+        theirs.close()
+        assert mine.recv(1) == b"", "closed without an answer"
+    assert step.poll() is None
+    code, said, _ = ended(
+        tmp_path / "after", adopted(nursery, executor(tmp_path / "after", nursery), env)
+    )
+    assert code == 0, said
 
 
 def test_where_an_import_starts_a_thread_nobody_is_forked(tmp_path, env):
     (tmp_path / "threads.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     )
-    nursery = Nursery(
-        {**env, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}, ["threads"]
-    )
-    try:
-        assert nursery.adopt(executor(tmp_path / "none", nursery), env) is None
-    finally:
-        nursery.close()
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with nursery_for({**env, **path}, ["threads"]) as nursery:
+        assert adopted(nursery, executor(tmp_path / "none", nursery), env) is None

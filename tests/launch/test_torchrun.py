@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rekindle.launch.process import has_gpu
 from rekindle.launch.rendezvous import Rendezvous
 
 HERE = Path(__file__).parent
@@ -22,14 +23,16 @@ HERE = Path(__file__).parent
 @dataclasses.dataclass
 class Run:
     folder: Path
+    rank: tuple[str, ...]
     process: subprocess.Popen = None
 
     def start(self, scenario, ranks=2, prefix=(), **train):
         words = [sys.executable, str(HERE / "supervise.py"), str(self.folder), json.dumps(train)]
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         self.process = subprocess.Popen(
-            [*prefix, *words, str(HERE / "rank.py"), str(self.folder), scenario],
+            [*prefix, *words, *self.rank, str(self.folder), scenario],
             stdout=(self.folder / "log.txt").open("w"), stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **Rendezvous(ranks_per_node=ranks).environment(), "PYTHONPATH": str(HERE.parents[1])},
+            env={**env, **Rendezvous(ranks_per_node=ranks).environment(), "PYTHONPATH": str(HERE.parents[1])},
         )  # fmt: skip
         return self
 
@@ -82,12 +85,32 @@ def small_memory(limit_bytes):
     pytest.skip("no memory cgroup can be made here")
 
 
-@pytest.fixture
-def run(tmp_path):
-    made = Run(tmp_path)
+EXECUTED, FORKED = (str(HERE / "rank.py"),), ("-m", "tests.launch.rank")
+
+
+@pytest.fixture(
+    params=[EXECUTED, pytest.param(FORKED, marks=pytest.mark.slow)], ids=["executed", "forked"]
+)
+def run(tmp_path, request):
+    made = Run(tmp_path, request.param)
     yield made
     if made.process.poll() is None:
         os.killpg(made.process.pid, signal.SIGKILL)
+
+
+def facts_of(run):
+    run.folder.mkdir()
+    run.start("tells").ends(0)
+    assert run.said.count("seen at once") == 2, "nothing that is printed waits in the rank"
+    return [json.loads((run.folder / f"facts-{n}").read_text()) for n in (0, 1)]
+
+
+@pytest.mark.skipif(has_gpu(), reason="with a GPU all ranks are executed")
+def test_a_forked_rank_finds_what_one_of_its_own_finds(tmp_path):
+    executed = facts_of(Run(tmp_path / "executed", EXECUTED))
+    forked = facts_of(Run(tmp_path / "forked", FORKED))
+    assert [facts.pop("forked") for facts in (*executed, *forked)] == [False, False, True, True]
+    assert executed == forked
 
 
 def test_a_killed_rank_is_named_with_its_step_and_all_start_again(run):

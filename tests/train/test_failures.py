@@ -18,6 +18,7 @@ from rekindle.records import RehearsalRecord
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
+from tests.processes import name_of, ranks_of
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "digits.yaml"
@@ -120,30 +121,23 @@ def test_the_first_rank_at_fault_and_its_cause_are_the_last_thing_printed(fault,
     assert dumped == ({"0", "1"} if fault == "hangs_in_a_lock" else set())
 
 
-def words_of(process):
-    """Its command line; nothing if it has ended."""
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rekindle run", "the step that supervises the ranks"])
 def test_a_killed_launcher_leaves_no_process_after_five_seconds(victim, faulty):
     run = started(faulty, "hangs_in_a_lock")
     top = psutil.Process(run.pid)
     try:
-        family, workers, deadline = [], [], time.monotonic() + 240
+        workers, deadline = [], time.monotonic() + 240
         while len(workers) < 2:
             assert run.poll() is None, (faulty / "out.txt").read_text()
             assert time.monotonic() < deadline
-            family = top.children(recursive=True)
-            workers = [p for p in family if words_of(p)[2:4] == ["-m", "rekindle.train.worker"]]
-        supervisor = workers[0].parent().parent()
+            workers = ranks_of(top.pid)
+        family = top.children(recursive=True)
+        above = workers[0].parents()
+        supervisor = next(p for p in above if "rekindle.launch.agent" not in p.cmdline())
         (top if victim == "rekindle run" else supervisor).kill()
         _, alive = psutil.wait_procs(family, timeout=5)
-        assert not [words_of(p) for p in alive]
+        assert not [name_of(p) for p in alive]
         assert run.wait(20) == (-signal.SIGKILL if victim == "rekindle run" else 1)
     finally:
         run.kill()

@@ -21,6 +21,7 @@ from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
+from tests.processes import ranks_of
 
 STEPS, PORT = 60, 29471
 TASK = "image_classification"
@@ -176,8 +177,8 @@ def test_a_killed_node_that_is_started_again_changes_no_bit(victim, cluster, und
 @pytest.mark.slow
 def test_a_killed_rank_on_one_node_restarts_the_gang_on_both(cluster, undisturbed):
     cluster.start(0, 1).until_step(25)
-    workers = psutil.Process(cluster.processes[1].pid).children(recursive=True)
-    next(p for p in workers if p.cmdline()[1:4] == ["-u", "-m", "rekindle.train.worker"]).kill()
+    (rank,) = ranks_of(cluster.processes[1].pid)
+    rank.kill()
     cluster.finish()
     for log in cluster.logs:
         assert "rank 1 was killed by SIGKILL" in log.read_text(), "both nodes name the same cause"

@@ -34,6 +34,7 @@ from rekindle.train.checkpoint import broken, newest
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
 from rekindle.train.ledger import read_ledger
+from tests.processes import ranks_of
 
 STEPS = 60
 EVERY = 10
@@ -171,12 +172,7 @@ class Gang:
         return [(row.step, row.loss, row.lr, row.grad_norm) for row in rows]
 
     def workers(self):
-        return [
-            p
-            for p in psutil.Process(self.process.pid).children(recursive=True)
-            if "rekindle.train.worker" in " ".join(p.cmdline())
-            and "torch.distributed.run" not in " ".join(p.cmdline())
-        ]
+        return ranks_of(self.process.pid)
 
 
 STARTED: list[subprocess.Popen] = []

@@ -28,7 +28,7 @@ from rekindle.errors import (
 )
 from rekindle.ir.graph import Dag, Graph, Step, SubDag
 from rekindle.ir.values import bind
-from rekindle.launch.nursery import Nursery
+from rekindle.launch.steps import nursery_for
 from rekindle.platforms.local import requirements
 from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
@@ -87,7 +87,7 @@ def execute(
     try:
         with (
             store.hold_run(record.run_id),
-            contextlib.closing(Nursery(env, imports)) as nursery,
+            nursery_for(env, imports) as nursery,
         ):
             around = Surroundings(
                 store, record.run_id, graph.name, record.started_at or utc_now(), dict(env),

@@ -96,10 +96,10 @@ def run_shim(
 def _adopted(
     task: Mapping[str, Any], file: Path, nursery: Nursery | None, env: Mapping[str, str]
 ) -> Adopted | None:
-    if nursery is None or nursery.process is None:
+    if nursery is None:
         return None
-    file.write_text(json.dumps({**task, "parent": nursery.process.pid}))
-    return nursery.adopt(file, env)
+    file.write_text(json.dumps({**task, "parent": nursery.pid}))
+    return nursery.adopt({"task": str(file), "env": dict(env)})
 
 
 def _started(

@@ -40,7 +40,7 @@ class Surroundings:
     source_hash: str
     grace_seconds: float
     control: Control
-    nursery: Nursery
+    nursery: Nursery | None
 
     def facts(self, node: Step | SubDag) -> dict[str, str]:
         """The values of `{{$.pipeline_job_name}}` and its like."""

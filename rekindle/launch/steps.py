@@ -1,0 +1,109 @@
+"""A process that has imported what most steps import, and forks into the steps of a run:
+`python -m rekindle.launch.steps LINK MODULE...`.
+
+Importing KFP's executor and MLflow takes a processor two to three seconds, and most steps of a run
+do it; here it happens once. A request is `{"task": path of TASK.json, "env": {...}}`, and what is
+forked is that task's shim. A step whose environment is not the one of the imports executes a Python
+of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rekindle.launch import nursery, shim
+
+EXECUTOR = shim.EXECUTOR[-1]
+
+
+@contextlib.contextmanager
+def nursery_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[nursery.Nursery | None]:
+    """That process, as long as the block lasts; None where the system has no `pidfd`."""
+    if not hasattr(os, "pidfd_open"):
+        yield None
+        return
+    link, theirs = nursery.link()
+    with theirs:
+        words = ["-m", "rekindle.launch.steps", str(theirs.fileno()), EXECUTOR, *modules]
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            env={**env, "PYTHONUNBUFFERED": "1", "_KFP_RUNTIME": "true", **nursery.THREADLESS},
+            pass_fds=[theirs.fileno()], start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    try:
+        with link:
+            yield nursery.Nursery(link, process.pid)
+    finally:
+        process.wait()
+
+
+def main() -> None:
+    """Import, then fork until nobody is there to ask for it."""
+    link, *modules = sys.argv[1:]
+    env = {name: value for name, value in os.environ.items() if name not in nursery.THREADLESS}
+    for module in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    if nursery.can_fork():
+        request = nursery.serve(socket.socket(fileno=int(link)))
+        if request is not None:
+            sys.exit(_step(request, env))
+
+
+def _step(request: Mapping[str, Any], env: Mapping[str, str]) -> int:
+    """Be the shim of a task."""
+    _environ(request["env"])
+    return shim.main(["shim", request["task"]], _executor(env))
+
+
+def _executor(imported_in: Mapping[str, str]) -> shim.Fork:
+    """KFP's executor as a fork of the shim, for steps that have the environment of the imports."""
+
+    def fork(command: Sequence[str], env: Mapping[str, str], cwd: str) -> Callable[[], int] | None:
+        words = list(command)
+        if words[:3] != shim.EXECUTOR:
+            return None
+        names = env.keys() | imported_in.keys()
+        if {n for n in names if env.get(n) != imported_in.get(n)} - shim.ADDED:
+            return None
+        return lambda: _execute(words[3:], env, cwd)
+
+    return fork
+
+
+def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
+    """What `python -m kfp.dsl.executor_main` does, without its imports."""
+    _environ(env)
+    os.chdir(cwd)
+    module = sys.modules[EXECUTOR]
+    sys.path[0], sys.argv = cwd, [str(module.__file__), *words]
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # forks would all draw the same
+    try:
+        module.executor_main()
+    except SystemExit as end:
+        if isinstance(end.code, int) or end.code is None:
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except BaseException:  # noqa: BLE001 - as Python does at its outermost
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _environ(env: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+
+
+if __name__ == "__main__":
+    main()
