@@ -16,7 +16,6 @@ import json
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -52,9 +51,7 @@ def main() -> None:
         code = 1
     except api.SignalException as stopped:
         code = 128 + stopped.sigval
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # taking apart what was imported lasts half a second
+    _leave(code)
 
 
 def _nursery(module: str, lifeline: int) -> nursery.Nursery | None:
@@ -78,18 +75,19 @@ def _nursery(module: str, lifeline: int) -> nursery.Nursery | None:
 
 def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
     """What `python -m MODULE` does, without its imports; nothing if there is no request."""
-    code = 0
-    try:
-        if request is not None:
-            os.environ.clear()
-            os.environ.update(request["env"])
-            sys.argv = [str(sys.modules[module].__file__), *request["words"]]
-            sys.modules[module].main()
-    except BaseException:  # noqa: BLE001 - as Python does at its outermost
-        traceback.print_exc()
-        code = 1
-    finally:
-        os._exit(code)
+    if request is None:
+        os._exit(0)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = [str(sys.modules[module].__file__), *request["words"]]
+    _leave(nursery.exit_status(sys.modules[module].main))
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: taking apart what was imported lasts half a second."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _line(failed: tuple[int, Any]) -> str:

@@ -18,7 +18,9 @@ import selectors
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -161,6 +163,22 @@ def serve(link: socket.socket) -> dict[str, Any] | None:
                 handle = os.pidfd_open(pid)
                 working[handle] = connection
                 selector.register(handle, selectors.EVENT_READ, pid)
+
+
+def exit_status(call: Callable[[], object]) -> int:
+    """What a Python process exits with whose outermost call this is; it prints what Python
+    would."""
+    try:
+        call()
+    except SystemExit as end:
+        if isinstance(end.code, int) or end.code is None:
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except BaseException:  # noqa: BLE001 - the outermost
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def _fork(connection: socket.socket) -> tuple[dict[str, Any] | None, int]:

@@ -14,7 +14,6 @@ import os
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,17 +86,7 @@ def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
     sys.path[0], sys.argv = cwd, [str(module.__file__), *words]
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # forks would all draw the same
-    try:
-        module.executor_main()
-    except SystemExit as end:
-        if isinstance(end.code, int) or end.code is None:
-            return end.code or 0
-        sys.stderr.write(f"{end.code}\n")
-        return 1
-    except BaseException:  # noqa: BLE001 - as Python does at its outermost
-        traceback.print_exc()
-        return 1
-    return 0
+    return nursery.exit_status(module.executor_main)
 
 
 def _environ(env: Mapping[str, str]) -> None:

@@ -405,12 +405,11 @@ def test_killed_in_a_step_and_in_a_save_it_ends_with_the_same_bits_in_this_layou
     killed = texts.gang(tmp_path / "killed", ranks, degrees).start()
     killed.until_step(random.Random(layout).randrange(LM_EVERY + 1, 3 * LM_EVERY))
     killed.until_committed().kill_ranks()
-    if ranks == 2:  # starting four ranks once more takes as long as all of these
-        killed.until(lambda: "restarting all ranks (1 of 3)" in killed.said, "a restart")
-        killed.until_saved("*").kill_ranks()
+    killed.until(lambda: "restarting all ranks (1 of 3)" in killed.said, "a restart")
+    killed.until_saved("*").kill_ranks()
     killed.finish()
     resumed = re.findall(r"resumed from the checkpoint of step (\d+)", killed.said)
-    assert len(resumed) == (2 if ranks == 2 else 1)
+    assert len(resumed) == 2
     same(killed, whole)
 
 
