@@ -45,6 +45,7 @@ MODELS = {
     },
     "gpt2": {"model_type": "gpt2", "n_embd": 16, "n_layer": 4, "n_head": 4, "n_positions": 64},
 }  # fmt: skip
+SHALLOW = {"distilbert": {"n_layers": 3}, "llama": {"num_hidden_layers": 3}}
 TASKS = {"image": "image_classification", "text": "text_classification", "tokens": "causal_lm"}
 USUAL = {"image": "cnn", "text": "distilbert", "tokens": "llama"}
 # relative L2 of gradients and weights by precision; gradients of 8 mantissa bits differ by their rounding
@@ -67,7 +68,9 @@ class Case:
         # a pipeline pads all micro-batches of a step to one length, which changes the shape of dropout masks; a compiled
         # block draws them with a generator of the compiler's own
         quiet = name == "distilbert" and ("pp" in self.cell.axes or self.cell.compile)
-        return {**MODELS[name], **(NO_DROPOUT if quiet else {})}
+        # how many blocks there are matters to a pipeline only, which is to get stages of unequal length
+        depth = {} if "pp" in self.cell.axes else SHALLOW.get(name, {})
+        return {**MODELS[name], **(NO_DROPOUT if quiet else {}), **depth}
 
     @property
     def exact(self):
