@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import logging
 import os
 import secrets
 import shlex
@@ -23,6 +24,8 @@ from rekindle.spec.model import Spec
 
 if TYPE_CHECKING:
     from rekindle.ir.graph import Graph
+
+log = logging.getLogger(__name__)
 
 OnChange = Callable[[RunRecord], None]
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -133,7 +136,10 @@ def execute(
             grace_seconds=spec.train.grace_seconds,
         )
     finally:
-        _write_card(home, record.run_id)
+        try:
+            _write_card(home, record.run_id)
+        except OSError as error:  # what the run came to matters more
+            log.warning("the card could not be written: %s", error.strerror)
 
 
 def _imports(spec: Spec) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.options import config, overrides, read_run, shared
+from rekindle.cli.options import config, overrides, shared
 from rekindle.errors import RekindleError
 from rekindle.records import RunRecord, RunSummary
 
@@ -81,8 +81,7 @@ def _one(spec: Spec, options: Options, as_json: bool) -> RunSummary:
             record = execute(spec, options, progress.changed, progress.event)
         except RekindleError:
             if progress.record is not None and not as_json:
-                ended = read_run(options.home, progress.record.run_id)
-                _conclude(ended, summary(ended, options.home))
+                _conclude(progress.record, summary(progress.record, options.home))
             raise
     result = summary(record, options.home)
     if not as_json:

@@ -74,7 +74,12 @@ def main(argv: list[str], fork: Fork | None = None) -> int:
             1,
             f"{error.strerror}: {error.filename or task['work']}",
         )
-    write_result(Path(task["result"]), result)
+    try:
+        write_result(Path(task["result"]), result)
+    except OSError as error:
+        if not result["exit_code"]:
+            sys.stderr.write(f"cannot write {task['result']}: {error.strerror}\n")
+            return 1
     return int(result["exit_code"])
 
 

@@ -63,6 +63,15 @@ class Faulty(ImageClassification):
 
     def is_killed(self):
         os.kill(os.getpid(), 9)
+
+    def fills_the_disk(self):
+        with (Path(os.environ["REKINDLE_JOB"]).parent / "filler").open("wb", buffering=0) as file:
+            size = 1 << 20
+            while size:
+                try:
+                    file.write(bytes(size))
+                except OSError:
+                    size //= 2
 """
 ENDINGS = {
     # fault: settings, the last thing printed
@@ -142,6 +151,35 @@ def test_a_killed_launcher_leaves_no_process_after_five_seconds(victim, faulty):
     finally:
         run.kill()
         run.wait()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)]
+    if subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_on_a_full_disk_that_keeps_no_log_and_no_record_the_cause_is_the_last_thing_printed(
+    small_disk, faulty
+):
+    words = ("--home", str(small_disk / "home"), "--set", "train.checkpoint.every=10")
+    assert started(faulty, "fills_the_disk", *words).wait(200) == 1
+    said = (faulty / "out.txt").read_text().splitlines()
+    ending = [
+        r"error: step `finetune` failed: StepError: rank \d failed in step \d+: No space left on device.*",
+        r"  where: .*",
+        r"  fix:   make room there .*; the same command goes on from the checkpoint before",
+        r"  where: .*/steps/finetune/log.txt",
+    ]
+    for pattern, line in zip(ending, said[-len(ending) :], strict=True):
+        assert re.fullmatch(pattern, line), said
+    assert any(re.match(r"✗ +finetune", line) for line in said), "the table knows how it ended"
 
 
 def s3_server():

@@ -191,11 +191,14 @@ class _Run:
         self.failed: list[Outcome] = []
         self.reclaimed = False
         self.undecided: RekindleError | None = None
+        self.unkept: OSError | None = None
 
     def to_the_end(self, max_parallel: int) -> RunRecord:
         with self.signals():
             try:
                 self.show()
+                if self.unkept:
+                    raise self.unkept
                 self.advance()
                 while True:
                     while self.waiting and len(self.working) < max_parallel and not self.halted():
@@ -212,13 +215,13 @@ class _Run:
             return self.conclude()
 
     def abandon(self, error: BaseException) -> None:
-        """Stop all steps; say so in the record if it can still be written."""
+        """Stop all steps, and say so."""
         self.around.control.level = 1
         for thread in self.working.values():
             thread.join()
-        with contextlib.suppress(OSError):
-            self.change(status="failed", error=f"{type(error).__name__}: {error}")
-            self.record.write(self.file)
+        self.change(status="failed", error=f"{type(error).__name__}: {error}")
+        with contextlib.suppress(Exception):  # whoever watches may be what failed
+            self.show()
 
     def halted(self) -> bool:
         return bool(self.failed or self.undecided) or self.around.control.stopped()
@@ -294,6 +297,8 @@ class _Run:
         self.show()
         if error:
             raise error
+        if self.unkept:
+            raise self.unkept
         return self.record
 
     def reasons_not_to_begin(self) -> dict[str, str]:
@@ -350,10 +355,14 @@ class _Run:
         self.changed = True
 
     def show(self) -> None:
-        """Write the record if it changed, then tell the caller."""
+        """Write the record if it changed and there is room, then tell the caller."""
         if self.changed:
             self.changed = False
-            self.record.write(self.file)
+            try:
+                self.record.write(self.file)
+                self.unkept = None
+            except OSError as error:  # a step that needs the disk says so with more to it
+                self.unkept = error
             if self.on_change:
                 self.on_change(self.record)
 

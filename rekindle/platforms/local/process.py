@@ -19,10 +19,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rekindle.launch import events, shim
 from rekindle.launch.nursery import Adopted, Nursery
+from rekindle.platforms.local.log import Log
 
 Process = subprocess.Popen[bytes] | Adopted
 
@@ -69,7 +70,7 @@ class Ended:
 def run_shim(
     task: Mapping[str, Any],
     folder: Path,
-    log: IO[bytes],
+    log: Log,
     env: Mapping[str, str],
     control: Control,
     on_event: Callable[[dict[str, Any]], None],
@@ -146,7 +147,7 @@ class _Stopper:
 
 def _pump(
     process: Process,
-    log: IO[bytes],
+    log: Log,
     on_event: Callable[[dict[str, Any]], None],
     stopper: _Stopper,
 ) -> None:

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from rekindle.ir.graph import Step, SubDag
 from rekindle.ir.placeholders import lower
@@ -22,10 +22,9 @@ from rekindle.launch.nursery import Nursery
 from rekindle.launch.shim import PREEMPTED
 from rekindle.platforms.local import cache
 from rekindle.platforms.local.cache import NOTHING, Identity, Values
+from rekindle.platforms.local.log import Log
 from rekindle.platforms.local.process import Control, Ended, run_shim
 from rekindle.platforms.local.store import Store, slug
-
-_LOG_TAIL_BYTES = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +128,7 @@ def _run(job: Job, identity: Identity, reason: str, keep: bool) -> Outcome:
     retry, control = job.step.retry, job.around.control
     job.folder.mkdir(parents=True, exist_ok=True)
     outcome = Outcome(job.step, "cancelled", reason="the run was interrupted", key=identity.key)
-    with (job.folder / "log.txt").open("ab", buffering=0) as log:
+    with Log(job.folder / "log.txt") as log:
         for attempt in range(1, retry.count + 2):
             job.say({"attempts": attempt, "reason": reason, "cache_key": identity.key})
             outcome = _attempt(job, identity, log, keep)
@@ -153,9 +152,9 @@ class _AttemptFailed(Exception):
         self.outcome = outcome
 
 
-def _attempt(job: Job, identity: Identity, log: IO[bytes], keep: bool) -> Outcome:
+def _attempt(job: Job, identity: Identity, log: Log, keep: bool) -> Outcome:
     around = job.around
-    begins_at = log.tell()
+    log.begin()
     try:
         with around.store.attempt(job.slug, identity.key) as folder:
             ended = run_shim(
@@ -169,7 +168,7 @@ def _attempt(job: Job, identity: Identity, log: IO[bytes], keep: bool) -> Outcom
                 around.grace_seconds,
                 around.nursery,
             )
-            failed = _failure(job, ended, begins_at)
+            failed = _failure(job, ended, log)
             if failed:
                 raise _AttemptFailed(failed)
             outputs = Values(
@@ -233,7 +232,7 @@ def _runtime_artifact(
     return {"artifacts": [{"name": name, "type": kind, "uri": uri, "metadata": metadata}]}
 
 
-def _failure(job: Job, ended: Ended, begins_at: int) -> Outcome | None:
+def _failure(job: Job, ended: Ended, log: Log) -> Outcome | None:
     """The outcome of an attempt that did not succeed; None if it did."""
     if ended.timed_out:
         return Outcome(job.step, "failed", error=f"timed out after {job.step.timeout_seconds:g} s")
@@ -247,19 +246,17 @@ def _failure(job: Job, ended: Ended, begins_at: int) -> Outcome | None:
         return Outcome(job.step, "preempted", reason=reason)
     if ended.exit_code == 0 and ended.result:
         return None
-    return Outcome(job.step, "failed", error=_error_text(job, ended, begins_at))
+    return Outcome(job.step, "failed", error=_error_text(ended, log))
 
 
-def _error_text(job: Job, ended: Ended, begins_at: int) -> str:
+def _error_text(ended: Ended, log: Log) -> str:
     if error := ended.result.get("error"):
         return str(error)
-    if ended.exit_code > 128 or not ended.result:
+    if ended.exit_code > 128:
         number = ended.exit_code - 128
         note = " (out of memory?)" if number == 9 else ""
         return f"killed by signal {number}{note}"
-    with (job.folder / "log.txt").open("rb") as log:
-        log.seek(max(begins_at, log.seek(0, 2) - _LOG_TAIL_BYTES))
-        kind, message = failure_from_log(log.read().decode(errors="replace"))
+    kind, message = failure_from_log(log.end.decode(errors="replace"))
     if kind:
         return f"{kind}: {message}" if message else kind
     return f"exit code {ended.exit_code}" + (f": {message}" if message else "")
