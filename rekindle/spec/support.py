@@ -94,6 +94,10 @@ GROUPS = (
         precision=("fp32", "bf16"),
     ),
     Group(_up_to(1)[:3], kinds=("text", "tokens"), lora=(True,), checkpointing=("full",)),
+    Group(
+        ((), ("dp",)), kinds=("tokens",), lora=(True,), compile=(True,), precision=("bf16",),
+        checkpointing=("none", "full"),
+    ),
 )  # fmt: skip
 
 
