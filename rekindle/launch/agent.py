@@ -35,14 +35,14 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.run import parse_args, run
 
-    class Fork(SubprocessHandler):
+    class ForkedRank(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
             rest = args[args.index(module) + 1 :]
             forked = ranks.adopt({"words": rest, "env": env}, (1, 2)) if ranks else None
             return forked or super()._popen(args, env)
 
     if ranks is not None:
-        api.get_subprocess_handler = Fork  # type: ignore[attr-defined,assignment]
+        api.get_subprocess_handler = ForkedRank  # type: ignore[attr-defined,assignment]
     code = 0
     try:
         run(parse_args(words))  # type: ignore[no-untyped-call]

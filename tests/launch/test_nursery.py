@@ -1,4 +1,4 @@
-"""Steps that are forked from one process: as if each had been started, only sooner."""
+"""Steps that are forked from one process: as if each had been started, only sooner. Forked ranks: see test_torchrun.py."""
 
 from __future__ import annotations
 
