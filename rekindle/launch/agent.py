@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -77,6 +78,10 @@ def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
     """What `python -m MODULE` does, without its imports; nothing if there is no request."""
     if request is None:
         os._exit(0)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        # torchrun handles them, so that a rank it executes does not ignore them, as we may (nohup)
+        default = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if default else signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = [str(sys.modules[module].__file__), *request["words"]]

@@ -247,21 +247,33 @@ def _with_dropout(
     exact = torch.promote_types(scores.dtype, torch.float32)
     weights = torch.softmax(scores, dim=-1, dtype=exact).to(value.dtype)
     weights_BHTS = weights.view(rows, heads, length, -1)
-    kept_BHTS = weights_BHTS * _keep(weights_BHTS, dropout, peers)
-    return (kept_BHTS.flatten(0, 1) @ value).view(rows, heads, length, size)
+    place = (peers.cp_rank << 20) + peers.tp_rank * heads
+    kept_BHTS = weights_BHTS * _keep(weights_BHTS.detach(), dropout, place)
+    out: torch.Tensor = kept_BHTS.flatten(0, 1) @ value
+    return out.view(rows, heads, length, size)
 
 
-def _keep(weights_BHTS: torch.Tensor, dropout: float, peers: Peers) -> torch.Tensor:
+# an operator, because a compiler cannot look into it and would cut a block into a dozen graphs; a
+# random one, so that it is neither merged with another nor drawn again
+@torch.library.custom_op(
+    "rekindle::keep", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def _keep(weights_BHTS: torch.Tensor, dropout: float, place: int) -> torch.Tensor:
     """0 or 1 / (1 - dropout), drawn head by head from the state of the default generator, which tp
-    peers share, and the head's number in the whole layer."""
-    heads = weights_BHTS.shape[1]
+    peers share, and the head's number in the whole layer, which is `place` for the first."""
     base = int(torch.randint(2**62, (1,)))
     keep_HBTS = torch.empty_like(
         weights_BHTS.transpose(0, 1), memory_format=torch.contiguous_format
     )
     generator = torch.Generator(weights_BHTS.device)
-    for head in range(heads):
-        place = (peers.cp_rank << 20) + peers.tp_rank * heads + head
-        generator.manual_seed((base + place * 0x9E3779B97F4A7C15) % 2**63)
+    for head in range(len(keep_HBTS)):
+        generator.manual_seed((base + (place + head) * 0x9E3779B97F4A7C15) % 2**63)
         keep_HBTS[head].bernoulli_(1 - dropout, generator=generator)
     return keep_HBTS.div_(1 - dropout).transpose(0, 1)
+
+
+@_keep.register_fake
+def _(weights_BHTS: torch.Tensor, dropout: float, place: int) -> torch.Tensor:
+    return torch.empty_like(
+        weights_BHTS.transpose(0, 1), memory_format=torch.contiguous_format
+    ).transpose(0, 1)

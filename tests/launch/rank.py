@@ -14,6 +14,8 @@ from rekindle.errors import DataError
 from rekindle.launch.process import die_with_parent
 from rekindle.train.vitals import Vitals
 
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD)
+
 
 def say(word):
     (STATUS / "status.json").write_text(json.dumps({"status": word}))
@@ -128,7 +130,7 @@ def tells():
         "world": os.environ["WORLD_SIZE"],
         "input": str(standard_input.readlink()),
         "open": [path.name for path in others],
-        "signals": [signal.getsignal(n) is signal.SIG_DFL for n in (signal.SIGHUP, signal.SIGCHLD)],
+        "signals": {n.name: getattr(h := signal.getsignal(n), "__name__", str(h)) for n in SIGNALS},
     }
     print("seen at once", end="")
     (FOLDER / f"facts-{RANK}").write_text(json.dumps(facts))

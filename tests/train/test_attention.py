@@ -29,6 +29,28 @@ def test_any_number_of_heads_is_compiled_as_one_graph():
         torch.testing.assert_close(compiled(*qkv), attend(*qkv))
 
 
+def test_dropout_is_part_of_the_graph_and_drawn_once_a_layer():
+    module = torch.nn.Module()
+    module.is_causal = True
+    setattr(module, attention.PEERS, attention.Peers())
+
+    def layers(*qkv):
+        return torch.stack([attention.attend(module, *qkv, None, dropout=0.5)[0] for _ in range(2)])
+
+    compiled = torch.compile(
+        layers, dynamic=True, fullgraph=True, backend="aot_eager_decomp_partition"
+    )
+    for length in (6, 9):
+        qkv = [torch.randn(2, 4, length, 8, requires_grad=True) for _ in range(3)]
+        found = []
+        for both in (layers, compiled):
+            torch.manual_seed(length)
+            made = both(*qkv)
+            assert not torch.equal(*made), "each layer has a mask of its own"
+            found.append([made, *torch.autograd.grad(made.square().sum(), qkv)])
+        torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("kind", TINY)
 @pytest.mark.parametrize("padding", [True, False])
 def test_a_block_is_compiled_as_one_graph_whatever_its_length(kind, padding):

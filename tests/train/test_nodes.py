@@ -170,7 +170,7 @@ def test_a_killed_node_that_is_started_again_changes_no_bit(victim, cluster, und
     assert f"node {victim}" in survivor
     assert "is gone" in survivor
     assert "restarting all ranks (1 of 3)" in survivor
-    assert re.search(r"resumed from the checkpoint of step (10|20) of 60 on 2 ranks", cluster.said)
+    assert re.search(r"resumed from the checkpoint of step [1-5]0 of 60 on 2 ranks", cluster.said)
     assert cluster.result == undisturbed.result
 
 

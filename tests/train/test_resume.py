@@ -81,6 +81,7 @@ class Gang:
     train: TrainSpec = TRAIN
     task: str = TASK
     model: ModelSpec = CNN
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def start(self):
         self.attempt = getattr(self, "attempt", 0) + 1
@@ -97,6 +98,7 @@ class Gang:
             **os.environ,
             **Rendezvous(ranks_per_node=self.ranks).environment(),
             "OMP_NUM_THREADS": "1",
+            **self.environment,
         }
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("gang.py")), str(self.folder / "job.json")],
@@ -217,6 +219,21 @@ def test_a_killed_worker_restarts_the_gang_and_changes_no_bit(gang, uninterrupte
     gang.finish()
     assert "restarting all ranks (1 of 3)" in gang.said
     assert re.search(r"resumed from the checkpoint of step (10|20) of 60 on 2 ranks", gang.said)
+    same(gang, uninterrupted)
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_be_forks_are_executed_and_no_bit_differs(gang, uninterrupted):
+    """As with a GPU; here because a thread runs in every Python."""
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    (gang.folder / "sitecustomize.py").write_text(thread)
+    gang.environment["PYTHONPATH"] = os.pathsep.join([str(gang.folder), *sys.path])
+    gang.start().until_step(25)
+    workers = gang.workers()
+    assert all("rekindle.train.worker" in worker.cmdline() for worker in workers)
+    workers[1].send_signal(signal.SIGKILL)
+    gang.finish()
+    assert "restarting all ranks (1 of 3)" in gang.said
     same(gang, uninterrupted)
 
 
