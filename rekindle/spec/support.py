@@ -79,9 +79,16 @@ def _up_to(most: int) -> tuple[Axes, ...]:
 _ONE, _TWO, _THREE = _up_to(1), _up_to(2), _up_to(3)
 GROUPS = (
     Group(_TWO, schedules=SCHEDULES),
-    Group(_THREE, kinds=("tokens",), schedules=SCHEDULES),
+    Group(_THREE, kinds=("tokens",)),
+    Group(
+        (("dp", "tp", "pp"), ("shard", "tp", "pp")), kinds=("tokens",), schedules=SCHEDULES
+    ),
     Group((("shard", "tp", "pp", "cp"),), kinds=("tokens",)),
-    Group(_TWO, checkpointing=("selective", "full"), schedules=("1f1b", "interleaved")),
+    Group(_TWO, checkpointing=("full",), schedules=("1f1b", "interleaved")),
+    Group(_ONE, checkpointing=("selective",), schedules=("1f1b", "interleaved")),
+    Group(
+        _TWO, kinds=("tokens",), checkpointing=("selective",), schedules=("1f1b", "interleaved")
+    ),
     Group(_TWO, precision=("bf16",)),
     Group(_ONE, precision=("bf16",), checkpointing=("selective", "full")),
     Group(_up_to(1)[:3], precision=("fp16",)),
