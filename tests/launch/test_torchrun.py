@@ -100,12 +100,8 @@ def run(tmp_path, request):
 
 def facts_of(run):
     run.folder.mkdir()
-    ignoring = [
-        "sh",
-        "-c",
-        'trap "" HUP INT QUIT; exec "$@"',
-        "-",
-    ]  # as nohup and `&` in scripts do
+    # as nohup does, and `&` in a script
+    ignoring = ["sh", "-c", 'trap "" HUP INT QUIT; exec "$@"', "-"]
     run.start("tells", prefix=ignoring).ends(0)
     assert run.said.count("seen at once") == 2, "nothing that is printed waits in the rank"
     return [json.loads((run.folder / f"facts-{n}").read_text()) for n in (0, 1)]
