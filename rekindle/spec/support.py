@@ -92,8 +92,9 @@ GROUPS = (
     Group(_TWO, precision=("bf16",)),
     Group(_ONE, precision=("bf16",), checkpointing=("selective", "full")),
     Group(_up_to(1)[:3], precision=("fp16",)),
+    Group(_up_to(1)[:3], compile=(True,), kinds=("text", "tokens")),
     Group(
-        _up_to(1)[:3], compile=(True,), precision=("fp32", "bf16"), kinds=("text", "tokens"),
+        _up_to(1)[:3], compile=(True,), precision=("bf16",), kinds=("text", "tokens"),
         checkpointing=("none", "full"),
     ),
     Group(

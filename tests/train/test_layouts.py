@@ -45,7 +45,7 @@ MODELS = {
     },
     "gpt2": {"model_type": "gpt2", "n_embd": 16, "n_layer": 4, "n_head": 4, "n_positions": 64},
 }  # fmt: skip
-SHALLOW = {"distilbert": {"n_layers": 3}, "llama": {"num_hidden_layers": 3}}
+BLOCKS = {"distilbert": "n_layers", "llama": "num_hidden_layers"}
 TASKS = {"image": "image_classification", "text": "text_classification", "tokens": "causal_lm"}
 USUAL = {"image": "cnn", "text": "distilbert", "tokens": "llama"}
 # relative L2 of gradients and weights by precision; gradients of 8 mantissa bits differ by their rounding
@@ -68,8 +68,10 @@ class Case:
         # a pipeline pads all micro-batches of a step to one length, which changes the shape of dropout masks; a compiled
         # block draws them with a generator of the compiler's own
         quiet = name == "distilbert" and ("pp" in self.cell.axes or self.cell.compile)
-        # how many blocks there are matters to a pipeline only, which is to get stages of unequal length
-        depth = {} if "pp" in self.cell.axes else SHALLOW.get(name, {})
+        # how many blocks there are matters to a pipeline only, which is to get stages of unequal length: two of them, or
+        # four where each rank has two
+        fewer = {"": 2, "1f1b": 3}.get(self.cell.schedule)
+        depth = {BLOCKS[name]: fewer} if fewer and name in BLOCKS else {}
         return {**MODELS[name], **(NO_DROPOUT if quiet else {}), **depth}
 
     @property
