@@ -49,6 +49,7 @@ format: install  ## let ruff rewrite what it can
 
 generate: install  ## configs/schema.json, configs/schemas/, configs/README.md, golden files
 	$(BIN)/python -m rekindle.spec.generate
+	$(BIN)/python -m rekindle.catalog.features > docs/features.md
 	$(BIN)/python -m pytest -q tests -k golden --regenerate
 
 bench: install  ## speed against named peers, in the same run (long; with nothing else running)

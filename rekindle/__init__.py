@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from rekindle.cli.api import Run, load, run, runs
     from rekindle.errors import RekindleError
+    from rekindle.ir.distribution import distribute
     from rekindle.spec.model import Spec
     from rekindle.tasks.base import Task
 
@@ -26,12 +27,15 @@ _PUBLIC = {
     "Run": "rekindle.cli.api",
     "Spec": "rekindle.spec.model",
     "Task": "rekindle.tasks.base",
+    "distribute": "rekindle.ir.distribution",
     "load": "rekindle.cli.api",
     "run": "rekindle.cli.api",
     "runs": "rekindle.cli.api",
 }
 
-__all__ = ["RekindleError", "Run", "Spec", "Task", "__version__", "load", "run", "runs"]
+__all__ = [
+    "RekindleError", "Run", "Spec", "Task", "__version__", "distribute", "load", "run", "runs",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

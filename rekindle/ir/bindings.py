@@ -3,24 +3,38 @@ exist."""
 
 from __future__ import annotations
 
+import json
+import re
+
 from rekindle.errors import RequestError
 from rekindle.ir.fields import Fields, Refusals, malformed
 from rekindle.ir.graph import (
     Binding,
     Constant,
     Dag,
+    FinalStatus,
     Formatted,
     FromInput,
     FromTask,
+    Importer,
     Node,
     Parameter,
     Ports,
     Step,
+    SubDag,
 )
-from rekindle.ir.placeholders import has_templates, parse_value, references
+from rekindle.ir.placeholders import (
+    Argument,
+    has_templates,
+    parse_value,
+    references,
+    templates,
+)
 from rekindle.ir.values import from_ir
 
-UNROLL = "unroll the loop, or run it on Kubeflow Pipelines"
+# What KFP writes for an element of a struct: parseJson(string_value)["a"]["b"]
+_SELECTOR = re.compile(r"""parseJson\(string_value\)((?:\["(?:[^"\\]|\\.)*"\])*)""")
+_KEY = re.compile(r"""\[("(?:[^"\\]|\\.)*")\]""")
 
 
 def read_bindings(
@@ -28,7 +42,7 @@ def read_bindings(
 ) -> tuple[dict[str, Binding], dict[str, FromInput | FromTask]]:
     parameters: dict[str, Binding] = {}
     for name, source in fields.each("parameters"):
-        binding = _parameter_binding(source, inputs.parameters.get(name))
+        binding = read_parameter(source, inputs.parameters.get(name))
         if binding is not None:
             parameters[name] = binding
     artifacts: dict[str, FromInput | FromTask] = {}
@@ -44,22 +58,37 @@ def read_bindings(
     return parameters, artifacts
 
 
-def _parameter_binding(source: Fields, parameter: Parameter | None) -> Binding | None:
-    source.refuse("taskFinalStatus", "the final status of another step (exit handlers)")
-    source.refuse(
-        "parameterExpressionSelector", "an element of a list or struct, as loops use it", UNROLL
-    )
+def read_parameter(source: Fields, parameter: Parameter | None) -> Binding | None:
+    """What a parameter is bound to; None if nothing is said."""
+    keys = _keys(source)
     binding: Binding | None = None
     if source.has("componentInputParameter"):
-        binding = FromInput(source.take("componentInputParameter", str, ""))
+        binding = FromInput(source.take("componentInputParameter", str, ""), keys)
     elif source.has("taskOutputParameter"):
         binding = _from_task(
-            source.fields("taskOutputParameter"), "producerTask", "outputParameterKey"
+            source.fields("taskOutputParameter"), "producerTask", "outputParameterKey", keys
         )
+    elif source.has("taskFinalStatus"):
+        status = source.fields("taskFinalStatus")
+        binding = FinalStatus(status.take("producerTask", str, ""))
+        status.close()
     elif "runtimeValue" in source.data:
         binding = _constant(source.fields("runtimeValue"), parameter)
     source.close()
     return binding
+
+
+def _keys(source: Fields) -> tuple[str, ...]:
+    """The keys that lead from a struct to the element that is meant."""
+    text = source.take("parameterExpressionSelector", str, "")
+    match = _SELECTOR.fullmatch(text)
+    if text and match is None:
+        source.refusals.add(
+            f"the selector `{text}` is none that KFP writes",
+            source.at("parameterExpressionSelector"),
+            "take the element in a component",
+        )
+    return tuple(json.loads(key) for key in _KEY.findall(match[1])) if match else ()
 
 
 def _constant(fields: Fields, parameter: Parameter | None) -> Constant | Formatted:
@@ -76,8 +105,10 @@ def _constant(fields: Fields, parameter: Parameter | None) -> Constant | Formatt
         raise RequestError(f"the constant is of the wrong type: {error}", where=where) from error
 
 
-def _from_task(fields: Fields, task_key: str, output_key: str) -> FromTask:
-    source = FromTask(fields.take(task_key, str, ""), fields.take(output_key, str, ""))
+def _from_task(
+    fields: Fields, task_key: str, output_key: str, keys: tuple[str, ...] = ()
+) -> FromTask:
+    source = FromTask(fields.take(task_key, str, ""), fields.take(output_key, str, ""), keys)
     fields.close()
     return source
 
@@ -89,7 +120,7 @@ def read_results(
     parameters: dict[str, tuple[FromTask, ...]] = {}
     for name, fields in outputs.each("parameters"):
         one_of = fields.fields("valueFromOneof")
-        selectors = _list_of_fields(one_of, "parameterSelectors")
+        selectors = list(one_of.list_of("parameterSelectors"))
         if fields.has("valueFromParameter"):
             selectors.append(fields.fields("valueFromParameter"))
         parameters[name] = tuple(
@@ -101,15 +132,10 @@ def read_results(
     for name, fields in outputs.each("artifacts"):
         artifacts[name] = tuple(
             _from_task(s, "producerSubtask", "outputArtifactKey")
-            for s in _list_of_fields(fields, "artifactSelectors")
+            for s in fields.list_of("artifactSelectors")
         )
         fields.close()
     return parameters, artifacts
-
-
-def _list_of_fields(fields: Fields, key: str) -> list[Fields]:
-    items = fields.take(key, list, [])
-    return [Fields(item, f"{fields.at(key)}[{i}]", fields.refusals) for i, item in enumerate(items)]
 
 
 def check_dag(dag: Dag, where: str, inputs: Ports, outputs: Ports) -> None:
@@ -134,6 +160,12 @@ def _check_node(dag: Dag, node: Node, inputs: Ports) -> None:
                 raise malformed(binding.name, "an input of the pipeline around it", place)
             if isinstance(binding, FromTask):
                 _check_source(dag, binding, kind, place)
+            if isinstance(binding, FinalStatus) and binding.task not in dag.nodes:
+                raise malformed(binding.task, "the name of a sibling", place)
+    if isinstance(node, SubDag) and node.loop is not None and isinstance(node.loop.items, str):
+        kind = "artifacts" if node.loop.artifacts else "parameters"
+        if node.loop.items not in getattr(node, kind):
+            raise malformed(node.loop.items, "an input of the loop", f"{node.where}.items")
     for name in node.after:
         if name not in dag.nodes:
             raise malformed(name, "the name of a sibling", f"{node.where}.dependentTasks")
@@ -145,9 +177,14 @@ def _check_source(dag: Dag, source: FromTask, kind: str, where: str) -> None:
         raise malformed(f"{source.task}.{source.output}", "the output of a sibling", where)
 
 
-def check_references(step: Step, where: str, refusals: Refusals) -> None:
+def check_references(step: Step | Importer, where: str, refusals: Refusals) -> None:
     """Refuse placeholders that name an input or output which the step does not have."""
-    container = step.container
+    arguments: list[Argument]
+    if isinstance(step, Importer):
+        arguments = [step.uri, *templates(dict(step.metadata))]
+    else:
+        container = step.container
+        arguments = [*container.command, *container.args, *container.env.values()]
     names = {
         ("inputs", "parameters"): {*step.inputs.parameters, *step.parameters},
         ("inputs", "artifacts"): set(step.inputs.artifacts),
@@ -155,7 +192,7 @@ def check_references(step: Step, where: str, refusals: Refusals) -> None:
         ("outputs", "artifacts"): set(step.outputs.artifacts),
     }
     names["inputs", "any"] = names["inputs", "parameters"] | names["inputs", "artifacts"]
-    for argument in (*container.command, *container.args, *container.env.values()):
+    for argument in arguments:
         for path in references(argument):
             if len(path) >= 3 and path[2] not in names[path[0], path[1]]:
                 refusals.add(

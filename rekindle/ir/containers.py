@@ -1,15 +1,25 @@
-"""Executors of the IR -> `Container`: image, command, args, env, resources; all other kinds of
-executor are refused."""
+"""Executors of the IR -> `Container` (image, command, args, env, resources) or `Import` (an
+artifact from outside); all other kinds of executor are refused."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from rekindle.ir import preamble
 from rekindle.ir.fields import Fields
 from rekindle.ir.graph import Container, Resources
-from rekindle.ir.placeholders import Argument, parse, parse_argument
+from rekindle.ir.placeholders import (
+    Argument,
+    Reference,
+    Template,
+    parse,
+    parse_argument,
+    parse_value,
+)
 
 _OTHER_KINDS = {
-    "importer": "importers bring in artifacts from outside",
     "resolver": "resolvers look up artifacts in a metadata store",
     "customJob": "custom jobs run on Vertex AI only",
 }
@@ -22,17 +32,47 @@ _RESOURCES = (
 )
 
 
-def read_executor(executor: Fields) -> Container | None:
-    """The executor's container; None, with the refusal noted, if it is an executor of another
-    kind."""
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """What an `Importer` is made of; see there."""
+
+    uri: Template
+    metadata: Mapping[str, Any]
+    again: bool
+    to_workspace: bool
+
+
+def read_executor(executor: Fields) -> Container | Import | None:
+    """The executor's container or import; None, with the refusal noted, if it is an executor of
+    another kind."""
     other = [kind for kind in _OTHER_KINDS if executor.has(kind)]
     for kind in other:
         executor.refuse(kind, f"`{kind}` is not supported: {_OTHER_KINDS[kind]}")
     if other:
         return None
-    container = _container(executor.fields("container"))
+    found = (
+        _import(executor.fields("importer"))
+        if executor.has("importer")
+        else _container(executor.fields("container"))
+    )
     executor.close()
-    return container
+    return found
+
+
+def _import(fields: Fields) -> Import:
+    source = fields.fields("artifactUri")
+    if source.has("runtimeParameter"):
+        name = source.take("runtimeParameter", str, "")
+        uri = Template((Reference(("inputs", "parameters", name)),))
+    else:
+        uri = parse(source.take("constant", str, ""), source.at("constant"))
+    source.close()
+    fields.any("typeSchema")  # the component's output says it, too
+    metadata = parse_value(fields.take("metadata", dict, {}), fields.at("metadata"))
+    again = fields.take("reimport", bool, False)
+    to_workspace = fields.take("downloadToWorkspace", bool, False)
+    fields.close()
+    return Import(uri, metadata, again, to_workspace)
 
 
 def _container(fields: Fields) -> Container:
@@ -49,9 +89,7 @@ def _container(fields: Fields) -> Container:
         pip_options=found.pip_options,
         resources=_resources(fields.fields("resources")),
     )
-    if "{{$" in container.image:
-        fields.refusals.add("the image is chosen at run time", fields.at("image"))
-    fields.refuse("lifecycle", "lifecycle hooks run on Vertex AI only")
+    fields.any("lifecycle")  # a setting of the step
     fields.close()
     return container
 

@@ -75,6 +75,11 @@ class Fields:
                 raise malformed(name, "a plain name", group.where)
             yield str(name), group.fields(name)
 
+    def list_of(self, key: str) -> Iterator[Fields]:
+        """The mappings in the list under `key`, none where it is absent."""
+        for i, item in enumerate(self.take(key, list, [])):
+            yield Fields(item, f"{self.at(key)}[{i}]", self.refusals)
+
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
 

@@ -1,13 +1,14 @@
 """The typed Graph: what a pipeline is, once its IR has been read.
 
 Every platform works from these frozen values; none walks raw IR. A `Graph` holds a `Dag`, a `Dag`
-holds nodes, and a node is a `Step` (one container) or a `SubDag` (a nested pipeline, or the body of
-an If). Each node carries two addresses: `path`, by which people and records call it
+holds nodes, and a node is a `Step` (one container), an `Importer` (an artifact that exists already)
+or a `SubDag` (a nested pipeline, the body of an If, of a loop, or what an exit handler watches).
+Each node carries two addresses: `path`, by which people and records call it
 (`condition-1/promote`), and `where`, its place in the IR, for errors.
 
-A node's inputs are bound to constants, to inputs of the Dag around it, or to outputs of a sibling.
-Follows pipeline_spec.proto, schema 2.1.0; ../shared/facts/kfp.md lists what real pipelines use of
-it.
+A node's inputs are bound to constants, to inputs of the Dag around it, to outputs of a sibling, or
+to how a sibling ended. Follows pipeline_spec.proto, schema 2.1.0, and kubernetes_executor_config.
+proto of kfp-kubernetes; ../shared/facts/kfp.md lists what real pipelines use of both.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from rekindle.ir.condition import Expression
-from rekindle.ir.placeholders import Argument
+from rekindle.ir.distribution import Distribution
+from rekindle.ir.placeholders import Argument, Template
 
-ParameterType = Literal["STRING", "NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT"]
+ParameterType = Literal[
+    "STRING", "NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT",
+    "TASK_FINAL_STATUS", "TASK_CONFIG",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +47,13 @@ class Parameter:
 @dataclasses.dataclass(frozen=True)
 class Artifact:
     """A value passed by place: files under a URI, and metadata. `schema_title` is KFP's type
-    (`system.Model`)."""
+    (`system.Model`); `is_list` is any number of them in one order."""
 
     name: str
     schema_title: str
     schema_version: str
     optional: bool = False
+    is_list: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,20 +81,29 @@ class Formatted:
 
 @dataclasses.dataclass(frozen=True)
 class FromInput:
-    """An input of the Dag around the node."""
+    """An input of the Dag around the node; `keys` lead into a struct, outermost first."""
 
     name: str
+    keys: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class FromTask:
-    """An output of a sibling node."""
+    """An output of a sibling node; `keys` lead into a struct, outermost first."""
 
     task: str
     output: str
+    keys: tuple[str, ...] = ()
 
 
-Binding = Constant | Formatted | FromInput | FromTask
+@dataclasses.dataclass(frozen=True)
+class FinalStatus:
+    """How a sibling ended: KFP's PipelineTaskFinalStatus."""
+
+    task: str
+
+
+Binding = Constant | Formatted | FromInput | FromTask | FinalStatus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +112,19 @@ class Condition:
 
     text: str
     expression: Expression
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """Run a Dag once for each item of a list, which becomes its input `item`. `items` is the list
+    (with Templates where KFP wrote placeholders) or the name of the node's own input that holds it;
+    `artifacts` says that it is a list of artifacts, `at_once` how many may run side by side (0: as
+    many as there are)."""
+
+    items: tuple[Any, ...] | str
+    item: str
+    artifacts: bool = False
+    at_once: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +143,8 @@ class Retry:
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What a cluster would grant, as Kubernetes quantities (`4`, `16G`); empty where nothing is
-    asked."""
+    """What a cluster would grant, as Kubernetes quantities (`4`, `16G`) or text with a placeholder;
+    empty where nothing is asked."""
 
     cpu_request: str = ""
     cpu_limit: str = ""
@@ -125,13 +153,39 @@ class Resources:
     accelerator_type: str = ""
     accelerator_count: str = ""
 
+    @property
+    def at_run_time(self) -> bool:
+        """Whether a placeholder stands in one of them, so that only the run knows it."""
+        return any("{{$" in text for text in dataclasses.astuple(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Secret:
+    """The value under `key` of a secret called `name`, in the environment variable `env` of a
+    step."""
+
+    env: str
+    name: Binding
+    key: str
+    where: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A wish that only some platforms know: `name` as the IR calls it (`tolerations`), its value as
+    it is written there."""
+
+    name: str
+    value: Any
+    where: str
+
 
 @dataclasses.dataclass(frozen=True)
 class Container:
     """What a step executes. `source` holds the code of a lightweight Python component (its
     arguments are for `kfp.dsl.executor_main`) and `command` is then empty. `requirements` come from
     KFP's pip preamble, which is cut off: `runtime_requirements` are those that the SDK added for
-    itself, pip options stay in `pip_options`."""
+    itself, pip options stay in `pip_options`. A placeholder in `image` stays text."""
 
     image: str
     command: tuple[Argument, ...] = ()
@@ -146,8 +200,9 @@ class Container:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Node:
-    """What a Step and a SubDag share. `after` are siblings to wait for that nothing is read
-    from."""
+    """What all nodes share. `after` are siblings to wait for that nothing is read from; `always`
+    nodes run whether or not what they wait for succeeded (exit handlers, and KFP's
+    `ignore_upstream_failure`)."""
 
     name: str
     path: str
@@ -159,24 +214,46 @@ class Node:
     artifacts: Mapping[str, FromInput | FromTask]
     after: tuple[str, ...] = ()
     condition: Condition | None = None
+    always: bool = False
 
     @property
     def upstream(self) -> tuple[str, ...]:
         """Names of the siblings that must have ended before this node can begin, each once."""
         bindings = [*self.parameters.values(), *self.artifacts.values()]
-        read = [binding.task for binding in bindings if isinstance(binding, FromTask)]
+        read = [b.task for b in bindings if isinstance(b, FromTask | FinalStatus)]
         return tuple(dict.fromkeys([*self.after, *read]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step(Node):
-    """One container. `cache_key` is the user's own key in place of a computed one ("" = none)."""
+    """One container; with a `distribution`, one a node. `cache_key` is the user's own key in place
+    of a computed one ("" = none)."""
 
     container: Container
     cache: bool = False
     cache_key: str = ""
     retry: Retry = Retry(0)
     timeout_seconds: float | None = None
+    distribution: Distribution | None = None
+    secrets: tuple[Secret, ...] = ()
+    settings: tuple[Setting, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Importer(Node):
+    """An artifact from outside becomes the node's only output. `uri` and the texts in `metadata`
+    may hold placeholders; `again` asks for a new record although the same was imported before,
+    `to_workspace` for a copy in the workspace of the pipeline."""
+
+    uri: Template
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    again: bool = False
+    to_workspace: bool = False
+
+    @property
+    def artifact(self) -> Artifact:
+        """What it brings in."""
+        return next(iter(self.outputs.artifacts.values()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,13 +261,13 @@ class Dag:
     """Nodes by name, and where the Dag's outputs come from: the first source that ran gives the
     value (more than one is KFP's OneOf)."""
 
-    nodes: Mapping[str, Step | SubDag]
+    nodes: Mapping[str, AnyNode]
     parameters: Mapping[str, tuple[FromTask, ...]] = dataclasses.field(default_factory=dict)
     artifacts: Mapping[str, tuple[FromTask, ...]] = dataclasses.field(default_factory=dict)
 
-    def ordered(self) -> tuple[Step | SubDag, ...]:
+    def ordered(self) -> tuple[AnyNode, ...]:
         """Nodes in topological order, ties in the order of the IR; raises ValueError on a cycle."""
-        done: dict[str, Step | SubDag] = {}
+        done: dict[str, AnyNode] = {}
         waiting = dict(self.nodes)
         while waiting:
             ready = [n for n, node in waiting.items() if all(up in done for up in node.upstream)]
@@ -202,15 +279,22 @@ class Dag:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SubDag(Node):
-    """A nested pipeline, or the branch of a condition."""
+    """A nested pipeline, the branch of a condition, the body of a loop, or what an exit handler
+    watches. Outputs of a loop are lists, in the order of its items (KFP's Collected)."""
 
     dag: Dag
+    loop: Loop | None = None
+    retry: Retry = Retry(0)
+
+
+AnyNode = Step | Importer | SubDag
 
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
     """A pipeline: `inputs` are its parameters (root artifacts can be read, but not given),
-    `pipeline_root` the place that the author wished artifacts to be."""
+    `pipeline_root` the place that the author wished artifacts to be, `settings` what is asked for
+    all of it."""
 
     name: str
     inputs: Ports
@@ -218,8 +302,9 @@ class Graph:
     dag: Dag
     description: str = ""
     pipeline_root: str = ""
+    settings: tuple[Setting, ...] = ()
 
-    def nodes(self) -> Iterator[Step | SubDag]:
+    def nodes(self) -> Iterator[AnyNode]:
         """Every node at every depth, a SubDag before what it holds, in topological order."""
         pending = list(self.dag.ordered())
         while pending:
@@ -233,7 +318,11 @@ class Graph:
         (`condition-1/promote`)."""
         return tuple(node for node in self.nodes() if isinstance(node, Step))
 
-    def find(self, name: str) -> Step | SubDag:
+    def leaves(self) -> tuple[Step | Importer, ...]:
+        """Everything that records know: steps and importers, in topological order."""
+        return tuple(node for node in self.nodes() if not isinstance(node, SubDag))
+
+    def find(self, name: str) -> AnyNode:
         """The node whose path, or else its last segment, is `name`; raises KeyError whose text
         names the nearest."""
         by_path = {node.path: node for node in self.nodes()}
@@ -256,7 +345,8 @@ class Graph:
                 parent=node.path.rpartition("/")[0],
                 component=node.component,
                 condition=str(node.condition.expression) if node.condition else "",
-                is_step=isinstance(node, Step),
+                is_step=not isinstance(node, SubDag),
+                is_loop=isinstance(node, SubDag) and node.loop is not None,
             )
             for node in self.nodes()
         )
@@ -275,6 +365,7 @@ class Box:
     component: str
     condition: str
     is_step: bool
+    is_loop: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ _PORT = re.compile(
         (?:\.(?P<field>path|uri|metadata|output_file)(?:\['(?P<key>[^'\]]+)'\])?)?""",
     re.VERBOSE,
 )
+# Facts of a run that every platform can give, and those that only some have
 RUN_FACTS = (
     "pipeline_job_name",
     "pipeline_job_uuid",
@@ -33,9 +34,18 @@ RUN_FACTS = (
     "pipeline_task_uuid",
     "pipeline_root",
 )
+PLATFORM_FACTS = (
+    "pipeline_google_cloud_project_id",
+    "pipeline_google_cloud_location",
+    "pipeline_persistent_resource_id",
+    "pipeline_service_account",
+    "pipeline_network",
+    "pipeline_encryption_key_name",
+    "workspace_path",
+)
 _FIELDS = {
     ("inputs", "parameters"): (None,),
-    ("inputs", "artifacts"): ("path", "uri", "metadata"),
+    ("inputs", "artifacts"): (None, "path", "uri", "metadata"),
     ("outputs", "parameters"): ("output_file",),
     ("outputs", "artifacts"): ("path", "uri", "metadata"),
 }
@@ -133,11 +143,18 @@ def parse_value(value: Any, where: str) -> Any:
 
 def has_templates(value: Any) -> bool:
     """Is there a Template anywhere in `value`?"""
-    if isinstance(value, list):
-        return any(map(has_templates, value))
-    if isinstance(value, dict):
-        return any(map(has_templates, value.values()))
-    return isinstance(value, Template)
+    return any(True for _ in templates(value))
+
+
+def templates(value: Any) -> Iterator[Template]:
+    """Every Template anywhere in `value`."""
+    if isinstance(value, Template):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from templates(item)
+    elif isinstance(value, dict):
+        yield from templates(list(value.values()))
 
 
 def references(argument: Argument) -> Iterator[tuple[str, ...]]:
@@ -175,18 +192,15 @@ def _reference(body: str, whole: str, where: str) -> Reference:
         return Reference(("executor_input",))
     if body in (".outputs.output_file", ".outputMetadataUri"):
         return Reference(("outputs", "output_file"))
-    if body.removeprefix(".") in RUN_FACTS:
+    if body.removeprefix(".") in (*RUN_FACTS, *PLATFORM_FACTS):
         return Reference(("run", body.removeprefix(".")))
     match = _PORT.fullmatch(body)
     if match and match["field"] in _FIELDS[match["side"], match["kind"]]:
         fields = [f for f in (match["field"], match["key"]) if f and f != "output_file"]
         if match["key"] is None or match["field"] == "metadata":
             return Reference((match["side"], match["kind"], match["name"], *fields))
-    what = "has no meaning outside the platform it was written for"
-    if match and match["kind"] == "artifacts" and not match["field"]:
-        what = "stands for a list of artifacts, which is not supported"
     raise UnsupportedError(
-        f"the placeholder {whole} {what}",
+        f"the placeholder {whole} is none that KFP writes",
         where=where,
         fix="pass the value as a parameter of the pipeline",
     )

@@ -1,15 +1,16 @@
 """IR text -> Graph. The IR is walked by its known keys only; anything else is refused by name, all
 refusals at once.
 
-Understood: container executors, nested pipelines, If/Elif/Else, OneOf, parameters, artifacts,
-retries, caching, env, resources, pip preambles, and timeouts (kfp-kubernetes). Refused with a
-reason: loops and what they collect, exit handlers, `ignore_upstream_failure`, importers, custom
-jobs, workspaces, secrets, volumes and all other cluster settings. Authority: pipeline_spec.proto
-2.1.0 and the KFP compiler's output, ../shared/facts/kfp.md §2.
+Understood is all that KFP 2 writes: containers, importers, nested pipelines, If/Elif/Else, OneOf,
+loops and what they collect, exit handlers, `ignore_upstream_failure`, retries, caching, and
+kfp-kubernetes' second document. Which platform can do which of it is not decided here. Refused:
+custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority: pipeline_spec.proto 2.1.0
+and the KFP compiler's output, ../shared/facts/kfp.md §2.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
@@ -17,31 +18,32 @@ import yaml
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir import condition as conditions
-from rekindle.ir.bindings import (
-    UNROLL,
-    check_dag,
-    check_references,
-    read_bindings,
-    read_results,
-)
-from rekindle.ir.containers import read_executor
+from rekindle.ir.bindings import check_dag, check_references, read_bindings, read_results
+from rekindle.ir.containers import Import, read_executor
 from rekindle.ir.fields import Fields, Refusals, malformed
 from rekindle.ir.graph import (
+    AnyNode,
     Artifact,
     Condition,
     Container,
     Dag,
     Graph,
+    Importer,
+    Loop,
     Parameter,
     ParameterType,
     Ports,
     Retry,
+    Setting,
     Step,
     SubDag,
 )
-from rekindle.ir.values import from_ir
+from rekindle.ir.placeholders import parse_value
+from rekindle.ir.settings import Wishes, read_platforms
+from rekindle.ir.values import from_ir, integral
 
 _TYPES = get_args(ParameterType)
+_ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
 def read(text: str) -> Graph:
@@ -54,8 +56,8 @@ def read(text: str) -> Graph:
     spec, platform = _documents(text)
     refusals = Refusals()
     try:
-        reader = _Reader(_unwrap(spec, refusals), _deadlines(platform, refusals), refusals)
-        graph = reader.graph()
+        wishes, settings = read_platforms(platform, refusals)
+        graph = _Reader(_unwrap(spec, refusals), wishes, refusals).graph(settings)
     except UnsupportedError as error:
         raise UnsupportedError([*refusals.problems, *error.problems]) from error
     refusals.raise_if_any()
@@ -87,47 +89,21 @@ def _unwrap(document: Any, refusals: Refusals) -> Any:
     return spec
 
 
-def _deadlines(document: Any, refusals: Refusals) -> dict[str, float]:
-    """Seconds an executor may take, by label, from the platform document."""
-    found: dict[str, float] = {}
-    top = Fields(document, "", refusals)
-    for platform, fields in top.each("platforms"):
-        if platform != "kubernetes":
-            refusals.add(f"settings of the platform `{platform}`", fields.where)
-            continue
-        deployment = fields.fields("deploymentSpec")
-        for label, executor in deployment.each("executors"):
-            seconds = executor.any("activeDeadlineSeconds")
-            if seconds is not None:
-                found[label] = float(seconds)
-            for key in executor.data:
-                if key != "activeDeadlineSeconds":
-                    executor.refuse(str(key), f"`{key}`, a setting of Kubernetes pods")
-        deployment.close()
-        fields.refuse(
-            "pipelineConfig",
-            "settings of the whole pipeline on a cluster (workspace, time to live)",
-        )
-        fields.close()
-    top.close()
-    return found
-
-
 class _Reader:
     """One reading: the components and executors by name, and the chain of components being
     expanded."""
 
-    def __init__(self, spec: Any, deadlines: Mapping[str, float], refusals: Refusals) -> None:
+    def __init__(self, spec: Any, wishes: Mapping[str, Wishes], refusals: Refusals) -> None:
         self.top = Fields(spec, "", refusals)
-        self.refusals, self.deadlines = refusals, deadlines
+        self.refusals, self.wishes = refusals, wishes
         self.components = dict(self.top.each("components"))
         deployment = self.top.fields("deploymentSpec")
         self.executors = dict(deployment.each("executors"))
         deployment.close()
-        self.containers: dict[str, Container | None] = {}
+        self.contents: dict[str, Container | Import | None] = {}
         self.expanding: list[str] = []
 
-    def graph(self) -> Graph:
+    def graph(self, settings: tuple[Setting, ...]) -> Graph:
         version = self.top.take("schemaVersion", str, "")
         if not version.startswith("2."):
             raise malformed(version, "schema version 2.x", "schemaVersion")
@@ -144,6 +120,7 @@ class _Reader:
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
             description=info.take("description", str, ""),
             pipeline_root=self.top.take("defaultPipelineRoot", str, ""),
+            settings=settings,
         )
         info.take("displayName", str, "")
         for fields in (root, info, self.top):
@@ -161,12 +138,12 @@ class _Reader:
             ports.append(
                 Ports({p.name: p for p in parameters if p}, {a.name: a for a in artifacts})
             )
-        component.refuse("taskConfigPassthroughs", "task configuration handed to the component")
+        component.any("taskConfigPassthroughs")  # a setting of the step
         component.refuse("singlePlatformSpecs", "platform settings inside a component")
         return ports[0], ports[1]
 
     def dag(self, fields: Fields, path: str, inputs: Ports, outputs: Ports, cache: bool) -> Dag:
-        nodes: dict[str, Step | SubDag] = {}
+        nodes: dict[str, AnyNode] = {}
         for name, task in fields.each("tasks"):
             node = self.node(name, task, f"{path}/{name}" if path else name, cache)
             if node is not None:
@@ -179,7 +156,7 @@ class _Reader:
             check_dag(dag, fields.where, inputs, outputs)
         return dag
 
-    def node(self, name: str, task: Fields, path: str, cache: bool) -> Step | SubDag | None:
+    def node(self, name: str, task: Fields, path: str, cache: bool) -> AnyNode | None:
         """One task; None if it is refused as a whole."""
         info = task.fields("taskInfo")
         info.take("name", str, "")
@@ -190,9 +167,8 @@ class _Reader:
         if component_name not in self.components or component_name in self.expanding:
             raise malformed(component_name, "the name of a component", reference.at("name"))
         component = self.components[component_name]
-        if _refuse_loops(task):
-            return None
         inputs, outputs = self.ports(component)
+        condition, always = _trigger(task, inputs)
         shared: dict[str, Any] = {
             "name": name,
             "path": path,
@@ -201,7 +177,8 @@ class _Reader:
             "inputs": inputs,
             "outputs": outputs,
             "after": tuple(str(n) for n in task.take("dependentTasks", list, [])),
-            "condition": _condition(task, inputs),
+            "condition": condition,
+            "always": always,
         }
         shared["parameters"], shared["artifacts"] = read_bindings(task.fields("inputs"), inputs)
         self.expanding.append(component_name)
@@ -215,33 +192,65 @@ class _Reader:
             task.close()
 
     def sub_dag(self, task: Fields, component: Fields, shared: Any, cache: bool) -> SubDag:
-        task.refuse("retryPolicy", "retries of a whole nested pipeline", "retry its steps")
         if "cachingOptions" in task.data:  # absent from the Dag of a condition
-            cache = cache and _caching(task)[0]
+            enabled, _ = _caching(task)
+            cache = cache and enabled
         path, inputs, outputs = shared["path"], shared["inputs"], shared["outputs"]
         dag = self.dag(component.fields("dag"), path, inputs, outputs, cache)
-        return SubDag(dag=dag, **shared)
+        return SubDag(dag=dag, loop=_loop(task), retry=_retry(task.fields("retryPolicy")), **shared)
 
-    def step(self, task: Fields, component: Fields, shared: Any, cache: bool) -> Step | None:
+    def step(
+        self, task: Fields, component: Fields, shared: Any, cache: bool
+    ) -> Step | Importer | None:
         label = component.take("executorLabel", str, "")
         if label not in self.executors:
             raise malformed(label, "the name of an executor", component.at("executorLabel"))
+        for key in ("parameterIterator", "artifactIterator", "iteratorPolicy"):
+            task.refuse(key, "a loop over a single component, which KFP never writes")
         enabled, key = _caching(task)
         retry = _retry(task.fields("retryPolicy"))
-        if label not in self.containers:
-            self.containers[label] = read_executor(self.executors[label])
-        if (container := self.containers[label]) is None:
+        if label not in self.contents:
+            self.contents[label] = read_executor(self.executors[label])
+        content, wishes = self.contents[label], self.wishes.get(label, Wishes())
+        if content is None:
             return None
-        step = Step(
-            container=container,
-            cache=enabled and cache,
-            cache_key=key,
-            retry=retry,
-            timeout_seconds=self.deadlines.get(label),
-            **shared,
-        )
-        check_references(step, self.executors[label].where, self.refusals)
-        return step
+        for name, artifact in shared["outputs"].artifacts.items():
+            if artifact.is_list:
+                self.refusals.add(
+                    f"a component that writes a list of artifacts (`{name}`)",
+                    component.at(f"outputDefinitions.artifacts.{name}"),
+                    "write each in a turn of a loop, and collect them",
+                )
+        node: Step | Importer
+        if isinstance(content, Import):
+            node = Importer(**vars(content), **shared)
+        else:
+            node = Step(
+                container=content,
+                cache=enabled and cache,
+                cache_key=key,
+                retry=retry,
+                timeout_seconds=wishes.timeout_seconds,
+                distribution=wishes.distribution,
+                secrets=wishes.secrets,
+                settings=(
+                    *wishes.settings,
+                    *_setting(component, "taskConfigPassthroughs"),
+                    *_setting(self.executors[label].fields("container"), "lifecycle"),
+                ),
+                **shared,
+            )
+        check_references(node, self.executors[label].where, self.refusals)
+        if isinstance(node, Step) and node.distribution is not None:
+            names = frozenset([*node.inputs.parameters, *node.inputs.artifacts])
+            if problems := node.distribution.problems(names, node.where):
+                raise RequestError(problems)
+        return node
+
+
+def _setting(fields: Fields, name: str) -> tuple[Setting, ...]:
+    there = fields.has(name)
+    return (Setting(name, fields.any(name), fields.at(name)),) if there else ()
 
 
 def _parameter(name: str, fields: Fields) -> Parameter | None:
@@ -272,34 +281,58 @@ def _artifact(name: str, fields: Fields) -> Artifact:
     if not title:
         title = schema.take("instanceSchema", str, "")
     schema.close()
-    fields.refuse("isArtifactList", "lists of artifacts", UNROLL)
     fields.take("description", str, "")
-    optional = fields.take("isOptional", bool, False)
-    fields.close()
-    return Artifact(name, title, version, optional)
-
-
-def _refuse_loops(task: Fields) -> bool:
-    looped = task.has("parameterIterator") or task.has("artifactIterator")
-    for key in ("parameterIterator", "artifactIterator"):
-        task.refuse(key, "loops (dsl.ParallelFor)", UNROLL)
-    task.any("iteratorPolicy")
-    return looped
-
-
-def _condition(task: Fields, inputs: Ports) -> Condition | None:
-    policy = task.fields("triggerPolicy")
-    policy.refuse(
-        "strategy", "steps that run although others failed (exit handlers, ignore_upstream_failure)"
+    optional, is_list = (
+        fields.take("isOptional", bool, False),
+        fields.take("isArtifactList", bool, False),
     )
-    text = policy.take("condition", str, "")
+    fields.close()
+    return Artifact(name, title, version, optional, is_list)
+
+
+def _loop(task: Fields) -> Loop | None:
+    policy = task.fields("iteratorPolicy")
+    at_once = int(policy.take("parallelismLimit", float, 0.0))
     policy.close()
-    if not text:
-        return None
+    for key, input_key in (
+        ("parameterIterator", "inputParameter"),
+        ("artifactIterator", "inputArtifact"),
+    ):
+        if not task.has(key):
+            continue
+        iterator = task.fields(key)
+        item, items = iterator.take("itemInput", str, ""), iterator.fields("items")
+        name, raw = items.take(input_key, str, ""), items.take("raw", str, "")
+        for fields in (iterator, items):
+            fields.close()
+        over = name or _items(raw, items.at("raw"))
+        return Loop(over, item, key == "artifactIterator", at_once)
+    return None
+
+
+def _items(raw: str, where: str) -> tuple[Any, ...]:
+    try:
+        values = json.loads(raw)
+    except ValueError:
+        values = None
+    if not isinstance(values, list):
+        raise malformed(raw, "a list in JSON", where)
+    return tuple(parse_value(integral(value), where) for value in values)
+
+
+def _trigger(task: Fields, inputs: Ports) -> tuple[Condition | None, bool]:
+    """The condition, and whether the node runs although something before it failed."""
+    policy = task.fields("triggerPolicy")
+    strategy, text = policy.take("strategy", str, ""), policy.take("condition", str, "")
     where = policy.at("condition")
+    policy.close()
+    if strategy not in ("", _ALWAYS, "ALL_UPSTREAM_TASKS_SUCCEEDED"):
+        policy.refusals.add(f"the trigger strategy {strategy}", policy.at("strategy"))
+    if not text:
+        return None, strategy == _ALWAYS
     expression = conditions.parse(text, where)
     conditions.check(expression, {n: p.type for n, p in inputs.parameters.items()}, where)
-    return Condition(text, expression)
+    return Condition(text, expression), strategy == _ALWAYS
 
 
 def _caching(task: Fields) -> tuple[bool, str]:

@@ -25,6 +25,8 @@ _WORDS: Mapping[ParameterType, str] = {
     "BOOLEAN": "true or false",
     "LIST": "a list",
     "STRUCT": "a mapping",
+    "TASK_FINAL_STATUS": "the final status of a step",
+    "TASK_CONFIG": "the configuration of a step",
 }
 
 
@@ -64,6 +66,8 @@ def mismatch(value: Any, kind: ParameterType) -> str | None:
         "BOOLEAN": isinstance(value, bool),
         "LIST": isinstance(value, list),
         "STRUCT": isinstance(value, dict),
+        "TASK_FINAL_STATUS": isinstance(value, dict),
+        "TASK_CONFIG": isinstance(value, dict),
     }[kind]
     if not fits:
         return f"{_shown(value)} is not {_WORDS[kind]}"

@@ -11,7 +11,10 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Mapping
 from typing import Self
+
+from rekindle.errors import RequestError
 
 VARIABLE = "REKINDLE_RENDEZVOUS"
 _SIOCGIFADDR = 0x8915
@@ -40,9 +43,29 @@ class Rendezvous:
 
     @classmethod
     def current(cls) -> Self:
-        """The one handed to this process; a single rank where nobody handed one over."""
+        """The one handed to this process; a single rank where nobody handed one over. RequestError
+        if it makes no sense."""
         text = os.environ.get(VARIABLE)
-        return cls(**json.loads(text)) if text else cls()
+        return cls(**json.loads(text)).checked(VARIABLE) if text else cls()
+
+    def checked(self, source: str) -> Self:
+        """This, if its numbers fit each other; RequestError, which names the `source`, if not. A
+        global rank taken for a node's is found by being too large."""
+        if self.nodes < 1 or self.ranks_per_node < 1:
+            raise RequestError(
+                f"{self.nodes} nodes of {self.ranks_per_node} ranks cannot meet", where=source
+            )
+        if not 0 <= self.node_rank < self.nodes:
+            raise RequestError(
+                f"this is node {self.node_rank} of {self.nodes}, counted from 0",
+                where=source,
+                fix="give the rank of the node, not that of a process among all nodes",
+            )
+        if self.nodes > 1 and not (self.address and 0 < self.port < 65_536):
+            raise RequestError(
+                f"nodes cannot meet at {self.address or 'no address'}:{self.port}", where=source
+            )
+        return self
 
     def environment(self) -> dict[str, str]:
         """The variable that hands it to a child process."""
@@ -70,3 +93,15 @@ class Rendezvous:
                 if answer[20:24] == address:
                     return {"GLOO_SOCKET_IFNAME": name}
         return {}
+
+
+def number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """A whole number of the environment; RequestError if it is not there, or none."""
+    text = environment.get(name, "")
+    if not text and default is not None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        what = f"`{name}` is {text!r}, which is no whole number" if text else f"no `{name}` is set"
+        raise RequestError(what, where="the environment") from None

@@ -109,26 +109,37 @@ def _look_up(path: list[str], task: dict[str, Any]) -> Any:
         case ["executor_input"]:
             return executor_input
         case ["run", fact]:
-            return task["run"][fact]
+            return _given(task["run"], fact, f"`{fact}`, which does not exist here")
         case ["outputs", "output_file"]:
             return executor_input["outputs"]["outputFile"]
         case ["outputs", "parameters", name]:
             return executor_input["outputs"]["parameters"][name]["outputFile"]
         case ["inputs", "parameters", name]:
-            if name not in executor_input["inputs"]["parameterValues"]:
-                raise TaskError(f"the command needs the input `{name}`, which has no value")
-            return executor_input["inputs"]["parameterValues"][name]
+            values = executor_input["inputs"]["parameterValues"]
+            return _given(values, name, f"the input `{name}`, which has no value")
         case [side, "artifacts", name, *fields]:
-            if name not in executor_input[side]["artifacts"]:
-                raise TaskError(f"the command needs the artifact `{name}`, which was not given")
-            return _artifact_field(executor_input[side]["artifacts"][name]["artifacts"][0], fields)
+            artifacts = executor_input[side]["artifacts"]
+            missing = f"the artifact `{name}`, which was not given"
+            several = _given(artifacts, name, missing)["artifacts"]
+            return _artifact_field(several, name, fields)
     raise TaskError(f"unknown reference {path}")
 
 
-def _artifact_field(artifact: dict[str, Any], fields: list[str]) -> Any:
+def _given(values: dict[str, Any], name: str, what: str) -> Any:
+    if name not in values:
+        raise TaskError(f"the command needs {what}")
+    return values[name]
+
+
+def _artifact_field(several: list[dict[str, Any]], name: str, fields: list[str]) -> Any:
+    """A field of an artifact, of the first one if it is a list; all of them without `fields`."""
+    if not fields:
+        return several
+    if not several:
+        raise TaskError(f"the command needs the artifact `{name}`, which is an empty list")
     if fields == ["path"]:
-        return artifact.get("customPath") or artifact["uri"]
-    value: Any = artifact
+        return several[0].get("customPath") or several[0]["uri"]
+    value: Any = several[0]
     for field in fields:
         value = value.get(field, "")
     return value

@@ -83,6 +83,7 @@ def test_the_public_surface_is_what_it_says():
         "Spec",
         "Task",
         "__version__",
+        "distribute",
         "load",
         "run",
         "runs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -93,8 +94,7 @@ def test_concat_and_if_present_render(text: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{{$.workspace_path}}",
-        "{{$.pipeline_google_cloud_project_id}}",
+        "{{$.pipeline_color}}",
         "{{$.inputs.parameters[0]}}",
         "{{$.inputs.parameters['x'].path}}",
         "{{$.inputs.artifacts['x'].name}}",
@@ -113,9 +113,17 @@ def test_unknown_placeholders_are_refused_with_their_place(text: str) -> None:
     assert caught.value.problems[0].where == "deploymentSpec.executors.x.container.args[0]"
 
 
-def test_a_list_of_artifacts_is_refused_as_such() -> None:
-    with pytest.raises(UnsupportedError, match="list of artifacts"):
-        parse("{{$.inputs.artifacts['x']}}", "here")
+def test_a_list_of_artifacts_renders_whole() -> None:
+    several = [{"uri": "/a"}, {"uri": "/b"}]
+    task = {**TASK, "executor_input": {"inputs": {"artifacts": {"x": {"artifacts": several}}}}}
+    (text,) = render(lower(parse("{{$.inputs.artifacts['x']}}", "here")), task)
+    assert json.loads(text) == several
+
+
+@pytest.mark.parametrize("fact", ["workspace_path", "pipeline_google_cloud_project_id"])
+def test_what_only_one_platform_knows_is_read_and_is_missing_elsewhere(fact: str) -> None:
+    with pytest.raises(TaskError, match=f"{fact}`, which does not exist here"):
+        render(lower(parse("{{$." + fact + "}}", "here")), TASK)
 
 
 @given(st.text())

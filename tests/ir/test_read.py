@@ -10,7 +10,19 @@ import pytest
 import yaml
 
 from rekindle.errors import RequestError, UnsupportedError
-from rekindle.ir.graph import Constant, FromInput, FromTask, Graph, Retry, Step, SubDag
+from rekindle.ir.graph import (
+    Constant,
+    FinalStatus,
+    FromInput,
+    FromTask,
+    Graph,
+    Importer,
+    Loop,
+    Retry,
+    Step,
+    SubDag,
+)
+from rekindle.ir.placeholders import Reference
 from rekindle.ir.read import read
 
 
@@ -211,23 +223,17 @@ def test_what_is_not_found_names_what_there_is(name: str, says: str) -> None:
 
 REFUSALS = {
     "root.dag.tasks.a.parameterIterator": {"itemInput": "n", "items": {"raw": "[1]"}},
-    "root.dag.tasks.a.artifactIterator": {"itemInput": "n", "items": {"inputArtifact": "x"}},
-    "root.dag.tasks.a.triggerPolicy.strategy": "ALL_UPSTREAM_TASKS_COMPLETED",
-    "root.dag.tasks.a.inputs.parameters.n.taskFinalStatus": {"producerTask": "b"},
-    "root.dag.tasks.a.inputs.parameters.n.parameterExpressionSelector": "parseJson(string_value)",
+    "root.dag.tasks.a.triggerPolicy.strategy": "SOMETIMES",
+    "root.dag.tasks.a.inputs.parameters.n.parameterExpressionSelector": "parseJson(x).y",
     "root.dag.tasks.a.inputs.parameters.n.runtimeValue.runtimeParameter": "x",
     "root.dag.tasks.a.somethingNew": {"x": 1},
     "root.somethingNew": 1,
     "somethingNew": "x",
-    "components.comp-a.taskConfigPassthroughs": [{"field": "RESOURCES"}],
     "components.comp-a.singlePlatformSpecs": [{"platform": "x"}],
-    "components.comp-a.inputDefinitions.parameters.n.parameterType": "TASK_CONFIG",
+    "components.comp-a.inputDefinitions.parameters.n.parameterType": "TASK_WISH",
     "components.comp-a.outputDefinitions.artifacts.x.isArtifactList": True,
-    "deploymentSpec.executors.exec-a.importer": {"artifactUri": {"constant": "gs://x"}},
     "deploymentSpec.executors.exec-a.customJob": {"customJob": {}},
     "deploymentSpec.executors.exec-a.resolver": {"outputArtifactQueries": {}, "x": 1},
-    "deploymentSpec.executors.exec-a.container.lifecycle": {"preCacheCheck": {"command": ["x"]}},
-    "deploymentSpec.executors.exec-a.container.image": "{{$.inputs.parameters['n']}}",
     "deploymentSpec.executors.exec-a.container.volumes": [{"name": "x"}],
     "deploymentSpec.executors.exec-a.container.args": ["{{$.inputs.parameters['other']}}"],
 }
@@ -243,25 +249,115 @@ def test_what_is_not_supported_is_refused_with_its_place_and_a_way_out(path: str
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("setting", ["secretAsEnv", "pvcMount", "tolerations", "podMetadata"])
-def test_settings_of_a_cluster_are_refused(setting: str) -> None:
-    executors = {"executors": {"exec-a": {setting: [{"x": 1}]}}}
-    platform = {"platforms": {"kubernetes": {"deploymentSpec": executors}}}
-    with pytest.raises(UnsupportedError, match=setting) as caught:
-        read(yaml.safe_dump_all([minimal(), platform]))
-    assert caught.value.problems[0].where.endswith(f"executors.exec-a.{setting}")
+def on_kubernetes(**executors: Any) -> dict[str, Any]:
+    """A second document with these settings for exec-a."""
+    return {"platforms": {"kubernetes": {"deploymentSpec": {"executors": {"exec-a": executors}}}}}
+
+
+def test_settings_of_a_cluster_keep_their_names_and_places() -> None:
+    wishes = on_kubernetes(tolerations=[{"key": "x"}], podMetadata={"labels": {"a": "b"}})
+    a = step(read(yaml.safe_dump_all([minimal(), wishes])), "a")
+    places = {setting.name: setting.where.rpartition("executors.")[2] for setting in a.settings}
+    assert places == {
+        "podMetadata": "exec-a.podMetadata",
+        "tolerations": "exec-a.tolerations",
+    }
+    assert a.settings[1].value == [{"key": "x"}]
+
+
+def test_secrets_in_the_environment_are_typed() -> None:
+    pair = {"secretKey": "token", "envVar": "TOKEN"}
+    named = {"secretNameParameter": {"runtimeValue": {"constant": "login"}}, "secretName": "login"}
+    a = step(
+        read(
+            yaml.safe_dump_all(
+                [minimal(), on_kubernetes(secretAsEnv=[{**named, "keyToEnv": [pair]}])]
+            )
+        ),
+        "a",
+    )
+    (secret,) = a.secrets
+    assert (secret.env, secret.name, secret.key) == ("TOKEN", Constant("login"), "token")
+
+
+def looped(**iterator: Any) -> dict[str, Any]:
+    """The nested pipeline with a loop around it, whose item is its input `n`."""
+    spec = nested()
+    task = spec["root"]["dag"]["tasks"]["inner"]
+    del task["inputs"]["parameters"]["n"]
+    task["parameterIterator"] = {"itemInput": "n", **iterator}
+    task["iteratorPolicy"] = {"parallelismLimit": 2.0}
+    return spec
+
+
+def test_loops_over_constants_and_over_inputs_are_read() -> None:
+    inner = read(yaml.safe_dump(looped(items={"raw": "[1, 2.5, 3.0]"}))).find("inner")
+    assert isinstance(inner, SubDag)
+    assert inner.loop == Loop((1, 2.5, 3), "n", at_once=2)
+    spec = looped(items={"inputParameter": "many"})
+    task = spec["root"]["dag"]["tasks"]["inner"]
+    task["inputs"]["parameters"]["many"] = {"runtimeValue": {"constant": [1.0]}}
+    inner = read(yaml.safe_dump(spec)).find("inner")
+    assert isinstance(inner, SubDag)
+    assert inner.loop == Loop("many", "n", at_once=2)
+    assert inner.parameters["many"] == Constant([1.0])
+
+
+def test_elements_of_structs_are_read() -> None:
+    spec = nested()
+    bound = spec["components"]["comp-inner"]["dag"]["tasks"]["a"]["inputs"]["parameters"]["n"]
+    bound["parameterExpressionSelector"] = 'parseJson(string_value)["a b"]["c"]'
+    assert read(yaml.safe_dump(spec)).steps()[0].parameters["n"] == FromInput("n", ("a b", "c"))
+
+
+def test_exit_tasks_wait_for_the_end_and_not_for_success() -> None:
+    spec = minimal()
+    task = spec["root"]["dag"]["tasks"]["b"]
+    task["triggerPolicy"] = {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
+    task["inputs"]["parameters"]["s"] = {"taskFinalStatus": {"producerTask": "a"}}
+    status = {"parameterType": "TASK_FINAL_STATUS"}
+    component = copy.deepcopy(spec["components"]["comp-b"])
+    component["inputDefinitions"]["parameters"]["s"] = status
+    spec["components"]["comp-b"] = component
+    b = step(read(yaml.safe_dump(spec)), "b")
+    assert b.always
+    assert b.parameters["s"] == FinalStatus("a")
+    assert b.upstream == ("a",)
+
+
+def test_importers_are_nodes_of_their_own() -> None:
+    spec = minimal()
+    del spec["root"]["dag"]["tasks"]["b"]
+    spec["components"]["comp-a"]["outputDefinitions"] = {
+        "artifacts": {"artifact": {"artifactType": {"schemaTitle": "system.Dataset"}}}
+    }
+    spec["deploymentSpec"]["executors"]["exec-a"] = {
+        "importer": {
+            "artifactUri": {"runtimeParameter": "n"}, "reimport": True,
+            "metadata": {"from": "{{$.inputs.parameters['n']}}", "kind": "x"},
+        }
+    }  # fmt: skip
+    graph = read(yaml.safe_dump(spec))
+    (node,) = graph.leaves()
+    assert graph.steps() == ()
+    assert isinstance(node, Importer)
+    assert node.uri.parts == (Reference(("inputs", "parameters", "n")),)
+    assert node.metadata["from"].parts == node.uri.parts
+    assert (node.metadata["kind"], node.again, node.artifact.schema_title) == (
+        "x", True, "system.Dataset",
+    )  # fmt: skip
 
 
 def test_all_refusals_come_at_once_and_each_once() -> None:
     spec = minimal()
     spec["components"]["comp-b"]["executorLabel"] = "exec-a"
-    spec["deploymentSpec"]["executors"]["exec-a"]["container"]["lifecycle"] = {"x": 1}
+    spec["deploymentSpec"]["executors"]["exec-a"]["container"]["volumes"] = [{"x": 1}]
     spec["root"]["dag"]["tasks"]["a"]["new"] = 1
     spec["other"] = 1
     with pytest.raises(UnsupportedError) as caught:
         read(yaml.safe_dump(spec))
     assert [problem.where for problem in caught.value.problems] == [
-        "deploymentSpec.executors.exec-a.container.lifecycle",
+        "deploymentSpec.executors.exec-a.container.volumes",
         "root.dag.tasks.a.new",
         "other",
     ]
@@ -281,6 +377,7 @@ def test_all_refusals_come_at_once_and_each_once() -> None:
         changed("root.dag.tasks", ["a"]),
         changed("root.dag.tasks.b.dependentTasks", ["nobody"]),
         changed("root.dag.tasks.a.dependentTasks", ["b"]),
+        changed("root.dag.tasks.b.inputs.parameters.n", {"taskFinalStatus": {"producerTask": "x"}}),
         changed("root.dag.tasks.b.componentRef.name", "comp-x"),
         changed("components.comp-b.executorLabel", "exec-x"),
         changed("root.dag.tasks.b.inputs.parameters.n", {"componentInputParameter": "gone"}),

@@ -17,6 +17,7 @@ import yaml
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
+from rekindle.platforms.admission import admit
 
 OWN_IMAGES = "rekindle/"
 
@@ -34,8 +35,10 @@ def compile(
     """One YAML file, named after the pipeline, that `kfp.Client` and the KFP UI take.
 
     `arguments` become the defaults of the pipeline's parameters; `image` stands in for the images
-    whose repository begins with `rekindle/`. RequestError if the arguments do not fit the pipeline.
+    whose repository begins with `rekindle/`. RequestError if the arguments do not fit the pipeline,
+    UnsupportedError if something in it does not run there.
     """
+    admit(graph, "kubeflow")
     values = bind(graph, arguments)
     spec, *platforms = [d for d in yaml.load_all(ir_text, _loader()) if d is not None]
     parameters = spec["root"].get("inputDefinitions", {}).get("parameters", {})

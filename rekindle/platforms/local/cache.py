@@ -49,12 +49,20 @@ class Stored:
         )
 
 
+Given = Stored | tuple[Stored, ...]  # an artifact, or a list of them
+
+
 @dataclasses.dataclass(frozen=True)
 class Values:
     """Parameters and artifacts that go into a node, or come out of it."""
 
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    artifacts: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
+    artifacts: Mapping[str, Given] = dataclasses.field(default_factory=dict)
+
+
+def each(given: Given) -> tuple[Stored, ...]:
+    """One artifact or several, as several."""
+    return given if isinstance(given, tuple) else (given,)
 
 
 NOTHING = Values()
@@ -91,7 +99,7 @@ def identify(step: Step, inputs: Values, source_hash: str) -> Identity:
         return Identity(
             {"cache key": _hash([step.component, step.cache_key]), "outputs": _hash(outputs)}
         )
-    component = {
+    component: dict[str, Any] = {
         "source": container.source,
         "command": [lower(word) for word in container.command],
         "args": [lower(word) for word in container.args],
@@ -99,11 +107,16 @@ def identify(step: Step, inputs: Values, source_hash: str) -> Identity:
         "image": container.image,
         "requirements": container.requirements,
     }
+    if step.distribution is not None:
+        component["nodes"] = step.distribution.nodes
+        component["gpus per node"] = step.distribution.gpus_per_node
     facts = {"component": _hash(component), "outputs": _hash(outputs), "rekindle": source_hash}
     facts |= {f"input {name}": _hash(value) for name, value in inputs.parameters.items()}
     facts |= {
-        f"input {name}": _hash([a.digest or a.uri, a.schema_title, a.metadata])
-        for name, a in inputs.artifacts.items()
+        f"input {name}": _hash([_content(a) for a in given])
+        if isinstance(given, tuple)
+        else _hash(_content(given))
+        for name, given in inputs.artifacts.items()
     }
     return Identity(facts)
 
@@ -118,7 +131,8 @@ def look_up(store: Store, identity: Identity) -> tuple[Entry | None, str]:
         return None, ""
     except (ValueError, KeyError, TypeError):
         return None, "its cache entry cannot be read"
-    for name, artifact in entry.outputs.artifacts.items():
+    for name, given in entry.outputs.artifacts.items():
+        (artifact,) = each(given)
         path = local_path(artifact.uri)
         if path is not None and (how := difference(artifact.files, path)):
             return None, f"artifact `{name}` {'is gone' if how == 'gone' else 'changed on disk'}"
@@ -165,6 +179,10 @@ def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     return found
 
 
+def _content(artifact: Stored) -> list[Any]:
+    return [artifact.digest or artifact.uri, artifact.schema_title, artifact.metadata]
+
+
 def _hash(value: Any) -> str:
     # unlike canonical_json this takes NaN: a loss may be that, and its reader has to see it
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
@@ -172,7 +190,8 @@ def _hash(value: Any) -> str:
 
 def _values_to_json(values: Values) -> dict[str, Any]:
     artifacts = {}
-    for name, a in values.artifacts.items():
+    for name, given in values.artifacts.items():
+        (a,) = each(given)
         files = {file: dataclasses.astuple(fact) for file, fact in a.files.items()}
         artifacts[name] = {**vars(a), "metadata": dict(a.metadata), "files": files}
     return {"parameters": dict(values.parameters), "artifacts": artifacts}

@@ -2,8 +2,8 @@
 change on record.
 
 The calling thread schedules and alone writes the record and calls the callbacks; a thread a running
-step watches its processes and reports through one queue. When a step fails nothing new begins, what
-runs is let finish, the rest is skipped.
+step watches its processes and reports through one queue. When a step fails nothing new begins but
+exit handlers, what runs is let finish, the rest is skipped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from rekindle.errors import (
     RequestError,
     StepError,
 )
-from rekindle.ir.graph import Dag, Graph, Step, SubDag
+from rekindle.ir.graph import Dag, Graph, SubDag
 from rekindle.ir.values import bind
 from rekindle.launch.steps import nursery_for
+from rekindle.platforms.admission import admit
 from rekindle.platforms.local import requirements
+from rekindle.platforms.local.cache import each
 from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
 from rekindle.platforms.local.store import Store, is_alive, owner
-from rekindle.platforms.local.walk import Ready, Walk, dependents
+from rekindle.platforms.local.walk import NO_TURNS, Leaf, Ready, Skipped, Walk, dependents
 from rekindle.records import RunRecord, StepRecord
 
 __all__ = ["execute", "ignored", "is_alive", "outputs", "owner"]
@@ -70,18 +72,19 @@ def execute(
     saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on SIGTERM when nothing
     was saved, after the steps had `grace_seconds` to end (a second Ctrl-C kills them).
     """
+    unheeded = ignored(graph)
     values = bind(graph, arguments)
     requirements.check(graph)
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
-    steps = tuple(StepRecord(name=s.path, component=s.component) for s in graph.steps())
+    steps = tuple(_pending(leaf) for leaf in graph.leaves())
     record = record.model_copy(
         update={
             "platform": "local",
             "status": "running",
             "steps": steps,
             "arguments": values,
-            "ignored": record.ignored or ignored(graph),
+            "ignored": record.ignored or unheeded,
         }
     )
     try:
@@ -104,55 +107,72 @@ def execute(
 
 
 def ignored(graph: Graph) -> tuple[str, ...]:
-    """What the pipeline asks for that this machine does not honour, a sentence each."""
-    steps = graph.steps()
-    said = []
-    if images := sorted({step.container.image for step in steps if step.container.image}):
+    """What the pipeline asks for that this machine does not honour, a sentence each;
+    UnsupportedError for what it refuses."""
+    said = list(admit(graph, "local"))
+    if images := sorted({step.container.image for step in graph.steps() if step.container.image}):
         said.append(
             f"Images are not used, steps run in this Python environment: {', '.join(images)}."
         )
-    if accelerated := _named(steps, lambda step: step.container.resources.accelerator_type):
-        said.append(f"Accelerators are not provided: {accelerated}.")
-    limits = ("cpu_request", "cpu_limit", "memory_request", "memory_limit")
-    if limited := _named(
-        steps,
-        lambda step: " ".join(filter(None, (getattr(step.container.resources, n) for n in limits))),
-    ):
-        said.append(f"CPU and memory limits are not enforced: {limited}.")
     if graph.pipeline_root:
         said.append(f"The pipeline root is not used, artifacts stay here: {graph.pipeline_root}.")
     return tuple(said)
 
 
 def outputs(graph: Graph, record: RunRecord) -> dict[str, Any]:
-    """What the pipeline itself returned, by name: values, and ArtifactRecords. What was skipped is
-    left out."""
-    return _dag_outputs(graph.dag, {step.name: step for step in record.steps})
+    """What the pipeline itself returned, by name: values, and ArtifactRecords, in lists where a
+    loop gave several. What was skipped is left out."""
+    return _dag_outputs(graph.dag, "", {step.name: step for step in record.steps})
 
 
-def _dag_outputs(dag: Dag, steps: Mapping[str, StepRecord]) -> dict[str, Any]:
+def _dag_outputs(dag: Dag, prefix: str, steps: Mapping[str, StepRecord]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, sources in (*dag.parameters.items(), *dag.artifacts.items()):
         for source in sources:
-            node = dag.nodes[source.task]
-            if isinstance(node, SubDag):
-                values = _dag_outputs(node.dag, steps)
+            node, path = dag.nodes[source.task], prefix + source.task
+            if not isinstance(node, SubDag):
+                values = {**steps[path].parameters, **steps[path].artifacts}
+            elif node.loop is None:
+                values = _dag_outputs(node.dag, f"{path}/", steps)
             else:
-                values = {**steps[node.path].parameters, **steps[node.path].artifacts}
+                values = _loop_outputs(node.dag, f"{path}/", steps)
             if source.output in values:
                 found[name] = values[source.output]
                 break
     return found
 
 
-def _named(steps: tuple[Step, ...], asked: Callable[[Step], str]) -> str:
-    return ", ".join(f"{step.path} ({text})" for step in steps if (text := asked(step)))
+def _loop_outputs(dag: Dag, prefix: str, steps: Mapping[str, StepRecord]) -> dict[str, Any]:
+    turns = {name.removeprefix(prefix).split("/")[0] for name in steps if name.startswith(prefix)}
+    found = [
+        _dag_outputs(dag, f"{prefix}{turn}/", steps)
+        for turn in sorted(filter(str.isdigit, turns), key=int)
+    ]
+    if not found and not any(
+        s.reason == NO_TURNS for name, s in steps.items() if name.startswith(prefix)
+    ):
+        return {}  # the loop itself was skipped
+    parameters = {n: [one[n] for one in found if n in one] for n in dag.parameters}
+    artifacts = {
+        n: [
+            a
+            for one in found
+            if n in one
+            for a in (one[n] if isinstance(one[n], list) else [one[n]])
+        ]
+        for n in dag.artifacts
+    }
+    return {**parameters, **artifacts}
+
+
+def _pending(leaf: Leaf) -> StepRecord:
+    return StepRecord(name=leaf.path, component=leaf.component)
 
 
 def _forced(graph: Graph, fresh: bool, from_step: str | None) -> dict[str, str]:
     """Why each step by path may not come from the cache."""
     if fresh:
-        return {step.path: "--fresh" for step in graph.steps()}
+        return {leaf.path: "--fresh" for leaf in graph.leaves()}
     if not from_step:
         return {}
     try:
@@ -160,7 +180,7 @@ def _forced(graph: Graph, fresh: bool, from_step: str | None) -> dict[str, str]:
     except KeyError as error:
         raise RequestError(str(error.args[0]), where="--from") from error
     chosen = dependents(graph, start) | {
-        s.path for s in graph.steps() if s.path == start or s.path.startswith(start + "/")
+        s.path for s in graph.leaves() if s.path == start or s.path.startswith(start + "/")
     }
     return dict.fromkeys(chosen, f"--from {start}")
 
@@ -181,7 +201,6 @@ class _Run:
         self.graph, self.around, self.forced = graph, around, forced
         self.walk = Walk(graph, values, around.facts)
         self.record, self.on_change, self.on_event = record, on_change, on_event
-        self.index = {step.name: i for i, step in enumerate(record.steps)}
         self.file = around.store.run(record.run_id) / "run.json"
         self.changed = True
         self.began = time.monotonic()
@@ -224,7 +243,9 @@ class _Run:
             self.show()
 
     def halted(self) -> bool:
-        return bool(self.failed or self.undecided) or self.around.control.stopped()
+        """Whether nothing may begin any more, not even an exit handler."""
+        gave_way = any(outcome.status != "failed" for outcome in self.failed)
+        return gave_way or bool(self.undecided) or self.around.control.stopped()
 
     def advance(self) -> None:
         """Queue what became ready, and record what will not run."""
@@ -232,19 +253,28 @@ class _Run:
             for item in self.walk.advance():
                 if isinstance(item, Ready):
                     self.waiting.append(item)
+                elif isinstance(item, Skipped):
+                    self.update(item.path, status="skipped", reason=item.reason)
                 else:
-                    self.update(item.step.path, status="skipped", reason=item.reason)
-        except RekindleError as error:  # a condition that cannot be decided
+                    self.unroll(item.path, item.steps)
+        except RekindleError as error:  # a condition or a loop that cannot be decided
             self.undecided = error
 
+    def unroll(self, path: str, leaves: Sequence[Leaf]) -> None:
+        """Put the steps of all turns of a loop where the record has those of its body."""
+        steps = list(self.record.steps)
+        body = [i for i, step in enumerate(steps) if step.name.startswith(f"{path}/")]
+        steps[body[0] : body[-1] + 1] = [_pending(leaf) for leaf in leaves]
+        self.change(steps=tuple(steps))
+
     def start(self, ready: Ready) -> None:
-        path = ready.step.path
+        path = ready.node.path
         folder = self.around.store.step(self.around.run_id, path)
         job = Job(
-            ready.step,
+            ready.node,
             ready.inputs,
             self.around,
-            self.forced.get(path, ""),
+            self.forced.get(ready.origin, ""),
             say=lambda fields: self.messages.put(lambda: self.update(path, **fields)),
             event=lambda event: self.messages.put(lambda: self.tell(path, event)),
         )
@@ -271,21 +301,34 @@ class _Run:
             seconds=round(outcome.seconds, 3),
             cache_key=outcome.key,
             parameters=outcome.outputs.parameters,
-            artifacts={name: a.record() for name, a in outcome.outputs.artifacts.items()},
+            artifacts={
+                name: a.record() for name, g in outcome.outputs.artifacts.items() for a in each(g)
+            },
         )
         if outcome.status == "succeeded":
-            self.walk.ended(outcome.step, outcome.outputs)
-            self.advance()
+            self.walk.succeeded(path, outcome.outputs)
         else:
             self.failed.append(outcome)
+            if outcome.status != "failed":
+                return
+            self.walk.failed(path, outcome.error)
+            for ready in [ready for ready in self.waiting if not ready.free]:
+                self.waiting.remove(ready)
+                skipped = self.walk.withdrawn(ready.node.path)
+                self.update(skipped.path, status="skipped", reason=skipped.reason)
+        self.advance()
 
     def conclude(self) -> RunRecord:
         """Skip what never began, close the record, and raise what the run came to."""
         error = self.verdict()
-        reasons = self.reasons_not_to_begin()
+        gave_way = [o.step for o in self.failed if o.status == "preempted"]
+        first = f"`{gave_way[0].path}` gave way" if gave_way else "a condition failed"
+        reason = f"the run stopped when {first}"
+        if self.around.control.stopped():
+            reason = "the run was interrupted"
         for step in self.record.steps:
             if step.status == "pending":
-                self.update(step.name, status="skipped", reason=reasons[step.name])
+                self.update(step.name, status="skipped", reason=reason)
         if error is None:
             self.change(status="succeeded")
         else:
@@ -300,17 +343,6 @@ class _Run:
         if self.unkept:
             raise self.unkept
         return self.record
-
-    def reasons_not_to_begin(self) -> dict[str, str]:
-        """Why each step that is still pending will not run."""
-        if self.around.control.stopped():
-            return dict.fromkeys(self.index, "the run was interrupted")
-        ends = {o.step.path: "failed" if o.status == "failed" else "gave way" for o in self.failed}
-        first = next((f"`{path}` {end}" for path, end in ends.items()), "a condition failed")
-        reasons = dict.fromkeys(self.index, f"the run stopped when {first}")
-        for path, end in ends.items():
-            reasons |= dict.fromkeys(dependents(self.graph, path), f"`{path}` {end}")
-        return reasons
 
     def verdict(self) -> RekindleError | None:
         """The error that the run ends in, if any."""
@@ -333,9 +365,7 @@ class _Run:
 
     def problem(self, outcome: Outcome) -> Problem:
         path = outcome.step.path
-        return Problem(
-            f"step `{path}` failed: {outcome.error}", self.record.steps[self.index[path]].log
-        )
+        return Problem(f"step `{path}` failed: {outcome.error}", self.record.step(path).log)
 
     def tell(self, path: str, event: dict[str, Any]) -> None:
         if self.on_event:
@@ -343,10 +373,11 @@ class _Run:
 
     def update(self, path: str, **fields: Any) -> None:
         """Change one step's record."""
-        i = self.index[path]
-        steps = list(self.record.steps)
-        steps[i] = steps[i].model_copy(update=fields)
-        self.change(steps=tuple(steps))
+        changed = (
+            step.model_copy(update=fields) if step.name == path else step
+            for step in self.record.steps
+        )
+        self.change(steps=tuple(changed))
 
     def change(self, **fields: Any) -> None:
         """Change the record; `show` makes it known."""

@@ -48,6 +48,9 @@ class Control:
     def stopped(self) -> bool:
         return self.level > 0
 
+    def killed(self) -> bool:
+        return self.level > 1
+
     def sleep(self, seconds: float) -> None:
         """Wait, but no longer than until a stop."""
         end = time.monotonic() + seconds
@@ -137,7 +140,7 @@ class _Stopper:
             if self.timed_out or self.control.stopped():
                 self.asked, self.kill_at = True, now + self.grace
                 self.process.send_signal(signal.SIGTERM)
-        elif not self.killed and (now >= self.kill_at or self.control.level > 1):
+        elif not self.killed and (now >= self.kill_at or self.control.killed()):
             self.killed, self.give_up_at = True, now + _LAST_RESORT_SECONDS
             self.process.send_signal(signal.SIGQUIT)
         elif now >= self.give_up_at:

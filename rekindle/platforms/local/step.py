@@ -1,5 +1,5 @@
 """One step from its inputs to its outputs: take it from the cache, or run it, again if it may be
-retried, and store it.
+retried, and store it. An importer only looks at what it brings in.
 
 Runs in a thread of its own and touches no shared state: what is worth telling on the way goes
 through `say` and `event`.
@@ -15,16 +15,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rekindle.ir.graph import Step, SubDag
-from rekindle.ir.placeholders import lower
+from rekindle.errors import StepError
+from rekindle.ir.graph import AnyNode, Importer, Step
+from rekindle.ir.placeholders import Template, lower
 from rekindle.launch.failure import failure_from_log
 from rekindle.launch.nursery import Nursery
 from rekindle.launch.shim import PREEMPTED
-from rekindle.platforms.local import cache
-from rekindle.platforms.local.cache import NOTHING, Identity, Values
+from rekindle.platforms.local import cache, nodes
+from rekindle.platforms.local.cache import NOTHING, Identity, Stored, Values
+from rekindle.platforms.local.content import describe, local_path
 from rekindle.platforms.local.log import Log
 from rekindle.platforms.local.process import Control, Ended, run_shim
 from rekindle.platforms.local.store import Store, slug
+from rekindle.platforms.local.walk import Leaf, rendered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Surroundings:
     control: Control
     nursery: Nursery | None
 
-    def facts(self, node: Step | SubDag) -> dict[str, str]:
+    def facts(self, node: AnyNode) -> dict[str, str]:
         """The values of `{{$.pipeline_job_name}}` and its like."""
         return {
             "pipeline_job_name": self.run_id,
@@ -59,7 +62,7 @@ class Surroundings:
 class Outcome:
     """How a step ended. `reason` says why it ran or did not have to, `error` why it failed."""
 
-    step: Step
+    step: Leaf
     status: Literal["succeeded", "failed", "cancelled", "preempted"]
     outputs: Values = NOTHING
     cached: bool = False
@@ -73,7 +76,7 @@ class Outcome:
 class Job:
     """One step to be done. `forced` says why the cache is not asked ("" = it is)."""
 
-    step: Step
+    step: Leaf
     inputs: Values
     around: Surroundings
     forced: str
@@ -93,7 +96,10 @@ def perform(job: Job) -> Outcome:
     """Do the job; never raises."""
     began = time.monotonic()
     try:
-        outcome = _perform(job)
+        step = job.step
+        outcome = _import(job, step) if isinstance(step, Importer) else _perform(job, step)
+    except StepError as error:
+        outcome = Outcome(job.step, "failed", error=str(error))
     except OSError as error:
         where = error.filename or job.folder
         outcome = Outcome(job.step, "failed", error=f"cannot write {where}: {error.strerror}")
@@ -102,13 +108,41 @@ def perform(job: Job) -> Outcome:
     return dataclasses.replace(outcome, seconds=time.monotonic() - began)
 
 
-def _perform(job: Job) -> Outcome:
-    store, step = job.around.store, job.step
+def _import(job: Job, node: Importer) -> Outcome:
+    """The artifact where it already is; a file here has to exist, what is elsewhere is left to
+    whoever reads it."""
+    parameters, facts = job.inputs.parameters, job.around.facts
+    uri = rendered(node, node.uri, parameters, facts)
+    path = local_path(uri)
+    if not uri or (path is not None and not path.exists()):
+        raise StepError(f"there is nothing to import at {uri!r}", where=node.where)
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, Template):
+            return rendered(node, value, parameters, facts)
+        if isinstance(value, dict):
+            return {str(filled(k)): filled(v) for k, v in value.items()}
+        return [filled(item) for item in value] if isinstance(value, list) else value
+
+    artifact = Stored(
+        uri=str(path) if path is not None else uri,
+        schema_title=node.artifact.schema_title,
+        schema_version=node.artifact.schema_version,
+        metadata=filled(dict(node.metadata)),
+        files=describe(path) if path is not None else {},
+    )
+    return Outcome(
+        node, "succeeded", Values({}, {node.artifact.name: artifact}), reason=f"imported {uri}"
+    )
+
+
+def _perform(job: Job, step: Step) -> Outcome:
+    store = job.around.store
     identity = cache.identify(step, job.inputs, job.around.source_hash)
     if not step.cache:
-        return _run(job, identity, "caching is off for this step", keep=False)
+        return _run(job, step, identity, "caching is off for this step", keep=False)
     if job.forced:
-        return _run(job, identity, job.forced, keep=True)
+        return _run(job, step, identity, job.forced, keep=True)
 
     def waiting() -> None:
         job.say({"reason": "another run is doing the same step; waiting for its result"})
@@ -120,18 +154,18 @@ def _perform(job: Job) -> Outcome:
         if entry:
             return Outcome(step, "succeeded", entry.outputs, True, reason, identity.key)
         reason = reason or cache.explain_miss(store, job.slug, identity)
-        return _run(job, identity, reason, keep=True)
+        return _run(job, step, identity, reason, keep=True)
 
 
-def _run(job: Job, identity: Identity, reason: str, keep: bool) -> Outcome:
+def _run(job: Job, step: Step, identity: Identity, reason: str, keep: bool) -> Outcome:
     """Attempts until one succeeds or none is left; `keep` puts the result into the cache."""
-    retry, control = job.step.retry, job.around.control
+    retry, control = step.retry, job.around.control
     job.folder.mkdir(parents=True, exist_ok=True)
-    outcome = Outcome(job.step, "cancelled", reason="the run was interrupted", key=identity.key)
+    outcome = Outcome(step, "cancelled", reason="the run was interrupted", key=identity.key)
     with Log(job.folder / "log.txt") as log:
         for attempt in range(1, retry.count + 2):
             job.say({"attempts": attempt, "reason": reason, "cache_key": identity.key})
-            outcome = _attempt(job, identity, log, keep)
+            outcome = _attempt(job, step, identity, log, keep)
             if outcome.status != "failed" or attempt > retry.count:
                 break
             pause = retry.pause_before(attempt + 1)
@@ -152,38 +186,68 @@ class _AttemptFailed(Exception):
         self.outcome = outcome
 
 
-def _attempt(job: Job, identity: Identity, log: Log, keep: bool) -> Outcome:
+def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> Outcome:
     around = job.around
     log.begin()
     try:
         with around.store.attempt(job.slug, identity.key) as folder:
-            ended = run_shim(
-                _task(job, folder),
-                job.folder,
-                log,
-                around.env,
-                around.control,
-                job.event,
-                job.step.timeout_seconds,
-                around.grace_seconds,
-                around.nursery,
-            )
-            failed = _failure(job, ended, log)
+            who, ended, last_words = _execute(job, step, folder, log)
+            failed = _failure(step, ended, last_words)
             if failed:
-                raise _AttemptFailed(failed)
+                raise _AttemptFailed(dataclasses.replace(failed, error=who + failed.error))
             outputs = Values(
-                ended.result["parameters"], cache.stored(job.step, ended.result["artifacts"])
+                ended.result["parameters"], cache.stored(step, ended.result["artifacts"])
             )
             if keep:
                 cache.save(around.store, job.slug, identity, around.run_id, outputs)
     except _AttemptFailed as failure:
         return failure.outcome
-    return Outcome(job.step, "succeeded", outputs)
+    return Outcome(step, "succeeded", outputs)
 
 
-def _task(job: Job, folder: Path) -> dict[str, Any]:
+def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[str, Ended, bytes]:
+    """Who decided how the attempt ended ("" where there is one node only), how, and the end of its
+    log."""
+    around, wanted = job.around, step.distribution
+
+    def run_here(
+        work: Path, outputs: Path, log: Log, more: Mapping[str, str], control: Control, node: int
+    ) -> Ended:
+        task = _task(job, step, work, outputs)
+        if node:  # only node rank 0 has any
+            task["outputs"] = {"parameters": {}, "artifacts": {}}
+        return run_shim(
+            task, work, log, {**around.env, **more}, control,
+            job.event if node == 0 else lambda event: None,
+            step.timeout_seconds, around.grace_seconds, around.nursery,
+        )  # fmt: skip
+
+    if wanted is None:
+        ended = run_here(job.folder, folder, log, {}, around.control, 0)
+        return "", ended, log.end
+    places = nodes.environments(wanted.nodes)
+    words = {}
+
+    def run_node(node: int, control: Control) -> Ended:
+        if node == 0:
+            ended = run_here(job.folder, folder, log, places[0], control, 0)
+            words[0] = log.end
+            return ended
+        work = job.folder / f"node-{node}"
+        work.mkdir(parents=True, exist_ok=True)
+        with Log(work / "log.txt") as own:
+            own.begin()
+            ended = run_here(work, work / "outputs", own, places[node], control, node)
+            words[node] = own.end
+        return ended
+
+    decides, ended = nodes.on_nodes(wanted.nodes, around.control, run_node)
+    return f"node {decides}: ", ended, words[decides]
+
+
+def _task(job: Job, step: Step, work: Path, folder: Path) -> dict[str, Any]:
     """TASK.json for the shim; see there."""
-    step, container = job.step, job.step.container
+    container = step.container
     return {
         "source": container.source,
         "command": [lower(word) for word in container.command],
@@ -198,7 +262,7 @@ def _task(job: Job, folder: Path) -> dict[str, Any]:
                 for n, a in step.outputs.artifacts.items()
             },
         },
-        "work": str(job.folder),
+        "work": str(work),
         "cwd": str(Path.cwd()),
     }
 
@@ -206,11 +270,18 @@ def _task(job: Job, folder: Path) -> dict[str, Any]:
 def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
     """KFP's ExecutorInput for `step`, its outputs placed in `folder`."""
     given = {
-        name: _runtime_artifact(name, a.uri, a.schema_title, a.schema_version, dict(a.metadata))
-        for name, a in inputs.artifacts.items()
+        name: {
+            "artifacts": [
+                _artifact(name, a.uri, a.schema_title, a.schema_version, a.metadata)
+                for a in cache.each(several)
+            ]
+        }
+        for name, several in inputs.artifacts.items()
     }
     made = {
-        name: _runtime_artifact(name, str(folder / name), a.schema_title, a.schema_version, {})
+        name: {
+            "artifacts": [_artifact(name, str(folder / name), a.schema_title, a.schema_version, {})]
+        }
         for name, a in step.outputs.artifacts.items()
     }
     return {
@@ -225,38 +296,38 @@ def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
     }
 
 
-def _runtime_artifact(
-    name: str, uri: str, schema_title: str, schema_version: str, metadata: dict[str, Any]
+def _artifact(
+    name: str, uri: str, schema_title: str, schema_version: str, metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
     kind = {"schemaTitle": schema_title, "schemaVersion": schema_version}
-    return {"artifacts": [{"name": name, "type": kind, "uri": uri, "metadata": metadata}]}
+    return {"name": name, "type": kind, "uri": uri, "metadata": dict(metadata)}
 
 
-def _failure(job: Job, ended: Ended, log: Log) -> Outcome | None:
+def _failure(step: Step, ended: Ended, last_words: bytes) -> Outcome | None:
     """The outcome of an attempt that did not succeed; None if it did."""
     if ended.timed_out:
-        return Outcome(job.step, "failed", error=f"timed out after {job.step.timeout_seconds:g} s")
+        return Outcome(step, "failed", error=f"timed out after {step.timeout_seconds:g} s")
     if ended.stopped and ended.exit_code == PREEMPTED:
         reason = "the run was interrupted; the step saved its state first"
-        return Outcome(job.step, "preempted", reason=reason)
+        return Outcome(step, "preempted", reason=reason)
     if ended.stopped:  # even with exit code 0: who knows what it did not get to do
-        return Outcome(job.step, "cancelled", reason="the run was interrupted")
+        return Outcome(step, "cancelled", reason="the run was interrupted")
     if ended.exit_code == PREEMPTED:
         reason = "stopped from outside after a save (exit code 75)"
-        return Outcome(job.step, "preempted", reason=reason)
+        return Outcome(step, "preempted", reason=reason)
     if ended.exit_code == 0 and ended.result:
         return None
-    return Outcome(job.step, "failed", error=_error_text(ended, log))
+    return Outcome(step, "failed", error=_error_text(ended, last_words))
 
 
-def _error_text(ended: Ended, log: Log) -> str:
+def _error_text(ended: Ended, last_words: bytes) -> str:
     if error := ended.result.get("error"):
         return str(error)
     if ended.exit_code > 128:
         number = ended.exit_code - 128
         note = " (out of memory?)" if number == 9 else ""
         return f"killed by signal {number}{note}"
-    kind, message = failure_from_log(log.end.decode(errors="replace"))
+    kind, message = failure_from_log(last_words.decode(errors="replace"))
     if kind:
         return f"{kind}: {message}" if message else kind
     return f"exit code {ended.exit_code}" + (f": {message}" if message else "")

@@ -1,90 +1,160 @@
 """The order of things: which steps can begin, with which inputs, and which never will, and why.
 
 A `Walk` is the state of one run over a Graph, without any process or file. The scheduler asks it
-what is `ready`, tells it what has `ended`, and it opens nested Dags, decides conditions and carries
-values along on its own.
+to `advance`, tells it what succeeded or failed, and it opens nested Dags and the turns of loops,
+decides conditions and carries values along on its own. Each turn of a loop has steps of its own:
+the second of `for-loop-1/train` is called `for-loop-1/1/train`.
+
+After a failure nothing begins but nodes that run `always` (exit handlers) and what follows them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from rekindle.errors import StepError
 from rekindle.ir.condition import evaluate
 from rekindle.ir.graph import (
+    AnyNode,
     Binding,
     Constant,
     Dag,
+    FinalStatus,
     Formatted,
     FromInput,
     FromTask,
     Graph,
+    Importer,
     Step,
     SubDag,
 )
 from rekindle.ir.placeholders import Template, lower
 from rekindle.ir.values import integral
 from rekindle.launch import shim
-from rekindle.platforms.local.cache import Stored, Values
+from rekindle.platforms.local.cache import NOTHING, Given, Values, each
 
-RunFacts = Callable[[Step | SubDag], Mapping[str, str]]
+Leaf = Step | Importer
+RunFacts = Callable[[AnyNode], Mapping[str, str]]
+
+NO_TURNS = "there is nothing to loop over"
+_STATES = {"succeeded": "SUCCEEDED", "failed": "FAILED"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A step whose turn it is."""
+    """A step whose turn it is, under the path that it has in this run; `origin` is its path in the
+    Graph. `free` may begin although something failed."""
 
-    step: Step
+    node: Leaf
     inputs: Values
+    origin: str
+    free: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
     """A step that will not run."""
 
-    step: Step
+    path: str
     reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Unrolled:
+    """A loop whose turns are known by now: these steps take the place of those under `path`."""
+
+    path: str
+    steps: tuple[Leaf, ...]
+
+
+News = Ready | Skipped | Unrolled
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """How a node ended; `stopped` nodes never ran because something else failed, and `cause` says
+    what."""
+
+    status: Literal["succeeded", "skipped", "failed", "stopped"]
+    values: Values = NOTHING
+    cause: str = ""
+    error: str = ""
 
 
 @dataclasses.dataclass
 class _Frame:
-    """One Dag being walked: what came out of each node that ended (None = skipped)."""
+    """One Dag being walked, of one turn if it is a loop's."""
 
     dag: Dag
+    path: str
     inputs: Values
-    node: SubDag | None = None
-    parent: _Frame | None = None
+    free: bool = False
     begun: set[str] = dataclasses.field(default_factory=set)
-    ended: dict[str, Values | None] = dataclasses.field(default_factory=dict)
+    freed: set[str] = dataclasses.field(default_factory=set)
+    ended: dict[str, _End] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.order = self.dag.ordered()
 
+    def at(self, name: str) -> str:
+        return f"{self.path}/{name}" if self.path else name
+
     def done(self) -> bool:
         return len(self.ended) == len(self.dag.nodes)
 
+    def end(self) -> _End:
+        """How the whole Dag ended: the first failure decides."""
+        for status in ("failed", "stopped"):
+            for end in self.ended.values():
+                if end.status == status:
+                    return dataclasses.replace(end, values=self.outputs())
+        return _End("succeeded", self.outputs())
+
     def outputs(self) -> Values:
+        parameters = {n: self.first(s, "parameters") for n, s in self.dag.parameters.items()}
+        artifacts = {n: self.first(s, "artifacts") for n, s in self.dag.artifacts.items()}
         return Values(
-            {
-                n: v
-                for n, s in self.dag.parameters.items()
-                if (v := self.first(s, "parameters")) is not None
-            },
-            {
-                n: v
-                for n, s in self.dag.artifacts.items()
-                if (v := self.first(s, "artifacts")) is not None
-            },
+            {n: v for n, v in parameters.items() if v is not None},
+            {n: v for n, v in artifacts.items() if v is not None},
         )
 
-    def first(self, sources: tuple[FromTask, ...], kind: str) -> Any:
+    def first(self, sources: Sequence[FromTask], kind: str) -> Any:
+        """The value of the first source that has one."""
         for source in sources:
-            values = self.ended.get(source.task)
-            if values is not None and source.output in getattr(values, kind):
-                return getattr(values, kind)[source.output]
+            end = self.ended.get(source.task)
+            if end is not None and source.output in getattr(end.values, kind):
+                return _element(getattr(end.values, kind)[source.output], source.keys)
         return None
+
+
+@dataclasses.dataclass
+class _Open:
+    """A SubDag under way: one frame, or a loop's turns, of which `at_once` may be walked at a
+    time."""
+
+    node: SubDag
+    path: str
+    parent: _Frame
+    turns: list[_Frame]
+    at_once: int
+
+    def walked(self) -> list[_Frame]:
+        """The frames that are walked now."""
+        return [frame for frame in self.turns if not frame.done()][: self.at_once or None]
+
+    def done(self) -> bool:
+        return all(frame.done() for frame in self.turns)
+
+    def end(self) -> _End:
+        ends = [frame.end() for frame in self.turns]
+        if self.node.loop is None:
+            return ends[0]
+        worst = [e for status in ("failed", "stopped") for e in ends if e.status == status]
+        values = _collected(self.node.dag, [end.values for end in ends])
+        return dataclasses.replace(worst[0], values=values) if worst else _End("succeeded", values)
 
 
 class Walk:
@@ -92,73 +162,143 @@ class Walk:
 
     def __init__(self, graph: Graph, arguments: Mapping[str, Any], run_facts: RunFacts) -> None:
         self.run_facts = run_facts
-        self.root = _Frame(graph.dag, Values(arguments))
-        self.frames: list[_Frame] = [self.root]
-        self.home: dict[str, _Frame] = {}
+        self.root = _Frame(graph.dag, "", Values(arguments))
+        self.open: list[_Open] = []
+        self.home: dict[str, tuple[_Frame, str]] = {}
+        self.stopped_by = ""
 
     @property
     def finished(self) -> bool:
         return self.root.done()
 
-    def outputs(self) -> Values:
-        """What came out of the pipeline itself."""
-        return self.root.outputs()
+    def succeeded(self, path: str, outputs: Values) -> None:
+        """The step at `path` ended with `outputs`."""
+        self._end(path, _End("succeeded", outputs))
 
-    def ended(self, step: Step, outputs: Values) -> None:
-        """`step` succeeded with `outputs`."""
-        self.home[step.path].ended[step.name] = outputs
+    def failed(self, path: str, error: str) -> None:
+        """The step at `path` failed: from now on nothing begins but what runs always."""
+        cause = f"`{path}` failed"
+        self.stopped_by = self.stopped_by or cause
+        self._end(path, _End("failed", cause=cause, error=error))
 
-    def advance(self) -> Iterator[Ready | Skipped]:
-        """Everything that became decidable since the last call; StepError where a condition cannot
-        be decided."""
+    def withdrawn(self, path: str) -> Skipped:
+        """A step that was ready will not begin, because something failed meanwhile."""
+        reason = f"the run stopped when {self.stopped_by}"
+        self._end(path, _End("stopped", cause=reason))
+        return Skipped(path, reason)
+
+    def _end(self, path: str, end: _End) -> None:
+        frame, name = self.home[path]
+        frame.ended[name] = end
+
+    def advance(self) -> Iterator[News]:
+        """Everything that became decidable since the last call; StepError where a condition or a
+        loop cannot be decided."""
         moved = True
         while moved:
             moved = False
-            for frame in list(self.frames):
+            for frame in [self.root, *(turn for one in self.open for turn in one.walked())]:
                 for node in frame.order:
-                    if node.name not in frame.begun and all(
-                        u in frame.ended for u in node.upstream
-                    ):
-                        frame.begun.add(node.name)
-                        self.home[node.path] = frame
-                        moved = True
-                        yield from self._begin(frame, node)
-            moved = self._close_frames() or moved
+                    if node.name in frame.begun or not frame.ended.keys() >= set(node.upstream):
+                        continue
+                    frame.begun.add(node.name)
+                    self.home[frame.at(node.name)] = frame, node.name
+                    moved = True
+                    yield from self._begin(frame, node)
+            moved = self._close() or moved
 
-    def _begin(self, frame: _Frame, node: Step | SubDag) -> Iterator[Ready | Skipped]:
-        reason = next((f"`{u}` was skipped" for u in node.upstream if frame.ended[u] is None), "")
-        if not reason:
-            inputs, missing = self._inputs(frame, node)
-            if missing:
-                reason = f"`{missing}` has no value"
-            elif node.condition and not _holds(node, inputs):
-                reason = f"its condition is false: {node.condition.expression}"
-        if reason:
-            frame.ended[node.name] = None
-            steps = [node] if isinstance(node, Step) else _steps(node.dag)
-            yield from (Skipped(step, reason) for step in steps)
-        elif isinstance(node, Step):
-            yield Ready(node, inputs)
-        else:
-            self.frames.append(_Frame(node.dag, inputs, node, frame))
-
-    def _close_frames(self) -> bool:
-        done = [f for f in self.frames if f.done() and f.parent is not None]
-        for frame in done:
-            assert frame.parent is not None
-            assert frame.node is not None
-            frame.parent.ended[frame.node.name] = frame.outputs()
-            self.frames.remove(frame)
+    def _close(self) -> bool:
+        done = [one for one in self.open if one.done()]
+        for one in done:
+            one.parent.ended[one.node.name] = one.end()
+            self.open.remove(one)
         return bool(done)
 
-    def _inputs(self, frame: _Frame, node: Step | SubDag) -> tuple[Values, str]:
+    def _begin(self, frame: _Frame, node: AnyNode) -> Iterator[News]:
+        path = frame.at(node.name)
+        free = frame.free or node.always or not frame.freed.isdisjoint(node.upstream)
+        if free:
+            frame.freed.add(node.name)
+        end, inputs = self._obstacle(frame, node, free)
+        if end is not None:
+            frame.ended[node.name] = end
+            yield from (Skipped(leaf.path, end.cause) for leaf in _leaves(node, path))
+        elif isinstance(node, SubDag):
+            yield from self._enter(frame, node, path, inputs, free)
+        else:
+            yield Ready(dataclasses.replace(node, path=path), inputs, node.path, free)
+
+    def _obstacle(self, frame: _Frame, node: AnyNode, free: bool) -> tuple[_End | None, Values]:
+        """How the node ends without having begun, if it does; and its inputs, if it does not."""
+        if not node.always:
+            ends = [(name, frame.ended[name]) for name in node.upstream]
+            for _, end in ends:
+                if end.status in ("failed", "stopped"):
+                    return _End("stopped", cause=end.cause, error=end.error), NOTHING
+            for name, end in ends:
+                if end.status == "skipped":
+                    return _End("skipped", cause=f"`{name}` was skipped"), NOTHING
+        if self.stopped_by and not free:
+            return _End("stopped", cause=f"the run stopped when {self.stopped_by}"), NOTHING
+        inputs, missing = self._inputs(frame, node)
+        if missing:
+            return _End("skipped", cause=f"`{missing}` has no value"), NOTHING
+        if node.condition and not _holds(node, inputs):
+            reason = f"its condition is false: {node.condition.expression}"
+            return _End("skipped", cause=reason), NOTHING
+        return None, inputs
+
+    def _enter(
+        self, frame: _Frame, node: SubDag, path: str, inputs: Values, free: bool
+    ) -> Iterator[News]:
+        """Open a nested Dag, or the turns of a loop."""
+        if node.loop is None:
+            turns = [_Frame(node.dag, path, inputs, free)]
+            self.open.append(_Open(node, path, frame, turns, 0))
+            return
+        turns = [
+            _Frame(node.dag, f"{path}/{i}", given, free)
+            for i, given in enumerate(self._turns(node, inputs))
+        ]
+        self.open.append(_Open(node, path, frame, turns, node.loop.at_once))
+        if turns:
+            steps = [leaf for turn in turns for leaf in _leaves(node, turn.path)]
+            yield Unrolled(path, tuple(steps))
+        else:
+            yield from (Skipped(leaf.path, NO_TURNS) for leaf in _leaves(node, path))
+
+    def _turns(self, node: SubDag, inputs: Values) -> list[Values]:
+        """The inputs of each turn of a loop."""
+        loop = node.loop
+        assert loop is not None
+        if loop.artifacts:
+            given = inputs.artifacts.get(str(loop.items), ())
+            return [
+                Values(inputs.parameters, {**inputs.artifacts, loop.item: one})
+                for one in each(given)
+            ]
+        items: Any = loop.items
+        if isinstance(items, str):
+            items = inputs.parameters.get(items)
+            items = _parsed(items) if isinstance(items, str) else items
+        else:
+            items = [self._format(node, item, inputs.parameters) for item in items]
+        if not isinstance(items, list):
+            raise StepError(
+                f"`{node.path}` loops over {str(items)[:60]!r}, which is no list", where=node.where
+            )
+        return [Values({**inputs.parameters, loop.item: item}, inputs.artifacts) for item in items]
+
+    def _inputs(self, frame: _Frame, node: AnyNode) -> tuple[Values, str]:
         """The node's inputs, and the name of one that an upstream step should have given and did
         not."""
-        read = {name: self._parameter(frame, b) for name, b in node.parameters.items()}
-        files = {name: self._artifact(frame, b) for name, b in node.artifacts.items()}
+        read = {name: self._parameter(frame, node, b) for name, b in node.parameters.items()}
+        files = {name: _artifact(frame, b) for name, b in node.artifacts.items()}
         for name, source in (*node.parameters.items(), *node.artifacts.items()):
-            if isinstance(source, FromTask) and {**read, **files}[name] is None:
-                return Values(), f"{source.task}.{source.output}"
+            absent = isinstance(source, FromTask) and {**read, **files}[name] is None
+            if absent and not (node.always and _can_do_without(node, name)):
+                assert isinstance(source, FromTask)
+                return NOTHING, f"{source.task}.{source.output}"
         defaults = {n: p.default for n, p in node.inputs.parameters.items()}
         given = {n: value for n, value in read.items() if value is not None}
         parameters = {n: v for n, v in {**defaults, **given}.items() if v is not None}
@@ -167,38 +307,51 @@ class Walk:
                 parameters[name] = self._format(node, binding.value, parameters)
         return Values(parameters, {n: a for n, a in files.items() if a is not None}), ""
 
-    def _parameter(self, frame: _Frame, binding: Binding) -> Any:
+    def _parameter(self, frame: _Frame, node: AnyNode, binding: Binding) -> Any:
         match binding:
             case Constant(value):
                 return value
-            case FromInput(name):
-                return frame.inputs.parameters.get(name)
+            case FromInput(name, keys):
+                value = frame.inputs.parameters.get(name)
+                return value if value is None else _element(value, keys)
             case FromTask():
                 return frame.first((binding,), "parameters")
+            case FinalStatus(task):
+                return self._status(frame, node, task)
         return None
 
-    def _artifact(self, frame: _Frame, source: FromInput | FromTask) -> Stored | None:
-        if isinstance(source, FromInput):
-            return frame.inputs.artifacts.get(source.name)
-        found: Stored | None = frame.first((source,), "artifacts")
-        return found
+    def _status(self, frame: _Frame, node: AnyNode, task: str) -> dict[str, Any]:
+        """KFP's PipelineTaskFinalStatus of a sibling, as its executor reads it."""
+        end = frame.ended[task]
+        return {
+            "state": _STATES.get(end.status, "CANCELLED"),
+            "pipelineJobResourceName": self.run_facts(node)["pipeline_job_resource_name"],
+            "pipelineTaskName": task,
+            "error": {"message": end.error or end.cause} if end.cause else {},
+        }
 
-    def _format(self, node: Step | SubDag, value: Any, parameters: Mapping[str, Any]) -> Any:
+    def _format(self, node: AnyNode, value: Any, parameters: Mapping[str, Any]) -> Any:
         """A formatted constant with its placeholders filled in from the node's other inputs."""
         if isinstance(value, Template):
-            inputs = {"parameterValues": dict(parameters), "artifacts": {}}
-            context = {"executor_input": {"inputs": inputs}, "run": self.run_facts(node)}
-            try:
-                return "".join(shim.render(lower(value), context))
-            except shim.TaskError as error:
-                raise StepError(
-                    f"the inputs of `{node.path}`: {error}", where=node.where
-                ) from error
+            return rendered(node, value, parameters, self.run_facts)
         if isinstance(value, list):
             return [self._format(node, item, parameters) for item in value]
         if isinstance(value, dict):
             return {key: self._format(node, item, parameters) for key, item in value.items()}
         return integral(value)
+
+
+def rendered(
+    node: AnyNode, template: Template, parameters: Mapping[str, Any], run_facts: RunFacts
+) -> str:
+    """A text of `node` with its placeholders filled in from its own inputs; StepError where one has
+    no value."""
+    inputs = {"parameterValues": dict(parameters), "artifacts": {}}
+    context = {"executor_input": {"inputs": inputs}, "run": run_facts(node)}
+    try:
+        return "".join(shim.render(lower(template), context))
+    except shim.TaskError as error:
+        raise StepError(f"the inputs of `{node.path}`: {error}", where=node.where) from error
 
 
 def dependents(graph: Graph, path: str) -> frozenset[str]:
@@ -217,7 +370,7 @@ def dependents(graph: Graph, path: str) -> frozenset[str]:
                 inside.add(node.path)
                 reached |= {node.path, *_ancestors(node.path)}
                 grown = True
-    return frozenset(n.path for n in nodes if isinstance(n, Step) and n.path in inside)
+    return frozenset(leaf.path for leaf in graph.leaves() if leaf.path in inside)
 
 
 def _ancestors(path: str) -> list[str]:
@@ -225,15 +378,62 @@ def _ancestors(path: str) -> list[str]:
     return ["/".join(parts[:i]) for i in range(1, len(parts))]
 
 
-def _steps(dag: Dag) -> Iterator[Step]:
-    for node in dag.ordered():
-        if isinstance(node, Step):
-            yield node
-        else:
-            yield from _steps(node.dag)
+def _leaves(node: AnyNode, path: str) -> Iterator[Leaf]:
+    """What runs at or below `node`, under paths that begin with `path` in place of its own."""
+    if not isinstance(node, SubDag):
+        yield dataclasses.replace(node, path=path)
+        return
+    for inner in node.dag.ordered():
+        yield from _leaves(inner, f"{path}/{inner.name}")
 
 
-def _holds(node: Step | SubDag, inputs: Values) -> bool:
+def _can_do_without(node: AnyNode, name: str) -> bool:
+    """Whether an input may stay empty, or has a default."""
+    if name in node.inputs.parameters:
+        return not node.inputs.parameters[name].required
+    return name in node.inputs.artifacts and node.inputs.artifacts[name].optional
+
+
+def _collected(dag: Dag, turns: list[Values]) -> Values:
+    """What a loop gives: a list an output, without the turns that have no value."""
+    artifacts: dict[str, Given] = {}
+    for name in dag.artifacts:
+        found = [turn.artifacts[name] for turn in turns if name in turn.artifacts]
+        artifacts[name] = tuple(
+            a for one in found for a in (one if isinstance(one, tuple) else (one,))
+        )
+    parameters = {
+        name: [turn.parameters[name] for turn in turns if name in turn.parameters]
+        for name in dag.parameters
+    }
+    return Values(parameters, artifacts)
+
+
+def _artifact(frame: _Frame, source: FromInput | FromTask) -> Given | None:
+    if isinstance(source, FromInput):
+        return frame.inputs.artifacts.get(source.name)
+    found: Given | None = frame.first((source,), "artifacts")
+    return found
+
+
+def _element(value: Any, keys: tuple[str, ...]) -> Any:
+    """What `keys` lead to in a struct, which may come as JSON text."""
+    for key in keys:
+        value = _parsed(value) if isinstance(value, str) else value
+        if not isinstance(value, dict) or key not in value:
+            raise StepError(f"there is no `{key}` in {str(value)[:60]!r}")
+        value = value[key]
+    return value
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _holds(node: AnyNode, inputs: Values) -> bool:
     assert node.condition is not None
     try:
         return evaluate(node.condition.expression, inputs.parameters)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import yaml
 
+from rekindle.errors import StepError
 from rekindle.ir.graph import Graph
 from rekindle.ir.read import read
 from rekindle.platforms.local.cache import Values
-from rekindle.platforms.local.walk import Ready, Skipped, Walk, dependents
-from tests.ir.test_read import minimal, nested
+from rekindle.platforms.local.walk import Ready, Skipped, Unrolled, Walk, dependents
+from tests.ir.test_read import looped, minimal, nested
 
 
 def walk_of(graph: Graph, **arguments: object) -> Walk:
@@ -18,8 +20,9 @@ def walk_of(graph: Graph, **arguments: object) -> Walk:
 def told(walk: Walk) -> list[str]:
     """What the walk says now: `name` for a step to run, `name: reason` for one that will not."""
     return [
-        item.step.path + (f": {item.reason}" if isinstance(item, Skipped) else "")
+        f"{item.path}: {item.reason}" if isinstance(item, Skipped) else item.node.path
         for item in walk.advance()
+        if not isinstance(item, Unrolled)
     ]
 
 
@@ -45,7 +48,7 @@ def test_a_step_waits_for_the_one_before_it() -> None:
     walk = walk_of(graph, n=2)
     assert told(walk) == ["a"]
     assert told(walk) == []
-    walk.ended(graph.steps()[0], Values({"Output": 5}))
+    walk.succeeded("a", Values({"Output": 5}))
     assert told(walk) == ["b"]
 
 
@@ -54,15 +57,33 @@ def test_values_travel_into_nested_dags_and_out_again() -> None:
     walk = walk_of(graph)
     (ready,) = walk.advance()
     assert isinstance(ready, Ready)
-    assert ready.step.path == "inner/a"
+    assert ready.node.path == "inner/a"
     assert ready.inputs == Values({"n": 1})
-    walk.ended(ready.step, Values({"Output": 7}))
+    walk.succeeded(ready.node.path, Values({"Output": 7}))
     (ready,) = walk.advance()
     assert isinstance(ready, Ready)
     assert ready.inputs == Values({"n": 7})
-    walk.ended(ready.step, Values({"Output": 8}))
+    walk.succeeded(ready.node.path, Values({"Output": 8}))
     assert told(walk) == []
     assert walk.finished
+
+
+@pytest.mark.parametrize("items", ["no list", "3", {"a": 1}])
+def test_a_loop_over_something_else_than_a_list_is_an_error(items: object) -> None:
+    spec = looped(items={"inputParameter": "many"})
+    task = spec["root"]["dag"]["tasks"]["inner"]
+    task["inputs"]["parameters"]["many"] = {"runtimeValue": {"constant": items}}
+    with pytest.raises(StepError, match=r"`inner` loops over .*, which is no list"):
+        told(walk_of(read(yaml.safe_dump(spec))))
+
+
+def test_as_many_turns_of_a_loop_are_open_as_its_limit_says() -> None:
+    walk = walk_of(read(yaml.safe_dump(looped(items={"raw": "[1, 2, 3]"}))))
+    assert told(walk) == ["inner/0/a", "inner/1/a"]
+    walk.succeeded("inner/1/a", Values({"Output": 5}))
+    assert told(walk) == ["inner/1/b"]
+    walk.succeeded("inner/1/b", Values({"Output": 5}))
+    assert told(walk) == ["inner/2/a"]
 
 
 def test_dependents_cross_the_borders_of_dags() -> None:

@@ -7,6 +7,8 @@ from typing import NamedTuple, Optional
 
 from kfp import dsl, kubernetes
 
+import rekindle
+
 component = dsl.component(base_image="python:3.11", install_kfp_package=False)
 
 
@@ -387,3 +389,144 @@ def branching(folder: str, go: bool = True) -> NamedTuple("Out", [("value", int)
     chosen = dsl.OneOf(inside.output, other.output)
     last = count(folder=folder, name="last", value=chosen)
     return NamedTuple("Out", [("value", int)])(last.output)
+
+
+@component
+def note(folder: str, status: dsl.PipelineTaskFinalStatus):
+    import os
+
+    with open(os.path.join(folder, "status"), "w") as file:
+        file.write(f"{status.state} {status.pipeline_task_name} {status.error_message}")
+
+
+@component
+def fail_if(text: str, bad: str) -> str:
+    if text == bad:
+        raise ValueError(f"{text} is bad")
+    return text
+
+
+@dsl.pipeline
+def watched(folder: str, text: str = "good"):
+    """An exit task after two steps, the first of which fails if `text` is bad."""
+    end = note(folder=folder)
+    with dsl.ExitHandler(end):
+        first = fail_if(text=text, bad="bad")
+        count(folder=folder, name="second").after(first)
+
+
+@dsl.pipeline
+def tolerant(folder: str, text: str = "bad"):
+    """`count` runs although what it follows failed, and so does what follows `count`."""
+    first = fail_if(text=text, bad="bad").set_caching_options(False)
+    after = count(folder=folder, name="after", value=1).after(first).ignore_upstream_failure()
+    after.set_caching_options(False)
+    count(folder=folder, name="later", value=after.output)
+    count(folder=folder, name="not").after(first)
+
+
+@dsl.pipeline
+def one_turn_fails(folder: str):
+    end = note(folder=folder)
+    with dsl.ExitHandler(end):
+        with dsl.ParallelFor(["good", "bad", "late"], parallelism=1) as item:
+            said = fail_if(text=item, bad="bad")
+            count(folder=folder, name=said.output)
+
+
+@dsl.pipeline
+def wants_a_volume(folder: str):
+    task = count(folder=folder, name="x")
+    kubernetes.mount_pvc(task, pvc_name="data", mount_path="/data")
+    kubernetes.use_secret_as_env(task, "login", {"token": "TOKEN"})
+    kubernetes.use_secret_as_volume(task, "login", "/secrets")
+
+
+@dsl.pipeline
+def knows_a_secret(folder: str):
+    task = count(folder=folder, name="x")
+    kubernetes.use_secret_as_env(task, "login", {"token": "TOKEN"})
+
+
+@component
+def gather(folder: str, model: dsl.Output[dsl.Model], bad_node: int = -1) -> str:
+    """Every node tells node rank 0 its number over the network; no torch."""
+    import os
+    import socket
+
+    from rekindle.launch.rendezvous import Rendezvous
+
+    place = Rendezvous.current()
+    with open(os.path.join(folder, f"node-{place.node_rank}"), "a") as file:
+        file.write(model.path)
+    if place.node_rank == bad_node:
+        raise ValueError(f"node {place.node_rank} is bad")
+    if place.node_rank:
+        while True:
+            try:
+                with socket.create_connection((place.address, place.port)) as line:
+                    line.sendall(b"%d" % place.node_rank)
+                return "not node 0"
+            except ConnectionRefusedError:
+                pass
+    found = []
+    with socket.create_server((place.address, place.port)) as server:
+        while len(found) < place.nodes - 1:
+            line, _ = server.accept()
+            with line:
+                found.append(int(line.recv(9)))
+    with open(model.path, "w") as file:
+        file.write(f"made by {place.nodes} nodes")
+    return f"{place.nodes} nodes, heard of {sorted(found)}"
+
+
+@component
+def sum_of_ranks(folder: str, model: dsl.Output[dsl.Model]) -> float:
+    """torchrun's ranks, one a node, add up their numbers."""
+    import os
+    import textwrap
+    from pathlib import Path
+
+    from rekindle.launch.rendezvous import Rendezvous
+    from rekindle.launch.torchrun import torchrun
+    from rekindle.spec.model import TrainSpec
+
+    place = Rendezvous.current()
+    script = Path(folder, f"script-{place.node_rank}.py")
+    script.write_text(
+        textwrap.dedent(f"""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        one = torch.tensor([float(dist.get_rank() + 1)])
+        dist.all_reduce(one)
+        if dist.get_rank() == 0:
+            open({str(Path(folder) / "sum")!r}, "w").write(str(one.item()))
+        dist.destroy_process_group()
+        """)
+    )
+    status = Path(folder, f"status-{place.node_rank}")
+    status.mkdir()
+    torchrun([str(script)], TrainSpec(entrypoint=str(script)), status=status)
+    if place.node_rank:
+        return 0.0
+    Path(model.path).write_text("trained")
+    return float(Path(folder, "sum").read_text())
+
+
+@component
+def measure(model: dsl.Input[dsl.Model]) -> str:
+    with open(model.path) as file:
+        return file.read()
+
+
+@dsl.pipeline
+def gathered(folder: str, bad_node: int = -1) -> str:
+    task = gather(folder=folder, bad_node=bad_node)
+    rekindle.distribute(task, nodes=3)
+    read = measure(model=task.outputs["model"])
+    return read.output
+
+
+@dsl.pipeline
+def summed(folder: str) -> float:
+    return rekindle.distribute(sum_of_ranks(folder=folder), nodes=2).outputs["Output"]

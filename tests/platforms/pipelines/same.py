@@ -3,6 +3,7 @@
 
 # Components are written as users of KFP write them, hence the noqa.
 
+import os
 from typing import Dict, List, NamedTuple, Optional
 
 from kfp import dsl
@@ -399,6 +400,140 @@ def optional_into_nested(c: Optional[str] = None) -> str:
     return inner_optional(c=c).output
 
 
+@component
+def joined(items: List[str]) -> str:
+    return " | ".join(items)
+
+
+@component
+def pair(a: str, b: str) -> str:
+    return f"{a}-{b}"
+
+
+@component
+def words(text: str) -> List[str]:
+    return text.split()
+
+
+@component
+def tables(text: str) -> List[Dict[str, str]]:
+    return [{"who": word, "end": "!"} for word in text.split()]
+
+
+@component
+def several(data: dsl.Input[List[dsl.Dataset]]) -> str:
+    found = []
+    for one in data:
+        with open(one.path) as file:
+            found.append(f"{file.read()}:{int(one.metadata['length'])}")
+    return " ".join(found)
+
+
+@component
+def is_long(text: str) -> bool:
+    return len(text) > 1
+
+
+@dsl.pipeline
+def loop_over_constants() -> List[str]:
+    with dsl.ParallelFor(["a", "b", "c"]) as item:
+        said = greet(name=item)
+    return dsl.Collected(said.output)
+
+
+@dsl.pipeline
+def loop_over_structs() -> str:
+    with dsl.ParallelFor([{"a": "x", "b": "1"}, {"a": "y", "b": "2"}]) as item:
+        said = pair(a=item.a, b=item.b)
+    return joined(items=dsl.Collected(said.output)).output
+
+
+@dsl.pipeline
+def loop_over_an_output(text: str = "one two three") -> str:
+    with dsl.ParallelFor(words(text=text).output, parallelism=1) as item:
+        said = greet(name=item)
+        again = greet(name=said.output)
+    return joined(items=dsl.Collected(again.output)).output
+
+
+@dsl.pipeline
+def loop_over_made_structs(text: str = "one two") -> str:
+    with dsl.ParallelFor(tables(text=text).output) as item:
+        said = pair(a=item.who, b=item.end)
+    return joined(items=dsl.Collected(said.output)).output
+
+
+@dsl.pipeline
+def loop_over_an_argument(items: List[str] = ["p", "q"]) -> str:
+    with dsl.ParallelFor(items) as item:
+        said = greet(name=item)
+    return joined(items=dsl.Collected(said.output)).output
+
+
+@dsl.pipeline
+def loop_with_a_branch(text: str = "a bb c dd") -> NamedTuple("Out", [("taken", str)]):
+    out = NamedTuple("Out", [("taken", str)])
+    with dsl.ParallelFor(words(text=text).output) as item:
+        with dsl.If(is_long(text=item).output == True):  # noqa: E712
+            said = greet(name=item)
+        with dsl.Else():
+            short = greet(name="short")
+        one = echo(text=dsl.OneOf(said.output, short.output))
+    return out(joined(items=dsl.Collected(one.output)).output)
+
+
+@dsl.pipeline
+def loop_in_a_branch(x: float = 1.0) -> str:
+    with dsl.If(positive(x=x).output == True):  # noqa: E712
+        with dsl.ParallelFor(["a", "b"]) as item:
+            said = greet(name=item)
+        yes = joined(items=dsl.Collected(said.output))
+    with dsl.Else():
+        no = greet(name="nobody")
+    return dsl.OneOf(yes.output, no.output)
+
+
+@dsl.pipeline
+def loop_of_artifacts() -> str:
+    with dsl.ParallelFor(["aa", "b", "cccc"]) as item:
+        made = write(text=item)
+    return several(data=dsl.Collected(made.outputs["data"])).output
+
+
+@dsl.pipeline
+def pairs_of(first: str) -> List[str]:
+    with dsl.ParallelFor(["1", "2"]) as number:
+        said = pair(a=first, b=number)
+    return dsl.Collected(said.output)
+
+
+@dsl.pipeline
+def loop_over_nested_pipelines() -> str:
+    with dsl.ParallelFor(["x", "y"]) as item:
+        found = pairs_of(first=item)
+        one = joined(items=found.output)
+    return joined(items=dsl.Collected(one.output)).output
+
+
+@dsl.pipeline
+def nested_loops() -> str:
+    with dsl.ParallelFor(["a", "b"]) as outer:
+        with dsl.ParallelFor(["1", "2"]) as inner:
+            said = pair(a=outer, b=inner)
+        one = joined(items=dsl.Collected(said.output))
+    return joined(items=dsl.Collected(one.output)).output
+
+
+@dsl.pipeline
+def imported(uri: str) -> str:
+    brought = dsl.importer(
+        artifact_uri=uri, artifact_class=dsl.Dataset, reimport=False, metadata={"kind": "text"}
+    )
+    return read(data=brought.output).output
+
+
+SMALL_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "small.txt")
+
 # name of the case: (pipeline, arguments); "FOLDER" becomes a fresh empty folder
 CASES = {
     "one step": (one_step, {}),
@@ -433,6 +568,18 @@ CASES = {
     "order without data": (ordered, {"folder": "FOLDER"}),
     "artifact as a return value": (artifact_returned, {}),
     "text of 20 KB": (long_text, {"name": "x" * 20_000}),
+    "loop over constants": (loop_over_constants, {}),
+    "loop over structs": (loop_over_structs, {}),
+    "loop over an output, one at a time": (loop_over_an_output, {}),
+    "nested loops with the item of the outer one": (nested_loops, {}),
+    "loop over structs that a step made": (loop_over_made_structs, {}),
+    "loop over an argument": (loop_over_an_argument, {"items": ["x", "y", "z"]}),
+    "loop with a branch": (loop_with_a_branch, {}),
+    "loop in a branch": (loop_in_a_branch, {}),
+    "loop in a branch not taken": (loop_in_a_branch, {"x": -1.0}),
+    "list of artifacts": (loop_of_artifacts, {}),
+    "loop over nested pipelines": (loop_over_nested_pipelines, {}),
+    "importer": (imported, {"uri": SMALL_FILE}),
 }
 
 # What kfp.local gets wrong: (pipeline, arguments, what it says or None, the right outputs)
@@ -467,6 +614,10 @@ KNOWN_BUGS = {
     ),
     "OneOf over artifacts": (
         one_of_artifacts, {}, "Expected 1 artifact", {"Output": ["str", "Dataset:down:['length', 'tags']"]},
+    ),
+    "loop over nothing": (loop_over_an_argument, {"items": []}, "", {"Output": ["str", ""]}),
+    "importer of a file URI": (
+        imported, {"uri": f"file://{SMALL_FILE}"}, "", {"Output": ["str", "Dataset:small\n:['kind']"]},
     ),
     "text of 200 KB": (
         long_text, {"name": "x" * 200_000}, "Argument list too long", {"Output": ["str", "hello, " + "x" * 200_000]},

@@ -1,0 +1,157 @@
+"""What a pipeline asks of a platform: the features of KFP that it uses, each with its place in the
+IR.
+
+The names are those of the rows of `catalog/features.yaml`, which says of each platform whether it
+carries the feature natively, whether rekindle emulates it there, or why it is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from rekindle.ir.graph import (
+    AnyNode,
+    Artifact,
+    FinalStatus,
+    FromInput,
+    FromTask,
+    Graph,
+    Importer,
+    Node,
+    Parameter,
+    Resources,
+    Setting,
+    Step,
+    SubDag,
+)
+from rekindle.ir.placeholders import PLATFORM_FACTS, references, templates
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A feature, and who uses it: the path of a node ("" = the pipeline itself), and its place in
+    the IR."""
+
+    feature: str
+    path: str
+    where: str
+
+
+def uses(graph: Graph) -> tuple[Use, ...]:
+    """Everything that the pipeline uses, each once, in the order of its nodes."""
+    found = [Use(_named(s), "", s.where) for s in graph.settings]
+    if any(not artifact.optional for artifact in graph.inputs.artifacts.values()):
+        found.append(Use("artifact_arguments", "", "root.inputDefinitions.artifacts"))
+    for node in graph.nodes():
+        for feature, where in (*_of_any(node), *_of_kind(node)):
+            found.append(Use(feature, node.path, where))
+    return tuple(dict.fromkeys(found))
+
+
+def _of_kind(node: AnyNode) -> Iterator[tuple[str, str]]:
+    match node:
+        case Step():
+            yield from _of_step(node)
+        case Importer():
+            yield "importers", node.where
+            if node.to_workspace:
+                yield "workspace", node.where
+        case SubDag():
+            yield from _of_sub_dag(node)
+
+
+def _of_any(node: Node) -> Iterator[tuple[str, str]]:
+    bindings = [*node.parameters.values(), *node.artifacts.values()]
+    if node.condition is not None:
+        yield "conditions", f"{node.where}.triggerPolicy.condition"
+    if node.always:
+        watched = any(isinstance(b, FinalStatus) for b in bindings)
+        exits = watched or any(name.startswith("exit-handler-") for name in node.after)
+        yield "exit_handlers" if exits else "ignore_upstream_failure", node.where
+    if any(isinstance(b, FinalStatus) for b in bindings):
+        yield "final_status", f"{node.where}.inputs"
+    if any(isinstance(b, FromInput | FromTask) and b.keys for b in bindings):
+        yield "struct_elements", f"{node.where}.inputs"
+    if _lists([*node.inputs.artifacts.values(), *node.outputs.artifacts.values()]):
+        yield "artifact_lists", node.where
+    if _task_config(node.inputs.parameters.values()):
+        yield "task_config", f"{node.where}.inputs"
+
+
+def _lists(artifacts: Iterable[Artifact]) -> bool:
+    return any(artifact.is_list for artifact in artifacts)
+
+
+def _task_config(parameters: Iterable[Parameter]) -> bool:
+    return any(parameter.type == "TASK_CONFIG" for parameter in parameters)
+
+
+def _of_sub_dag(node: SubDag) -> Iterator[tuple[str, str]]:
+    results = [*node.dag.parameters.values(), *node.dag.artifacts.values()]
+    if any(len(sources) > 1 for sources in results):
+        yield "one_of", node.where
+    if node.retry.count:
+        yield "retries_of_nested", f"{node.where}.retryPolicy"
+    if node.loop is None:
+        if node.condition is None and not node.name.startswith(("exit-handler-", "condition-")):
+            yield "nesting", node.where
+        return
+    dynamic = isinstance(node.loop.items, str) or any(True for _ in templates(node.loop.items))
+    yield "loops_over_outputs" if dynamic else "loops", node.where
+    if node.loop.at_once:
+        yield "loop_limits", f"{node.where}.iteratorPolicy"
+    if results:
+        yield "collected", node.where
+
+
+def _of_step(step: Step) -> Iterator[tuple[str, str]]:
+    yield "python_components" if step.container.source else "container_components", step.where
+    yield from ((feature, step.where) for feature in (*_of_options(step), *_of_container(step)))
+    if step.secrets:
+        yield "secrets", step.secrets[0].where
+    yield from ((_named(setting), setting.where) for setting in step.settings)
+
+
+def _of_options(step: Step) -> Iterator[str]:
+    asked = {
+        "retries": step.retry.count,
+        "caching": step.cache,
+        "cache_keys": step.cache_key,
+        "timeouts": step.timeout_seconds is not None,
+        "distribution": step.distribution is not None,
+        "accelerators": step.distribution is not None and step.distribution.gpus_per_node,
+        "spot": step.distribution is not None and step.distribution.spot,
+    }
+    yield from (feature for feature, there in asked.items() if there)
+
+
+def _of_container(step: Step) -> Iterator[str]:
+    container = step.container
+    if container.requirements:
+        yield "pip_preambles"
+    if "{{$" in container.image:
+        yield "images_at_run_time"
+    yield from _of_resources(container.resources)
+    arguments = (*container.command, *container.args, *container.env.values())
+    for path in (path for argument in arguments for path in references(argument)):
+        if path[0] == "run" and path[1] in PLATFORM_FACTS:
+            yield "workspace" if path[1] == "workspace_path" else "vertex_facts"
+
+
+def _of_resources(resources: Resources) -> Iterator[str]:
+    cpu = resources.cpu_limit or resources.cpu_request
+    if cpu or resources.memory_limit or resources.memory_request:
+        yield "cpu_and_memory"
+    if resources.accelerator_type:
+        yield "accelerators"
+    if resources.at_run_time:
+        yield "resources_at_run_time"
+
+
+# KFP's own names are kept where they say enough
+_NAMES = {"taskConfigPassthroughs": "task_config"}
+
+
+def _named(setting: Setting) -> str:
+    return _NAMES.get(setting.name, setting.name)

@@ -1,0 +1,90 @@
+"""The second document of a compiled pipeline: what each executor, and the pipeline as a whole, asks
+of a platform.
+
+`kubernetes` is what kfp-kubernetes writes (kubernetes_executor_config.proto): timeouts and secrets
+in the environment are typed, everything else stays a `Setting` under the name that it has there,
+for each platform to take or to refuse by name. `rekindle` is what `distribute()` writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rekindle.ir.bindings import read_parameter
+from rekindle.ir.distribution import PLATFORM, Distribution, from_settings
+from rekindle.ir.fields import Fields, Refusals
+from rekindle.ir.graph import Constant, Secret, Setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Wishes:
+    """What one executor asks for."""
+
+    timeout_seconds: float | None = None
+    distribution: Distribution | None = None
+    secrets: tuple[Secret, ...] = ()
+    settings: tuple[Setting, ...] = ()
+
+
+def read_platforms(
+    document: Any, refusals: Refusals
+) -> tuple[dict[str, Wishes], tuple[Setting, ...]]:
+    """Wishes by the label of the executor, and what is asked for the whole pipeline."""
+    executors: dict[str, Wishes] = {}
+    whole: list[Setting] = []
+    top = Fields(document, "", refusals)
+    for platform, fields in top.each("platforms"):
+        if platform not in ("kubernetes", PLATFORM):
+            refusals.add(f"settings of the platform `{platform}`", fields.where)
+            continue
+        deployment = fields.fields("deploymentSpec")
+        for label, executor in deployment.each("executors"):
+            before = executors.get(label, Wishes())
+            executors[label] = (
+                dataclasses.replace(before, distribution=_distribution(executor))
+                if platform == PLATFORM
+                else dataclasses.replace(_wishes(executor), distribution=before.distribution)
+            )
+        deployment.close()
+        whole += _settings(fields.fields("pipelineConfig"), set())
+        fields.close()
+    top.close()
+    return executors, tuple(whole)
+
+
+def _distribution(executor: Fields) -> Distribution:
+    return from_settings(executor.data, executor.where)
+
+
+def _wishes(executor: Fields) -> Wishes:
+    seconds = executor.any("activeDeadlineSeconds")
+    secrets = tuple(s for one in executor.list_of("secretAsEnv") for s in _secrets(one))
+    taken = {"activeDeadlineSeconds", "secretAsEnv"}
+    return Wishes(
+        timeout_seconds=float(seconds) if seconds is not None else None,
+        secrets=secrets,
+        settings=tuple(_settings(executor, taken)),
+    )
+
+
+def _settings(fields: Fields, taken: set[str]) -> list[Setting]:
+    names = [str(key) for key in fields.data if key not in taken and fields.has(str(key))]
+    return [Setting(name, fields.any(name), fields.at(name)) for name in names]
+
+
+def _secrets(fields: Fields) -> list[Secret]:
+    plain = fields.take("secretName", str, "")
+    named = read_parameter(fields.fields("secretNameParameter"), None) or Constant(plain)
+    fields.take("optional", bool, False)
+    found = [
+        Secret(
+            env=pair.take("envVar", str, ""),
+            name=named,
+            key=pair.take("secretKey", str, ""),
+            where=pair.where,
+        )
+        for pair in fields.list_of("keyToEnv")
+    ]
+    fields.close()
+    return found

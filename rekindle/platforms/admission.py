@@ -1,0 +1,37 @@
+"""May this pipeline go to this platform? The feature table decides: what it refuses is an error
+with its place in the IR before anything is sent or run, what it ignores is said."""
+
+from __future__ import annotations
+
+from rekindle.catalog.features import Carried, Feature, table
+from rekindle.errors import Problem, UnsupportedError
+from rekindle.ir.features import Use, uses
+from rekindle.ir.graph import Graph
+
+
+def admit(graph: Graph, platform: str) -> tuple[str, ...]:
+    """What `platform` ignores of the pipeline, a sentence each; UnsupportedError with everything
+    that it refuses."""
+    refused: list[Problem] = []
+    ignored: dict[str, list[str]] = {}
+    for use in uses(graph):
+        row = table().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
+        carried = row.on.get(platform, Carried("refused", "rekindle knows nothing of it"))
+        if carried.verdict == "refused":
+            refused.append(_refusal(use, row, platform, carried.how))
+        elif carried.verdict == "ignored":
+            ignored.setdefault(carried.how, []).append(use.path)
+    if refused:
+        raise UnsupportedError(refused)
+    return tuple(
+        f"{how}: {', '.join(dict.fromkeys(filter(None, paths)))}.".replace(": .", ".")
+        for how, paths in ignored.items()
+    )
+
+
+def _refusal(use: Use, row: Feature, platform: str, why: str) -> Problem:
+    who = f"`{use.path}`" if use.path else "the pipeline"
+    elsewhere = [name for name, carried in row.on.items() if carried.verdict != "refused"]
+    fix = f"take it out, or run the pipeline on {' or '.join(elsewhere)}"
+    what = f"{who} uses {row.what}, which {platform} refuses: {why}"
+    return Problem(what, use.where, fix if elsewhere else "take it out")

@@ -1,0 +1,150 @@
+"""Each platform's environment becomes the same Rendezvous: nodes counted once, rank 0 where all
+meet, and a process's rank never taken for a node's."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.errors import RequestError
+from rekindle.launch.rendezvous import VARIABLE, Rendezvous
+from rekindle.platforms.azureml import rendezvous as azureml
+from rekindle.platforms.kubeflow import rendezvous as kubeflow
+from rekindle.platforms.local import rendezvous as local
+from rekindle.platforms.sagemaker import rendezvous as sagemaker
+from rekindle.platforms.vertex import rendezvous as vertex
+
+gangs = st.integers(2, 300).flatmap(
+    lambda nodes: st.tuples(st.just(nodes), st.integers(0, nodes - 1), st.integers(0, 16))
+)
+
+
+@given(gangs)
+def test_kubeflow(gang: tuple[int, int, int]) -> None:
+    nodes, rank, gpus = gang
+    env = {
+        "PET_NNODES": str(nodes), "PET_NODE_RANK": str(rank), "PET_NPROC_PER_NODE": "auto",
+        "PET_MASTER_ADDR": "ft-node-0-0.ft", "PET_MASTER_PORT": "29500",
+    }  # fmt: skip
+    assert kubeflow.rendezvous(env, gpus) == Rendezvous(
+        nodes, rank, max(1, gpus), "ft-node-0-0.ft", 29500
+    )
+    assert kubeflow.rendezvous({**env, "PET_NPROC_PER_NODE": "3"}, gpus).ranks_per_node == 3
+
+
+@given(gangs, st.data())
+def test_vertex(gang: tuple[int, int, int], data: st.DataObject) -> None:
+    nodes, rank, gpus = gang
+    second = data.draw(st.integers(1, nodes - 1))
+    names = [f"host-{i}:2222" for i in range(nodes)]
+    pools = {"workerpool0": names[:1], "workerpool1": names[1 : second + 1]}
+    if second + 1 < nodes:
+        pools["workerpool2"] = names[second + 1 :]
+    kind, index = next(
+        (kind, hosts.index(names[rank])) for kind, hosts in pools.items() if names[rank] in hosts
+    )
+    spec = {"cluster": pools, "task": {"type": kind, "index": index}, "environment": "cloud"}
+    assert vertex.rendezvous({"CLUSTER_SPEC": json.dumps(spec)}, gpus) == Rendezvous(
+        nodes, rank, max(1, gpus), "host-0", 2222
+    )
+
+
+@given(gangs, st.randoms())
+def test_sagemaker(gang: tuple[int, int, int], random: object) -> None:
+    nodes, rank, gpus = gang
+    hosts = [f"algo-{i + 1}" for i in range(nodes)]
+    shuffled = list(hosts)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"hosts": shuffled, "current_host": hosts[rank]}, file)
+        file.flush()
+        assert sagemaker.rendezvous(gpus, Path(file.name)) == Rendezvous(
+            nodes, rank, max(1, gpus), "algo-1", sagemaker.PORT
+        )
+
+
+@given(gangs)
+def test_azureml(gang: tuple[int, int, int]) -> None:
+    nodes, rank, gpus = gang
+    env = {
+        "AZUREML_NODE_COUNT": str(nodes), "NODE_RANK": str(rank), "WORLD_SIZE": str(nodes),
+        "RANK": str(rank), "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105",
+    }  # fmt: skip
+    wanted = Rendezvous(nodes, rank, max(1, gpus), "10.0.0.4", 6105)
+    assert azureml.rendezvous(env, gpus) == wanted
+    assert azureml.rendezvous({**env, "NODE_RANK": ""}, gpus) == wanted
+
+
+@given(gangs, st.integers(0, 10**9))
+def test_slurm(gang: tuple[int, int, int], job: int) -> None:
+    nodes, rank, gpus = gang
+    env = {
+        "SLURM_NNODES": str(nodes), "SLURM_NODEID": str(rank), "SLURM_JOB_ID": str(job),
+        "SLURM_JOB_NODELIST": "gpu[07-09,12],cpu1",
+    }  # fmt: skip
+    found = local.from_slurm(env, gpus)
+    assert (found.nodes, found.node_rank, found.address) == (nodes, rank, "gpu07")
+    assert 20_000 <= found.port < 30_000
+
+
+@pytest.mark.parametrize(
+    ("hostlist", "first"),
+    [("a", "a"), ("a,b", "a"), ("n[1-2]", "n1"), ("n[003]x,b", "n003x"), ("login-1", "login-1")],
+)
+def test_the_first_host_of_a_slurm_job(hostlist: str, first: str) -> None:
+    env = {
+        "SLURM_NNODES": "2", "SLURM_NODEID": "0", "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NODELIST": hostlist,
+    }  # fmt: skip
+    assert local.from_slurm(env, 0).address == first
+
+
+def test_torchrun() -> None:
+    env = {
+        "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1", "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "a", "MASTER_PORT": "29500",
+    }  # fmt: skip
+    assert local.from_torchrun(env, 8) == Rendezvous(2, 1, 8, "a", 29501)
+
+
+MISTAKES = {
+    "a global rank": (kubeflow.rendezvous, {"PET_NNODES": "2", "PET_NODE_RANK": "9", "PET_MASTER_ADDR": "a"}, "node 9 of 2"),
+    "no number": (kubeflow.rendezvous, {"PET_NNODES": "two", "PET_NODE_RANK": "0"}, "no whole number"),
+    "nothing": (kubeflow.rendezvous, {}, "no `PET_NNODES`"),
+    "no address": (kubeflow.rendezvous, {"PET_NNODES": "2", "PET_NODE_RANK": "0"}, "no address"),
+    "no JSON": (vertex.rendezvous, {"CLUSTER_SPEC": "{"}, "cannot be read"),
+    "no pool 0": (vertex.rendezvous, {"CLUSTER_SPEC": '{"cluster": {}, "task": {"type": "workerpool0", "index": 0}}'}, "cannot be read"),
+    "not in the cluster": (vertex.rendezvous, {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool1", "index": 0}}'}, "not in its cluster"),
+    "a process's rank": (azureml.rendezvous, {"AZUREML_NODE_COUNT": "2", "RANK": "7", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "node 7 of 2"),
+    "tasks a node": (local.from_slurm, {"SLURM_NTASKS_PER_NODE": "8"}, "several tasks a node"),
+    "processes a node": (local.from_torchrun, {"LOCAL_WORLD_SIZE": "8"}, "several processes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_what_makes_no_sense_is_an_error_at_the_start(case: str) -> None:
+    read, environment, says = MISTAKES[case]
+    with pytest.raises(RequestError, match=says):
+        read(environment, 8)
+
+
+def test_a_host_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "resourceconfig.json"
+    path.write_text('{"hosts": ["algo-1"], "current_host": "algo-2"}')
+    with pytest.raises(RequestError, match="algo-2 is none of algo-1"):
+        sagemaker.rendezvous(0, path)
+    with pytest.raises(RequestError, match="cannot be read"):
+        sagemaker.rendezvous(0, tmp_path / "gone.json")
+
+
+def test_a_process_that_is_handed_nonsense_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        VARIABLE, json.dumps({"nodes": 2, "node_rank": 8, "address": "a", "port": 1})
+    )
+    with pytest.raises(RequestError, match="node 8 of 2"):
+        Rendezvous.current()
