@@ -26,7 +26,7 @@ from rekindle.errors import (
     RequestError,
     StepError,
 )
-from rekindle.ir.graph import Dag, Graph, SubDag
+from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
 from rekindle.launch.steps import nursery_for
 from rekindle.platforms.admission import admit
@@ -35,10 +35,10 @@ from rekindle.platforms.local.cache import each
 from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
 from rekindle.platforms.local.store import Store, is_alive, owner
-from rekindle.platforms.local.walk import NO_TURNS, Leaf, Ready, Skipped, Walk, dependents
+from rekindle.platforms.local.walk import Leaf, Ready, Skipped, Walk, dependents
 from rekindle.records import RunRecord, StepRecord
 
-__all__ = ["execute", "ignored", "is_alive", "outputs", "owner"]
+__all__ = ["execute", "ignored", "is_alive", "owner"]
 
 GRACE_SECONDS = 30.0
 
@@ -117,52 +117,6 @@ def ignored(graph: Graph) -> tuple[str, ...]:
     if graph.pipeline_root:
         said.append(f"The pipeline root is not used, artifacts stay here: {graph.pipeline_root}.")
     return tuple(said)
-
-
-def outputs(graph: Graph, record: RunRecord) -> dict[str, Any]:
-    """What the pipeline itself returned, by name: values, and ArtifactRecords, in lists where a
-    loop gave several. What was skipped is left out."""
-    return _dag_outputs(graph.dag, "", {step.name: step for step in record.steps})
-
-
-def _dag_outputs(dag: Dag, prefix: str, steps: Mapping[str, StepRecord]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, sources in (*dag.parameters.items(), *dag.artifacts.items()):
-        for source in sources:
-            node, path = dag.nodes[source.task], prefix + source.task
-            if not isinstance(node, SubDag):
-                values = {**steps[path].parameters, **steps[path].artifacts}
-            elif node.loop is None:
-                values = _dag_outputs(node.dag, f"{path}/", steps)
-            else:
-                values = _loop_outputs(node.dag, f"{path}/", steps)
-            if source.output in values:
-                found[name] = values[source.output]
-                break
-    return found
-
-
-def _loop_outputs(dag: Dag, prefix: str, steps: Mapping[str, StepRecord]) -> dict[str, Any]:
-    turns = {name.removeprefix(prefix).split("/")[0] for name in steps if name.startswith(prefix)}
-    found = [
-        _dag_outputs(dag, f"{prefix}{turn}/", steps)
-        for turn in sorted(filter(str.isdigit, turns), key=int)
-    ]
-    if not found and not any(
-        s.reason == NO_TURNS for name, s in steps.items() if name.startswith(prefix)
-    ):
-        return {}  # the loop itself was skipped
-    parameters = {n: [one[n] for one in found if n in one] for n in dag.parameters}
-    artifacts = {
-        n: [
-            a
-            for one in found
-            if n in one
-            for a in (one[n] if isinstance(one[n], list) else [one[n]])
-        ]
-        for n in dag.artifacts
-    }
-    return {**parameters, **artifacts}
 
 
 def _pending(leaf: Leaf) -> StepRecord:

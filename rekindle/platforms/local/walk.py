@@ -11,9 +11,8 @@ After a failure nothing begins but nodes that run `always` (exit handlers) and w
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rekindle.errors import StepError
 from rekindle.ir.condition import evaluate
@@ -21,7 +20,6 @@ from rekindle.ir.graph import (
     AnyNode,
     Binding,
     Constant,
-    Dag,
     FinalStatus,
     Formatted,
     FromInput,
@@ -35,6 +33,7 @@ from rekindle.ir.placeholders import Template, lower
 from rekindle.ir.values import integral
 from rekindle.launch import shim
 from rekindle.platforms.local.cache import NOTHING, Given, Values, each
+from rekindle.platforms.local.frames import End, Frame, Opened, element, parsed
 
 Leaf = Step | Importer
 RunFacts = Callable[[AnyNode], Mapping[str, str]]
@@ -73,98 +72,14 @@ class Unrolled:
 News = Ready | Skipped | Unrolled
 
 
-@dataclasses.dataclass(frozen=True)
-class _End:
-    """How a node ended; `stopped` nodes never ran because something else failed, and `cause` says
-    what."""
-
-    status: Literal["succeeded", "skipped", "failed", "stopped"]
-    values: Values = NOTHING
-    cause: str = ""
-    error: str = ""
-
-
-@dataclasses.dataclass
-class _Frame:
-    """One Dag being walked, of one turn if it is a loop's."""
-
-    dag: Dag
-    path: str
-    inputs: Values
-    free: bool = False
-    begun: set[str] = dataclasses.field(default_factory=set)
-    freed: set[str] = dataclasses.field(default_factory=set)
-    ended: dict[str, _End] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.order = self.dag.ordered()
-
-    def at(self, name: str) -> str:
-        return f"{self.path}/{name}" if self.path else name
-
-    def done(self) -> bool:
-        return len(self.ended) == len(self.dag.nodes)
-
-    def end(self) -> _End:
-        """How the whole Dag ended: the first failure decides."""
-        for status in ("failed", "stopped"):
-            for end in self.ended.values():
-                if end.status == status:
-                    return dataclasses.replace(end, values=self.outputs())
-        return _End("succeeded", self.outputs())
-
-    def outputs(self) -> Values:
-        parameters = {n: self.first(s, "parameters") for n, s in self.dag.parameters.items()}
-        artifacts = {n: self.first(s, "artifacts") for n, s in self.dag.artifacts.items()}
-        return Values(
-            {n: v for n, v in parameters.items() if v is not None},
-            {n: v for n, v in artifacts.items() if v is not None},
-        )
-
-    def first(self, sources: Sequence[FromTask], kind: str) -> Any:
-        """The value of the first source that has one."""
-        for source in sources:
-            end = self.ended.get(source.task)
-            if end is not None and source.output in getattr(end.values, kind):
-                return _element(getattr(end.values, kind)[source.output], source.keys)
-        return None
-
-
-@dataclasses.dataclass
-class _Open:
-    """A SubDag under way: one frame, or a loop's turns, of which `at_once` may be walked at a
-    time."""
-
-    node: SubDag
-    path: str
-    parent: _Frame
-    turns: list[_Frame]
-    at_once: int
-
-    def walked(self) -> list[_Frame]:
-        """The frames that are walked now."""
-        return [frame for frame in self.turns if not frame.done()][: self.at_once or None]
-
-    def done(self) -> bool:
-        return all(frame.done() for frame in self.turns)
-
-    def end(self) -> _End:
-        ends = [frame.end() for frame in self.turns]
-        if self.node.loop is None:
-            return ends[0]
-        worst = [e for status in ("failed", "stopped") for e in ends if e.status == status]
-        values = _collected(self.node.dag, [end.values for end in ends])
-        return dataclasses.replace(worst[0], values=values) if worst else _End("succeeded", values)
-
-
 class Walk:
     """One pass over `graph` with its parameters bound to `arguments`."""
 
     def __init__(self, graph: Graph, arguments: Mapping[str, Any], run_facts: RunFacts) -> None:
         self.run_facts = run_facts
-        self.root = _Frame(graph.dag, "", Values(arguments))
-        self.open: list[_Open] = []
-        self.home: dict[str, tuple[_Frame, str]] = {}
+        self.root = Frame(graph.dag, "", Values(arguments))
+        self.open: list[Opened] = []
+        self.home: dict[str, tuple[Frame, str]] = {}
         self.stopped_by = ""
 
     @property
@@ -173,21 +88,21 @@ class Walk:
 
     def succeeded(self, path: str, outputs: Values) -> None:
         """The step at `path` ended with `outputs`."""
-        self._end(path, _End("succeeded", outputs))
+        self._end(path, End("succeeded", outputs))
 
     def failed(self, path: str, error: str) -> None:
         """The step at `path` failed: from now on nothing begins but what runs always."""
         cause = f"`{path}` failed"
         self.stopped_by = self.stopped_by or cause
-        self._end(path, _End("failed", cause=cause, error=error))
+        self._end(path, End("failed", cause=cause, error=error))
 
     def withdrawn(self, path: str) -> Skipped:
         """A step that was ready will not begin, because something failed meanwhile."""
         reason = f"the run stopped when {self.stopped_by}"
-        self._end(path, _End("stopped", cause=reason))
+        self._end(path, End("stopped", cause=reason))
         return Skipped(path, reason)
 
-    def _end(self, path: str, end: _End) -> None:
+    def _end(self, path: str, end: End) -> None:
         frame, name = self.home[path]
         frame.ended[name] = end
 
@@ -214,7 +129,7 @@ class Walk:
             self.open.remove(one)
         return bool(done)
 
-    def _begin(self, frame: _Frame, node: AnyNode) -> Iterator[News]:
+    def _begin(self, frame: Frame, node: AnyNode) -> Iterator[News]:
         path = frame.at(node.name)
         free = frame.free or node.always or not frame.freed.isdisjoint(node.upstream)
         if free:
@@ -228,39 +143,39 @@ class Walk:
         else:
             yield Ready(dataclasses.replace(node, path=path), inputs, node.path, free)
 
-    def _obstacle(self, frame: _Frame, node: AnyNode, free: bool) -> tuple[_End | None, Values]:
+    def _obstacle(self, frame: Frame, node: AnyNode, free: bool) -> tuple[End | None, Values]:
         """How the node ends without having begun, if it does; and its inputs, if it does not."""
         if not node.always:
             ends = [(name, frame.ended[name]) for name in node.upstream]
             for _, end in ends:
                 if end.status in ("failed", "stopped"):
-                    return _End("stopped", cause=end.cause, error=end.error), NOTHING
+                    return End("stopped", cause=end.cause, error=end.error), NOTHING
             for name, end in ends:
                 if end.status == "skipped":
-                    return _End("skipped", cause=f"`{name}` was skipped"), NOTHING
+                    return End("skipped", cause=f"`{name}` was skipped"), NOTHING
         if self.stopped_by and not free:
-            return _End("stopped", cause=f"the run stopped when {self.stopped_by}"), NOTHING
+            return End("stopped", cause=f"the run stopped when {self.stopped_by}"), NOTHING
         inputs, missing = self._inputs(frame, node)
         if missing:
-            return _End("skipped", cause=f"`{missing}` has no value"), NOTHING
+            return End("skipped", cause=f"`{missing}` has no value"), NOTHING
         if node.condition and not _holds(node, inputs):
             reason = f"its condition is false: {node.condition.expression}"
-            return _End("skipped", cause=reason), NOTHING
+            return End("skipped", cause=reason), NOTHING
         return None, inputs
 
     def _enter(
-        self, frame: _Frame, node: SubDag, path: str, inputs: Values, free: bool
+        self, frame: Frame, node: SubDag, path: str, inputs: Values, free: bool
     ) -> Iterator[News]:
         """Open a nested Dag, or the turns of a loop."""
         if node.loop is None:
-            turns = [_Frame(node.dag, path, inputs, free)]
-            self.open.append(_Open(node, path, frame, turns, 0))
+            turns = [Frame(node.dag, path, inputs, free)]
+            self.open.append(Opened(node, path, frame, turns, 0))
             return
         turns = [
-            _Frame(node.dag, f"{path}/{i}", given, free)
+            Frame(node.dag, f"{path}/{i}", given, free)
             for i, given in enumerate(self._turns(node, inputs))
         ]
-        self.open.append(_Open(node, path, frame, turns, node.loop.at_once))
+        self.open.append(Opened(node, path, frame, turns, node.loop.at_once))
         if turns:
             steps = [leaf for turn in turns for leaf in _leaves(node, turn.path)]
             yield Unrolled(path, tuple(steps))
@@ -280,7 +195,7 @@ class Walk:
         items: Any = loop.items
         if isinstance(items, str):
             items = inputs.parameters.get(items)
-            items = _parsed(items) if isinstance(items, str) else items
+            items = parsed(items) if isinstance(items, str) else items
         else:
             items = [self._format(node, item, inputs.parameters) for item in items]
         if not isinstance(items, list):
@@ -289,7 +204,7 @@ class Walk:
             )
         return [Values({**inputs.parameters, loop.item: item}, inputs.artifacts) for item in items]
 
-    def _inputs(self, frame: _Frame, node: AnyNode) -> tuple[Values, str]:
+    def _inputs(self, frame: Frame, node: AnyNode) -> tuple[Values, str]:
         """The node's inputs, and the name of one that an upstream step should have given and did
         not."""
         read = {name: self._parameter(frame, node, b) for name, b in node.parameters.items()}
@@ -307,20 +222,20 @@ class Walk:
                 parameters[name] = self._format(node, binding.value, parameters)
         return Values(parameters, {n: a for n, a in files.items() if a is not None}), ""
 
-    def _parameter(self, frame: _Frame, node: AnyNode, binding: Binding) -> Any:
+    def _parameter(self, frame: Frame, node: AnyNode, binding: Binding) -> Any:
         match binding:
             case Constant(value):
                 return value
             case FromInput(name, keys):
                 value = frame.inputs.parameters.get(name)
-                return value if value is None else _element(value, keys)
+                return value if value is None else element(value, keys)
             case FromTask():
                 return frame.first((binding,), "parameters")
             case FinalStatus(task):
                 return self._status(frame, node, task)
         return None
 
-    def _status(self, frame: _Frame, node: AnyNode, task: str) -> dict[str, Any]:
+    def _status(self, frame: Frame, node: AnyNode, task: str) -> dict[str, Any]:
         """KFP's PipelineTaskFinalStatus of a sibling, as its executor reads it."""
         end = frame.ended[task]
         return {
@@ -394,43 +309,11 @@ def _can_do_without(node: AnyNode, name: str) -> bool:
     return name in node.inputs.artifacts and node.inputs.artifacts[name].optional
 
 
-def _collected(dag: Dag, turns: list[Values]) -> Values:
-    """What a loop gives: a list an output, without the turns that have no value."""
-    artifacts: dict[str, Given] = {}
-    for name in dag.artifacts:
-        found = [turn.artifacts[name] for turn in turns if name in turn.artifacts]
-        artifacts[name] = tuple(
-            a for one in found for a in (one if isinstance(one, tuple) else (one,))
-        )
-    parameters = {
-        name: [turn.parameters[name] for turn in turns if name in turn.parameters]
-        for name in dag.parameters
-    }
-    return Values(parameters, artifacts)
-
-
-def _artifact(frame: _Frame, source: FromInput | FromTask) -> Given | None:
+def _artifact(frame: Frame, source: FromInput | FromTask) -> Given | None:
     if isinstance(source, FromInput):
         return frame.inputs.artifacts.get(source.name)
     found: Given | None = frame.first((source,), "artifacts")
     return found
-
-
-def _element(value: Any, keys: tuple[str, ...]) -> Any:
-    """What `keys` lead to in a struct, which may come as JSON text."""
-    for key in keys:
-        value = _parsed(value) if isinstance(value, str) else value
-        if not isinstance(value, dict) or key not in value:
-            raise StepError(f"there is no `{key}` in {str(value)[:60]!r}")
-        value = value[key]
-    return value
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _holds(node: AnyNode, inputs: Values) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import StepError, UnsupportedError
-from rekindle.platforms.local.execute import ignored, outputs
+from rekindle.platforms.local.execute import ignored
+from rekindle.platforms.local.results import outputs
 from tests.platforms.local.runs import graph, run, stored
 
 

@@ -13,7 +13,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read import read
 from rekindle.platforms.admission import admit
-from rekindle.platforms.local.execute import outputs
+from rekindle.platforms.local.results import outputs
 from tests.platforms.local.runs import graph, module, run, stored
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PreemptedError, RequestError, StepError
-from rekindle.platforms.local.execute import ignored, is_alive, outputs
+from rekindle.platforms.local.execute import ignored, is_alive
+from rekindle.platforms.local.results import outputs
 from rekindle.records import RunRecord
 from tests.platforms.local.runs import graph, run, stored
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rekindle.ir.read import read
-from rekindle.platforms.local.execute import outputs
+from rekindle.platforms.local.results import outputs
 from tests.platforms.local.runs import PIPELINES, module, plain, run
 
 CASES = module("same").CASES
