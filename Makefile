@@ -6,7 +6,7 @@ TORCH := torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install demo test test-all check format generate bench bench-gpu clean
+.PHONY: help install demo test test-all conformance check format generate bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ test: install  ## the tests, within ten minutes
 test-all: install .venv/models  ## all tests, the slow ones too
 	$(PYTEST) --durations=25
 
+conformance: install  ## KFP's own samples (../shared/kfp-corpus) on every platform, as a table
+	$(BIN)/python -m pytest -q -s tests/conformance
+
 check: install  ## lint, format, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,6 +52,7 @@ format: install  ## let ruff rewrite what it can
 
 generate: install  ## configs/schema.json, configs/schemas/, configs/README.md, golden files
 	$(BIN)/python -m rekindle.spec.generate
+	$(BIN)/python tests/platforms/sagemaker/excerpt.py
 	$(BIN)/python -m rekindle.catalog.features > docs/features.md
 	$(BIN)/python -m pytest -q tests -k golden --regenerate
 

@@ -1,5 +1,5 @@
-"""`rekindle compile CONFIG|PIPELINE --platform P -o DIR`: the pipeline as the platform wants it;
-sends nothing.
+"""`rekindle compile CONFIG|PIPELINE --platform P[,P] -o DIR`: the pipeline as each platform wants
+it; sends nothing.
 """
 
 from __future__ import annotations
@@ -12,61 +12,107 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rekindle.cli.options import FOLDER, config, overrides, shared
-from rekindle.errors import Problem, UnsupportedError
+from rekindle.errors import Problem, RequestError, UnsupportedError
 from rekindle.records import write_atomically
 
 if TYPE_CHECKING:
+    from rekindle.ir.graph import Graph
+    from rekindle.platforms.definition import Definition
     from rekindle.spec.model import Spec
 
-PLATFORMS = {"kubeflow": "rekindle.platforms.kubeflow.compile"}
+PLATFORMS = {
+    "kubeflow": "rekindle.platforms.kubeflow.compile",
+    "sagemaker": "rekindle.platforms.sagemaker.compile",
+    "vertex": "rekindle.platforms.vertex.compile",
+}
+PARITY = "parity.md"
+BUNDLES = "bundles"
+
+
+class _Several(click.ParamType):  # type: ignore[type-arg]
+    """Platforms with commas between them."""
+
+    name = "P[,P]"
+
+    def convert(self, value: Any, param: Any, context: Any) -> tuple[str, ...]:
+        """Their names, each once."""
+        names = tuple(dict.fromkeys(str(value).split(",")))
+        for name in names:
+            if name not in PLATFORMS:
+                self.fail(f"`{name}` is none of {', '.join(PLATFORMS)}", param, context)
+        return names
 
 
 @click.command("compile")
 @config
 @overrides
 @click.option(
-    "--platform", type=click.Choice(sorted(PLATFORMS)), required=True, help="Where it shall run."
-)
+    "--platform", "platforms", type=_Several(), required=True,
+    help=f"Where it shall run: {', '.join(PLATFORMS)}, or several with commas.",
+)  # fmt: skip
 @click.option("-o", "--output", type=FOLDER, default=Path("compiled"), show_default=True,
               help="Folder for the definition.")  # fmt: skip
 @click.option(
     "--artifact-root",
     default="",
-    help="Mount point of a volume that all pods share, for checkpoints.",
+    help="Mount point of a volume that all pods share, for checkpoints (Kubeflow).",
 )
 @shared
 def command(
     config: Path,
     overrides: tuple[str, ...],
-    platform: str,
+    platforms: tuple[str, ...],
     output: Path,
     artifact_root: str,
     home: Path,
     as_json: bool,
 ) -> int:
-    """Write the pipeline of CONFIG for a platform. The same input gives the same bytes."""
-    from rekindle.cli.job import arguments_of, graph_of
-    from rekindle.spec.load import load_spec
+    """Write the pipeline of CONFIG, or a pipeline by itself, for one platform or several, with a
+    table of how each carries what it uses. The same input gives the same bytes."""
+    from rekindle.cli.job import graph_of
+    from rekindle.platforms.parity import as_markdown
+    from rekindle.spec.load import load_target
 
-    spec = load_spec(config, overrides)
-    _refuse(spec, artifact_root)
+    spec = load_target(config, overrides)
     text, graph = graph_of(spec)
-    arguments = arguments_of(spec, graph, artifact_root)
-    compiler: Any = importlib.import_module(PLATFORMS[platform])
-    definition = compiler.compile(text, graph, arguments, spec.platforms.kubeflow.image)
-    paths = []
-    for name, content in definition.files.items():
+    files: dict[str, bytes] = {}
+    problems: list[Problem] = []
+    for platform in platforms:
+        try:
+            files |= _compiled(platform, spec, text, graph, artifact_root).files
+        except RequestError as error:
+            problems += error.problems
+    if problems:
+        raise RequestError(dict.fromkeys(problems))
+    if len(platforms) > 1:
+        files[PARITY] = as_markdown(graph, platforms).encode()
+    for name, content in files.items():
         write_atomically(output / name, content.decode())
-        paths.append(str(output / name))
+    paths = [str(output / name) for name in files]
     if as_json:
-        print(json.dumps({"schema_version": 1, "platform": platform, "files": paths}))
+        document = {"schema_version": 1, "platform": ",".join(platforms), "files": paths}
+        print(json.dumps(document))
     else:
         for path in paths:
-            click.echo(path)
+            if f"/{BUNDLES}/" not in path:
+                click.echo(path)
+        if bundles := sum(f"/{BUNDLES}/" in path for path in paths):
+            click.echo(f"{output / BUNDLES}: {bundles} files that belong under the artifact root")
     return 0
 
 
-def _refuse(spec: Spec, artifact_root: str) -> None:
+def _compiled(platform: str, spec: Spec, text: str, graph: Graph, artifact_root: str) -> Definition:
+    from rekindle.cli.job import arguments_of
+
+    _refuse(platform, spec, artifact_root)
+    place = getattr(spec.platforms, platform)
+    root = getattr(place, "artifact_root", "") or artifact_root
+    compiler: Any = importlib.import_module(PLATFORMS[platform])
+    definition: Definition = compiler.compile(text, graph, arguments_of(spec, graph, root), place)
+    return definition
+
+
+def _refuse(platform: str, spec: Spec, artifact_root: str) -> None:
     """What this compiler cannot carry over yet, or a cluster cannot reach: all of it at once."""
     problems = []
     asked = spec.resources
@@ -78,7 +124,7 @@ def _refuse(spec: Spec, artifact_root: str) -> None:
         if value != plain:
             problems.append(
                 Problem(
-                    f"`{field}: {value}` is not lowered to Kubeflow yet, and is not dropped",
+                    f"`{field}: {value}` is not lowered to {platform} yet, and is not dropped",
                     f"resources.{field}",
                     f"set resources.{field}: {json.dumps(plain)}",
                 )
@@ -91,7 +137,7 @@ def _refuse(spec: Spec, artifact_root: str) -> None:
                 "name a tracking server, such as https://mlflow.example.com",
             )
         )
-    if spec.pipeline is None and not artifact_root.startswith("/"):
+    if platform == "kubeflow" and spec.pipeline is None and not artifact_root.startswith("/"):
         problems.append(
             Problem(
                 "checkpoints need a place that outlives a pod",

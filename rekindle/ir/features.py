@@ -54,11 +54,20 @@ def _of_kind(node: AnyNode) -> Iterator[tuple[str, str]]:
         case Step():
             yield from _of_step(node)
         case Importer():
-            yield "importers", node.where
+            yield _importer(node), node.where
             if node.to_workspace:
                 yield "workspace", node.where
         case SubDag():
             yield from _of_sub_dag(node)
+
+
+def _importer(node: Importer) -> str:
+    """By where it imports from: a platform mounts its own store only."""
+    uri = node.uri.literal
+    if uri is None or any(True for _ in templates(dict(node.metadata))):
+        return "importers_at_run_time"
+    scheme = uri.partition("://")[0]
+    return f"importers_{scheme}" if scheme in ("gs", "s3") else "importers"
 
 
 def _of_any(node: Node) -> Iterator[tuple[str, str]]:
@@ -91,6 +100,8 @@ def _of_sub_dag(node: SubDag) -> Iterator[tuple[str, str]]:
     results = [*node.dag.parameters.values(), *node.dag.artifacts.values()]
     if any(len(sources) > 1 for sources in results):
         yield "one_of", node.where
+    if node.condition is not None and results:
+        yield "branch_outputs", node.where
     if node.retry.count:
         yield "retries_of_nested", f"{node.where}.retryPolicy"
     if node.loop is None:
@@ -144,7 +155,7 @@ def _of_resources(resources: Resources) -> Iterator[str]:
     if cpu or resources.memory_limit or resources.memory_request:
         yield "cpu_and_memory"
     if resources.accelerator_type:
-        yield "accelerators"
+        yield "cluster_accelerators" if "/" in resources.accelerator_type else "accelerators"
     if resources.at_run_time:
         yield "resources_at_run_time"
 

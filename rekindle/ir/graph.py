@@ -346,7 +346,6 @@ class Graph:
                 component=node.component,
                 condition=str(node.condition.expression) if node.condition else "",
                 is_step=not isinstance(node, SubDag),
-                is_loop=isinstance(node, SubDag) and node.loop is not None,
             )
             for node in self.nodes()
         )
@@ -365,7 +364,6 @@ class Box:
     component: str
     condition: str
     is_step: bool
-    is_loop: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

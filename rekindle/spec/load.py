@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,34 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     spec = validate(values, lines, str(path))
     spec._origin = (str(path), tuple(overrides))
     return spec
+
+
+def load_target(target: str | Path, overrides: Sequence[str] = ()) -> Spec:
+    """The `Spec` of a config, or of nothing but a pipeline: `path.py:function`, or a compiled one.
+
+    Raises SpecError as `load_spec` does."""
+    text = str(target)
+    if not _is_pipeline(text):
+        return load_spec(target, overrides)
+    name = re.sub(r"[^a-z0-9_.-]+", "-", Path(text.partition(".py:")[0]).stem.lower())
+    values: dict[str, Any] = {"name": name.strip("-._") or "pipeline"}
+    values["pipeline"] = _anchored("pipeline", text, Path.cwd())
+    lines: dict[KeyPath, str] = {}
+    for override in overrides:
+        _apply_override(values, lines, override)
+    spec = validate(values, lines, text)
+    spec._origin = (text, tuple(overrides))
+    return spec
+
+
+def _is_pipeline(target: str) -> bool:
+    if ".py:" in target or target.endswith(".json"):
+        return True
+    try:
+        head = Path(target).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^(pipelineInfo|pipelineSpec):", head, re.MULTILINE) is not None
 
 
 def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str) -> Spec:

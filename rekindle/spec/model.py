@@ -371,6 +371,52 @@ class KubeflowSpec(Section):
     """Container image of rekindle's steps, best by digest."""
 
 
+class VertexSpec(Section):
+    """Vertex AI Pipelines."""
+
+    project: str = Field("", max_length=63)
+    """Google Cloud project."""
+    region: str = Field("", pattern=r"^([a-z]+-[a-z]+[0-9]+)?$")
+    """Region of the pipeline, such as `europe-west4`."""
+    artifact_root: str = ""
+    """Folder of a bucket for artifacts and checkpoints: `gs://my-bucket/rekindle`."""
+    service_account: str = Field("", pattern=r"^([^@\s]+@[^@\s]+)?$")
+    """E-mail of the account that steps run as; default: the project's Compute Engine account."""
+    network: str = Field("", pattern=r"^(projects/[^/]+/global/networks/[^/]+)?$")
+    """Network that steps are peered with: `projects/NUMBER/global/networks/NAME`."""
+    kms_key: str = Field("", pattern=r"^(projects/.+/locations/.+/keyRings/.+/cryptoKeys/.+)?$")
+    """Key that encrypts what the pipeline keeps, in the same region."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the job, which flow into the bill."""
+    image: str | None = None
+    """Container image of rekindle's steps, by digest."""
+
+
+class SageMakerSpec(Section):
+    """SageMaker Pipelines."""
+
+    region: str = Field("", pattern=r"^([a-z]{2}(-[a-z]+)+-[0-9])?$")
+    """Region of the pipeline, such as `eu-central-1`."""
+    role_arn: str = Field("", pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:role/.+)?$")
+    """Role that jobs run as: `arn:aws:iam::123456789012:role/NAME`."""
+    artifact_root: str = ""
+    """Folder of a bucket for bundles, artifacts and checkpoints: `s3://my-bucket/rekindle`."""
+    image: str | None = None
+    """Container image of rekindle's steps and of Python components, in ECR, by digest."""
+    machine: str = "ml.m5.xlarge"
+    """Instance type of steps that ask for nothing else."""
+    volume_gb: int = Field(30, ge=1, le=16_384)
+    """Disk of a job."""
+    subnets: tuple[str, ...] = ()
+    """Subnets of the VPC that jobs run in."""
+    security_groups: tuple[str, ...] = ()
+    """Security groups of jobs; needed with `subnets`."""
+    kms_key: str = ""
+    """Key that encrypts disks and outputs."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Tags of every job, which flow into the bill."""
+
+
 class PlatformsSpec(Section):
     """One section a platform."""
 
@@ -378,6 +424,10 @@ class PlatformsSpec(Section):
     """This machine."""
     kubeflow: KubeflowSpec = KubeflowSpec()
     """Kubeflow Pipelines."""
+    vertex: VertexSpec = VertexSpec()
+    """Vertex AI Pipelines."""
+    sagemaker: SageMakerSpec = SageMakerSpec()
+    """SageMaker Pipelines."""
 
 
 class Spec(Section):

@@ -10,6 +10,7 @@ from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms.kubeflow.compile import compile
+from rekindle.spec.model import KubeflowSpec
 
 
 @dsl.component(base_image="rekindle/train:0.1.0", install_kfp_package=False)
@@ -31,7 +32,7 @@ TEXT = compile_function(pipeline)
 
 
 def definition(arguments: dict[str, object], image: str | None = None) -> str:
-    files = compile(TEXT, read(TEXT), arguments, image).files
+    files = compile(TEXT, read(TEXT), arguments, KubeflowSpec(image=image)).files
     assert list(files) == ["two-steps.yaml"]
     return files["two-steps.yaml"].decode()
 

@@ -1,0 +1,271 @@
+"""A Graph as a flat list of steps, for platforms without nested pipelines or loops.
+
+Nested Dags are opened, loops over constants unrolled, and every input is traced to where its value
+comes from in the end: a constant, a parameter of the pipeline, an output of a step, or a list of
+such. The conditions around a step become its guards. Steps keep the paths that a run here gives
+them (`for-loop-1/0/train`). What cannot be flattened (loops over what a step gives, exit handlers)
+is for the feature table to refuse before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rekindle.errors import UnsupportedError
+from rekindle.ir.condition import Expression
+from rekindle.ir.graph import (
+    AnyNode,
+    Binding,
+    Constant,
+    Dag,
+    FinalStatus,
+    Formatted,
+    FromInput,
+    FromTask,
+    Graph,
+    Importer,
+    Step,
+    SubDag,
+)
+from rekindle.ir.placeholders import has_templates
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A parameter of the pipeline; `keys` lead into a struct."""
+
+    name: str
+    keys: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """An output of the step at `path`; `keys` lead into a struct."""
+
+    path: str
+    name: str
+    keys: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """The values of all turns of a loop, without those that have none."""
+
+    items: tuple[Source, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstOf:
+    """The value of the first one that ran (KFP's OneOf)."""
+
+    items: tuple[Source, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A constant with Templates in it, which read the other inputs of its own node: `values`."""
+
+    value: Any
+    values: Mapping[str, Source]
+
+
+Source = Constant | Given | Output | Listed | FirstOf | Text
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """A condition around a step, and what its references stand for; `path` is the node that has
+    it."""
+
+    path: str
+    expression: Expression
+    values: Mapping[str, Source]
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """A step under its `path` in a run, with all that it reads, waits for, and is guarded by."""
+
+    step: Step | Importer
+    path: str
+    parameters: Mapping[str, Source]
+    artifacts: Mapping[str, Source]
+    guards: tuple[Guard, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+def flatten(graph: Graph) -> tuple[Flat, ...]:
+    """Every step in topological order; UnsupportedError for what has no flat form."""
+    flattening = _Flattening()
+    scope = _Scope({name: Given(name) for name in graph.inputs.parameters}, {})
+    flattening.dag(graph.dag, "", scope, ())
+    return tuple(flattening.found)
+
+
+def sources(source: Source) -> Iterator[Given | Output]:
+    """Everything that is read in a source, at any depth."""
+    match source:
+        case Given() | Output():
+            yield source
+        case Listed(items) | FirstOf(items):
+            for item in items:
+                yield from sources(item)
+        case Text(_, values):
+            for item in values.values():
+                yield from sources(item)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scope:
+    """What the inputs of a Dag, or the outputs of its nodes, stand for."""
+
+    parameters: Mapping[str, Source]
+    artifacts: Mapping[str, Source]
+
+
+class _Flattening:
+    """One pass: the steps found so far, and the outputs and steps of every node by its path."""
+
+    def __init__(self) -> None:
+        self.found: list[Flat] = []
+
+    def dag(self, dag: Dag, path: str, scope: _Scope, guards: tuple[Guard, ...]) -> _Scope:
+        """Flatten one Dag; what its outputs stand for."""
+        ended: dict[str, _Scope] = {}
+        inside: dict[str, tuple[str, ...]] = {}
+        for node in dag.ordered():
+            at = f"{path}/{node.name}" if path else node.name
+            first = len(self.found)
+            given = self.inputs(node, scope, ended)
+            if node.condition is not None:
+                guard = Guard(at, node.condition.expression, given.parameters)
+                inner = (*guards, guard)
+            else:
+                inner = guards
+            after = tuple(leaf for name in node.after for leaf in inside[name])
+            ended[node.name] = self.node(node, at, given, inner, after)
+            inside[node.name] = tuple(flat.path for flat in self.found[first:])
+        return _Scope(_results(dag.parameters, ended), _results(dag.artifacts, ended, "artifacts"))
+
+    def node(
+        self, node: AnyNode, path: str, given: _Scope, guards: tuple[Guard, ...],
+        after: tuple[str, ...],
+    ) -> _Scope:  # fmt: skip
+        if not isinstance(node, SubDag):
+            self.found.append(Flat(node, path, given.parameters, given.artifacts, guards, after))
+            return _Scope(
+                {name: Output(path, name) for name in node.outputs.parameters},
+                {name: Output(path, name) for name in node.outputs.artifacts},
+            )
+        first = len(self.found)
+        result = self.sub_dag(node, path, given, guards)
+        for i, flat in enumerate(self.found[first:], first):
+            self.found[i] = dataclasses.replace(
+                flat, after=tuple(dict.fromkeys([*flat.after, *after]))
+            )
+        return result
+
+    def sub_dag(self, node: SubDag, path: str, given: _Scope, guards: tuple[Guard, ...]) -> _Scope:
+        if node.loop is None:
+            return self.dag(node.dag, path, given, guards)
+        items = node.loop.items
+        if isinstance(items, str) and not node.loop.artifacts:
+            known = given.parameters.get(items)
+            items = tuple(known.value) if isinstance(known, Constant) else items
+        if isinstance(items, str) or has_templates(list(items)):
+            raise UnsupportedError(
+                f"`{path}` loops over what is known at run time only", where=node.where,
+                fix="loop over a list that is written in the pipeline",
+            )  # fmt: skip
+        turns = []
+        for i, item in enumerate(items):
+            inputs = {**given.parameters, node.loop.item: Constant(item)}
+            turns.append(self.dag(node.dag, f"{path}/{i}", _Scope(inputs, given.artifacts), guards))
+        return _Scope(
+            {n: Listed(tuple(turn.parameters[n] for turn in turns)) for n in node.dag.parameters},
+            {n: Listed(tuple(turn.artifacts[n] for turn in turns)) for n in node.dag.artifacts},
+        )
+
+    def inputs(self, node: AnyNode, scope: _Scope, ended: Mapping[str, _Scope]) -> _Scope:
+        """What the node's inputs stand for; one without a value or default is left out."""
+        parameters: dict[str, Source] = {
+            name: Constant(p.default)
+            for name, p in node.inputs.parameters.items()
+            if p.default is not None
+        }
+        for name, binding in node.parameters.items():
+            source = self.parameter(node, binding, scope, ended)
+            if source is not None:
+                parameters[name] = source
+        for name, binding in node.parameters.items():
+            if isinstance(binding, Formatted):
+                others = {n: s for n, s in parameters.items() if n != name}
+                parameters[name] = Text(binding.value, others)
+        artifacts = {}
+        for name, place in node.artifacts.items():
+            found = (
+                scope.artifacts.get(place.name)
+                if isinstance(place, FromInput)
+                else _output(ended, place, "artifacts")
+            )
+            if found is not None:
+                artifacts[name] = found
+        return _Scope(parameters, artifacts)
+
+    def parameter(
+        self, node: AnyNode, binding: Binding, scope: _Scope, ended: Mapping[str, _Scope]
+    ) -> Source | None:
+        match binding:
+            case Constant(value):
+                return binding if value is not None else None
+            case FromInput(name, keys):
+                found = scope.parameters.get(name)
+                return None if found is None else _element(found, keys, node.where)
+            case FromTask():
+                return _element(_output(ended, binding, "parameters"), binding.keys, node.where)
+            case FinalStatus(task):
+                raise UnsupportedError(
+                    f"`{node.path}` reads how `{task}` ended", where=node.where,
+                    fix="run it where exit handlers run",
+                )  # fmt: skip
+        return None
+
+
+def _output(ended: Mapping[str, _Scope], source: FromTask, kind: str) -> Source:
+    found: Source = getattr(ended[source.task], kind)[source.output]
+    return found
+
+
+def _results(
+    results: Mapping[str, tuple[FromTask, ...]],
+    ended: Mapping[str, _Scope],
+    kind: str = "parameters",
+) -> dict[str, Source]:
+    return {
+        name: _first([_output(ended, source, kind) for source in several])
+        for name, several in results.items()
+    }
+
+
+def _first(items: list[Source]) -> Source:
+    return items[0] if len(items) == 1 else FirstOf(tuple(items))
+
+
+def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:
+    """What `keys` lead to, at once where the value is known."""
+    if not keys:
+        return source
+    match source:
+        case Constant(value):
+            for key in keys:
+                if not isinstance(value, dict) or key not in value:
+                    raise UnsupportedError(f"there is no `{key}` in {value!r}", where=where)
+                value = value[key]
+            return Constant(value)
+        case Given(name, before):
+            return Given(name, (*before, *keys))
+        case Output(path, name, before):
+            return Output(path, name, (*before, *keys))
+    raise UnsupportedError("an element of a list or of formatted text", where=where)

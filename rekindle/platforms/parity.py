@@ -1,0 +1,53 @@
+"""The parity report: how each platform carries what each step of a pipeline uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rekindle.catalog.features import Carried, Feature, table
+from rekindle.ir.features import uses
+from rekindle.ir.graph import Graph
+
+
+def as_markdown(graph: Graph, platforms: Sequence[str]) -> str:
+    """A table of step x platform, then what is behind each word that is not `native`."""
+    rows: dict[str, list[Feature]] = {leaf.path: [] for leaf in graph.leaves()}
+    for use in uses(graph):
+        feature = table().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
+        rows.setdefault(use.path or "(the pipeline)", []).append(feature)
+    lines = [
+        f"# {graph.name}: how each platform carries it",
+        "",
+        f"| step | {' | '.join(platforms)} |",
+        "|---" * (len(platforms) + 1) + "|",
+    ]
+    for path, features in rows.items():
+        cells = [_cell(features, platform) for platform in platforms]
+        lines.append(f"| {path} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *_reasons(rows, platforms)]) + "\n"
+
+
+def _cell(features: Sequence[Feature], platform: str) -> str:
+    """The features that are not native there, or `native`."""
+    said = [
+        f"{carried.verdict}: {feature.what}"
+        for feature in features
+        if (carried := _on(feature, platform)).verdict != "native"
+    ]
+    return "; ".join(said) or "native"
+
+
+def _reasons(rows: dict[str, list[Feature]], platforms: Sequence[str]) -> list[str]:
+    found = {}
+    for feature in (feature for features in rows.values() for feature in features):
+        for platform in platforms:
+            carried = _on(feature, platform)
+            if carried.how:
+                found[feature.what, platform] = (
+                    f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
+                )
+    return list(found.values())
+
+
+def _on(feature: Feature, platform: str) -> Carried:
+    return feature.on.get(platform, Carried("refused", "rekindle knows nothing of it"))

@@ -1,0 +1,121 @@
+"""Does a request fit the service's own shapes? Unknown and missing members, kinds, enums, patterns
+and all bounds: botocore itself checks neither maxima nor patterns, so what it lets through the
+service would refuse.
+
+The shapes are an excerpt of botocore's model, committed as catalog/sagemaker_shapes.json, so that
+compiling needs no SDK. A value that the pipeline fills in at run time (`{"Get": ...}`,
+`{"Std:Join": ...}`) fits any scalar."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rekindle import catalog
+from rekindle.errors import Problem
+
+_FILE = Path(catalog.__file__).with_name("sagemaker_shapes.json")
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "structure": (dict,), "map": (dict,), "list": (list,), "string": (str,), "boolean": (bool,),
+    "integer": (int,), "long": (int,), "float": (int, float), "double": (int, float),
+    "timestamp": (str,),
+}  # fmt: skip
+
+
+@functools.cache
+def _shapes() -> Mapping[str, Any]:
+    shapes: Mapping[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))["shapes"]
+    return shapes
+
+
+def enumeration(shape: str) -> tuple[str, ...]:
+    """What a string of this shape may be, such as `ProcessingInstanceType`."""
+    return tuple(_shapes()[shape]["enum"])
+
+
+def is_variable(value: Any) -> bool:
+    """Whether the pipeline fills the value in at run time."""
+    return isinstance(value, dict) and len(value) == 1 and next(iter(value)) in _VARIABLES
+
+
+_VARIABLES = ("Get", "Std:Join", "Std:JsonGet")
+
+
+def misfits(request: str, value: Any, where: str, given: frozenset[str]) -> Iterator[Problem]:
+    """Everything in `value` that does not fit the shape `request`. `given` are members that the
+    service fills in itself, such as a job's name."""
+    yield from _misfits(request, value, where, given)
+
+
+def _misfits(
+    name: str, value: Any, where: str, given: frozenset[str] = frozenset()
+) -> Iterator[Problem]:
+    shape = _shapes()[name]
+    kind = shape["type"]
+    content: Any = value
+    if is_variable(value) and kind not in ("structure", "map", "list"):
+        return
+    if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        yield Problem(f"{str(value)[:60]!r} is no {kind}", where, f"the service wants a {name}")
+        return
+    yield from _out_of_bounds(shape, value, where)
+    if kind == "structure":
+        yield from _of_structure(shape, content, where, given)
+    elif kind == "map":
+        for key, item in content.items():
+            yield from _misfits(shape["key"], key, f"{where}.{key}")
+            yield from _misfits(shape["value"], item, f"{where}.{key}")
+    elif kind == "list":
+        for i, item in enumerate(content):
+            yield from _misfits(shape["member"], item, f"{where}[{i}]")
+
+
+def _of_structure(
+    shape: Mapping[str, Any], value: Mapping[str, Any], where: str, given: frozenset[str]
+) -> Iterator[Problem]:
+    for member in shape.get("required", ()):
+        if member not in value and member not in given:
+            yield Problem(f"`{member}` is missing", where, "this is a mistake of rekindle's")
+    for member, item in value.items():
+        if member not in shape["members"]:
+            yield Problem(f"`{member}` is unknown to the service", where, "leave it out")
+        else:
+            yield from _misfits(shape["members"][member], item, f"{where}.{member}")
+
+
+def _out_of_bounds(shape: Mapping[str, Any], value: Any, where: str) -> Iterator[Problem]:
+    size = value if isinstance(value, int | float) else len(value)
+    what = "characters" if isinstance(value, str) else "items"
+    unit = "" if isinstance(value, int | float) else f" {what}"
+    if "max" in shape and size > shape["max"]:
+        yield Problem(
+            f"{size:,}{unit} are more than the {shape['max']:,} that the service takes", where,
+            "make it smaller",
+        )  # fmt: skip
+    if "min" in shape and size < shape["min"]:
+        yield Problem(
+            f"{size:,}{unit} are less than the {shape['min']:,} that the service wants", where,
+            "make it larger",
+        )  # fmt: skip
+    if "enum" in shape and value not in shape["enum"]:
+        yield Problem(f"`{value}` is none that the service knows", where, _nearest(value, shape))
+    if "pattern" in shape and not re.fullmatch(_pattern(shape["pattern"]), value):
+        yield Problem(f"`{value}` does not have the form {shape['pattern']}", where, "rename it")
+
+
+def _pattern(text: str) -> str:
+    """Java's classes of letters, digits and space in Python's words."""
+    for theirs, ours in ((r"\p{L}", r"\w"), (r"\p{N}", r"\d"), (r"\p{Z}", r"\s")):
+        text = text.replace(theirs, ours)
+    return text
+
+
+def _nearest(value: str, shape: Mapping[str, Any]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(value, shape["enum"], n=3)
+    return f"such as {', '.join(near or shape['enum'][:3])}"

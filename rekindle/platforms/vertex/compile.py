@@ -1,0 +1,113 @@
+"""A pipeline for Vertex AI Pipelines: the JSON of a PipelineJob, as its API takes it.
+
+Pure: the same input gives the same bytes. Vertex AI runs KFP's own encoding, one document of it;
+what the second one holds is refused by the feature table. Limits are those of catalog/vertex.yaml.
+Authority: the proto of aiplatform_v1.PipelineJob, ../shared/facts/vertex.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rekindle.catalog.limits import limits
+from rekindle.errors import Problem, SpecError
+from rekindle.ir.graph import Graph
+from rekindle.ir.rewrite import needs_our_image, rewritten
+from rekindle.ir.values import bind
+from rekindle.platforms.admission import admit
+from rekindle.platforms.definition import Definition
+from rekindle.spec.model import VertexSpec
+
+_SECTION = "platforms.vertex"
+
+
+def compile(
+    ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: VertexSpec
+) -> Definition:
+    """One JSON file, named after the pipeline: the body of `projects.locations.pipelineJobs.create`
+    for `place.project` and `place.region`.
+
+    SpecError with everything that `place` lacks, UnsupportedError if something in the pipeline does
+    not run there, RequestError if the arguments do not fit it.
+    """
+    admit(graph, "vertex")
+    if problems := [*_of_place(graph, place), *_of_graph(graph)]:
+        raise SpecError(problems)
+    values = bind(graph, arguments)
+    spec, _ = rewritten(ir_text, {}, place.image)
+    job: dict[str, Any] = {
+        "displayName": graph.name,
+        "pipelineSpec": spec,
+        "runtimeConfig": {
+            "gcsOutputDirectory": f"{place.artifact_root.rstrip('/')}/pipeline",
+            "parameterValues": values,
+        },
+        "labels": {"rekindle": "true", **place.labels},
+    }
+    if place.service_account:
+        job["serviceAccount"] = place.service_account
+    if place.network:
+        job["network"] = place.network
+    if place.kms_key:
+        job["encryptionSpec"] = {"kmsKeyName": place.kms_key}
+    text = json.dumps(job, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return Definition({f"{graph.name}.vertex.json": f"{text}\n".encode()})
+
+
+def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
+    """What the config's section lacks."""
+    for name in ("project", "region", "artifact_root"):
+        if not getattr(place, name):
+            fix = {"project": "my-project", "region": "europe-west4", "artifact_root": "gs://..."}
+            yield Problem(
+                f"Vertex AI needs a {name.replace('_', ' ')}",
+                f"{_SECTION}.{name}",
+                f"set {_SECTION}.{name}: {fix[name]}",
+            )
+    if place.artifact_root and not place.artifact_root.startswith("gs://"):
+        yield Problem(
+            f"`{place.artifact_root}` is out of reach for Vertex AI, which keeps artifacts in "
+            "Cloud Storage",
+            f"{_SECTION}.artifact_root",
+            "name a folder of a bucket: gs://my-bucket/rekindle",
+        )
+    if needs_our_image(graph) and "@sha256:" not in (place.image or ""):
+        yield Problem(
+            f"rekindle's steps need an image by digest, here it is {place.image or 'none'}",
+            f"{_SECTION}.image",
+            "push containers/train and name it: europe-docker.pkg.dev/...@sha256:...",
+        )
+    rules = limits("vertex")
+    if len(place.labels) > rules["labels"]["most"]:
+        yield Problem(f"{len(place.labels)} labels are too many", f"{_SECTION}.labels", "drop some")
+    for key, value in place.labels.items():
+        if not re.fullmatch(rules["labels"]["key"], key):
+            yield Problem(f"`{key}` is no key of a label", f"{_SECTION}.labels", _LABEL)
+        if not re.fullmatch(rules["labels"]["value"], value):
+            yield Problem(f"`{value}` is no value of a label", f"{_SECTION}.labels.{key}", _LABEL)
+
+
+_LABEL = "use lower-case letters, digits, - and _, at most 63, beginning with a letter"
+
+
+def _of_graph(graph: Graph) -> Iterator[Problem]:
+    """Names that the service would not take."""
+    rules = limits("vertex")
+    if not re.fullmatch(rules["pipeline_name"], graph.name):
+        yield Problem(
+            f"`{graph.name}` is no name of a pipeline on Vertex AI",
+            "pipelineInfo.name",
+            "use lower-case letters, digits and -, at most 128, beginning with a letter or digit",
+        )
+    for step in graph.steps():
+        asked = step.container.resources.accelerator_type
+        known = rules["accelerators"]
+        if asked and "{{$" not in asked and asked not in known:
+            yield Problem(
+                f"`{step.path}` asks for the accelerator {asked}, which Vertex AI does not know",
+                step.where,
+                f"it knows {', '.join(known)}",
+            )

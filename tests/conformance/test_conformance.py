@@ -1,0 +1,115 @@
+"""KFP's own samples on every platform: each becomes a definition that the platform's format takes, or
+is refused for features that the table refuses, each with its place. `make conformance` prints the
+matrix.
+
+What a run of them leaves in the environment is looked at in tests/platforms/local."""
+
+from __future__ import annotations
+
+import collections
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from kfp import components
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+from rekindle.catalog.features import table
+from rekindle.errors import Problem, UnsupportedError
+from rekindle.ir.features import uses
+from rekindle.ir.graph import Graph
+from rekindle.ir.read import read
+from rekindle.platforms.admission import admit
+from rekindle.platforms.kubeflow import compile as kubeflow
+from rekindle.platforms.sagemaker import compile as sagemaker
+from rekindle.platforms.vertex import compile as vertex
+from rekindle.spec.model import KubeflowSpec, SageMakerSpec, VertexSpec
+from tests.ir.test_corpus import CORPUS, files
+
+pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason="../shared/kfp-corpus is not here")
+
+PLATFORMS = ("local", "kubeflow", "vertex", "sagemaker")
+SAMPLES = {
+    "STRING": "text", "NUMBER_INTEGER": 3, "NUMBER_DOUBLE": 0.5, "BOOLEAN": True, "LIST": [],
+    "STRUCT": {},
+}  # fmt: skip
+AMAZON = SageMakerSpec(
+    region="eu-central-1", role_arn="arn:aws:iam::123456789012:role/me", artifact_root="s3://b/r",
+    image="123456789012.dkr.ecr.eu-central-1.amazonaws.com/i@sha256:0",
+)  # fmt: skip
+GOOGLE = VertexSpec(project="p", region="europe-west4", artifact_root="gs://b/r")
+
+
+def arguments(graph: Graph) -> dict[str, Any]:
+    """A value for each parameter that needs one."""
+    return {n: SAMPLES[p.type] for n, p in graph.inputs.parameters.items() if p.required}
+
+
+def on(platform: str, text: str, graph: Graph) -> None:
+    """Compile for `platform`, and have its format looked at by others' code."""
+    if platform == "local":
+        admit(graph, "local")
+    elif platform == "kubeflow":
+        made = kubeflow.compile(text, graph, arguments(graph), KubeflowSpec())
+        (content,) = made.files.values()
+        components.load_component_from_text(content.decode())
+        assert read(content.decode()).dag == graph.dag
+    elif platform == "sagemaker":  # checks its requests against botocore's shapes itself
+        sagemaker.compile(text, graph, arguments(graph), AMAZON)
+    else:
+        made = vertex.compile(text, graph, arguments(graph), GOOGLE)
+        (content,) = made.files.values()
+        job = json.loads(content)
+        json_format.ParseDict(job["pipelineSpec"], pipeline_spec_pb2.PipelineSpec())
+        assert read(json.dumps(job["pipelineSpec"])).dag == graph.dag
+
+
+@pytest.fixture(scope="module")
+def matrix() -> dict[str, dict[str, list[str]]]:
+    """What is refused, by file and platform; an empty list is a definition."""
+    found: dict[str, dict[str, list[str]]] = collections.defaultdict(dict)
+    for file in files():
+        text = file.read_text()
+        graph = read(text)
+        for platform in PLATFORMS:
+            name = str(Path(file).relative_to(CORPUS))
+            problems: tuple[Problem, ...] = ()
+            try:
+                on(platform, text, graph)
+            except UnsupportedError as error:
+                problems = error.problems
+            found[name][platform] = sorted({_feature(problem, platform) for problem in problems})
+    return found
+
+
+def _feature(problem: Problem, platform: str) -> str:
+    """The feature that a refusal names in the words of the table, with its place and a way out."""
+    assert problem.where, problem
+    assert problem.fix, problem
+    _, found, rest = problem.what.partition(" uses ")
+    assert found, problem
+    what, found, _ = rest.partition(f", which {platform} refuses")
+    assert found, problem
+    return next(feature.name for feature in table().values() if feature.what == what)
+
+
+def test_every_sample_is_a_definition_or_refused_as_the_table_says(
+    matrix: dict[str, dict[str, list[str]]],
+) -> None:
+    assert len(matrix) == 98
+    print("\n" + " ".join(f"{platform:>9}" for platform in PLATFORMS), "  pipeline")
+    for name, row in matrix.items():
+        cells = ["refused" if row[platform] else "yes" for platform in PLATFORMS]
+        why = sorted({feature for features in row.values() for feature in features})
+        print(
+            " ".join(f"{cell:>9}" for cell in cells), f"  {name}", f"({', '.join(why)})" * bool(why)
+        )
+    taken = {p: sum(not row[p] for row in matrix.values()) for p in PLATFORMS}
+    print(" ".join(f"{n:>9}" for n in taken.values()), "  of 98")
+    for name, row in matrix.items():
+        features = {use.feature for use in uses(read((CORPUS / name).read_text()))}
+        for platform in PLATFORMS:
+            refused = {f for f in features if table()[f].on[platform].verdict == "refused"}
+            assert set(row[platform]) == refused, (name, platform)

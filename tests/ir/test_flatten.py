@@ -1,0 +1,56 @@
+"""Flattening: nested Dags and loops as a list of steps, each input traced to where it comes from."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.errors import UnsupportedError
+from rekindle.ir.flatten import FirstOf, Given, Listed, Output, flatten, sources
+from rekindle.ir.graph import Constant
+from tests.platforms.local.runs import graph
+
+
+def test_a_nested_pipeline_is_opened() -> None:
+    flat = {f.path: f for f in flatten(graph("loop_over_nested_pipelines", "same"))}
+    turns = [f"for-loop-2/{i}/pairs-of/for-loop-2/{j}/pair" for i in range(2) for j in range(2)]
+    assert [path for path in flat if path.endswith("pair")] == turns
+    assert flat[turns[1]].parameters == {"a": Constant("x"), "b": Constant("2")}
+    inner = flat["for-loop-2/0/joined"].parameters["items"]
+    assert inner == Listed((Output(turns[0], "Output"), Output(turns[1], "Output")))
+    assert list(sources(flat["joined-2"].parameters["items"])) == [
+        Output("for-loop-2/0/joined", "Output"),
+        Output("for-loop-2/1/joined", "Output"),
+    ]
+
+
+def test_elements_of_constants_are_looked_up_at_once() -> None:
+    flat = flatten(graph("loop_over_structs", "same"))
+    assert [f.parameters for f in flat if f.path.endswith("pair")] == [
+        {"a": Constant("x"), "b": Constant("1")},
+        {"a": Constant("y"), "b": Constant("2")},
+    ]
+
+
+def test_conditions_become_guards_and_one_of_several_a_choice() -> None:
+    flat = {f.path: f for f in flatten(graph("one_of_artifacts", "same"))}
+    up, down = (f for path, f in flat.items() if "write" in path)
+    assert [str(guard.expression) for guard in up.guards] == ["positive-Output == true"]
+    assert [str(guard.expression) for guard in down.guards] == ["not (positive-Output == true)"]
+    (value,) = up.guards[0].values.values()
+    assert value == Output("positive", "Output")
+    assert flat["read"].artifacts["data"] == FirstOf(
+        (Output(up.path, "data"), Output(down.path, "data"))
+    )
+
+
+def test_parameters_of_the_pipeline_stay_parameters_and_waiting_reaches_into_nested_ones() -> None:
+    flat = {f.path: f for f in flatten(graph("nested", "same"))}
+    assert flat["inner/add"].parameters == {"a": Given("a"), "b": Constant(10)}
+    assert flat["inner-2/add"].parameters["a"] == Output("inner/add", "Output")
+    assert flat["inner-2/write"].after == ("inner/add", "inner/write")
+
+
+@pytest.mark.parametrize("name", ["loop_over_an_output", "loop_over_an_argument"])
+def test_what_is_known_at_run_time_only_has_no_flat_form(name: str) -> None:
+    with pytest.raises(UnsupportedError, match="known at run time only"):
+        flatten(graph(name, "same"))

@@ -1,0 +1,193 @@
+"""The definition for SageMaker, and the 30 ways in which one is refused before anything is written."""
+
+import json
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from rekindle.errors import RequestError
+from rekindle.ir.compile import compile_function
+from rekindle.ir.read import read
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.sagemaker.compile import compile
+from rekindle.spec.model import SageMakerSpec
+from tests.platforms.local.runs import module
+
+IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/rekindle/train@sha256:" + "0" * 64
+PLACE: dict[str, Any] = {
+    "region": "eu-central-1", "role_arn": "arn:aws:iam::123456789012:role/me",
+    "artifact_root": "s3://lake/rekindle/", "image": IMAGE,
+}  # fmt: skip
+component = dsl.component(base_image="python:3.11", install_kfp_package=False)
+
+
+@component
+def make(n: int, text: str, data: dsl.Output[dsl.Dataset]) -> bool:
+    return n > 1
+
+
+@component
+def use(data: dsl.Input[dsl.Dataset], flag: bool):
+    print(flag)
+
+
+@dsl.pipeline(name="two-steps")
+def pipeline(n: int, text: str = "a"):
+    first = make(n=n, text=text).set_retry(2, backoff_duration="7s").set_cpu_limit("4")
+    with dsl.If(first.outputs["Output"] == True):  # noqa: E712
+        use(data=first.outputs["data"], flag=first.outputs["Output"])
+
+
+def compiled(made: Any, arguments: dict[str, object] | None = None, **place: Any) -> Definition:
+    text = made if isinstance(made, str) else compile_function(made)
+    return compile(text, read(text), arguments or {}, SageMakerSpec(**{**PLACE, **place}))
+
+
+def definition(made: Definition) -> dict[str, Any]:
+    (name,) = [name for name in made.files if name.endswith(".sagemaker.json")]
+    found: dict[str, Any] = json.loads(made.files[name])
+    return found
+
+
+def test_a_definition_of_two_steps_and_a_condition() -> None:
+    made = compiled(
+        pipeline, {"n": 3}, subnets=("subnet-1",), security_groups=("sg-1",), tags={"team": "a"},
+        kms_key="arn:aws:kms:eu-central-1:123456789012:key/k",
+    )  # fmt: skip
+    found = definition(made)
+    assert found["Parameters"] == [
+        {"Name": "n", "Type": "Integer", "DefaultValue": 3},
+        {"Name": "text", "Type": "String", "DefaultValue": "a"},
+    ]
+    first, condition = found["Steps"]
+    job = first["Arguments"]
+    assert (first["Name"], first["Type"]) == ("make", "Processing")
+    assert first["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
+    assert first["RetryPolicies"][0]["IntervalSeconds"] == 7
+    assert job["AppSpecification"]["ImageUri"] == IMAGE
+    assert job["Environment"]["REKINDLE_P0"] == {
+        "Std:Join": {"On": "", "Values": [{"Get": "Parameters.n"}]}
+    }
+    assert job["NetworkConfig"]["VpcConfig"] == {
+        "Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"],
+    }  # fmt: skip
+    assert job["Tags"] == [{"Key": "team", "Value": "a"}]
+    assert job["ProcessingOutputConfig"]["KmsKeyId"].endswith("key/k")
+    assert job["ProcessingResources"]["ClusterConfig"]["InstanceType"] == "ml.m5.xlarge"
+    assert [o["OutputName"] for o in job["ProcessingOutputConfig"]["Outputs"]] == ["result", "data"]
+    assert condition["Arguments"]["Conditions"] == [
+        {
+            "Type": "Equals",
+            "LeftValue": {
+                "Std:JsonGet": {
+                    "PropertyFile": {"Get": "Steps.make.PropertyFiles.result"},
+                    "Path": "parameters.Output",
+                }
+            },
+            "RightValue": True,
+        }
+    ]
+    (second,) = condition["Arguments"]["IfSteps"]
+    places = {
+        i["InputName"]: i["S3Input"]["S3Uri"] for i in second["Arguments"]["ProcessingInputs"]
+    }
+    outputs = "Steps.make.ProcessingOutputConfig.Outputs"
+    assert places["artifact-0"] == {"Get": f"{outputs}['data'].S3Output.S3Uri"}
+    assert places["result-0"] == {"Get": f"{outputs}['result'].S3Output.S3Uri"}
+    bundle = places["bundle"].removeprefix("s3://lake/rekindle/")
+    assert {f"{bundle}/{n}" for n in ("entry.py", "shim.py", "task.json")} <= made.files.keys()
+
+
+def test_no_time_or_execution_is_in_what_the_service_caches_by() -> None:
+    found = definition(compiled(pipeline, {"n": 3}))
+    job = found["Steps"][0]["Arguments"]
+    keyed = json.dumps([job[k] for k in ("AppSpecification", "Environment", "ProcessingInputs")])
+    assert "Execution" not in keyed
+    assert compiled(pipeline, {"n": 3}) == compiled(pipeline, {"n": 3})
+
+
+def test_a_long_value_is_fixed_in_the_bundle_and_no_parameter() -> None:
+    made = compiled(pipeline, {"n": 3, "text": "x" * 300})
+    assert [p["Name"] for p in definition(made)["Parameters"]] == ["n"]
+    assert any(b"x" * 300 in content for name, content in made.files.items() if "task" in name)
+
+
+def test_loops_and_nested_pipelines_are_steps_of_their_own() -> None:
+    same = module("same")
+    names = [s["Name"] for s in definition(compiled(same.loop_over_nested_pipelines))["Steps"]]
+    assert names[:2] == [
+        "for-loop-2-0-pairs-of-for-loop-2-0-pair",
+        "for-loop-2-0-pairs-of-for-loop-2-1-pair",
+    ]
+    assert all(len(name) <= 64 for name in names)
+
+
+def many_inputs() -> Any:
+    @component
+    def ten(
+        a: dsl.Input[dsl.Dataset], b: dsl.Input[dsl.Dataset], c: dsl.Input[dsl.Dataset],
+        d: dsl.Input[dsl.Dataset], e: dsl.Input[dsl.Dataset], f: dsl.Input[dsl.Dataset],
+    ):  # fmt: skip
+        print(a)
+
+    @dsl.pipeline(name="wide")
+    def wide() -> None:
+        made = [make(n=i, text="").outputs["data"] for i in range(6)]
+        ten(a=made[0], b=made[1], c=made[2], d=made[3], e=made[4], f=made[5])
+
+    return wide
+
+
+def changed(**change: Any) -> Any:
+    """The two steps with something about them changed."""
+
+    @dsl.pipeline(name=change.pop("name", "changed"))
+    def other() -> None:
+        task = make(n=1, text="")
+        for method, values in change.items():
+            getattr(task, method)(*values)
+
+    return other
+
+
+WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
+    "no region": (pipeline, {"n": 1}, {"region": ""}, "needs `region`"),
+    "no role": (pipeline, {"n": 1}, {"role_arn": ""}, "needs `role_arn`"),
+    "no store": (pipeline, {"n": 1}, {"artifact_root": ""}, "needs `artifact_root`"),
+    "another store": (pipeline, {"n": 1}, {"artifact_root": "gs://b"}, "out of reach"),
+    "no image": (pipeline, {"n": 1}, {"image": None}, "is not in ECR"),
+    "an image of another registry": (pipeline, {"n": 1}, {"image": "ghcr.io/a@sha256:0"}, "not in ECR"),
+    "an image without a digest": (pipeline, {"n": 1}, {"image": IMAGE.partition("@")[0]}, "another image tomorrow"),
+    "an unknown machine": (pipeline, {"n": 1}, {"machine": "ml.m5.huge"}, "none that the service knows"),
+    "a subnet without a group": (pipeline, {"n": 1}, {"subnets": ("subnet-1",)}, "less than the 1"),
+    "a wrong subnet": (pipeline, {"n": 1}, {"subnets": ("x y",), "security_groups": ("sg-1",)}, "the form"),
+    "a tag that is too long": (pipeline, {"n": 1}, {"tags": {"x" * 129: "a"}}, "129 characters"),
+    "a missing argument": (pipeline, {}, {}, "needs `n`"),
+    "an argument of another type": (pipeline, {"n": "x"}, {}, "not a whole number"),
+    "an unknown argument": (pipeline, {"n": 1, "m": 2}, {}, "no parameter `m`"),
+    "too many inputs": (many_inputs(), {}, {}, "13 inputs"),
+    "more CPUs than there are": (changed(set_cpu_limit=["500"]), {}, {}, "no machine has"),
+    "a name of a pipeline": (compile_function(changed()).replace("name: changed", "name: a_b"), {}, {}, "no name of a pipeline"),
+    "an accelerator": (changed(set_accelerator_type=["NVIDIA_L4"], set_accelerator_limit=[1]), {}, {}, "accelerators"),
+    "a Kubernetes accelerator": (changed(set_accelerator_type=["nvidia.com/gpu"], set_accelerator_limit=[1]), {}, {}, "Kubernetes resource"),
+    "an exit handler": (module("behaviour").watched, {"folder": "x"}, {}, "exit handlers"),
+    "ignored failures": (module("behaviour").tolerant, {"folder": "x"}, {}, "ignore_upstream_failure"),
+    "a volume": (module("behaviour").wants_a_volume, {"folder": "x"}, {}, "persistent volume claims"),
+    "a secret": (module("behaviour").knows_a_secret, {"folder": "x"}, {}, "secrets in environment"),
+    "a loop over an output": (module("same").loop_over_an_output, {}, {}, "ForEach"),
+    "OneOf": (module("same").one_of_artifacts, {}, {}, "may not have made"),
+    "several nodes": (module("behaviour").gathered, {"folder": "x"}, {}, "several nodes"),
+    "an importer of a path": (module("same").imported, {"uri": "/x"}, {}, "importers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_request_is_refused_with_its_place_and_a_way_out(case: str) -> None:
+    made, arguments, place, says = WRONG[case]
+    with pytest.raises(RequestError) as caught:
+        compiled(made, arguments, **place)
+    assert caught.value.exit_code == 2
+    assert says in str(caught.value)
+    for problem in caught.value.problems:
+        assert problem.where, problem

@@ -1,0 +1,137 @@
+"""The definition for Vertex AI: the body of a PipelineJob, and what is refused before it is written."""
+
+import json
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from kfp import dsl, kubernetes
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+from rekindle.errors import RequestError, SpecError, UnsupportedError
+from rekindle.ir.compile import compile_function
+from rekindle.ir.read import read
+from rekindle.platforms.vertex.compile import compile
+from rekindle.spec.model import VertexSpec
+
+DIGEST = "europe-docker.pkg.dev/p/r/train@sha256:" + "0" * 64
+PLACE: dict[str, Any] = {
+    "project": "my-project", "region": "europe-west4", "artifact_root": "gs://bucket/rekindle/",
+    "service_account": "me@my-project.iam.gserviceaccount.com", "labels": {"team": "search"},
+    "network": "projects/12/global/networks/net", "image": DIGEST,
+    "kms_key": "projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k",
+}  # fmt: skip
+
+
+@dsl.component(base_image="rekindle/train:0.1.0", install_kfp_package=False)
+def ours(n: int, items: list) -> int:
+    return n
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def theirs(n: int, text: str):
+    print(n)
+
+
+@dsl.pipeline(name="two-steps")
+def pipeline(n: int, text: str = "a", items: list = [1]):  # noqa: B006
+    first = ours(n=n, items=items).set_accelerator_type("NVIDIA_L4").set_accelerator_limit(1)
+    theirs(n=first.output, text=text)
+
+
+def compiled(made: Any, arguments: dict[str, object] | None = None, **place: Any) -> dict[str, Any]:
+    text = compile_function(made)
+    definition = compile(text, read(text), arguments or {}, VertexSpec(**{**PLACE, **place}))
+    ((name, content),) = definition.files.items()
+    assert name == f"{made.name}.vertex.json"
+    found: dict[str, Any] = json.loads(content)
+    return found
+
+
+def test_every_field_of_the_section_reaches_the_job() -> None:
+    job = compiled(pipeline, {"n": 3, "text": "é"})
+    spec = job.pop("pipelineSpec")
+    json_format.ParseDict(spec, pipeline_spec_pb2.PipelineSpec())
+    assert job == {
+        "displayName": "two-steps",
+        "runtimeConfig": {
+            "gcsOutputDirectory": "gs://bucket/rekindle/pipeline",
+            "parameterValues": {"n": 3, "text": "é", "items": [1]},
+        },
+        "labels": {"rekindle": "true", "team": "search"},
+        "serviceAccount": PLACE["service_account"],
+        "network": PLACE["network"],
+        "encryptionSpec": {"kmsKeyName": PLACE["kms_key"]},
+    }
+    images = {e["container"]["image"] for e in spec["deploymentSpec"]["executors"].values()}
+    assert images == {DIGEST, "python:3.11"}
+    assert read(json.dumps(spec)).dag.nodes.keys() == {"ours", "theirs"}
+
+
+def test_what_the_section_leaves_out_the_job_leaves_out() -> None:
+    job = compiled(pipeline, {"n": 1}, service_account="", network="", kms_key="", labels={})
+    assert job.keys() == {"displayName", "pipelineSpec", "runtimeConfig", "labels"}
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "says"),
+    [
+        ({"project": ""}, "platforms.vertex.project", "needs a project"),
+        ({"region": ""}, "platforms.vertex.region", "needs a region"),
+        ({"artifact_root": ""}, "platforms.vertex.artifact_root", "needs a artifact root"),
+        ({"artifact_root": "s3://b"}, "platforms.vertex.artifact_root", "out of reach"),
+        ({"image": None}, "platforms.vertex.image", "by digest, here it is none"),
+        ({"image": "a/b:latest"}, "platforms.vertex.image", "by digest"),
+        ({"labels": {"Team": "a"}}, "platforms.vertex.labels", "no key of a label"),
+        ({"labels": {"team": "A b"}}, "platforms.vertex.labels.team", "no value of a label"),
+        ({"labels": {f"l{i}": "" for i in range(65)}}, "platforms.vertex.labels", "too many"),
+    ],
+)
+def test_a_section_that_does_not_do_is_refused_where_it_stands(
+    change: dict[str, Any], where: str, says: str
+) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        compiled(pipeline, {"n": 1}, **change)
+    assert [problem.where for problem in caught.value.problems] == [where]
+    assert caught.value.problems[0].fix
+
+
+def test_all_that_a_section_lacks_is_said_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        compiled(pipeline, {"n": 1}, project="", region="", artifact_root="", image=None)
+    assert len(caught.value.problems) == 4
+
+
+def test_an_unknown_accelerator_and_an_unusable_name_are_refused() -> None:
+    @dsl.pipeline(name="named")
+    def named() -> None:
+        theirs(n=1, text="").set_accelerator_type("NVIDIA_H9000").set_accelerator_limit(1)
+
+    text = compile_function(named).replace("name: named", "name: A_name")
+    with pytest.raises(SpecError) as caught:
+        compile(text, read(text), {}, VertexSpec(**PLACE))
+    first, second = map(str, caught.value.problems)
+    assert "no name of a pipeline" in first
+    assert "accelerator NVIDIA_H9000" in second
+    assert "NVIDIA_H200_141GB" in second
+
+
+def test_settings_of_pods_are_refused_by_name_and_source() -> None:
+    @dsl.pipeline(name="pods")
+    def pods() -> None:
+        task = theirs(n=1, text="")
+        kubernetes.mount_pvc(task, pvc_name="data", mount_path="/data")
+        kubernetes.use_secret_as_env(task, "login", {"token": "TOKEN"})
+        task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(1)
+
+    with pytest.raises(UnsupportedError) as caught:
+        compiled(pods)
+    told = "\n".join(map(str, caught.value.problems))
+    assert len(caught.value.problems) == 3
+    for part in ("persistent volume claims", "read Secret Manager", "such as NVIDIA_L4"):
+        assert part in told
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(RequestError, match="needs `n`"):
+        compiled(pipeline)
