@@ -84,6 +84,17 @@ class Pipelines:
         return run.execution
 
 
+def holds_all(
+    service: Pipelines,
+    execution: Execution,
+    values: dict[str, Any],
+    conditions: list[dict[str, Any]],
+) -> bool:
+    """Whether a Condition step with these conditions takes its first branch."""
+    run = _Run(service, execution, values)
+    return all(run.holds(one) for one in conditions)
+
+
 def _every(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for step in steps:
         yield step
