@@ -132,6 +132,7 @@ def _of_options(step: Step) -> Iterator[str]:
         "timeouts": step.timeout_seconds is not None,
         "distribution": step.distribution is not None,
         "accelerators": step.distribution is not None and step.distribution.gpus_per_node,
+        "machines": step.distribution is not None and step.distribution.machine,
         "spot": step.distribution is not None and step.distribution.spot,
     }
     yield from (feature for feature, there in asked.items() if there)

@@ -238,6 +238,13 @@ class Step(Node):
     secrets: tuple[Secret, ...] = ()
     settings: tuple[Setting, ...] = ()
 
+    @property
+    def time_limit_seconds(self) -> float | None:
+        """The shorter of its timeout and its distribution's `max_run_hours`; None for neither."""
+        hours = self.distribution.max_run_hours if self.distribution else None
+        limits = [self.timeout_seconds, hours * 3_600 if hours is not None else None]
+        return min((limit for limit in limits if limit is not None), default=None)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Importer(Node):

@@ -1,8 +1,6 @@
 """KFP's own samples on every platform: each becomes a definition that the platform's format takes, or
 is refused for features that the table refuses, each with its place. `make conformance` prints the
-matrix.
-
-What a run of them leaves in the environment is looked at in tests/platforms/local."""
+matrix."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Execution:
 
     def result(self, step: str, s3: Any) -> dict[str, Any]:
         """result.json of a step."""
-        return json.loads(_read(s3, f"{self.jobs[step].outputs['result']}/result.json"))
+        return json.loads(_read(s3, f"{self.jobs[step].outputs['rekindle-result']}/result.json"))
 
 
 class Pipelines:

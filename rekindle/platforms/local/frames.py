@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rekindle.errors import StepError
 from rekindle.ir.graph import Dag, FromTask, SubDag
-from rekindle.platforms.local.cache import NOTHING, Given, Values
+from rekindle.platforms.local.cache import NOTHING, Given, Values, each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +102,7 @@ def collected(dag: Dag, turns: list[Values]) -> Values:
     artifacts: dict[str, Given] = {}
     for name in dag.artifacts:
         found = [turn.artifacts[name] for turn in turns if name in turn.artifacts]
-        artifacts[name] = tuple(
-            a for one in found for a in (one if isinstance(one, tuple) else (one,))
-        )
+        artifacts[name] = tuple(artifact for given in found for artifact in each(given))
     parameters = {
         name: [turn.parameters[name] for turn in turns if name in turn.parameters]
         for name in dag.parameters

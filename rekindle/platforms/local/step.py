@@ -219,7 +219,7 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[str, Ended, 
         return run_shim(
             task, work, log, {**around.env, **more}, control,
             job.event if node == 0 else lambda event: None,
-            step.timeout_seconds, around.grace_seconds, around.nursery,
+            step.time_limit_seconds, around.grace_seconds, around.nursery,
         )  # fmt: skip
 
     if wanted is None:
@@ -306,7 +306,7 @@ def _artifact(
 def _failure(step: Step, ended: Ended, last_words: bytes) -> Outcome | None:
     """The outcome of an attempt that did not succeed; None if it did."""
     if ended.timed_out:
-        return Outcome(step, "failed", error=f"timed out after {step.timeout_seconds:g} s")
+        return Outcome(step, "failed", error=f"timed out after {step.time_limit_seconds:g} s")
     if ended.stopped and ended.exit_code == PREEMPTED:
         reason = "the run was interrupted; the step saved its state first"
         return Outcome(step, "preempted", reason=reason)

@@ -10,12 +10,13 @@ from rekindle.ir.graph import Constant, Importer, Step
 from rekindle.ir.placeholders import Template, lower
 
 BASE = "/opt/ml/processing"
+RESULT = "rekindle-result"  # an artifact may be called `result`
 Flats = Mapping[str, Flat]
 
 
 def channels_of(flat: Flat, flats: Flats) -> dict[str, Output]:
     """What is mounted under which name: results of steps that are read, and artifacts."""
-    found = {channel: Output(path, "result") for path, channel in _results_of(flat, flats).items()}
+    found = {channel: Output(path, RESULT) for path, channel in _results_of(flat, flats).items()}
     return found | {channel: output for output, channel in _artifacts_of(flat).items()}
 
 

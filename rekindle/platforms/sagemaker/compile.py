@@ -31,7 +31,7 @@ from rekindle.launch import shim
 from rekindle.platforms.admission import admit
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, quantities, shapes
-from rekindle.platforms.sagemaker.bundle import BASE, channels_of, task_of
+from rekindle.platforms.sagemaker.bundle import BASE, RESULT, channels_of, task_of
 from rekindle.spec.model import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
@@ -231,7 +231,7 @@ class _Compiler:
             "Type": "Processing",
             "Arguments": self._job(flat, step, name),
             "PropertyFiles": [
-                {"PropertyFileName": "result", "OutputName": "result", "FilePath": "result.json"}
+                {"PropertyFileName": "result", "OutputName": RESULT, "FilePath": "result.json"}
             ],
         }
         after = [path for path in flat.after if isinstance(self.flat[path].step, Step)]
@@ -276,7 +276,7 @@ class _Compiler:
             "ProcessingInputs": [_input(channel, uri) for channel, uri in sorted(mounted.items())],
             "ProcessingOutputConfig": {
                 "Outputs": [
-                    self._output(name, output) for output in ("result", *step.outputs.artifacts)
+                    self._output(name, output) for output in (RESULT, *step.outputs.artifacts)
                 ]
             },
             "ProcessingResources": {"ClusterConfig": self._cluster(step)},

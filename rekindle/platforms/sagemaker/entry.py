@@ -8,7 +8,7 @@ step. Under /opt/ml/processing lie
     input/bundle                 this folder
     input/result-K/result.json   parameters and metadata of the K-th step that this one reads
     input/artifact-K/data        an artifact that this one reads
-    output/result/result.json    what this step leaves for others, and for conditions
+    output/rekindle-result/result.json    what this step leaves for others, and for conditions
     output/NAME/data             its artifacts
 
 The environment holds the pipeline's parameters that the step reads, as REKINDLE_P0, REKINDLE_P1...;
@@ -32,7 +32,7 @@ import shim  # type: ignore[import-not-found]
 
 BASE = Path("/opt/ml/processing")
 MESSAGE = Path("/opt/ml/output/message")
-MARK = ".rekindle"
+MARK, RESULT = ".rekindle", "rekindle-result"
 JOB = Path("/opt/ml/config/processingjobconfig.json")
 
 
@@ -142,7 +142,7 @@ def main() -> int:
     result = work / "result.json"
     try:
         inputs = _Inputs(task)
-        for name in ("result", *task["outputs"]["artifacts"]):
+        for name in (RESULT, *task["outputs"]["artifacts"]):
             (BASE / "output" / name).mkdir(parents=True, exist_ok=True)
         work.mkdir(parents=True, exist_ok=True)
         told = _shim_task(task, inputs, work, result)
@@ -157,7 +157,7 @@ def main() -> int:
         _failed(left.get("error") or f"exit code {code}")
         return code
     content = {"parameters": left["parameters"], "artifacts": left["artifacts"]}
-    (BASE / "output" / "result" / "result.json").write_text(json.dumps(content), encoding="utf-8")
+    (BASE / "output" / RESULT / "result.json").write_text(json.dumps(content), encoding="utf-8")
     for name, artifact in content["artifacts"].items():
         place, actual = BASE / "output" / name, Path(artifact["uri"])
         if actual != place / "data" and actual.exists():  # a component may return its own place

@@ -32,11 +32,6 @@ def _shapes() -> Mapping[str, Any]:
     return shapes
 
 
-def enumeration(shape: str) -> tuple[str, ...]:
-    """What a string of this shape may be, such as `ProcessingInstanceType`."""
-    return tuple(_shapes()[shape]["enum"])
-
-
 def is_variable(value: Any) -> bool:
     """Whether the pipeline fills the value in at run time."""
     return isinstance(value, dict) and len(value) == 1 and next(iter(value)) in _VARIABLES

@@ -63,7 +63,7 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
         if not getattr(place, name):
             fix = {"project": "my-project", "region": "europe-west4", "artifact_root": "gs://..."}
             yield Problem(
-                f"Vertex AI needs a {name.replace('_', ' ')}",
+                f"Vertex AI needs `{name}`",
                 f"{_SECTION}.{name}",
                 f"set {_SECTION}.{name}: {fix[name]}",
             )

@@ -18,17 +18,6 @@ from rekindle.records import RunRecord
 from tests.platforms.local.runs import graph, run, stored
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "folder").mkdir()
-    return tmp_path / "folder"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
 def reasons(record: RunRecord) -> dict[str, str]:
     return {step.name: ("hit: " if step.cached else "ran: ") + step.reason for step in record.steps}
 

@@ -13,17 +13,6 @@ from rekindle.platforms.local.results import outputs
 from tests.platforms.local.runs import graph, run, stored
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "folder").mkdir()
-    return tmp_path / "folder"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
 def test_each_turn_has_steps_of_its_own_and_all_come_from_the_cache_again(home: Path) -> None:
     pipeline = graph("loop_over_an_output", "same")
     first, second = (run(pipeline, home) for _ in range(2))

@@ -13,19 +13,9 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read import read
 from rekindle.platforms.admission import admit
+from rekindle.platforms.local.execute import ignored
 from rekindle.platforms.local.results import outputs
 from tests.platforms.local.runs import graph, module, run, stored
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "folder").mkdir()
-    return tmp_path / "folder"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
 
 
 def test_the_second_document_carries_what_was_asked() -> None:
@@ -58,6 +48,18 @@ def test_when_one_node_fails_the_others_end_and_it_is_named(
     with pytest.raises(StepError, match=f"node {bad}: ValueError: node {bad} is bad"):
         run("gathered", home, {"folder": str(folder), "bad_node": bad}, run_id="r")
     assert stored(home, "r").step("gather").status == "failed"
+
+
+def test_the_time_that_a_distribution_allows_is_kept(home: Path, folder: Path) -> None:
+    with pytest.raises(StepError, match=r"timed out after 3\.6 s"):
+        run("waits_for_ever", home, {"folder": str(folder)}, grace_seconds=5)
+    assert (folder / "terminated").exists()
+
+
+def test_a_machine_that_is_asked_for_is_said_to_be_ignored() -> None:
+    assert ignored(graph("waits_for_ever"))[0] == (
+        "Machines are not chosen, steps run on this one: hang."
+    )
 
 
 @pytest.mark.slow

@@ -15,17 +15,6 @@ from rekindle.records import RunRecord
 from tests.platforms.local.runs import graph, run, stored
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "folder").mkdir()
-    return tmp_path / "folder"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
 def test_independent_steps_run_at_the_same_time(home: Path, folder: Path) -> None:
     record = run("meeting", home, {"folder": str(folder)})
     assert [step.parameters["Output"] for step in record.steps] == ["met", "met"]

@@ -20,17 +20,6 @@ from tests.platforms.local.test_execute import alive
 CHILD = [sys.executable, "-m", "tests.platforms.local.run_child"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "folder").mkdir()
-    return tmp_path / "folder"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
 def eventually(condition: Callable[[], object], seconds: float = 20.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -530,3 +530,8 @@ def gathered(folder: str, bad_node: int = -1) -> str:
 @dsl.pipeline
 def summed(folder: str) -> float:
     return rekindle.distribute(sum_of_ranks(folder=folder), nodes=2).outputs["Output"]
+
+
+@dsl.pipeline
+def waits_for_ever(folder: str):
+    rekindle.distribute(hang(folder=folder), nodes=1, machine="big", max_run_hours=0.001)

@@ -8,7 +8,7 @@ from kfp import dsl
 
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
+from rekindle.ir.read import read as read_ir
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker.compile import compile
 from rekindle.spec.model import SageMakerSpec
@@ -39,9 +39,28 @@ def pipeline(n: int, text: str = "a"):
         use(data=first.outputs["data"], flag=first.outputs["Output"])
 
 
+@component
+def write(text: str, result: dsl.Output[dsl.Dataset]):
+    from pathlib import Path
+
+    Path(result.path).write_text(text)
+
+
+@component
+def read(result: dsl.Input[dsl.Dataset]) -> str:
+    from pathlib import Path
+
+    return Path(result.path).read_text()
+
+
+@dsl.pipeline(name="named-result")
+def named_result(text: str) -> None:
+    read(result=write(text=text).outputs["result"])
+
+
 def compiled(made: Any, arguments: dict[str, object] | None = None, **place: Any) -> Definition:
     text = made if isinstance(made, str) else compile_function(made)
-    return compile(text, read(text), arguments or {}, SageMakerSpec(**{**PLACE, **place}))
+    return compile(text, read_ir(text), arguments or {}, SageMakerSpec(**{**PLACE, **place}))
 
 
 def definition(made: Definition) -> dict[str, Any]:
@@ -75,7 +94,9 @@ def test_a_definition_of_two_steps_and_a_condition() -> None:
     assert job["Tags"] == [{"Key": "team", "Value": "a"}]
     assert job["ProcessingOutputConfig"]["KmsKeyId"].endswith("key/k")
     assert job["ProcessingResources"]["ClusterConfig"]["InstanceType"] == "ml.m5.xlarge"
-    assert [o["OutputName"] for o in job["ProcessingOutputConfig"]["Outputs"]] == ["result", "data"]
+    assert [o["OutputName"] for o in job["ProcessingOutputConfig"]["Outputs"]] == [
+        "rekindle-result", "data",
+    ]  # fmt: skip
     assert condition["Arguments"]["Conditions"] == [
         {
             "Type": "Equals",
@@ -94,7 +115,7 @@ def test_a_definition_of_two_steps_and_a_condition() -> None:
     }
     outputs = "Steps.make.ProcessingOutputConfig.Outputs"
     assert places["artifact-0"] == {"Get": f"{outputs}['data'].S3Output.S3Uri"}
-    assert places["result-0"] == {"Get": f"{outputs}['result'].S3Output.S3Uri"}
+    assert places["result-0"] == {"Get": f"{outputs}['rekindle-result'].S3Output.S3Uri"}
     bundle = places["bundle"].removeprefix("s3://lake/rekindle/")
     assert {f"{bundle}/{n}" for n in ("entry.py", "shim.py", "task.json")} <= made.files.keys()
 

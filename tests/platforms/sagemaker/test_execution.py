@@ -22,7 +22,7 @@ from rekindle.ir.read import read
 from rekindle.platforms.sagemaker.compile import compile
 from rekindle.spec.model import SageMakerSpec
 from tests.platforms.local.runs import module, run
-from tests.platforms.sagemaker.test_compile import PLACE
+from tests.platforms.sagemaker.test_compile import PLACE, named_result
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
 from tests.servers.sagemaker import Execution, Failed, Pipelines
 
@@ -127,6 +127,11 @@ def test_a_condition_on_what_a_step_returned_decides(
     assert len(execution.jobs) == (2 if n > 1 else 1)
     here = what_came_of_it_here(tmp_path / "home", two_steps, {"n": n})
     assert what_came_of_it(execution, service.s3) == here
+
+
+def test_an_artifact_may_be_called_result(service: Pipelines, tmp_path: Path) -> None:
+    execution = service.execute(submitted(service, named_result, {"text": "é"}))
+    assert execution.result("read", service.s3)["parameters"] == {"Output": "é"}
 
 
 def test_a_parameter_is_given_to_an_execution(service: Pipelines) -> None:

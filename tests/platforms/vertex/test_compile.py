@@ -76,9 +76,9 @@ def test_what_the_section_leaves_out_the_job_leaves_out() -> None:
 @pytest.mark.parametrize(
     ("change", "where", "says"),
     [
-        ({"project": ""}, "platforms.vertex.project", "needs a project"),
-        ({"region": ""}, "platforms.vertex.region", "needs a region"),
-        ({"artifact_root": ""}, "platforms.vertex.artifact_root", "needs a artifact root"),
+        ({"project": ""}, "platforms.vertex.project", "needs `project`"),
+        ({"region": ""}, "platforms.vertex.region", "needs `region`"),
+        ({"artifact_root": ""}, "platforms.vertex.artifact_root", "needs `artifact_root`"),
         ({"artifact_root": "s3://b"}, "platforms.vertex.artifact_root", "out of reach"),
         ({"image": None}, "platforms.vertex.image", "by digest, here it is none"),
         ({"image": "a/b:latest"}, "platforms.vertex.image", "by digest"),
