@@ -197,6 +197,8 @@ class _Run:
         for given in inputs.values():
             _download(self.service.s3, given["S3Uri"], _inside(root, given["LocalPath"]))
         outputs = {o["OutputName"]: o["S3Output"] for o in job["ProcessingOutputConfig"]["Outputs"]}
+        asked = len(job["ProcessingOutputConfig"]["Outputs"]), len(job.get("ProcessingInputs", []))
+        assert asked == (len(outputs), len(inputs)), "two inputs or outputs of one name"
         for made in outputs.values():
             _inside(root, made["LocalPath"]).mkdir(parents=True)
         (root / "config").mkdir()
