@@ -25,6 +25,7 @@ PLATFORMS = {
     "sagemaker": "rekindle.platforms.sagemaker.compile",
     "vertex": "rekindle.platforms.vertex.compile",
 }
+_TRAINING_STEP, _CHECKPOINT = "finetune", "artifact_root"
 PARITY = "parity.md"
 BUNDLES = "bundles"
 
@@ -75,6 +76,7 @@ def command(
 
     spec = load_target(config, overrides)
     text, graph = graph_of(spec)
+    graph = _spread(spec, graph)
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     for platform in platforms:
@@ -112,23 +114,29 @@ def _compiled(platform: str, spec: Spec, text: str, graph: Graph, artifact_root:
     return definition
 
 
+def _spread(spec: Spec, graph: Graph) -> Graph:
+    """The training step on the machines that the config asks for."""
+    from rekindle.ir.distribution import Distribution
+    from rekindle.spec.model import ResourcesSpec
+
+    asked = spec.resources
+    if asked == ResourcesSpec():
+        return graph
+    if spec.pipeline is not None:
+        raise RequestError(
+            "`resources` are for the training step of rekindle's own pipeline",
+            where="resources",
+            fix="call rekindle.distribute(task, nodes=...) in your pipeline",
+        )
+    wanted = Distribution(checkpoint=_CHECKPOINT, **asked.model_dump())
+    if problems := wanted.problems(frozenset([_CHECKPOINT]), "resources"):
+        raise RequestError(problems)
+    return graph.spread(_TRAINING_STEP, wanted)
+
+
 def _refuse(platform: str, spec: Spec, artifact_root: str) -> None:
     """What this compiler cannot carry over yet, or a cluster cannot reach: all of it at once."""
     problems = []
-    asked = spec.resources
-    for field, value, plain in (
-        ("nodes", asked.nodes, 1),
-        ("gpus_per_node", asked.gpus_per_node, 0),
-        ("spot", asked.spot, False),
-    ):
-        if value != plain:
-            problems.append(
-                Problem(
-                    f"`{field}: {value}` is not lowered to {platform} yet, and is not dropped",
-                    f"resources.{field}",
-                    f"set resources.{field}: {json.dumps(plain)}",
-                )
-            )
     if spec.pipeline is None and not spec.registration.tracking_uri:
         problems.append(
             Problem(

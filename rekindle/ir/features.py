@@ -127,6 +127,7 @@ def _of_step(step: Step) -> Iterator[tuple[str, str]]:
 def _of_options(step: Step) -> Iterator[str]:
     asked = {
         "retries": step.retry.count,
+        "retries_of_distributed": step.retry.count and step.distribution is not None,
         "caching": step.cache,
         "cache_keys": step.cache_key,
         "timeouts": step.timeout_seconds is not None,

@@ -344,6 +344,14 @@ class Graph:
         hint = f"; did you mean `{near[0]}`?" if near else f"; there are {', '.join(by_path)}"
         raise KeyError(f"no step `{name}`{hint}")
 
+    def spread(self, name: str, over: Distribution) -> Graph:
+        """This, with the step `name` of the pipeline itself on the machines of `over`; KeyError if
+        there is none."""
+        step = self.dag.nodes[name]
+        assert isinstance(step, Step), name
+        nodes = {**self.dag.nodes, name: dataclasses.replace(step, distribution=over)}
+        return dataclasses.replace(self, dag=dataclasses.replace(self.dag, nodes=nodes))
+
     def drawing(self) -> Drawing:
         """The Graph as plain data for whoever draws it."""
         boxes = tuple(

@@ -213,6 +213,9 @@ def _problem(error: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str
         return _unknown_key(path, lines, origin)
     if error["type"] == "missing":
         return _located(path, "is missing", f"add `{path[-1]}:`", lines, origin)
+    if "secrets" in path:  # it may be one, and errors end up in logs
+        fix = f"{_hint(path[:-1]).rstrip(':')}; keep the value out of the config"
+        return _located(path, "names a secret in another way than it should", fix, lines, origin)
     shown = repr(error.get("input"))
     message = str(error["msg"]).replace("Input should", "should").replace("String should", "should")
     return _located(path, f"{message}, not {shown[:80]}", _hint(path), lines, origin)

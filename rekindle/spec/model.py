@@ -23,6 +23,9 @@ Metric = Literal[
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?$")]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 SecretReference = Annotated[str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")]
+SecretArn = Annotated[
+    str, StringConstraints(pattern=r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:\S+$")
+]
 Duration = Annotated[
     str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
 ]
@@ -305,8 +308,15 @@ class ResourcesSpec(Section):
     """Machines that train together."""
     gpus_per_node: int = Field(0, ge=0, le=64)
     """GPUs on each machine; 0 trains on the CPU."""
+    accelerator: str = ""
+    """Kind of GPU, such as `H100`; default: any."""
+    machine: str = ""
+    """The platform's own name of a machine, such as `ml.p5.48xlarge`; default: the smallest one
+    that has the GPUs."""
     spot: bool = False
-    """Use machines that may be reclaimed; needs a checkpoint interval."""
+    """Use machines that may be reclaimed; training resumes from its last checkpoint."""
+    max_run_hours: float | None = Field(None, gt=0, le=672)
+    """Ends the training step; default: a day."""
 
 
 class GateSpec(Section):
@@ -415,6 +425,14 @@ class SageMakerSpec(Section):
     """Key that encrypts disks and outputs."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Tags of every job, which flow into the bill."""
+    secrets: dict[str, SecretArn] = Field(default_factory=dict)
+    """Environment variables of the steps in `image`, by reference to Secrets Manager:
+    `{HF_TOKEN: "arn:aws:secretsmanager:..."}`. The image needs boto3; the value is read when the
+    step begins."""
+    spot_wait_hours: float = Field(24.0, ge=0, le=672)
+    """How long a job on spot machines waits for them, in all."""
+    model_package_group: str = Field("", pattern=r"^([a-zA-Z0-9](-*[a-zA-Z0-9]){0,62})?$")
+    """Group of SageMaker's model registry that gets each promoted model too."""
 
 
 class PlatformsSpec(Section):

@@ -1,5 +1,6 @@
 """`compile`: the shipped pipeline for every platform, byte-stable, against golden files."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -28,11 +29,11 @@ PLATFORMS = {
 }  # fmt: skip
 
 
-def rekindle(*words, seed="1", check=True):
+def rekindle(*words, seed="1", check=True, cwd=ROOT):
     environment = {**os.environ, "PYTHONHASHSEED": seed, "GIT_DIR": "/nowhere"}
     return subprocess.run(
         [sys.executable, "-m", "rekindle.cli.main", *map(str, words)],
-        cwd=ROOT, check=check, env=environment, capture_output=True, text=True,
+        cwd=cwd, check=check, env=environment, capture_output=True, text=True,
     )  # fmt: skip
 
 
@@ -51,6 +52,78 @@ def test_the_golden_file_is_what_compile_writes_every_time(platform, tmp_path, r
     if request.config.getoption("--regenerate"):
         golden.write_text(texts[0])
     assert texts[0] == golden.read_text(), "run `make generate` and read the difference"
+
+
+@pytest.mark.slow
+def test_twenty_compilations_anywhere_give_the_same_bytes(tmp_path):
+    words = [word for more, _ in PLATFORMS.values() for word in more]
+    asked = ("compile", ROOT / "configs/digits.yaml", "--platform", ",".join(PLATFORMS))
+    seen = set()
+    for i in range(20):
+        folder = tmp_path / f"{'deep/' * (i % 3)}{i}"
+        folder.mkdir(parents=True)
+        rekindle(*asked, *words, *TRACKED, "-o", "out", seed=str(i * 7919), cwd=folder)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        digest = hashlib.sha256()
+        for path in files:
+            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+        seen.add((len(files), digest.hexdigest()))
+    assert len(seen) == 1
+
+
+def sagemaker(**settings):
+    """Words that compile the digits job for SageMaker with some settings changed."""
+    words, _ = PLATFORMS["sagemaker"]
+    changed = [
+        w
+        for name, value in settings.items()
+        for w in ("--set", f"{name.replace('__', '.')}={value}")
+    ]
+    return ["--platform", "sagemaker", *words, *TRACKED, *changed]
+
+
+def test_the_training_step_gets_the_machines_that_the_config_asks_for(tmp_path):
+    asked = sagemaker(
+        resources__nodes=4, resources__gpus_per_node=8, resources__accelerator="H100",
+        resources__spot="true", resources__max_run_hours=48,
+        platforms__sagemaker__model_package_group="digits",
+    )  # fmt: skip
+    rekindle("compile", "configs/digits.yaml", *asked, "-o", tmp_path)
+    (path,) = tmp_path.glob("*.sagemaker.json")
+    *steps, gate = json.loads(path.read_text())["Steps"]
+    (trained,) = (step for step in steps if step["Type"] == "Training")
+    job = trained["Arguments"]
+    assert (trained["Name"], job["ResourceConfig"]) == ("finetune", {
+        "InstanceCount": 4, "InstanceType": "ml.p5.48xlarge", "VolumeSizeInGB": 30,
+    })  # fmt: skip
+    assert job["StoppingCondition"]["MaxRuntimeInSeconds"] == 48 * 3_600
+    promoted, registered = gate["Arguments"]["IfSteps"]
+    assert registered["Type"] == "RegisterModel"
+    assert registered["DependsOn"] == [promoted["Name"]]
+    assert registered["Arguments"]["ModelPackageGroupName"] == "digits"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (sagemaker(resources__nodes=0), "greater than or equal to 1"),
+        (sagemaker(resources__accelerator="H100"), "no GPUs to be of that kind"),
+        (sagemaker(resources__gpus_per_node=3, resources__accelerator="H999"), "no machine has the 3 GPUs H999"),
+        (sagemaker(resources__machine="ml.p99.xlarge"), "none that the service knows"),
+        (sagemaker(resources__max_run_hours=1000), "less than or equal to 672"),
+        (sagemaker(platforms__sagemaker__secrets="{HF_TOKEN: hf_abcdef}"), "platforms.sagemaker.secrets.HF_TOKEN"),
+        (sagemaker(platforms__sagemaker__role_arn="me"), "platforms.sagemaker.role_arn"),
+        (sagemaker(platforms__sagemaker__image="train:latest"), "is not in ECR"),
+        (sagemaker(register__tracking_uri="''"), "the embedded registry lives on this machine"),
+        (sagemaker(platforms__sagemaker__colour="red"), "colour"),
+    ],
+)  # fmt: skip
+def test_a_wrong_request_writes_nothing_and_says_what_to_do(asked, says, tmp_path):
+    done = rekindle("compile", "configs/digits.yaml", *asked, "-o", tmp_path / "no", check=False)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "hf_abcdef" not in done.stderr
+    assert not (tmp_path / "no").exists()
 
 
 def test_several_platforms_come_with_a_table_of_how_each_carries_it(tmp_path):

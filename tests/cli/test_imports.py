@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "transformers", "datasets", "mlflow", "kfp", "sklearn", "pandas", "boto3")
+from tests.cli.test_compile import PLATFORMS, TRACKED
+
+HEAVY = ("torch", "transformers", "datasets", "mlflow", "kfp", "sklearn", "pandas", "boto3", "botocore",
+         "sagemaker", "google.cloud.aiplatform", "azure.ai", "kubernetes")  # fmt: skip
 ROOT = Path(__file__).parents[2]
 CODE = """
 import json, sys
@@ -53,6 +56,13 @@ def folder(tmp_path_factory):
 )  # fmt: skip
 def test_the_verb_loads_nothing_heavy(folder, words):
     assert loaded(folder, *words) == [0, []]
+
+
+def test_compiling_the_shipped_pipeline_for_every_platform_loads_no_sdk(tmp_path):
+    words = [word for more, _ in PLATFORMS.values() for word in more]
+    words = ["compile", "configs/digits.yaml", "--platform", ",".join(PLATFORMS), *words, *TRACKED]
+    assert loaded(ROOT, *words, "-o", str(tmp_path / "out")) == [0, []]
+    assert (tmp_path / "out" / "parity.md").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,38 @@
 """SageMaker Pipelines, as far as a definition needs it: executes the definition against the container
-contract, with real processes.
+contract (sagemaker_container.py), with real processes.
 
-Every Processing job gets a /opt/ml of its own (a mount in a namespace of its own), its inputs from
-S3 (a moto_server), the service's config files, its environment and nothing else, and its outputs go
-back to S3. Parameters, `Get`, `Std:Join`, `Std:JsonGet` on property files, conditions, DependsOn and
-caching by the service's own key are what the documentation says of them. What it does not know it
-refuses: a definition that runs here uses nothing else."""
+Processing and Training jobs get their inputs from S3 (a moto_server), the service's config files,
+their environment, and their outputs go back to S3. Hosts of a Training job run side by side; on spot
+machines they are taken away when a test says so (SIGTERM, 120 s, SIGKILL) and started again from
+nothing. Parameters, `Get`, `Std:Join`, `Std:JsonGet` on property files, conditions, DependsOn,
+RegisterModel and caching by the service's own key are what the documentation says of them. What it
+does not know it refuses: a definition that runs here uses nothing else."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from tests.servers.sagemaker_container import (
+    Failed,
+    Host,
+    download,
+    inside,
+    read,
+    start,
+    upload,
+    wait,
+)
 
 _GET = re.compile(
     r"Steps\.([\w-]+)\.ProcessingOutputConfig\.Outputs\['([\w-]+)'\]\.S3Output\.S3Uri"
 )
+_PROPERTY = re.compile(r"Steps\.([\w-]+)\.(TrainingJobName|OutputDataConfig\.S3OutputPath)")
 _FILE = re.compile(r"Steps\.([\w-]+)\.PropertyFiles\.([\w-]+)")
 _PATH = re.compile(r"\['([^']+)'\]|\.?([^.\[\]]+)")
 _COMPARE = {
@@ -33,10 +44,6 @@ _COMPARE = {
 }
 
 
-class Failed(Exception):
-    """A step failed; the text is the job's exit message, then the end of its log."""
-
-
 @dataclasses.dataclass
 class Job:
     """One job that ran, or was taken from the cache."""
@@ -46,6 +53,8 @@ class Job:
     property_files: dict[str, str]
     cached: bool
     log: str = ""
+    properties: dict[str, str] = dataclasses.field(default_factory=dict)
+    statuses: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -55,18 +64,21 @@ class Execution:
     identifier: str
     jobs: dict[str, Job] = dataclasses.field(default_factory=dict)
     conditions: dict[str, bool] = dataclasses.field(default_factory=dict)
+    registered: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def result(self, step: str, s3: Any) -> dict[str, Any]:
         """result.json of a step."""
-        return json.loads(_read(s3, f"{self.jobs[step].outputs['rekindle-result']}/result.json"))
+        return json.loads(read(s3, f"{self.jobs[step].outputs['rekindle-result']}/result.json"))
 
 
 class Pipelines:
-    """The service: a cache that outlives executions, and the store."""
+    """The service: a cache that outlives executions, and the store. `environment` is what images
+    and roles bring to every container; `taken_away` says, by step, when its spot machines go."""
 
-    def __init__(self, s3: Any, folder: Path) -> None:
-        self.s3, self.folder = s3, folder
+    def __init__(self, s3: Any, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.s3, self.folder, self.environment = s3, folder, dict(environment or {})
         self.cache: dict[str, Job] = {}
+        self.taken_away: dict[str, Callable[[], bool]] = {}
 
     def execute(self, definition: Mapping[str, Any], **parameters: Any) -> Execution:
         """Run `definition` to its end; Failed with the first step's message."""
@@ -119,8 +131,10 @@ class _Run:
             waiting.remove(step)
             if step["Type"] == "Condition":
                 self.condition(step)
-            elif step["Type"] == "Processing":
-                self.processing(step)
+            elif step["Type"] in ("Processing", "Training"):
+                self.job(step)
+            elif step["Type"] == "RegisterModel":
+                self.register(step)
             else:
                 raise Failed(f"unknown type {step['Type']}")
             self.ended.add(step["Name"])
@@ -161,112 +175,141 @@ class _Run:
                 return self.values[path.removeprefix("Parameters.")]
             case {"Get": str(path)} if match := _GET.fullmatch(path):
                 return self.execution.jobs[match[1]].outputs[match[2]]
+            case {"Get": str(path)} if match := _PROPERTY.fullmatch(path):
+                return self.execution.jobs[match[1]].properties[match[2]]
             case {"Std:Join": {"On": on, "Values": values}}:
                 return on.join(_text(self.value(value)) for value in values)
             case {"Std:JsonGet": {"PropertyFile": {"Get": path}, "Path": where}}:
                 match = _FILE.fullmatch(path)
                 assert match, path
                 found = json.loads(
-                    _read(self.service.s3, self.execution.jobs[match[1]].property_files[match[2]])
+                    read(self.service.s3, self.execution.jobs[match[1]].property_files[match[2]])
                 )
                 for quoted, plain in _PATH.findall(where):
                     found = found[quoted or plain]
                 return found
         return {key: self.value(item) for key, item in raw.items()}
 
-    def processing(self, step: dict[str, Any]) -> None:
+    def job(self, step: dict[str, Any]) -> None:
         job = self.value(step["Arguments"])
-        inputs = {i["InputName"]: i["S3Input"] for i in job.get("ProcessingInputs", [])}
-        key = json.dumps([job["AppSpecification"], job.get("Environment"), inputs], sort_keys=True)
+        members = _CACHED_BY[step["Type"]]
+        key = json.dumps([step["Type"], *map(job.get, members)], sort_keys=True)
         if step.get("CacheConfig", {}).get("Enabled") and key in self.service.cache:
-            self.execution.jobs[step["Name"]] = dataclasses.replace(
-                self.service.cache[key], cached=True
-            )
+            known = dataclasses.replace(self.service.cache[key], cached=True)
+            self.execution.jobs[step["Name"]] = known
             return
-        done = self.run_container(step, job, inputs)
-        self.execution.jobs[step["Name"]] = done
-        self.service.cache[key] = done
-
-    def run_container(
-        self, step: dict[str, Any], job: dict[str, Any], inputs: dict[str, Any]
-    ) -> Job:
+        run = self.processing if step["Type"] == "Processing" else self.training
         name = f"pipelines-{self.execution.identifier}-{step['Name'][:20]}-{uuid.uuid4().hex[:6]}"
-        root = self.service.folder / name
-        for place in (_inside(root, i["LocalPath"]) for i in inputs.values()):
-            place.mkdir(parents=True)
-        for given in inputs.values():
-            _download(self.service.s3, given["S3Uri"], _inside(root, given["LocalPath"]))
+        self.execution.jobs[step["Name"]] = self.service.cache[key] = run(step, job, name)
+
+    def processing(self, step: dict[str, Any], job: dict[str, Any], name: str) -> Job:
+        inputs = {i["InputName"]: i["S3Input"] for i in job.get("ProcessingInputs", [])}
         outputs = {o["OutputName"]: o["S3Output"] for o in job["ProcessingOutputConfig"]["Outputs"]}
         asked = len(job["ProcessingOutputConfig"]["Outputs"]), len(job.get("ProcessingInputs", []))
         assert asked == (len(outputs), len(inputs)), "two inputs or outputs of one name"
+        assert job["ProcessingResources"]["ClusterConfig"]["InstanceCount"] == 1
+        root = self.service.folder / name
+        for given in inputs.values():
+            place = inside(root, given["LocalPath"])
+            place.mkdir(parents=True)
+            download(self.service.s3, given["S3Uri"], place)
         for made in outputs.values():
-            _inside(root, made["LocalPath"]).mkdir(parents=True)
+            inside(root, made["LocalPath"]).mkdir(parents=True)
         (root / "config").mkdir()
-        config = {"ProcessingJobName": name, **job}
-        (root / "config" / "processingjobconfig.json").write_text(json.dumps(config))
-        hosts = {"current_host": "algo-1", "hosts": ["algo-1"]}
-        (root / "config" / "resourceconfig.json").write_text(json.dumps(hosts))
+        config = json.dumps({"ProcessingJobName": name, **job})
+        (root / "config" / "processingjobconfig.json").write_text(config)
         application = job["AppSpecification"]
         words = [*application["ContainerEntrypoint"], *application.get("ContainerArguments", [])]
-        words = [sys.executable if word == "python3" else word for word in words]
-        done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", _MOUNT, str(root), *words],
-            env={"PATH": "/usr/bin:/bin", **job.get("Environment", {})},
-            cwd=root, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        log = done.stdout + done.stderr
-        if done.returncode:
-            message = root / "output" / "message"
-            told = message.read_text() if message.exists() else f"exit code {done.returncode}"
-            raise Failed(f"{step['Name']}: {told}\n{log[-2000:]}")
+        host = start(root, "algo-1", ["algo-1"], words, self.environment(job))
+        wait([host], job["StoppingCondition"]["MaxRuntimeInSeconds"], lambda: False)
+        _check(step, [host], "message")
         for made in outputs.values():
-            _upload(self.service.s3, _inside(root, made["LocalPath"]), made["S3Uri"])
+            upload(self.service.s3, inside(root, made["LocalPath"]), made["S3Uri"])
         files = {
             f["PropertyFileName"]: f"{outputs[f['OutputName']]['S3Uri']}/{f['FilePath']}"
             for f in step.get("PropertyFiles", [])
         }
-        return Job(step["Name"], {n: o["S3Uri"] for n, o in outputs.items()}, files, False, log)
+        return Job(
+            step["Name"], {n: o["S3Uri"] for n, o in outputs.items()}, files, False, host.log
+        )
+
+    def environment(self, job: dict[str, Any], **more: str) -> dict[str, str]:
+        return {**self.service.environment, **more, **job.get("Environment", {})}
+
+    def training(self, step: dict[str, Any], job: dict[str, Any], name: str) -> Job:
+        """Attempts until one is not taken away."""
+        assert "PropertyFiles" not in step, "Training steps have none"
+        stopping, statuses, logs = job["StoppingCondition"], [], []
+        spot = job.get("EnableManagedSpotTraining", False)
+        assert spot == ("MaxWaitTimeInSeconds" in stopping)
+        while True:
+            hosts = self.hosts(job, self.service.folder / name / str(len(statuses)), name)
+            taken = self.service.taken_away.get(step["Name"], lambda: False)
+            again = wait(hosts, stopping["MaxRuntimeInSeconds"], taken if spot else lambda: False)
+            logs += [f"[{host.name}] {line}" for host in hosts for line in host.log.splitlines()]
+            if not again:
+                break
+            del self.service.taken_away[step["Name"]]
+            statuses += ["Interrupted"]
+        _check(step, hosts, "failure")
+        folder = job["OutputDataConfig"]["S3OutputPath"]
+        assert job["OutputDataConfig"]["CompressionType"] == "NONE"
+        model, left = f"{folder}/{name}/output/model", set[str]()
+        for host in hosts:
+            made = upload(self.service.s3, host.root / "model", model)
+            assert not made & left, f"two hosts wrote {made & left}"
+            left |= made
+        properties = {"TrainingJobName": name, "OutputDataConfig.S3OutputPath": folder}
+        outputs = {top: f"{model}/{top}" for top in {file.split("/")[0] for file in left}}
+        return Job(
+            step["Name"], outputs, {}, False, "\n".join(logs), properties, [*statuses, "Completed"]
+        )
+
+    def hosts(self, job: dict[str, Any], folder: Path, name: str) -> list[Host]:
+        """Start every host with what it reads, and nothing else."""
+        algorithm, resources = job["AlgorithmSpecification"], job["ResourceConfig"]
+        peers = [f"algo-{i + 1}" for i in range(resources["InstanceCount"])]
+        channels = {
+            c["ChannelName"]: c["DataSource"]["S3DataSource"] for c in job["InputDataConfig"]
+        }
+        assert len(channels) == len(job["InputDataConfig"]), "two channels of one name"
+        for peer in peers:
+            for channel, source in channels.items():
+                place = folder / peer / "input" / "data" / channel
+                place.mkdir(parents=True)
+                download(self.service.s3, source["S3Uri"], place)
+            (folder / peer / "model").mkdir()
+        environment = self.environment(job, TRAINING_JOB_NAME=name)
+        words = algorithm["ContainerEntrypoint"]
+        return [start(folder / peer, peer, peers, words, environment) for peer in peers]
+
+    def register(self, step: dict[str, Any]) -> None:
+        """A version of a group; its files have to be there."""
+        package = self.value(step["Arguments"])
+        for container in package["InferenceSpecification"]["Containers"]:
+            place = self.service.folder / f"package-{uuid.uuid4().hex[:6]}"
+            download(self.service.s3, container["ModelDataSource"]["S3DataSource"]["S3Uri"], place)
+            assert any(place.iterdir())
+        self.execution.registered.append(package)
 
 
-# a /opt/ml and a scratch folder that no other job sees
-_MOUNT = (
-    'mkdir -p /opt/ml /tmp/rekindle && mount --bind "$0" /opt/ml && '
-    'mount -t tmpfs tmpfs /tmp/rekindle && exec "$@"'
-)
+# docs.aws.amazon.com/sagemaker/latest/dg/pipelines-default-keys.html
+_CACHED_BY = {
+    "Processing": ("AppSpecification", "Environment", "ProcessingInputs"),
+    "Training": (
+        "AlgorithmSpecification", "CheckpointConfig", "Environment", "HyperParameters",
+        "InputDataConfig",
+    ),
+}  # fmt: skip
 
 
-def _inside(root: Path, path: str) -> Path:
-    assert path.startswith("/opt/ml/"), path
-    return root / path.removeprefix("/opt/ml/")
+def _check(step: dict[str, Any], hosts: list[Host], file: str) -> None:
+    """Failed with what the first host that failed said."""
+    failed = [host for host in hosts if host.failed] or [h for h in hosts if h.process.returncode]
+    if failed:
+        told = "\n".join(f"{host.name}: {host.log[-2000:]}" for host in hosts)
+        raise Failed(f"{step['Name']}: {failed[0].told(file)}\n{told}")
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _split(uri: str) -> tuple[str, str]:
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    return bucket, key
-
-
-def _read(s3: Any, uri: str) -> bytes:
-    bucket, key = _split(uri)
-    content: bytes = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
-    return content
-
-
-def _download(s3: Any, uri: str, folder: Path) -> None:
-    bucket, key = _split(uri)
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
-    found = [item["Key"] for page in pages for item in page.get("Contents", [])]
-    assert found, f"nothing at {uri}"
-    for name in found:
-        relative = name.removeprefix(key).lstrip("/") or Path(name).name
-        (folder / relative).parent.mkdir(parents=True, exist_ok=True)
-        s3.download_file(bucket, name, str(folder / relative))
-
-
-def _upload(s3: Any, folder: Path, uri: str) -> None:
-    bucket, key = _split(uri)
-    for path in (path for path in folder.rglob("*") if path.is_file()):
-        s3.upload_file(str(path), bucket, f"{key}/{path.relative_to(folder).as_posix()}")

@@ -1,17 +1,52 @@
-"""What a Processing job of a step mounts, and the task that it runs; entry.py reads both."""
+"""What a job of a step mounts, the task that it runs, and the bundle that carries the task to it;
+entry.py reads them all.
+
+A bundle is a folder under `<artifact_root>/bundles/<hash>`: code and constants of a KFP executor do
+not fit into the 100 x 256 characters of a container's arguments. It brings all that entry.py needs,
+so that a step runs in any image with Python."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import rekindle
 from rekindle.ir.flatten import Flat, Given, Listed, Output, Source, Text, sources
 from rekindle.ir.graph import Constant, Importer, Step
 from rekindle.ir.placeholders import Template, lower
 
-BASE = "/opt/ml/processing"
+PROCESSING, TRAINING = "/opt/ml/processing", "/opt/ml/input/data"
 RESULT = "rekindle-result"  # an artifact may be called `result`
 Flats = Mapping[str, Flat]
+_HERE = Path(__file__).parent
+# what the nodes of a Training job need of rekindle to find each other
+_RENDEZVOUS = ("errors.py", "launch/rendezvous.py", "platforms/sagemaker/rendezvous.py")
+
+
+def packed(task: str, training: bool) -> tuple[str, dict[str, bytes]]:
+    """The folder of a bundle, which says what is in it, and its files."""
+    files = {**_programs(training), "task.json": task.encode()}
+    digest = hashlib.sha256()
+    for name, content in files.items():
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return f"bundles/{digest.hexdigest()[:32]}", files
+
+
+@functools.cache
+def _programs(training: bool) -> Mapping[str, bytes]:
+    package = Path(rekindle.__file__).parent
+    files = {
+        "entry.py": _HERE.joinpath("entry.py").read_bytes(),
+        "shim.py": package.joinpath("launch/shim.py").read_bytes(),
+    }
+    for name in _RENDEZVOUS if training else ():
+        for folder in Path(name).parents:
+            files[f"rekindle/{folder}/__init__.py".replace("/./", "/")] = b""
+        files[f"rekindle/{name}"] = package.joinpath(name).read_bytes()
+    return files
 
 
 def channels_of(flat: Flat, flats: Flats) -> dict[str, Output]:

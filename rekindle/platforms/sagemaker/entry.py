@@ -1,27 +1,34 @@
-"""What a Processing container of SageMaker starts: one KFP step, from the mounts to its outputs.
+"""What a container of SageMaker starts: one KFP step, from the mounts to its outputs.
 
-    python3 /opt/ml/processing/input/bundle/entry.py
+    python3 <inputs>/bundle/entry.py
 
 The folder of this file holds `task.json`, written by compile.py, and `shim.py`, which runs the
-step. Under /opt/ml/processing lie
+step. A Processing job has its inputs under /opt/ml/processing/input and its outputs under
+/opt/ml/processing/output, a Training job under /opt/ml/input/data and /opt/ml/model:
 
-    input/bundle                 this folder
-    input/result-K/result.json   parameters and metadata of the K-th step that this one reads
-    input/artifact-K/data        an artifact that this one reads
-    output/rekindle-result/result.json    what this step leaves for others, and for conditions
-    output/NAME/data             its artifacts
+    <inputs>/bundle                      this folder
+    <inputs>/result-K/result.json        parameters and metadata of the K-th step that is read
+    <inputs>/artifact-K/data             an artifact that this one reads
+    <outputs>/rekindle-result/result.json    what this step leaves for others, and for conditions
+    <outputs>/NAME/data                  its artifacts
 
-The environment holds the pipeline's parameters that the step reads, as REKINDLE_P0, REKINDLE_P1...;
-everything else of it is the step's own. Standard library only, and nothing of rekindle: it runs in
-anybody's image that has Python."""
+The environment holds the pipeline's parameters that the step reads, as REKINDLE_P0, REKINDLE_P1...,
+and names of secrets, as REKINDLE_SECRET_NAME; everything else of it is the step's own. The hosts of
+a Training job find a Rendezvous in it; the first of them writes the outputs. This process is the
+container's first: shim.py hands SIGTERM on to the step, and its exit code is the job's.
+
+Standard library only, and nothing of rekindle but what the bundle brings: it runs in anybody's
+image that has Python."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,19 +37,37 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import shim  # type: ignore[import-not-found]
 
-BASE = Path("/opt/ml/processing")
-MESSAGE = Path("/opt/ml/output/message")
 MARK, RESULT = ".rekindle", "rekindle-result"
+SECRET = "REKINDLE_SECRET_"  # noqa: S105 - the beginning of a name
 JOB = Path("/opt/ml/config/processingjobconfig.json")
+WORK = Path("/tmp/rekindle")  # noqa: S108 - the container is ours alone
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a container finds and leaves what; `node` is this host's rank."""
+
+    inputs: Path
+    outputs: Path
+    message: Path
+    node: int = 0
+
+
+PROCESSING = Place(
+    Path("/opt/ml/processing/input"),
+    Path("/opt/ml/processing/output"),
+    Path("/opt/ml/output/message"),
+)
+TRAINING = Place(Path("/opt/ml/input/data"), Path("/opt/ml/model"), Path("/opt/ml/output/failure"))
 
 
 class _Inputs:
     """What the task's sources stand for in this container."""
 
-    def __init__(self, task: dict[str, Any]) -> None:
-        self.types = task["pipeline_parameters"]
+    def __init__(self, task: dict[str, Any], place: Place) -> None:
+        self.types, self.folder = task["pipeline_parameters"], place.inputs
         self.results = {
-            path: json.loads((BASE / "input" / channel / "result.json").read_text(encoding="utf-8"))
+            path: json.loads((self.folder / channel / "result.json").read_text(encoding="utf-8"))
             for path, channel in task["results"].items()
         }
 
@@ -78,7 +103,7 @@ class _Inputs:
         told: dict[str, Any] = {"metadata": source.get("metadata", {})}
         if "step" in source:
             told = self.results[source["step"]]["artifacts"][source["output"]]
-        place = BASE / "input" / source["channel"]
+        place = self.folder / source["channel"]
         return {
             "name": name,
             "type": {
@@ -122,8 +147,8 @@ def _typed(text: str, kind: str) -> Any:
 def facts() -> dict[str, str]:
     """What `{{$.pipeline_job_name}}` and its like stand for: the job is called
     `pipelines-<execution>-<step>-<random>`."""
-    name = ""
-    if JOB.exists():
+    name = os.environ.get("TRAINING_JOB_NAME", "")
+    if not name and JOB.exists():
         name = str(json.loads(JOB.read_text(encoding="utf-8")).get("ProcessingJobName", ""))
     words = name.split("-")
     execution = words[1] if words[0] == "pipelines" and len(words) > 2 else name
@@ -138,33 +163,116 @@ def facts() -> dict[str, str]:
 def main() -> int:
     """Run the step; what failed it is the job's exit message."""
     task = json.loads(Path(__file__).with_name("task.json").read_text(encoding="utf-8"))
-    work = Path("/tmp/rekindle")  # noqa: S108 - the container is ours alone
-    result = work / "result.json"
+    if channel := task.get("copies"):
+        _copy_result(PROCESSING, channel)
+        return 0
+    place = TRAINING if "training" in task else PROCESSING
+    result = WORK / "result.json"
     try:
-        inputs = _Inputs(task)
+        if place is TRAINING:
+            place = _joined(task["training"])
+        _read_secrets()
+        inputs = _Inputs(task, place)
         for name in (RESULT, *task["outputs"]["artifacts"]):
-            (BASE / "output" / name).mkdir(parents=True, exist_ok=True)
-        work.mkdir(parents=True, exist_ok=True)
-        told = _shim_task(task, inputs, work, result)
+            (place.outputs / name).mkdir(parents=True, exist_ok=True)
+        WORK.mkdir(parents=True, exist_ok=True)
+        told = _shim_task(task, inputs, place, result)
     except (shim.TaskError, OSError, ValueError, KeyError) as error:
-        return _failed(f"{type(error).__name__}: {error}")
+        return _failed(place, f"{type(error).__name__}: {error}")
     if code := _installed(task["pip"]):
-        return _failed(f"pip ended with {code}; see the log")
-    (work / "task.json").write_text(json.dumps(told), encoding="utf-8")
-    code = _attempts(task, work / "task.json")
+        return _failed(place, f"pip ended with {code}; see the log")
+    (WORK / "task.json").write_text(json.dumps(told), encoding="utf-8")
+    with _Log() as log:
+        code = _attempts(task, WORK / "task.json", place)
     left = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
     if code:
-        _failed(left.get("error") or f"exit code {code}")
+        _failed(place, left.get("error") or f"{log.last_line}, exit code {code}")
         return code
-    content = {"parameters": left["parameters"], "artifacts": left["artifacts"]}
-    (BASE / "output" / RESULT / "result.json").write_text(json.dumps(content), encoding="utf-8")
-    for name, artifact in content["artifacts"].items():
-        place, actual = BASE / "output" / name, Path(artifact["uri"])
-        if actual != place / "data" and actual.exists():  # a component may return its own place
-            (shutil.copytree if actual.is_dir() else shutil.copy2)(actual, place / "data")
-        # nobody can mount a place in S3 with nothing in it
-        (place / MARK).write_text("{}", encoding="utf-8")
+    if place.node == 0:
+        _leave(place, {"parameters": left["parameters"], "artifacts": left["artifacts"]})
     return 0
+
+
+class _Log(threading.Thread):
+    """What this process and its children print, on its way to the container's log; its end is what
+    a failed job says."""
+
+    def __enter__(self) -> _Log:
+        self.source, sink = os.pipe()
+        self.log, self.end = os.dup(1), b""
+        self.redirect(sink)
+        os.close(sink)
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.redirect(self.log)  # nobody has the pipe's other end by now
+        self.join()
+
+    def redirect(self, file: int) -> None:
+        """Let everything printed go there."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+
+    def run(self) -> None:
+        """Copy until the last one who prints is gone."""
+        while content := os.read(self.source, 1 << 16):
+            os.write(self.log, content)
+            self.end = (self.end + content)[-800:]
+
+    @property
+    def last_line(self) -> str:
+        """What was printed last: Python ends with the error."""
+        lines = self.end.decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "no word")
+
+
+def _joined(training: dict[str, int]) -> Place:
+    """This host's place among the others, which the environment then says too."""
+    from rekindle.platforms.sagemaker.rendezvous import rendezvous
+
+    found = rendezvous(training["ranks_per_node"])
+    if found.nodes != training["nodes"]:
+        raise ValueError(f"the job has {found.nodes} hosts, the step wants {training['nodes']}")
+    os.environ.update(found.environment())
+    if found.node_rank == 0:
+        return TRAINING
+    kind = {"type": "workerpool1", "index": found.node_rank - 1}
+    os.environ["CLUSTER_SPEC"] = json.dumps({"task": kind})  # KFP's executor then writes nothing
+    return dataclasses.replace(TRAINING, outputs=WORK / "outputs", node=found.node_rank)
+
+
+def _read_secrets() -> None:
+    """Every secret that the environment names becomes a variable of the step."""
+    named = {n: arn for n, arn in os.environ.items() if n.startswith(SECRET)}
+    if not named:
+        return
+    import boto3  # type: ignore[import-untyped]
+
+    store = boto3.client("secretsmanager")
+    for name in named:
+        value = store.get_secret_value(SecretId=os.environ.pop(name))["SecretString"]
+        os.environ[name.removeprefix(SECRET)] = value
+
+
+def _copy_result(place: Place, channel: str) -> None:
+    """What another job left for conditions, as a file of this one."""
+    target = place.outputs / RESULT
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(place.inputs / channel / "result.json", target)
+
+
+def _leave(place: Place, content: dict[str, Any]) -> None:
+    """What the platform carries away."""
+    for name, artifact in content["artifacts"].items():
+        folder, actual = place.outputs / name, Path(artifact["uri"])
+        if actual != folder / "data" and actual.exists():  # a component may return its own place
+            (shutil.copytree if actual.is_dir() else shutil.copy2)(actual, folder / "data")
+        # nobody can mount a place in S3 with nothing in it
+        (folder / MARK).write_text("{}", encoding="utf-8")
+    (place.outputs / RESULT / "result.json").write_text(json.dumps(content), encoding="utf-8")
 
 
 def _installed(pip: dict[str, list[str]]) -> int:
@@ -176,7 +284,7 @@ def _installed(pip: dict[str, list[str]]) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def _attempts(task: dict[str, Any], file: Path) -> int:
+def _attempts(task: dict[str, Any], file: Path, here: Place) -> int:
     """Run the step until it succeeds or no retry is left."""
     retry, code = task["retry"], 1
     for attempt in range(int(retry["count"]) + 1):
@@ -185,7 +293,7 @@ def _attempts(task: dict[str, Any], file: Path) -> int:
             sys.stderr.write(f"--- attempt {attempt} failed; the next one begins in {pause:g} s\n")
             time.sleep(min(pause, retry["cap_seconds"]))
             for name in task["outputs"]["artifacts"]:
-                place = BASE / "output" / name
+                place = here.outputs / name
                 shutil.rmtree(place)
                 place.mkdir()
         code = shim.main(["", str(file)])
@@ -194,7 +302,7 @@ def _attempts(task: dict[str, Any], file: Path) -> int:
     return code
 
 
-def _shim_task(task: dict[str, Any], inputs: _Inputs, work: Path, result: Path) -> dict[str, Any]:
+def _shim_task(task: dict[str, Any], inputs: _Inputs, place: Place, result: Path) -> dict[str, Any]:
     values = {name: inputs.value(source) for name, source in task["parameters"].items()}
     given = {
         name: {"artifacts": [inputs.artifact(name, source) for source in several]}
@@ -209,7 +317,7 @@ def _shim_task(task: dict[str, Any], inputs: _Inputs, work: Path, result: Path) 
                         "schemaTitle": a["schema_title"],
                         "schemaVersion": a["schema_version"],
                     },
-                    "uri": str(BASE / "output" / name / "data"),
+                    "uri": str(place.outputs / name / "data"),
                     "metadata": {},
                 }
             ]
@@ -223,28 +331,30 @@ def _shim_task(task: dict[str, Any], inputs: _Inputs, work: Path, result: Path) 
         },
         "outputs": {
             "parameters": {
-                name: {"outputFile": str(work / "parameters" / name)}
+                name: {"outputFile": str(WORK / "parameters" / name)}
                 for name in task["outputs"]["parameters"]
             },
             "artifacts": made,
-            "outputFile": str(work / "executor_output.json"),
+            "outputFile": str(WORK / "executor_output.json"),
         },
     }
     return {
-        **{key: task[key] for key in ("source", "command", "args", "env", "outputs")},
+        **{key: task[key] for key in ("source", "command", "args", "env")},
+        # only the first host has any
+        "outputs": {"parameters": {}, "artifacts": {}} if place.node else task["outputs"],
         "executor_input": executor_input,
         "run": {**facts(), "pipeline_task_name": task["name"]},
-        "work": str(work),
+        "work": str(WORK),
         "cwd": str(Path.cwd()),
         "result": str(result),
         "parent": None,
     }
 
 
-def _failed(message: str) -> int:
+def _failed(place: Place, message: str) -> int:
     sys.stderr.write(f"{message}\n")
-    MESSAGE.parent.mkdir(parents=True, exist_ok=True)
-    MESSAGE.write_text(message[:1_000], encoding="utf-8")
+    place.message.parent.mkdir(parents=True, exist_ok=True)
+    place.message.write_text(message[:1_000], encoding="utf-8")
     return 1
 
 

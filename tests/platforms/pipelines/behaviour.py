@@ -535,3 +535,62 @@ def summed(folder: str) -> float:
 @dsl.pipeline
 def waits_for_ever(folder: str):
     rekindle.distribute(hang(folder=folder), nodes=1, machine="big", max_run_hours=0.001)
+
+
+@component
+def count_to(ten: int, save_to: str, model: dsl.Output[dsl.Model]) -> bool:
+    """Counts on two nodes, saves each number, and says with 75 that it was told to stop."""
+    import os
+    import signal
+    import sys
+    import time
+    from pathlib import Path
+
+    from rekindle.launch.rendezvous import Rendezvous
+
+    place = Rendezvous.current()
+    saved = Path(save_to, f"saved-{place.node_rank}")
+    first = int(saved.read_text()) if saved.exists() else 0
+    with Path(save_to, f"starts-{place.node_rank}").open("a") as file:
+        file.write(f"{first}\n")
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    for number in range(first + 1, ten + 1):
+        saved.write_text(str(number))
+        while number == ten // 2 and first == 0 and not told:
+            time.sleep(0.01)  # as a long step would
+        if told:
+            sys.exit(75)
+    if place.node_rank == 0:
+        Path(model.path).write_text(os.environ.get("HF_TOKEN", "no token"))
+        model.metadata["counted"] = ten
+    return True
+
+
+@component
+def keep(model: dsl.Input[dsl.Model]) -> str:
+    from pathlib import Path
+
+    return f"{Path(model.path).read_text()}, {model.metadata['counted']}"
+
+
+@dsl.pipeline
+def taken_away(save_to: str, ten: int = 10):
+    counted = rekindle.distribute(
+        count_to(ten=ten, save_to=save_to), nodes=2, spot=True, checkpoint="save_to"
+    )
+    with dsl.If(counted.outputs["Output"] == True, name="gate"):
+        keep(model=counted.outputs["model"])
+
+
+@component
+def keep_count(ten: int, model: dsl.Output[dsl.Model]):
+    with open(model.path, "w") as file:
+        file.write("on a GPU")
+    model.metadata["counted"] = ten
+
+
+@dsl.pipeline
+def on_a_gpu(ten: int = 1):
+    task = keep_count(ten=ten).set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(1)
+    keep(model=task.outputs["model"])

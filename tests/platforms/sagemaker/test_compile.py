@@ -1,11 +1,14 @@
 """The definition for SageMaker, and the 30 ways in which one is refused before anything is written."""
 
+import copy
 import json
 from typing import Any
 
 import pytest
+import yaml
 from kfp import dsl
 
+import rekindle
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read as read_ir
@@ -172,6 +175,48 @@ def changed(**change: Any) -> Any:
     return other
 
 
+def spread(nodes: int, retry: bool = False, **more: Any) -> Any:
+    """One step on several nodes."""
+
+    @dsl.pipeline(name="spread")
+    def other() -> None:
+        task = rekindle.distribute(make(n=1, text=""), nodes=nodes, **more)
+        if retry:
+            task.set_retry(2)
+
+    return other
+
+
+def many_parameters() -> str:
+    """One more than an execution takes."""
+
+    @component
+    def joined(a: str) -> str:
+        return a
+
+    @dsl.pipeline(name="wide")
+    def wide(a: str = "x") -> None:
+        joined(a=a)
+
+    (document,) = yaml.safe_load_all(compile_function(wide))
+    inputs = document["root"]["inputDefinitions"]["parameters"]
+    tasks, task = document["root"]["dag"]["tasks"], document["root"]["dag"]["tasks"]["joined"]
+    for i in range(200):
+        inputs[f"p{i}"] = inputs["a"]
+        if i % 5 == 0:
+            tasks[f"joined-{i}"] = copy.deepcopy(task)
+            tasks[f"joined-{i}"]["inputs"]["parameters"]["a"] = {
+                "runtimeValue": {"constant": "".join(
+                    f"{{{{$.inputs.parameters['p{n}']}}}}" for n in range(i, i + 5)
+                )}
+            }  # fmt: skip
+            for n in range(i, i + 5):
+                tasks[f"joined-{i}"]["inputs"]["parameters"][f"p{n}"] = {
+                    "componentInputParameter": f"p{n}"
+                }
+    return str(yaml.safe_dump(document))
+
+
 WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "no region": (pipeline, {"n": 1}, {"region": ""}, "needs `region`"),
     "no role": (pipeline, {"n": 1}, {"role_arn": ""}, "needs `role_arn`"),
@@ -190,15 +235,19 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "too many inputs": (many_inputs(), {}, {}, "13 inputs"),
     "more CPUs than there are": (changed(set_cpu_limit=["500"]), {}, {}, "no machine has"),
     "a name of a pipeline": (compile_function(changed()).replace("name: changed", "name: a_b"), {}, {}, "no name of a pipeline"),
-    "an accelerator": (changed(set_accelerator_type=["NVIDIA_L4"], set_accelerator_limit=[1]), {}, {}, "accelerators"),
-    "a Kubernetes accelerator": (changed(set_accelerator_type=["nvidia.com/gpu"], set_accelerator_limit=[1]), {}, {}, "Kubernetes resource"),
+    "an accelerator": (changed(set_accelerator_type=["TPU_V3"], set_accelerator_limit=[1]), {}, {}, "no machine has the 1 GPUs TPU"),
+    "a Kubernetes accelerator": (changed(set_accelerator_type=["amd.com/gpu"], set_accelerator_limit=[1]), {}, {}, "1 GPUs AMD"),
     "an exit handler": (module("behaviour").watched, {"folder": "x"}, {}, "exit handlers"),
     "ignored failures": (module("behaviour").tolerant, {"folder": "x"}, {}, "ignore_upstream_failure"),
     "a volume": (module("behaviour").wants_a_volume, {"folder": "x"}, {}, "persistent volume claims"),
     "a secret": (module("behaviour").knows_a_secret, {"folder": "x"}, {}, "secrets in environment"),
     "a loop over an output": (module("same").loop_over_an_output, {}, {}, "ForEach"),
     "OneOf": (module("same").one_of_artifacts, {}, {}, "may not have made"),
-    "several nodes": (module("behaviour").gathered, {"folder": "x"}, {}, "several nodes"),
+    "retries of several nodes": (spread(2, retry=True), {}, {}, "cannot be tried again without the others"),
+    "an unknown machine of several": (spread(2, machine="ml.p9.48xlarge"), {}, {}, "none that the service knows"),
+    "a training of months": (spread(2, max_run_hours=700), {}, {}, "672 at most"),
+    "GPUs that nobody has": (spread(1, gpus_per_node=16), {}, {}, "no machine has the 16 GPUs"),
+    "too many parameters": (many_parameters(), {}, {}, "201 parameters"),
     "an importer of a path": (module("same").imported, {"uri": "/x"}, {}, "importers"),
 }  # fmt: skip
 

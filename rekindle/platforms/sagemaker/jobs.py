@@ -1,0 +1,191 @@
+"""The job that a step becomes: a Processing job on one CPU machine, or a Training job on several
+machines or on GPUs, with its bundle.
+
+A Training job has no property files, so a condition on what it returned reads those of a small
+Processing job that repeats its result. Every request is held against the service's own shapes and
+limits. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rekindle.catalog.limits import limits
+from rekindle.errors import Problem
+from rekindle.ir.flatten import Flat, Output
+from rekindle.ir.graph import Importer, Step
+from rekindle.platforms.sagemaker import requests, shapes
+from rekindle.platforms.sagemaker.bundle import RESULT, channels_of, packed, task_of
+from rekindle.platforms.sagemaker.machines import machine_for
+from rekindle.platforms.sagemaker.site import Site, gpus_of, is_training, read_by
+
+_DAY_SECONDS = 86_400
+
+
+class Jobs:
+    """Makes the jobs of one compilation; keeps their bundles, and what is wrong with them."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.place = site, site.place
+        self.problems: list[Problem] = []
+        self.bundles: dict[str, bytes] = {}
+
+    def of(self, flat: Flat) -> tuple[str, dict[str, Any]]:
+        """The type of the step and its arguments."""
+        step = flat.step
+        assert isinstance(step, Step)
+        self._check_branches(flat)
+        kind = "Training" if is_training(step) else "Processing"
+        request = self._training(flat, step) if is_training(step) else self._processing(flat, step)
+        if environment := self._environment(flat, step):
+            request["Environment"] = environment
+        return kind, self._finished(kind, request, flat.path)
+
+    def repeated(self, flat: Flat, name: str) -> dict[str, Any]:
+        """A Processing job, the step `name`, whose property file says what the Training job of a
+        step returned."""
+        assert isinstance(flat.step, Step)
+        inputs = {
+            "bundle": self._keep({"copies": "result-0"}),
+            "result-0": self.site.uri(Output(flat.path, RESULT)),
+        }
+        outputs = {RESULT: self.site.folder(name, RESULT)}
+        image = self.place.image or self.site.image(flat.step)
+        request = requests.processing(
+            self.place, image, self.place.machine, inputs, outputs, _DAY_SECONDS
+        )
+        return self._finished("Processing", request, flat.path)
+
+    def _finished(self, kind: str, request: dict[str, Any], path: str) -> dict[str, Any]:
+        request["RoleArn"] = self.place.role_arn
+        if self.place.tags:
+            request["Tags"] = [{"Key": k, "Value": v} for k, v in sorted(self.place.tags.items())]
+        name = frozenset({f"{kind}JobName"})  # the service gives it
+        self.problems += shapes.misfits(f"Create{kind}JobRequest", request, path, name)
+        return request
+
+    def _processing(self, flat: Flat, step: Step) -> dict[str, Any]:
+        name = self.site.names[flat.path]
+        outputs = {o: self.site.folder(name, o) for o in (RESULT, *step.outputs.artifacts)}
+        most = limits("sagemaker")["processing_outputs"]
+        self._count(flat, "outputs, its result included", len(outputs), most)
+        return requests.processing(
+            self.place, self.site.image(step), self._machine(flat, step),
+            self._inputs(flat, step, "processing"), outputs, step.timeout_seconds or _DAY_SECONDS,
+        )  # fmt: skip
+
+    def _training(self, flat: Flat, step: Step) -> dict[str, Any]:
+        wanted = step.distribution
+        seconds, wait_seconds = self._patience(flat, step)
+        return requests.training(
+            self.place,
+            self.site.image(step),
+            (wanted.machine if wanted else "") or self._machine(flat, step),
+            wanted.nodes if wanted else 1,
+            self._inputs(flat, step, "training"),
+            self.site.folder(self.site.names[flat.path]),
+            seconds,
+            wait_seconds,
+        )
+
+    def _patience(self, flat: Flat, step: Step) -> tuple[float, float | None]:
+        """Seconds that the job may run, and on spot machines those that it may wait and run."""
+        most = limits("sagemaker")["training_days"] * _DAY_SECONDS
+        seconds = step.time_limit_seconds or _DAY_SECONDS
+        if seconds > most:
+            self.problem(
+                f"`{flat.path}` may run {seconds / 3_600:g} hours, a Training job runs "
+                f"{most / 3_600:g} at most",
+                step.where, "give less max_run_hours; the next run resumes",
+            )  # fmt: skip
+        if step.distribution is None or not step.distribution.spot:
+            return seconds, None
+        return seconds, max(seconds, min(seconds + self.place.spot_wait_hours * 3_600, most))
+
+    def _inputs(self, flat: Flat, step: Step, kind: str) -> dict[str, Any]:
+        """What the job reads: S3 URIs by channel, its bundle among them."""
+        channels = channels_of(flat, self.site.flats)
+        self._check_imports(channels)
+        found = {"bundle": self._keep(self._task(flat, step))}
+        found |= {channel: self.site.uri(source) for channel, source in channels.items()}
+        what = "inputs, its bundle and results included"
+        self._count(flat, what, len(found), limits("sagemaker")[f"{kind}_inputs"])
+        return found
+
+    def _task(self, flat: Flat, step: Step) -> dict[str, Any]:
+        given = {n: (variable, self.site.types[n]) for n, variable in self.site.given(flat).items()}
+        known = {name: self.site.values[name] for name in self.site.fixed}
+        task = task_of(flat, step, self.site.flats, given, known)
+        if not is_training(step):
+            return task
+        nodes = step.distribution.nodes if step.distribution else 1
+        return task | {"training": {"nodes": nodes, "ranks_per_node": max(1, gpus_of(step)[1])}}
+
+    def _keep(self, task: Mapping[str, Any]) -> str:
+        """Keep the bundle of a task; where it belongs."""
+        folder, files = packed(
+            json.dumps(task, sort_keys=True, allow_nan=False), "training" in task
+        )
+        self.bundles |= {f"{folder}/{name}": content for name, content in files.items()}
+        return f"{self.site.root}/{folder}"
+
+    def _environment(self, flat: Flat, step: Step) -> dict[str, Any]:
+        """The pipeline's parameters that the step reads, and the names of secrets, never their
+        values."""
+        found: dict[str, Any] = {
+            variable: {"Std:Join": {"On": "", "Values": [{"Get": f"Parameters.{name}"}]}}
+            for name, variable in self.site.given(flat).items()
+        }
+        if self.place.secrets and self.site.image(step) == self.place.image:
+            found |= {f"REKINDLE_SECRET_{n}": arn for n, arn in sorted(self.place.secrets.items())}
+        return found
+
+    def _machine(self, flat: Flat, step: Step) -> str:
+        asked, (kind, gpus) = step.container.resources, gpus_of(step)
+        machine = machine_for(asked, self.place.machine, kind, gpus)
+        if machine is None:
+            wanted = [
+                f"{gpus} GPUs {kind}".rstrip() if gpus else "",
+                f"{asked.cpu_limit or asked.cpu_request} CPUs" if asked.cpu_limit else "",
+                asked.memory_limit,
+            ]
+            self.problem(
+                f"no machine has the {', '.join(filter(None, wanted))} that `{flat.path}` asks for",
+                step.where, "ask for less, or name a machine: distribute(machine='ml....')",
+            )  # fmt: skip
+        return machine or self.place.machine
+
+    def _check_imports(self, channels: Mapping[str, Output]) -> None:
+        for source in channels.values():
+            importer = self.site.flats[source.path].step
+            if isinstance(importer, Importer) and not self.site.uri(source).startswith("s3://"):
+                uri = importer.uri.literal or "what a parameter says"
+                self.problem(
+                    f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
+                    importer.where, "copy it to S3, and import it from there",
+                )  # fmt: skip
+
+    def _check_branches(self, flat: Flat) -> None:
+        """What is read has to be there whenever the step runs."""
+        mine = {guard.path for guard in flat.guards}
+        read: Sequence[Output] = [s for s in read_by(flat) if isinstance(s, Output)]
+        for source in read:
+            if any(guard.path not in mine for guard in self.site.flats[source.path].guards):
+                self.problem(
+                    f"`{flat.path}` reads what `{source.path}` may not have made, because a "
+                    "condition is around it",
+                    flat.step.where, "read it under the same condition",
+                )  # fmt: skip
+
+    def _count(self, flat: Flat, what: str, found: int, most: int) -> None:
+        if found > most:
+            kind = "Training" if is_training(flat.step) else "Processing"
+            self.problem(
+                f"`{flat.path}` has {found} {what}, a {kind} job takes {most}",
+                flat.step.where, "join some of them in one artifact",
+            )  # fmt: skip
+
+    def problem(self, what: str, where: str, fix: str) -> None:
+        """Note what is wrong."""
+        self.problems.append(Problem(what, where, fix))
