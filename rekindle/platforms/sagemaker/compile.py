@@ -238,7 +238,8 @@ class _Compiler:
         }  # fmt: skip
         if kind == "Processing":
             found |= _RESULT_FILE
-        after = [path for path in flat.after if isinstance(self.flat[path].step, Step)]
+        read = {s.path for s in read_by(flat) if isinstance(s, Output)}  # waited for anyway
+        after = [p for p in flat.after if p not in read and isinstance(self.flat[p].step, Step)]
         if waits := sorted({self._end_of(path, flat) for path in after}):
             found["DependsOn"] = waits
         if step.cache:

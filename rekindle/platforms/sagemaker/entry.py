@@ -224,9 +224,10 @@ class _Log(threading.Thread):
 
     @property
     def last_line(self) -> str:
-        """What was printed last: Python ends with the error."""
+        """What was printed last, but for what belongs to it: Python ends with the error, ours is
+        followed by indented advice."""
         lines = self.end.decode(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "no word")
+        return next((line for line in reversed(lines) if line and line[0] != " "), "no word")
 
 
 def _joined(training: dict[str, int]) -> Place:
@@ -239,8 +240,6 @@ def _joined(training: dict[str, int]) -> Place:
     os.environ.update(found.environment())
     if found.node_rank == 0:
         return TRAINING
-    kind = {"type": "workerpool1", "index": found.node_rank - 1}
-    os.environ["CLUSTER_SPEC"] = json.dumps({"task": kind})  # KFP's executor then writes nothing
     return dataclasses.replace(TRAINING, outputs=WORK / "outputs", node=found.node_rank)
 
 

@@ -112,7 +112,6 @@ def _vpc(place: SageMakerSpec) -> dict[str, Any]:
 def _input(channel: str, uri: Any) -> dict[str, Any]:
     return {
         "InputName": channel,
-        "AppManaged": False,
         "S3Input": {
             "S3Uri": uri,
             "LocalPath": f"{PROCESSING}/input/{channel}",
@@ -127,7 +126,6 @@ def _input(channel: str, uri: Any) -> dict[str, Any]:
 def _output(name: str, uri: Any) -> dict[str, Any]:
     return {
         "OutputName": name,
-        "AppManaged": False,
         "S3Output": {
             "S3Uri": uri,
             "LocalPath": f"{PROCESSING}/output/{name}",

@@ -1,0 +1,92 @@
+"""The shipped pipeline through SageMaker's contract: two hosts train, lose their spot machines once,
+resume from the artifact root, pass the gate, and the model is registered twice over."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.cli.main import invoke
+from tests.platforms.sagemaker.conftest import stored
+from tests.platforms.sagemaker.test_compile import PLACE
+from tests.servers.sagemaker import Pipelines
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of an MLflow server that keeps models itself."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--port={port}",
+               f"--backend-store-uri=sqlite:///{folder}/m.db", f"--artifacts-destination={folder}/a"]  # fmt: skip
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:  # fmt: skip
+        assert server.stderr is not None
+        for line in server.stderr:
+            if "startup complete" in line:
+                break
+        with (folder / "log").open("w") as log:
+            drain = subprocess.Popen(["cat"], stdin=server.stderr, stdout=log)
+            yield f"http://127.0.0.1:{port}"
+            os.killpg(server.pid, 15)
+            drain.wait()
+
+
+def objects(service: Pipelines, prefix: str) -> list[str]:
+    pages = service.s3.get_paginator("list_objects_v2").paginate(Bucket="lake", Prefix=prefix)
+    return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
+
+def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
+    service: Pipelines, mlflow: str, tmp_path: Path
+) -> None:
+    settings = {
+        **{f"platforms.sagemaker.{name}": value for name, value in PLACE.items()},
+        "platforms.sagemaker.model_package_group": "digits", "register.tracking_uri": mlflow,
+        "resources.nodes": 2, "resources.spot": "true", "train.checkpoint": "{every: 40}",
+    }  # fmt: skip
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    asked = ["compile", str(ROOT / "configs" / "digits.yaml"), "--platform", "sagemaker", *words]
+    assert invoke([*asked, "-o", str(tmp_path)]) == 0
+    files = {
+        path.relative_to(tmp_path).as_posix(): path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
+    committed = re.compile(r"rekindle/checkpoints/.*manifest\.json")
+    service.taken_away["finetune"] = lambda: any(
+        committed.fullmatch(key) for key in objects(service, "rekindle/checkpoints/")
+    )
+    execution = service.execute(stored(service, files))
+
+    trained = execution.jobs["finetune"]
+    assert trained.statuses == ["Interrupted", "Completed"]
+    resumed = r"resumed from the checkpoint of step \d+ of 600 on 2 ranks"
+    assert re.search(resumed, trained.log), trained.log[-4000:]
+    result: dict[str, Any] = execution.result("register", service.s3)
+    assert result["parameters"]["promote"] is True
+    assert execution.conditions == {"if-condition-1": True}
+    assert [package["ModelPackageGroupName"] for package in execution.registered] == ["digits"]
+    code = (
+        "import json, sys; from mlflow import MlflowClient; c = MlflowClient(sys.argv[1]);"
+        "print(json.dumps(dict(c.get_registered_model('digits').aliases)))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, mlflow], capture_output=True, text=True, check=True
+    )
+    assert json.loads(told.stdout.splitlines()[-1]) == {"champion": "1"}
