@@ -561,9 +561,8 @@ def count_to(ten: int, save_to: str, model: dsl.Output[dsl.Model]) -> bool:
             time.sleep(0.01)  # as a long step would
         if told:
             sys.exit(75)
-    if place.node_rank == 0:
-        Path(model.path).write_text(os.environ.get("HF_TOKEN", "no token"))
-        model.metadata["counted"] = ten
+    Path(model.path).write_text(os.environ.get("HF_TOKEN", "no token"))  # node rank 0's counts
+    model.metadata["counted"] = ten
     return True
 
 
