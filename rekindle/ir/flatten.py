@@ -76,10 +76,11 @@ Source = Constant | Given | Output | Listed | FirstOf | Text
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """A condition around a step, and what its references stand for; `path` is the node that has
-    it."""
+    """A condition around a step, as the IR has it and read, and what its references stand for;
+    `path` is the node that has it."""
 
     path: str
+    text: str
     expression: Expression
     values: Mapping[str, Source]
 
@@ -140,7 +141,7 @@ class _Flattening:
             first = len(self.found)
             given = self.inputs(node, scope, ended)
             if node.condition is not None:
-                guard = Guard(at, node.condition.expression, given.parameters)
+                guard = Guard(at, node.condition.text, node.condition.expression, given.parameters)
                 inner = (*guards, guard)
             else:
                 inner = guards

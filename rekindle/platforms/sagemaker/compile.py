@@ -25,11 +25,11 @@ from rekindle.ir.flatten import Flat, Given, Output, flatten
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit
+from rekindle.platforms.bundle import RESULT, read_by
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, requests, shapes
-from rekindle.platforms.sagemaker.bundle import RESULT
 from rekindle.platforms.sagemaker.jobs import Jobs
-from rekindle.platforms.sagemaker.site import ECR, Site, is_training, joined, read_by
+from rekindle.platforms.sagemaker.site import ECR, Site, is_training, joined
 from rekindle.spec.model import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rekindle.catalog.limits import limits
 from rekindle.errors import Problem
 from rekindle.ir.flatten import Flat, Output
 from rekindle.ir.graph import Importer, Step
+from rekindle.platforms.bundle import RESULT, channels_of, packed, read_by, task_of
 from rekindle.platforms.sagemaker import requests, shapes
-from rekindle.platforms.sagemaker.bundle import RESULT, channels_of, packed, task_of
 from rekindle.platforms.sagemaker.machines import machine_for
-from rekindle.platforms.sagemaker.site import Site, gpus_of, is_training, read_by
+from rekindle.platforms.sagemaker.site import Site, gpus_of, is_training
 
 _DAY_SECONDS = 86_400
+_ENTRY = Path(__file__).with_name("entry.py")
+# what the hosts of a Training job need to find each other
+_RENDEZVOUS = ("errors.py", "launch/rendezvous.py", "platforms/sagemaker/rendezvous.py")
 
 
 class Jobs:
@@ -124,9 +128,8 @@ class Jobs:
 
     def _keep(self, task: Mapping[str, Any]) -> str:
         """Keep the bundle of a task; where it belongs."""
-        folder, files = packed(
-            json.dumps(task, sort_keys=True, allow_nan=False), "training" in task
-        )
+        more = _RENDEZVOUS if "training" in task else ()
+        folder, files = packed(_ENTRY, more, json.dumps(task, sort_keys=True, allow_nan=False))
         self.bundles |= {f"{folder}/{name}": content for name, content in files.items()}
         return f"{self.site.root}/{folder}"
 

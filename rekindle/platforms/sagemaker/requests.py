@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.platforms.sagemaker.bundle import PROCESSING, TRAINING
 from rekindle.spec.model import SageMakerSpec
 
+PROCESSING, TRAINING = "/opt/ml/processing", "/opt/ml/input/data"
 _EVENT = r'::rekindle \{"event": "progress".*?"%s": ([0-9.eE+-]+)'  # launch/events.py
 _METRICS = [
     {"Name": name, "Regex": _EVENT % name} for name in ("loss", "samples_per_second", "step")

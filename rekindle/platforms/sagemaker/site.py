@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rekindle.ir.flatten import Flat, Given, Output, sources
@@ -87,10 +87,3 @@ def gpus_of(step: Step) -> tuple[str, int]:
     if not asked.accelerator_type:
         return "", 0
     return gpu_kind(asked.accelerator_type), int(asked.accelerator_count or 1)
-
-
-def read_by(flat: Flat) -> Iterator[Given | Output]:
-    """Everything that the step and its guards read."""
-    guards = [s for guard in flat.guards for s in guard.values.values()]
-    for source in (*flat.parameters.values(), *flat.artifacts.values(), *guards):
-        yield from sources(source)

@@ -32,7 +32,7 @@ EXPRESSIONS = [
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_they_hold_for_the_same_values(text: str) -> None:
     expression = parse(text)
-    guard = Guard("c", expression, {"n": Given("n"), "m": Given("m")})
+    guard = Guard("c", str(expression), expression, {"n": Given("n"), "m": Given("m")})
 
     def operand(source: Given | Output, where: str) -> dict[str, str]:
         assert isinstance(source, Given)
@@ -47,6 +47,6 @@ def test_they_hold_for_the_same_values(text: str) -> None:
 
 
 def test_a_list_cannot_be_compared() -> None:
-    guard = Guard("c", parse(f"{N} == 1"), {"n": Listed(())})
+    guard = Guard("c", f"{N} == 1", parse(f"{N} == 1"), {"n": Listed(())})
     with pytest.raises(UnsupportedError, match="compares a list"):
         lowered(guard, lambda source, where: None)

@@ -1,58 +1,61 @@
 """What a job of a step mounts, the task that it runs, and the bundle that carries the task to it;
-entry.py reads them all.
+mounted.py reads them all.
 
-A bundle is a folder under `<artifact_root>/bundles/<hash>`: code and constants of a KFP executor do
-not fit into the 100 x 256 characters of a container's arguments. It brings all that entry.py needs,
-so that a step runs in any image with Python."""
+A bundle is a folder called by its content: code and constants of a KFP executor do not fit into a
+container's arguments (SageMaker: 100 x 256 characters). It brings all that runs it, so that a step
+runs in any image with Python."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import rekindle
-from rekindle.ir.flatten import Flat, Given, Listed, Output, Source, Text, sources
+from rekindle.ir.flatten import FirstOf, Flat, Given, Guard, Listed, Output, Source, Text, sources
 from rekindle.ir.graph import Constant, Importer, Step
 from rekindle.ir.placeholders import Template, lower
 
-PROCESSING, TRAINING = "/opt/ml/processing", "/opt/ml/input/data"
 RESULT = "rekindle-result"  # an artifact may be called `result`
 Flats = Mapping[str, Flat]
-_HERE = Path(__file__).parent
-# what the nodes of a Training job need of rekindle to find each other
-_RENDEZVOUS = ("errors.py", "launch/rendezvous.py", "platforms/sagemaker/rendezvous.py")
+_PACKAGE = Path(rekindle.__file__).parent
+_MODULES = ("launch/shim.py", "platforms/mounted.py")
 
 
-def packed(task: str, training: bool) -> tuple[str, dict[str, bytes]]:
-    """The folder of a bundle, which says what is in it, and its files."""
-    files = {**_programs(training), "task.json": task.encode()}
+def packed(entry: Path, more: tuple[str, ...], task: str) -> tuple[str, dict[str, bytes]]:
+    """The folder of a bundle, which says what is in it, and its files. `more` are modules of
+    rekindle that it needs beside those that every step does."""
+    files = {"entry.py": entry.read_bytes(), "task.json": task.encode()}
+    for name in (*_MODULES, *more):
+        files |= {f"{folder}/__init__.py": b"" for folder in _packages(name)}
+        files[f"rekindle/{name}"] = _PACKAGE.joinpath(name).read_bytes()
     digest = hashlib.sha256()
-    for name, content in files.items():
+    for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return f"bundles/{digest.hexdigest()[:32]}", files
 
 
-@functools.cache
-def _programs(training: bool) -> Mapping[str, bytes]:
-    package = Path(rekindle.__file__).parent
-    files = {
-        "entry.py": _HERE.joinpath("entry.py").read_bytes(),
-        "shim.py": package.joinpath("launch/shim.py").read_bytes(),
-    }
-    for name in _RENDEZVOUS if training else ():
-        for folder in Path(name).parents:
-            files[f"rekindle/{folder}/__init__.py".replace("/./", "/")] = b""
-        files[f"rekindle/{name}"] = package.joinpath(name).read_bytes()
-    return files
+def _packages(module: str) -> Iterator[str]:
+    """The packages around a module, which a bundle has empty."""
+    for folder in Path("rekindle", module).parents:
+        if folder.name:
+            yield folder.as_posix()
 
 
-def channels_of(flat: Flat, flats: Flats) -> dict[str, Output]:
-    """What is mounted under which name: results of steps that are read, and artifacts."""
-    found = {channel: Output(path, RESULT) for path, channel in _results_of(flat, flats).items()}
+def channels_of(flat: Flat, flats: Flats, guards: tuple[Guard, ...] = ()) -> dict[str, Output]:
+    """What is mounted under which name: results of steps that the step and `guards` read, and
+    artifacts."""
+    results = _results_of(flat, flats, guards)
+    found = {channel: Output(path, RESULT) for path, channel in results.items()}
     return found | {channel: output for output, channel in _artifacts_of(flat).items()}
+
+
+def read_by(flat: Flat) -> Iterator[Given | Output]:
+    """Everything that the step and its guards read."""
+    guarding = [source for guard in flat.guards for source in guard.values.values()]
+    for source in (*flat.parameters.values(), *flat.artifacts.values(), *guarding):
+        yield from sources(source)
 
 
 def _artifacts_of(flat: Flat) -> dict[Output, str]:
@@ -65,11 +68,12 @@ def _artifacts_of(flat: Flat) -> dict[Output, str]:
     return {output: f"artifact-{i}" for i, output in enumerate(read)}
 
 
-def _results_of(flat: Flat, flats: Flats) -> dict[str, str]:
+def _results_of(flat: Flat, flats: Flats, guards: tuple[Guard, ...]) -> dict[str, str]:
     """Channels of results by the step's path; importers have none."""
+    guarding = [source for guard in guards for source in guard.values.values()]
     read = [
         source.path
-        for value in (*flat.parameters.values(), *flat.artifacts.values())
+        for value in (*flat.parameters.values(), *flat.artifacts.values(), *guarding)
         for source in sources(value)
         if isinstance(source, Output) and not isinstance(flats[source.path].step, Importer)
     ]
@@ -82,9 +86,11 @@ def task_of(
     flats: Flats,
     given: Mapping[str, tuple[str, str]],
     known: Mapping[str, Any],
+    guards: tuple[Guard, ...] = (),
 ) -> dict[str, Any]:
-    """task.json. `given` are the pipeline's parameters that come in the environment, as variable
-    and type, `known` those whose value is fixed; others have none."""
+    """task.json. `given` are the pipeline's parameters that the job is given, as name there and
+    type, `known` those whose value is fixed; others have none. `guards` are conditions that the
+    step itself has to look at."""
     container = step.container
     return {
         "name": step.name,
@@ -109,9 +115,16 @@ def task_of(
             },
         },
         "pipeline_parameters": {name: list(place) for name, place in given.items()},
-        "results": _results_of(flat, flats),
+        "results": _results_of(flat, flats, guards),
         "parameters": {n: _encoded(s, given, known) for n, s in flat.parameters.items()},
         "artifacts": {n: _artifacts(flat, s, flats) for n, s in flat.artifacts.items()},
+        "guards": [
+            {
+                "text": guard.text,
+                "values": {n: _encoded(s, given, known) for n, s in guard.values.items()},
+            }
+            for guard in guards
+        ],
     }  # fmt: skip
 
 
@@ -132,10 +145,11 @@ def _encoded(
             return {"step": path, "output": name, "keys": list(keys)}
         case Listed(items):
             return {"list": [_encoded(item, given, known) for item in items]}
+        case FirstOf(items):
+            return {"first": [_encoded(item, given, known) for item in items]}
         case Text(value, values):
             inner = {name: _encoded(item, given, known) for name, item in values.items()}
             return {"text": _lowered(value), "values": inner}
-    raise AssertionError(f"the feature table lets {source} through")
 
 
 def _lowered(value: Any) -> Any:
@@ -146,8 +160,8 @@ def _lowered(value: Any) -> Any:
     return {k: _lowered(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-def _artifacts(flat: Flat, source: Source, flats: Flats) -> list[dict[str, Any]]:
-    """Where each artifact of an input is mounted, and whose it is."""
+def _artifacts(flat: Flat, source: Source, flats: Flats) -> dict[str, Any]:
+    """Where each artifact of an input is mounted, and whose it is; `first` means a choice."""
     channels = _artifacts_of(flat)
     found = []
     for one in sources(source):
@@ -164,4 +178,4 @@ def _artifacts(flat: Flat, source: Source, flats: Flats) -> list[dict[str, Any]]
         else:
             entry |= {"step": one.path, "output": one.name}
         found.append(entry)
-    return found
+    return {"first": isinstance(source, FirstOf), "items": found}

@@ -1,0 +1,339 @@
+"""One KFP step between mounts: what runs where a platform puts the inputs into folders and carries
+the outputs away (SageMaker, Azure ML).
+
+The bundle of a step (bundle.py) brings this module, what it imports, and `task.json`, the step as
+far as compile time knows it. A platform's entry.py says where everything lies (`Place`) and calls
+`run`:
+
+    inputs[bundle]                       the bundle
+    inputs[result-K]/result.json         parameters and metadata of the K-th step that is read
+    inputs[artifact-K]/data              an artifact that this step reads
+    outputs[rekindle-result]/result.json what this step leaves for others, and for conditions
+    outputs[NAME]/data                   its artifacts
+
+Where the platform knows no conditions, those around the step are in its task: a step whose
+condition does not hold leaves a result that says so and nothing else. The process is its
+container's first: shim.py hands SIGTERM on to the step, and the exit code is the step's.
+
+Standard library only, and nothing of rekindle but what the bundle brings: it runs in anybody's
+image that has Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rekindle.launch import shim
+
+MARK, RESULT = ".rekindle", "rekindle-result"
+WORK = Path("/tmp/rekindle")  # noqa: S108 - the container is ours alone
+Task = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a container finds and leaves what. `message` is a file for what failed the step, if the
+    platform reads one; `values` are the pipeline's parameters as text, by the names that the task
+    has for them; `facts` stand for `{{$.pipeline_job_name}}` and its like; only node rank 0
+    (`node`) leaves anything."""
+
+    inputs: Mapping[str, Path]
+    outputs: Mapping[str, Path]
+    values: Mapping[str, str]
+    facts: Mapping[str, str]
+    message: Path | None = None
+    node: int = 0
+
+    def of_node(self, node: int) -> Place:
+        """This for another node rank, whose outputs nobody sees."""
+        if node == 0:
+            return self
+        outputs = {name: WORK / "outputs" / name for name in self.outputs}
+        return dataclasses.replace(self, outputs=outputs, node=node)
+
+
+def load_task(bundle: Path) -> Task:
+    """What compile time knew of the step."""
+    task: Task = json.loads((bundle / "task.json").read_text(encoding="utf-8"))
+    return task
+
+
+def run(task: Task, place: Place) -> int:
+    """Run the step; its exit code. What failed it goes into the message."""
+    result = WORK / "result.json"
+    try:
+        inputs = _Inputs(task, place)
+        for folder in place.outputs.values():
+            folder.mkdir(parents=True, exist_ok=True)
+        WORK.mkdir(parents=True, exist_ok=True)
+        if not all(inputs.holds(guard) for guard in task["guards"]):
+            return _skipped(place)
+        told = _shim_task(task, inputs, place, result)
+    except (shim.TaskError, OSError, ValueError, KeyError) as error:
+        return failed(place, f"{type(error).__name__}: {error}")
+    if code := _installed(task["pip"]):
+        return failed(place, f"pip ended with {code}; see the log")
+    (WORK / "task.json").write_text(json.dumps(told), encoding="utf-8")
+    with _Log() as log:
+        code = _attempts(task, WORK / "task.json", place)
+    left = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+    if code:
+        failed(place, left.get("error") or f"{log.last_line}, exit code {code}")
+        return code
+    if place.node == 0:
+        _leave(place, {"parameters": left["parameters"], "artifacts": left["artifacts"]})
+    return 0
+
+
+def failed(place: Place, message: str) -> int:
+    """Say why; 1."""
+    sys.stderr.write(f"{message}\n")
+    if place.message is not None:
+        place.message.parent.mkdir(parents=True, exist_ok=True)
+        place.message.write_text(message[:1_000], encoding="utf-8")
+    return 1
+
+
+def copy_result(place: Place, channel: str) -> None:
+    """What another job left for conditions, as a file of this one."""
+    place.outputs[RESULT].mkdir(parents=True, exist_ok=True)
+    shutil.copy2(place.inputs[channel] / "result.json", place.outputs[RESULT])
+
+
+def _skipped(place: Place) -> int:
+    sys.stdout.write("its condition does not hold: nothing to do\n")
+    if place.node == 0:
+        _leave(place, {"parameters": {}, "artifacts": {}, "skipped": True})
+    return 0
+
+
+class _Inputs:
+    """What the task's sources stand for in this container."""
+
+    def __init__(self, task: Task, place: Place) -> None:
+        self.types, self.place = task["pipeline_parameters"], place
+        self.results = {
+            path: json.loads((place.inputs[channel] / "result.json").read_text(encoding="utf-8"))
+            for path, channel in task["results"].items()
+        }
+
+    def ran(self, step: str) -> bool:
+        """Whether a step that is read did anything; an importer always did."""
+        return step not in self.results or "skipped" not in self.results[step]
+
+    def holds(self, guard: dict[str, Any]) -> bool:
+        """Whether a condition around the step does; it does not where what it reads was skipped."""
+        from rekindle.ir.condition import evaluate, parse
+
+        read = {name: self.value(source) for name, source in guard["values"].items()}
+        if any(not self.ran(s["step"]) for s in guard["values"].values() if "step" in s):
+            return False
+        return evaluate(parse(guard["text"]), read)
+
+    def value(self, source: dict[str, Any]) -> Any:
+        """A parameter: None where it has no value."""
+        match source:
+            case {"constant": value}:
+                return value
+            case {"parameter": name, "keys": keys}:
+                variable, kind = self.types[name]
+                return _element(_typed(self.place.values.get(variable, ""), kind), keys)
+            case {"step": step} if not self.ran(step):
+                return None
+            case {"step": step, "output": output, "keys": keys}:
+                return _element(self.results[step]["parameters"].get(output), keys)
+            case {"first": items}:
+                return next((v for item in items if (v := self.value(item)) is not None), None)
+            case {"list": items}:
+                values = [self.value(item) for item in items]
+                return [value for value in values if value is not None]
+            case {"text": lowered, "values": values}:
+                known = {name: self.value(item) for name, item in values.items()}
+                return self.formatted(lowered, {n: v for n, v in known.items() if v is not None})
+        raise shim.TaskError(f"unknown source {source}")
+
+    def formatted(self, value: Any, known: dict[str, Any]) -> Any:
+        if isinstance(value, dict) and set(value) == {"template"}:
+            inputs = {"parameterValues": known, "artifacts": {}}
+            context = {"executor_input": {"inputs": inputs}, "run": self.place.facts}
+            return "".join(shim.render(value["template"], context))
+        if isinstance(value, dict):
+            return {key: self.formatted(item, known) for key, item in value.items()}
+        return [self.formatted(item, known) for item in value] if isinstance(value, list) else value
+
+    def artifacts(self, name: str, source: dict[str, Any]) -> list[dict[str, Any]]:
+        """All artifacts of an input: of steps that ran, and of a choice the first."""
+        there = [item for item in source["items"] if self.ran(item.get("step", ""))]
+        return [self.artifact(name, item) for item in (there[:1] if source["first"] else there)]
+
+    def artifact(self, name: str, source: dict[str, Any]) -> dict[str, Any]:
+        """An artifact as KFP's executor wants it, at its place in this container."""
+        told: dict[str, Any] = {"metadata": source.get("metadata", {})}
+        if "step" in source:
+            told = self.results[source["step"]]["artifacts"][source["output"]]
+        place = self.place.inputs[source["channel"]]
+        return {
+            "name": name,
+            "type": {
+                "schemaTitle": source["schema_title"],
+                "schemaVersion": source["schema_version"],
+            },
+            "uri": str(place / "data" if "step" in source else _only(place)),
+            "metadata": told["metadata"],
+        }
+
+
+def _only(place: Path) -> Path:
+    """An imported object: the one file in a folder, or the folder."""
+    found = list(place.iterdir()) if place.is_dir() else []
+    return found[0] if len(found) == 1 and found[0].is_file() else place
+
+
+def _element(value: Any, keys: list[str]) -> Any:
+    for key in keys:
+        value = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(value, dict) or key not in value:
+            raise shim.TaskError(f"there is no `{key}` in {str(value)[:60]!r}")
+        value = value[key]
+    return value
+
+
+def _typed(text: str, kind: str) -> Any:
+    """A pipeline's parameter, which arrives as text."""
+    try:
+        if kind == "NUMBER_INTEGER":
+            return int(float(text))
+        if kind == "NUMBER_DOUBLE":
+            return float(text)
+        if kind == "BOOLEAN":
+            return {"true": True, "false": False}[text.lower()]
+        return json.loads(text) if kind in ("LIST", "STRUCT") else text
+    except (ValueError, KeyError):
+        raise shim.TaskError(f"the parameter {text[:60]!r} is no {kind}") from None
+
+
+class _Log(threading.Thread):
+    """What this process and its children print, on its way to the container's log; its end is what
+    a failed job says."""
+
+    def __enter__(self) -> _Log:
+        self.source, sink = os.pipe()
+        self.log, self.end = os.dup(1), b""
+        self.redirect(sink)
+        os.close(sink)
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.redirect(self.log)  # nobody has the pipe's other end by now
+        self.join()
+
+    def redirect(self, file: int) -> None:
+        """Let everything printed go there."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+
+    def run(self) -> None:
+        """Copy until the last one who prints is gone."""
+        while content := os.read(self.source, 1 << 16):
+            os.write(self.log, content)
+            self.end = (self.end + content)[-800:]
+
+    @property
+    def last_line(self) -> str:
+        """What was printed last, but for what belongs to it: Python ends with the error, ours is
+        followed by indented advice."""
+        lines = self.end.decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line and line[0] != " "), "no word")
+
+
+def _leave(place: Place, content: dict[str, Any]) -> None:
+    """What the platform carries away."""
+    for name, artifact in content["artifacts"].items():
+        folder, actual = place.outputs[name], Path(artifact["uri"])
+        if actual != folder / "data" and actual.exists():  # a component may return its own place
+            (shutil.copytree if actual.is_dir() else shutil.copy2)(actual, folder / "data")
+    for folder in place.outputs.values():  # nobody can mount a place in a store with nothing in it
+        (folder / MARK).write_text("{}", encoding="utf-8")
+    (place.outputs[RESULT] / "result.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def _installed(pip: dict[str, list[str]]) -> int:
+    """What KFP's own preamble would do; its runtime only where the image lacks it."""
+    wanted = [*pip["needed"], *(pip["runtime"] if find_spec("kfp") is None else [])]
+    if not wanted:
+        return 0
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *pip["options"], *wanted]
+    return subprocess.run(command, check=False).returncode
+
+
+def _attempts(task: Task, file: Path, here: Place) -> int:
+    """Run the step until it succeeds or no retry is left."""
+    retry, code = task["retry"], 1
+    for attempt in range(int(retry["count"]) + 1):
+        if attempt:
+            pause = retry["pause_seconds"] * retry["factor"] ** (attempt - 1)
+            sys.stderr.write(f"--- attempt {attempt} failed; the next one begins in {pause:g} s\n")
+            time.sleep(min(pause, retry["cap_seconds"]))
+            for name in task["outputs"]["artifacts"]:
+                shutil.rmtree(here.outputs[name])
+                here.outputs[name].mkdir()
+        code = shim.main(["", str(file)])
+        if code == 0 or code == shim.PREEMPTED:
+            break
+    return code
+
+
+def _shim_task(task: Task, inputs: _Inputs, place: Place, result: Path) -> Task:
+    values = {name: inputs.value(source) for name, source in task["parameters"].items()}
+    given = {
+        name: {"artifacts": inputs.artifacts(name, source)}
+        for name, source in task["artifacts"].items()
+    }
+    made = {
+        name: {"artifacts": [_planned(name, schema, place.outputs[name] / "data")]}
+        for name, schema in task["outputs"]["artifacts"].items()
+    }
+    executor_input = {
+        "inputs": {
+            "parameterValues": {n: v for n, v in values.items() if v is not None},
+            "artifacts": {n: found for n, found in given.items() if found["artifacts"]},
+        },
+        "outputs": {
+            "parameters": {
+                name: {"outputFile": str(WORK / "parameters" / name)}
+                for name in task["outputs"]["parameters"]
+            },
+            "artifacts": made,
+            "outputFile": str(WORK / "executor_output.json"),
+        },
+    }
+    return {
+        **{key: task[key] for key in ("source", "command", "args", "env")},
+        # only the first node has any
+        "outputs": {"parameters": {}, "artifacts": {}} if place.node else task["outputs"],
+        "executor_input": executor_input,
+        "run": {**place.facts, "pipeline_task_name": task["name"]},
+        "work": str(WORK),
+        "cwd": str(Path.cwd()),
+        "result": str(result),
+        "parent": None,
+    }
+
+
+def _planned(name: str, schema: dict[str, str], place: Path) -> dict[str, Any]:
+    """An artifact that the step is to make."""
+    kind = {"schemaTitle": schema["schema_title"], "schemaVersion": schema["schema_version"]}
+    return {"name": name, "type": kind, "uri": str(place), "metadata": {}}
