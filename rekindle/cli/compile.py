@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rekindle.spec.model import Spec
 
 PLATFORMS = {
+    "azureml": "rekindle.platforms.azureml.compile",
     "kubeflow": "rekindle.platforms.kubeflow.compile",
     "sagemaker": "rekindle.platforms.sagemaker.compile",
     "vertex": "rekindle.platforms.vertex.compile",
@@ -99,7 +100,7 @@ def command(
             if f"/{BUNDLES}/" not in path:
                 click.echo(path)
         if bundles := sum(f"/{BUNDLES}/" in path for path in paths):
-            click.echo(f"{output / BUNDLES}: {bundles} files that belong under the artifact root")
+            click.echo(f"{output / BUNDLES}: {bundles} files that the steps run")
     return 0
 
 

@@ -435,6 +435,23 @@ class SageMakerSpec(Section):
     """Group of SageMaker's model registry that gets each promoted model too."""
 
 
+class AzureMLSpec(Section):
+    """Azure Machine Learning pipelines."""
+
+    compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
+    """Cluster that steps run on; default: serverless, on a machine that Azure finds."""
+    gpu_compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
+    """Cluster of steps that want GPUs; default: as `compute`."""
+    machine: str = "Standard_D4s_v5"
+    """Size of a serverless machine for steps that ask for nothing else."""
+    artifact_root: str = ""
+    """Folder for checkpoints: `abfs://container@account.dfs.core.windows.net/rekindle`."""
+    image: str | None = None
+    """Container image of rekindle's steps, by digest."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Tags of the job."""
+
+
 class PlatformsSpec(Section):
     """One section a platform."""
 
@@ -446,6 +463,8 @@ class PlatformsSpec(Section):
     """Vertex AI Pipelines."""
     sagemaker: SageMakerSpec = SageMakerSpec()
     """SageMaker Pipelines."""
+    azureml: AzureMLSpec = AzureMLSpec()
+    """Azure Machine Learning pipelines."""
 
 
 class Spec(Section):

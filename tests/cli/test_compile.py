@@ -14,7 +14,13 @@ GOLDEN = Path(__file__).with_name("golden")
 TRACKED = ["--set", "register.tracking_uri=https://mlflow.example.com"]
 IMAGE = "europe-docker.pkg.dev/p/r/train@sha256:" + "0" * 64
 ECR = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/train@sha256:" + "0" * 64
+ACR = "lake.azurecr.io/train@sha256:" + "0" * 64
 PLATFORMS = {
+    "azureml": (
+        ["--set", "platforms.azureml.artifact_root=abfs://lake@acc.dfs.core.windows.net/rekindle",
+         "--set", f"platforms.azureml.image={ACR}"],
+        "continuous-training.azureml.yaml",
+    ),
     "kubeflow": (["--artifact-root", "/mnt/rekindle"], "continuous-training.yaml"),
     "vertex": (
         [word for value in ("project=my-project", "region=europe-west4", "artifact_root=gs://bucket/rekindle", f"image={IMAGE}")
@@ -46,7 +52,7 @@ def test_the_golden_file_is_what_compile_writes_every_time(platform, tmp_path, r
         rekindle(*asked, "-o", tmp_path / seed, seed=seed)
         texts.append((tmp_path / seed / name).read_text())
         names = {path.name for path in (tmp_path / seed).iterdir()}
-        assert names == {name, *(["bundles"] if platform == "sagemaker" else [])}
+        assert names == {name, *(["bundles"] if platform in ("azureml", "sagemaker") else [])}
     assert texts[0] == texts[1], "the same input gives the same bytes"
     golden = GOLDEN / f"digits.{platform}{Path(name).suffix}"
     if request.config.getoption("--regenerate"):
@@ -177,7 +183,7 @@ def test_a_platform_that_there_is_not_is_named(tmp_path):
         check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "`mars` is none of kubeflow, sagemaker, vertex" in done.stderr
+    assert "`mars` is none of azureml, kubeflow, sagemaker, vertex" in done.stderr
 
 
 def test_kfp_loads_it():

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import collections
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from azure.ai.ml import load_job
 from google.protobuf import json_format
 from kfp import components
 from kfp.pipeline_spec import pipeline_spec_pb2
@@ -20,15 +22,18 @@ from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.ir.read import read
 from rekindle.platforms.admission import admit
+from rekindle.platforms.azureml import compile as azureml
+from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow import compile as kubeflow
 from rekindle.platforms.sagemaker import compile as sagemaker
 from rekindle.platforms.vertex import compile as vertex
-from rekindle.spec.model import KubeflowSpec, SageMakerSpec, VertexSpec
+from rekindle.spec.model import AzureMLSpec, KubeflowSpec, SageMakerSpec, VertexSpec
 from tests.ir.test_corpus import CORPUS, files
+from tests.platforms.azureml.test_compile import stored
 
 pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason="../shared/kfp-corpus is not here")
 
-PLATFORMS = ("local", "kubeflow", "vertex", "sagemaker")
+PLATFORMS = ("local", "kubeflow", "vertex", "sagemaker", "azureml")
 SAMPLES = {
     "STRING": "text", "NUMBER_INTEGER": 3, "NUMBER_DOUBLE": 0.5, "BOOLEAN": True, "LIST": [],
     "STRUCT": {},
@@ -37,6 +42,7 @@ AMAZON = SageMakerSpec(
     region="eu-central-1", role_arn="arn:aws:iam::123456789012:role/me", artifact_root="s3://b/r",
     image="123456789012.dkr.ecr.eu-central-1.amazonaws.com/i@sha256:0",
 )  # fmt: skip
+AZURE = "lake.azurecr.io/train@sha256:" + "0" * 64
 GOOGLE = VertexSpec(project="p", region="europe-west4", artifact_root="gs://b/r")
 
 
@@ -56,12 +62,22 @@ def on(platform: str, text: str, graph: Graph) -> None:
         assert read(content.decode()).dag == graph.dag
     elif platform == "sagemaker":  # checks its requests against botocore's shapes itself
         sagemaker.compile(text, graph, arguments(graph), AMAZON)
+    elif platform == "azureml":
+        validated(azureml.compile(text, graph, arguments(graph), AzureMLSpec(image=AZURE)))
     else:
         made = vertex.compile(text, graph, arguments(graph), GOOGLE)
         (content,) = made.files.values()
         job = json.loads(content)
         json_format.ParseDict(job["pipelineSpec"], pipeline_spec_pb2.PipelineSpec())
         assert read(json.dumps(job["pipelineSpec"])).dag == graph.dag
+
+
+def validated(made: Definition) -> None:
+    """Have azure-ai-ml load and check a job."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = stored(made, Path(folder))
+        job = load_job(str(file))
+        assert job._validate().passed, job._validate().error_messages
 
 
 @pytest.fixture(scope="module")

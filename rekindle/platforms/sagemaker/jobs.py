@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.catalog.limits import limits
-from rekindle.errors import Problem
+from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.flatten import Flat, Output
 from rekindle.ir.graph import Importer, Step
 from rekindle.platforms.bundle import RESULT, channels_of, packed, read_by, task_of
+from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import requests, shapes
-from rekindle.platforms.sagemaker.machines import machine_for
-from rekindle.platforms.sagemaker.site import Site, gpus_of, is_training
+from rekindle.platforms.sagemaker.site import Site, is_training
 
 _DAY_SECONDS = 86_400
 _ENTRY = Path(__file__).with_name("entry.py")
@@ -75,7 +75,7 @@ class Jobs:
         most = limits("sagemaker")["processing_outputs"]
         self._count(flat, "outputs, its result included", len(outputs), most)
         return requests.processing(
-            self.place, self.site.image(step), self._machine(flat, step),
+            self.place, self.site.image(step), self._machine(step),
             self._inputs(flat, step, "processing"), outputs, step.timeout_seconds or _DAY_SECONDS,
         )  # fmt: skip
 
@@ -85,7 +85,7 @@ class Jobs:
         return requests.training(
             self.place,
             self.site.image(step),
-            (wanted.machine if wanted else "") or self._machine(flat, step),
+            self._machine(step),
             wanted.nodes if wanted else 1,
             self._inputs(flat, step, "training"),
             self.site.folder(self.site.names[flat.path]),
@@ -144,20 +144,12 @@ class Jobs:
             found |= {f"REKINDLE_SECRET_{n}": arn for n, arn in sorted(self.place.secrets.items())}
         return found
 
-    def _machine(self, flat: Flat, step: Step) -> str:
-        asked, (kind, gpus) = step.container.resources, gpus_of(step)
-        machine = machine_for(asked, self.place.machine, kind, gpus)
-        if machine is None:
-            wanted = [
-                f"{gpus} GPUs {kind}".rstrip() if gpus else "",
-                f"{asked.cpu_limit or asked.cpu_request} CPUs" if asked.cpu_limit else "",
-                asked.memory_limit,
-            ]
-            self.problem(
-                f"no machine has the {', '.join(filter(None, wanted))} that `{flat.path}` asks for",
-                step.where, "ask for less, or name a machine: distribute(machine='ml....')",
-            )  # fmt: skip
-        return machine or self.place.machine
+    def _machine(self, step: Step) -> str:
+        try:
+            return machine_for("sagemaker", step, self.place.machine)
+        except UnsupportedError as error:
+            self.problems += error.problems
+            return self.place.machine
 
     def _check_imports(self, channels: Mapping[str, Output]) -> None:
         for source in channels.values():

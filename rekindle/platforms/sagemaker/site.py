@@ -10,7 +10,6 @@ from typing import Any
 from rekindle.ir.flatten import Flat, Given, Output, sources
 from rekindle.ir.graph import Importer, Step
 from rekindle.ir.rewrite import OWN_IMAGES
-from rekindle.platforms.sagemaker.machines import gpu_kind
 from rekindle.spec.model import SageMakerSpec
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
@@ -77,13 +76,3 @@ def is_training(step: Step | Importer) -> bool:
     if isinstance(step, Importer):
         return False
     return step.distribution is not None or bool(step.container.resources.accelerator_type)
-
-
-def gpus_of(step: Step) -> tuple[str, int]:
-    """The kind of GPU that each machine of the step shall have ("" = any), and how many."""
-    asked, wanted = step.container.resources, step.distribution
-    if wanted is not None and wanted.gpus_per_node:
-        return gpu_kind(wanted.accelerator), wanted.gpus_per_node
-    if not asked.accelerator_type:
-        return "", 0
-    return gpu_kind(asked.accelerator_type), int(asked.accelerator_count or 1)

@@ -120,7 +120,9 @@ def test_a_definition_of_two_steps_and_a_condition() -> None:
     assert places["artifact-0"] == {"Get": f"{outputs}['data'].S3Output.S3Uri"}
     assert places["result-0"] == {"Get": f"{outputs}['rekindle-result'].S3Output.S3Uri"}
     bundle = places["bundle"].removeprefix("s3://lake/rekindle/")
-    assert {f"{bundle}/{n}" for n in ("entry.py", "rekindle/launch/shim.py", "task.json")} <= made.files.keys()
+    assert {
+        f"{bundle}/{n}" for n in ("entry.py", "rekindle/launch/shim.py", "task.json")
+    } <= made.files.keys()
 
 
 def test_no_time_or_execution_is_in_what_the_service_caches_by() -> None:

@@ -1,0 +1,293 @@
+"""A pipeline for Azure Machine Learning: the YAML of a pipeline job, and the folders of code that
+its steps run.
+
+Pure and byte-stable. The Graph is flattened, because a pipeline job knows neither nested pipelines
+nor loops. Each step is a command that runs `entry.py` of its bundle. Steps pass no values to each
+other there, only files: what a step returned is a file in its output `rekindle_result`. Conditions
+become guards: the step runs, looks at the condition, and leaves word that it was skipped. To wait
+for a step is to mount its result.
+
+Authority: the schemas of azure-ai-ml 1.35, which load and validate what is written here; its own
+check lets references to nothing pass, so they are looked at here. No workspace has run it yet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rekindle.catalog.limits import limits
+from rekindle.errors import Problem, SpecError, UnsupportedError
+from rekindle.ir.compile import DUMPER
+from rekindle.ir.flatten import Flat, Given, Output, flatten
+from rekindle.ir.graph import Graph, Step
+from rekindle.ir.rewrite import OWN_IMAGES
+from rekindle.ir.values import bind
+from rekindle.platforms.admission import admit
+from rekindle.platforms.bundle import RESULT, channels_of, packed, read_by, task_of
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.machines import gpus_of, machine_for
+from rekindle.spec.model import AzureMLSpec
+
+_SECTION = "platforms.azureml"
+_SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"
+_ENTRY = Path(__file__).with_name("entry.py")
+_CONDITIONS = ("errors.py", "ir/condition.py")
+_RENDEZVOUS = ("errors.py", "launch/rendezvous.py", "platforms/azureml/rendezvous.py")
+_KINDS = {"NUMBER_INTEGER": "integer", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean"}
+_REFERENCE = re.compile(r"\$\{\{parent\.(?:inputs\.(\w+)|jobs\.(\w+)\.outputs\.(\w+))\}\}")
+
+
+def compile(
+    ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: AzureMLSpec
+) -> Definition:
+    """`<pipeline>.azureml.yaml`, which `az ml job create --file` and the SDK take, and beside it
+    `bundles/<hash>/...`, the code of its steps.
+
+    SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
+    something in the pipeline does not run there, RequestError if the arguments do not fit it.
+    """
+    admit(graph, "azureml")
+    compiler = _Compiler(graph, bind(graph, arguments), place)
+    compiler.problems += _of_place(graph, place)
+    job = compiler.job()
+    if problems := [*compiler.problems, *dangling(job)]:
+        raise SpecError(dict.fromkeys(problems))
+    text = yaml.dump(job, Dumper=_Dumper, sort_keys=True, allow_unicode=True, width=10_000)
+    return Definition({f"{graph.name}.azureml.yaml": text.encode(), **compiler.bundles})
+
+
+def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
+    """What the config's section lacks."""
+    ours = [s.path for s in graph.steps() if s.container.image.startswith(OWN_IMAGES)]
+    if ours and not place.image:
+        yield Problem(
+            f"`{ours[0]}` needs rekindle's image", f"{_SECTION}.image",
+            "push containers/train and name it by digest: NAME.azurecr.io/train@sha256:...",
+        )  # fmt: skip
+    if place.image and "@sha256:" not in place.image:
+        yield Problem(
+            f"`{place.image}` may be another image tomorrow", f"{_SECTION}.image",
+            "name it by digest: NAME.azurecr.io/NAME@sha256:...",
+        )  # fmt: skip
+    if not re.fullmatch(limits("azureml")["name"], graph.name):
+        yield Problem(
+            f"`{graph.name}` is no name of a job on Azure ML", "pipelineInfo.name",
+            "use letters, digits, - and _",
+        )  # fmt: skip
+
+
+class _Dumper(DUMPER):  # type: ignore[misc, valid-type]
+    """Text of several lines as such."""
+
+
+def _as_block(dumper: Any, text: str) -> Any:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _as_block)
+
+
+class _Compiler:
+    """One compilation: the flat steps, the names of their jobs, and the problems found so far."""
+
+    def __init__(self, graph: Graph, values: Mapping[str, Any], place: AzureMLSpec) -> None:
+        self.graph, self.values, self.place = graph, values, place
+        self.problems: list[Problem] = []
+        self.bundles: dict[str, bytes] = {}
+        self.flats = {flat.path: flat for flat in flatten(graph)}
+        self.types = {name: p.type for name, p in graph.inputs.parameters.items()}
+        self.jobs = _identifiers(self.flats)
+        self.names = _identifiers(values)
+        self.open = {name for name, value in values.items() if value != ""}  # no input is empty
+
+    def job(self) -> dict[str, Any]:
+        """The document."""
+        steps = [flat for flat in self.flats.values() if isinstance(flat.step, Step)]
+        read = {s.name for flat in steps for s in read_by(flat) if isinstance(s, Given)}
+        inputs = {
+            self.names[name]: json.dumps(value) if isinstance(value, list | dict) else value
+            for name, value in self.values.items()
+            if name in read & self.open
+        }
+        compute = self.place.compute
+        return {
+            "$schema": _SCHEMA,
+            "type": "pipeline",
+            "display_name": self.graph.name,
+            "experiment_name": self.graph.name,
+            "tags": {"rekindle": "true", **self.place.tags},
+            "settings": {
+                "default_compute": f"azureml:{compute}" if compute else "azureml:serverless",
+                "continue_on_step_failure": False,
+            },
+            **({"inputs": inputs} if inputs else {}),
+            "jobs": {self.jobs[flat.path]: self._command(flat) for flat in steps},
+        }
+
+    def _command(self, flat: Flat) -> dict[str, Any]:
+        """One step: its component, and what is bound to it."""
+        step = flat.step
+        assert isinstance(step, Step)
+        given, mounted = self._given(flat), self._mounted(flat)
+        left = {RESULT.replace("-", "_"): RESULT, **_turned(_identifiers(step.outputs.artifacts))}
+        inputs = {name: {"type": _KINDS.get(kind, "string")} for name, kind in given.values()}
+        inputs |= {name: {"type": "uri_folder"} for name in mounted}
+        outputs, made = _folders(left), _folders(left)  # a YAML of one value twice has anchors
+        component = {
+            "type": "command",
+            "is_deterministic": step.cache,
+            "code": f"./{self._bundle(flat, step)}",
+            "environment": {"image": self._image(step)},
+            "command": _shell(list(given.values()), mounted, left),
+            "inputs": inputs,
+            "outputs": outputs,
+            **self._spread(step),
+        }
+        bound = {name: f"${{{{parent.inputs.{name}}}}}" for name, _ in given.values()}
+        bound |= {name: self._reference(output) for name, (_, output) in mounted.items()}
+        return {
+            "type": "command",
+            "component": component,
+            "inputs": bound,
+            "outputs": made,
+            **self._machine(step),
+        }
+
+    def _given(self, flat: Flat) -> dict[str, tuple[str, str]]:
+        """The pipeline's parameters that the step or its guards read: input's name and type."""
+        names = dict.fromkeys(s.name for s in read_by(flat) if isinstance(s, Given))
+        return {n: (self.names[n], self.types[n]) for n in names if n in self.open}
+
+    def _mounted(self, flat: Flat) -> dict[str, tuple[str, Output]]:
+        """Channels by the name of the input, each with what lies there; results of steps that are
+        only waited for come last."""
+        channels = channels_of(flat, self.flats, flat.guards)
+        read = {output.path for output in channels.values()}
+        waits = [p for p in flat.after if p not in read and isinstance(self.flats[p].step, Step)]
+        channels |= {f"after-{i}": Output(path, RESULT) for i, path in enumerate(waits)}
+        return {name.replace("-", "_"): (name, output) for name, output in channels.items()}
+
+    def _reference(self, output: Output) -> str:
+        producer = self.flats[output.path].step
+        names = {RESULT: RESULT.replace("-", "_"), **_identifiers(producer.outputs.artifacts)}
+        return f"${{{{parent.jobs.{self.jobs[output.path]}.outputs.{names[output.name]}}}}}"
+
+    def _bundle(self, flat: Flat, step: Step) -> str:
+        known = {name: value for name, value in self.values.items() if name not in self.open}
+        task = task_of(flat, step, self.flats, self._given(flat), known, flat.guards)
+        more = _CONDITIONS if flat.guards else ()
+        if step.distribution is not None:
+            more = tuple(dict.fromkeys([*more, *_RENDEZVOUS]))
+            task["nodes"] = step.distribution.nodes
+            task["ranks_per_node"] = max(1, gpus_of(step)[1])
+        folder, files = packed(_ENTRY, more, json.dumps(task, sort_keys=True, allow_nan=False))
+        self.bundles |= {f"{folder}/{name}": content for name, content in files.items()}
+        return folder
+
+    def _image(self, step: Step) -> str:
+        image = step.container.image
+        return (self.place.image or image) if image.startswith(OWN_IMAGES) else image
+
+    def _spread(self, step: Step) -> dict[str, Any]:
+        """How many nodes: one process on each, which starts the ranks."""
+        if step.distribution is None:
+            return {}
+        return {"distribution": {"type": "pytorch", "process_count_per_instance": 1}}
+
+    def _machine(self, step: Step) -> dict[str, Any]:
+        """Where the step runs: on a cluster with a name, or on a machine that Azure finds."""
+        wanted, gpus = step.distribution, gpus_of(step)[1]
+        found: dict[str, Any] = {}
+        resources: dict[str, Any] = {"instance_count": wanted.nodes if wanted else 1}
+        cluster = (self.place.gpu_compute or self.place.compute) if gpus else self.place.compute
+        if cluster:
+            found["compute"] = f"azureml:{cluster}"
+        else:
+            try:
+                resources["instance_type"] = machine_for("azureml", step, self.place.machine)
+            except UnsupportedError as error:
+                self.problems += error.problems
+        if gpus:
+            resources["shm_size"] = "16g"
+        if wanted and wanted.spot:
+            found["queue_settings"] = {"job_tier": "spot"}
+            if cluster:
+                self.problems.append(_tier(step, cluster))
+        if step.time_limit_seconds is not None:
+            found["limits"] = {"timeout": round(step.time_limit_seconds)}
+        return {**found, "resources": resources}
+
+
+def _folders(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    return {name: {"type": "uri_folder", "mode": "upload"} for name in names}
+
+
+def _tier(step: Step, cluster: str) -> Problem:
+    return Problem(
+        f"`{step.path}` wants spot machines, and the cluster `{cluster}` has one tier for all",
+        step.where,
+        "leave platforms.azureml.compute and gpu_compute empty, or make it a cluster of low "
+        "priority and set spot: false",
+    )
+
+
+def _shell(
+    given: list[tuple[str, str]], mounted: Mapping[str, tuple[str, Output]], left: Mapping[str, str]
+) -> str:
+    """The command: values go through files, so that nothing in them is read by the shell."""
+    lines, words = [], ["exec python3 entry.py"]
+    if given:
+        lines.append("values=$(mktemp -d)")
+        words.append('--values "$values"')
+    for name, _ in given:
+        end = f"REKINDLE_{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+        lines += [f"cat > \"$values/{name}\" <<'{end}'", f"${{{{inputs.{name}}}}}", end]
+    words += [f'--input {channel}="${{{{inputs.{n}}}}}"' for n, (channel, _) in mounted.items()]
+    words += [f'--output {name}="${{{{outputs.{n}}}}}"' for n, name in left.items()]
+    return "\n".join([*lines, " ".join(words)])
+
+
+def dangling(job: Mapping[str, Any]) -> Iterator[Problem]:
+    """References to inputs or outputs that do not exist, and steps that wait for each other:
+    Azure's own check lets them pass."""
+    waits: dict[str, set[str]] = {}
+    for name, command in job["jobs"].items():
+        waits[name] = set()
+        for where, text in command["inputs"].items():
+            match = _REFERENCE.fullmatch(str(text))
+            at = f"jobs.{name}.inputs.{where}"
+            if match is None or (match[1] and match[1] not in job.get("inputs", {})):
+                yield Problem(f"{text} is nothing", at, "this is a mistake of rekindle's")
+            elif match[2]:
+                waits[name].add(match[2])
+                if match[3] not in job["jobs"].get(match[2], {}).get("outputs", {}):
+                    yield Problem(f"{text} is nothing", at, "this is a mistake of rekindle's")
+    while ready := [name for name, on in waits.items() if not on & waits.keys()]:
+        for name in ready:
+            del waits[name]
+    if waits:
+        what = f"these steps wait for each other: {', '.join(sorted(waits))}"
+        yield Problem(what, "jobs", "this is a mistake of rekindle's")
+
+
+def _identifiers(names: Mapping[str, Any]) -> dict[str, str]:
+    """Names that Azure takes for steps, inputs and outputs, each once."""
+    found: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_").lower() or "x"
+        plain = plain if plain[0].isalpha() else f"x{plain}"
+        if len(plain) > 60 or plain in found.values():
+            plain = f"{plain[:50]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        found[name] = plain
+    return found
+
+
+def _turned(names: Mapping[str, str]) -> dict[str, str]:
+    return {plain: name for name, plain in names.items()}

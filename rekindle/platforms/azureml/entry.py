@@ -1,0 +1,76 @@
+"""What a command of Azure ML starts: where its mounts are, and who the other nodes are.
+
+    python3 entry.py --values FOLDER --input CHANNEL=PATH ... --output NAME=PATH ...
+
+The working folder is the bundle. FOLDER holds a file for each of the pipeline's parameters that the
+step reads. The nodes of a distributed job find a Rendezvous in their environment; the first of them
+leaves the outputs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # the bundle's own rekindle
+
+from rekindle.platforms import mounted  # noqa: E402
+from rekindle.platforms.mounted import Place, Task  # noqa: E402
+
+
+def main(words: list[str]) -> int:
+    """Run the step of the bundle."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--values", type=Path, default=None)
+    parser.add_argument("--input", action="append", default=[])
+    parser.add_argument("--output", action="append", default=[])
+    asked = parser.parse_args(words)
+    task = mounted.load_task(HERE)
+    place = Place(_paths(asked.input), _paths(asked.output), _values(asked.values), facts())
+    try:
+        if "nodes" in task:
+            place = place.of_node(_meet(task))
+    except Exception as error:  # noqa: BLE001 - it is the job's last word
+        return mounted.failed(place, f"{type(error).__name__}: {error}")
+    return mounted.run(task, place)
+
+
+def _paths(words: list[str]) -> dict[str, Path]:
+    pairs = (word.partition("=") for word in words)
+    return {name: Path(path) for name, _, path in pairs}
+
+
+def _values(folder: Path | None) -> dict[str, str]:
+    """The text of each parameter; the shell ended it with a line break."""
+    if folder is None:
+        return {}
+    return {path.name: path.read_text(encoding="utf-8")[:-1] for path in folder.iterdir()}
+
+
+def facts() -> dict[str, str]:
+    """What `{{$.pipeline_job_name}}` and its like stand for."""
+    step = os.environ.get("AZUREML_RUN_ID", "")
+    job = os.environ.get("AZUREML_ROOT_RUN_ID", step)
+    return {
+        "pipeline_job_name": job,
+        "pipeline_job_uuid": job,
+        "pipeline_job_resource_name": job,
+        "pipeline_task_uuid": step,
+    }
+
+
+def _meet(task: Task) -> int:
+    """This node's rank; what it needs to find the others is then in the environment."""
+    from rekindle.platforms.azureml.rendezvous import rendezvous
+
+    found = rendezvous(os.environ, task["ranks_per_node"])
+    if found.nodes != task["nodes"]:
+        raise ValueError(f"the job has {found.nodes} nodes, the step wants {task['nodes']}")
+    os.environ.update(found.environment())
+    return found.node_rank
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""What a step asks of a machine, and the smallest one of a platform's catalog that has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rekindle.catalog.limits import limits
+from rekindle.errors import UnsupportedError
+from rekindle.ir.graph import Step
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|[kKMGTP]i?)?")
+_UNITS = {
+    "": 1.0, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+}  # fmt: skip
+_NOT_A_KIND = re.compile(r"nvidia|tesla|mega|com|gpu|\d+gb", re.IGNORECASE)
+
+
+def amount(quantity: str) -> float:
+    """`500m` is 0.5, `4Gi` is 4,294,967,296; ValueError for anything else."""
+    match = _QUANTITY.fullmatch(quantity)
+    if match is None or (match[2] or "") not in _UNITS:
+        raise ValueError(f"{quantity!r} is no quantity")
+    return float(match[1]) * _UNITS[match[2] or ""]
+
+
+def gpu_kind(accelerator: str) -> str:
+    """The GPU's own name: `NVIDIA_TESLA_T4` and `nvidia-tesla-t4` are `T4`, `NVIDIA_A100_80GB` is
+    `A100-80GB`, `nvidia.com/gpu` is "", any."""
+    words = re.split(r"[^A-Za-z0-9]+", accelerator)
+    kind = "-".join(word.upper() for word in words if word and not _NOT_A_KIND.fullmatch(word))
+    return "A100-80GB" if kind == "A100" and "80GB" in accelerator.upper() else kind
+
+
+def gpus_of(step: Step) -> tuple[str, int]:
+    """The kind of GPU that each machine of the step shall have ("" = any), and how many."""
+    asked, wanted = step.container.resources, step.distribution
+    if wanted is not None and wanted.gpus_per_node:
+        return gpu_kind(wanted.accelerator), wanted.gpus_per_node
+    if not asked.accelerator_type:
+        return "", 0
+    return gpu_kind(asked.accelerator_type), int(asked.accelerator_count or 1)
+
+
+def machine_for(platform: str, step: Step, default: str) -> str:
+    """The first machine of `catalog/<platform>.yaml` that has what the step asks for, the fewest
+    GPUs first; `default` where it asks for nothing. UnsupportedError if none has it."""
+    asked, (kind, gpus) = step.container.resources, gpus_of(step)
+    cpu, memory = asked.cpu_limit or asked.cpu_request, asked.memory_limit or asked.memory_request
+    if step.distribution is not None and step.distribution.machine:
+        return step.distribution.machine
+    if not cpu and not memory and not gpus:
+        return default
+    cpus, gib = amount(cpu or "0"), amount(memory or "0") / 2**30
+    rows = limits(platform)
+    known = _with_gpus(rows["gpu_machines"], kind, gpus) if gpus else rows["machines"].items()
+    for name, has in known:
+        if has[0] >= cpus and has[1] >= gib:
+            return str(name)
+    wanted = [f"{gpus} GPUs {kind}".rstrip() if gpus else "", f"{cpu} CPUs" if cpu else "", memory]
+    raise UnsupportedError(
+        f"no machine has the {', '.join(filter(None, wanted))} that `{step.path}` asks for",
+        where=step.where,
+        fix="ask for less, or name a machine: rekindle.distribute(task, nodes=1, machine=...)",
+    )
+
+
+def _with_gpus(
+    rows: Mapping[str, Sequence[Any]], kind: str, gpus: int
+) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Machines with at least so many GPUs, fewest first; their CPUs and GiB."""
+    for name, (has, count, cpus, gib) in sorted(rows.items(), key=lambda row: int(row[1][1])):
+        if count >= gpus and kind in ("", has):
+            yield name, (cpus, gib)

@@ -1,0 +1,207 @@
+"""Pipeline jobs for Azure ML: loaded and validated by azure-ai-ml, and executed as it would."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rekindle.errors import RequestError
+from rekindle.ir.compile import compile_function
+from rekindle.ir.read import read
+from rekindle.platforms.azureml.compile import compile, dangling
+from rekindle.platforms.definition import Definition
+from rekindle.spec.model import AzureMLSpec
+from tests.platforms.local.runs import module
+from tests.platforms.sagemaker.conftest import can_mount
+from tests.platforms.sagemaker.test_compile import changed, spread
+from tests.platforms.sagemaker.test_compile import pipeline as two_steps
+from tests.platforms.sagemaker.test_execution import what_came_of_it_here
+from tests.servers.azureml import Failed, Workspace
+
+SAME, BEHAVIOUR = module("same"), module("behaviour")
+IMAGE = "lake.azurecr.io/train@sha256:" + "0" * 64
+CASES = [
+    "one step", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
+    "artifacts and metadata", "metrics", "output paths", "input path", "defaults", "integers",
+    "nested pipelines", "environment", "loop over constants", "loop over structs", "list of artifacts",
+    "nested loops with the item of the outer one", "loop over nested pipelines",
+    "artifact as a return value", "branch on a number: if", "branch on a number: elif",
+    "branch on a number: else", "branch on a bool: if", "branch on a bool: else", "branch on text",
+    "branch on text, not taken", "branch on a share", "branches inside a nested pipeline",
+    "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
+]  # fmt: skip
+
+
+def compiled(made: Any, arguments: dict[str, Any] | None = None, **place: Any) -> Definition:
+    text = made if isinstance(made, str) else compile_function(made)
+    settings = AzureMLSpec(**{"image": IMAGE, **place})
+    return compile(text, read(text), arguments or {}, settings)
+
+
+def stored(made: Definition, folder: Path) -> Path:
+    """The files where they belong; the job's."""
+    for name, content in made.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (job,) = folder.glob("*.azureml.yaml")
+    return job
+
+
+def job_of(made: Definition) -> dict[str, Any]:
+    (name,) = (name for name in made.files if name.endswith(".azureml.yaml"))
+    found: dict[str, Any] = yaml.safe_load(made.files[name])
+    return found
+
+
+def validated(file: Path) -> dict[str, Any]:
+    """What Azure's own code sends for the job."""
+    pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
+    from azure.ai.ml import load_job
+
+    job = load_job(str(file))
+    result = job._validate()  # the public one wants a workspace
+    assert result.passed, result.error_messages
+    sent: dict[str, Any] = job._to_rest_object().as_dict()
+    return sent
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    if not can_mount():
+        pytest.skip("this machine lets us mount nothing")
+    (tmp_path / "runs").mkdir()
+    return Workspace(tmp_path / "runs", {"PYTHONPATH": str(Path(__file__).parents[3])})
+
+
+def what_came_of_it(done: dict[str, Path]) -> dict[str, Any]:
+    found = {}
+    for name, home in done.items():
+        result = json.loads((home / "outputs" / "rekindle_result" / "result.json").read_text())
+        if "skipped" not in result:
+            artifacts = {
+                n: [a["schema_title"], a["metadata"]] for n, a in result["artifacts"].items()
+            }
+            found[name] = [result["parameters"], artifacts]
+    return found
+
+
+def here(home: Path, pipeline: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name.replace("-", "_"): outcome
+        for name, outcome in what_came_of_it_here(home, pipeline, arguments).items()
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_step_leaves_what_it_leaves_here(
+    case: str, workspace: Workspace, tmp_path: Path
+) -> None:
+    pipeline, arguments, *_ = {**SAME.CASES, **SAME.KNOWN_BUGS}[case]
+    file = stored(compiled(pipeline, arguments), tmp_path)
+    validated(file)
+    found = what_came_of_it(workspace.run(file))
+    assert found == {
+        name if name[0].isalpha() else f"x{name}": outcome
+        for name, outcome in here(tmp_path / "home", pipeline, arguments).items()
+    }
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_branch_that_is_not_taken_leaves_word_of_it(
+    n: int, workspace: Workspace, tmp_path: Path
+) -> None:
+    done = workspace.run(stored(compiled(two_steps, {"n": n}), tmp_path))
+    assert what_came_of_it(done) == here(tmp_path / "home", two_steps, {"n": n})
+    assert done.keys() == {"make", "condition_1_use"}
+
+
+def test_values_are_never_read_by_the_shell(workspace: Workspace, tmp_path: Path) -> None:
+    text = 'it\'s "q" $(touch /tmp/owned) `x` ${HOME} é\n$HOME\\'
+    file = stored(compiled(two_steps, {"n": 3, "text": text}), tmp_path)
+    done = workspace.run(file, n=3, text=text)
+    told = (done["make"] / "log-0").read_text()
+    assert json.dumps(text)[1:-1].replace("\\u00e9", "é") in told.replace("\\u00e9", "é")
+    assert not Path("/tmp/owned").exists()
+
+
+def test_every_node_runs_the_body_and_the_first_has_the_outputs(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    made = compiled(BEHAVIOUR.gathered, {"folder": str(there)})
+    file = stored(made, tmp_path)
+    sent = validated(file)["properties"]["jobs"]["gather"]
+    assert sent["resources"]["instance_count"] == 3
+    assert sent["distribution"] == {
+        "distribution_type": "PyTorch", "process_count_per_instance": 1,
+    }  # fmt: skip
+    found = what_came_of_it(workspace.run(file))
+    assert found["gather"][0] == {"Output": "3 nodes, heard of [1, 2]"}
+    assert sorted(path.name for path in there.iterdir()) == ["node-0", "node-1", "node-2"]
+
+
+def test_a_node_that_fails_ends_the_job(workspace: Workspace, tmp_path: Path) -> None:
+    made = compiled(BEHAVIOUR.failing, {"folder": str(tmp_path)})
+    with pytest.raises(Failed, match="ValueError: no"):
+        workspace.run(stored(made, tmp_path))
+
+
+def test_spot_machines_with_gpus_are_serverless(tmp_path: Path) -> None:
+    made = compiled(spread(2, gpus_per_node=8, accelerator="H100", max_run_hours=2))
+    (job,) = job_of(made)["jobs"].values()
+    assert job["resources"] == {
+        "instance_count": 2, "instance_type": "Standard_ND96isr_H100_v5", "shm_size": "16g",
+    }  # fmt: skip
+    assert job["limits"] == {"timeout": 7_200}
+    made = compiled(BEHAVIOUR.taken_away, {"save_to": "x"})
+    job = job_of(made)["jobs"]["count_to"]
+    assert job["queue_settings"] == {"job_tier": "spot"}
+    validated(stored(made, tmp_path))
+    named = job_of(compiled(spread(1, gpus_per_node=1), gpu_compute="gpus"))
+    assert named["jobs"]["make"]["compute"] == "azureml:gpus"
+
+
+def test_references_to_nothing_are_found() -> None:
+    job = job_of(compiled(two_steps, {"n": 3}))
+    assert list(dangling(job)) == []
+    for change in ("${{parent.jobs.nope.outputs.data}}", "${{parent.inputs.nope}}", "x",
+                   "${{parent.jobs.make.outputs.nope}}"):  # fmt: skip
+        wrong = copy.deepcopy(job)
+        wrong["jobs"]["condition_1_use"]["inputs"]["artifact_0"] = change
+        assert [p.where for p in dangling(wrong)] == ["jobs.condition_1_use.inputs.artifact_0"]
+    circle = copy.deepcopy(job)
+    circle["jobs"]["make"]["inputs"]["n"] = (
+        "${{parent.jobs.condition_1_use.outputs.rekindle_result}}"
+    )
+    assert "wait for each other" in next(iter(dangling(circle))).what
+
+
+WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
+    "an image without a digest": (two_steps, {"n": 1}, {"image": "a.azurecr.io/b:1"}, "another image tomorrow"),
+    "a missing argument": (two_steps, {}, {}, "needs `n`"),
+    "more CPUs than there are": (changed(set_cpu_limit=["500"]), {}, {}, "no machine has the 500 CPUs"),
+    "an unknown accelerator": (changed(set_accelerator_type=["TPU_V3"], set_accelerator_limit=[1]), {}, {}, "1 GPUs TPU"),
+    "spot on a cluster": (BEHAVIOUR.taken_away, {"save_to": "x"}, {"compute": "cpus"}, "one tier for all"),
+    "an exit handler": (BEHAVIOUR.watched, {"folder": "x"}, {}, "exit handlers"),
+    "a volume": (BEHAVIOUR.wants_a_volume, {"folder": "x"}, {}, "persistent volume claims"),
+    "a loop over an output": (SAME.loop_over_an_output, {}, {}, "parallel_for"),
+    "retries of several nodes": (spread(2, retry=True), {}, {}, "without the others"),
+    "an importer": (SAME.imported, {"uri": "/x"}, {}, "importers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_request_is_refused_with_its_place_and_a_way_out(case: str) -> None:
+    made, arguments, place, says = WRONG[case]
+    with pytest.raises(RequestError) as caught:
+        compiled(made, arguments, **place)
+    assert caught.value.exit_code == 2
+    assert says in str(caught.value)
+    for problem in caught.value.problems:
+        assert problem.where, problem

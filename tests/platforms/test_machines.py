@@ -1,0 +1,85 @@
+"""What a step asks of a machine, and which one has it."""
+
+import dataclasses
+
+import pytest
+from kfp import dsl
+
+from rekindle.errors import UnsupportedError
+from rekindle.ir.compile import compile_function
+from rekindle.ir.distribution import Distribution
+from rekindle.ir.graph import Resources
+from rekindle.ir.read import read
+from rekindle.platforms.machines import amount, gpu_kind, machine_for
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def hello():
+    print("hello")
+
+
+@dsl.pipeline(name="one")
+def one():
+    hello()
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value"),
+    [
+        ("4", 4.0),
+        ("500m", 0.5),
+        ("1.5", 1.5),
+        ("4Gi", 4 * 2.0**30),
+        ("16G", 16e9),
+        ("256Mi", 2.0**28),
+    ],
+)
+def test_quantities(quantity: str, value: float) -> None:
+    assert amount(quantity) == value
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "gpus", "machine"),
+    [
+        (Resources(), "", 0, "usual"),
+        (Resources(cpu_limit="2", memory_limit="8Gi"), "", 0, "ml.m5.large"),
+        (Resources(cpu_limit="1", memory_limit="32G"), "", 0, "ml.m5.2xlarge"),
+        (Resources(cpu_limit="97"), "", 0, None),
+        (Resources(), "", 1, "ml.g4dn.xlarge"),
+        (Resources(), "L4", 1, "ml.g6.xlarge"),
+        (Resources(memory_limit="100Gi"), "L4", 1, "ml.g6.8xlarge"),
+        (Resources(), "H100", 2, "ml.p5.48xlarge"),
+        (Resources(), "A100-80GB", 8, "ml.p4de.24xlarge"),
+        (Resources(), "TPU", 1, None),
+        (Resources(), "", 16, None),
+    ],
+)
+def test_the_smallest_machine_that_has_it(
+    asked: Resources, gpu: str, gpus: int, machine: str | None
+) -> None:
+    (step,) = read(compile_function(one)).steps()
+    spread = Distribution(nodes=1, gpus_per_node=gpus, accelerator=gpu)
+    container = dataclasses.replace(step.container, resources=asked)
+    step = dataclasses.replace(step, container=container, distribution=spread)
+    if machine is not None:
+        assert machine_for("sagemaker", step, "usual") == machine
+        return
+    with pytest.raises(UnsupportedError, match="no machine has"):
+        machine_for("sagemaker", step, "usual")
+
+
+def test_no_quantity() -> None:
+    with pytest.raises(ValueError, match="no quantity"):
+        amount("lots")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "kind"),
+    [
+        ("NVIDIA_TESLA_T4", "T4"), ("nvidia-tesla-t4", "T4"), ("NVIDIA_A100_80GB", "A100-80GB"),
+        ("NVIDIA_TESLA_A100", "A100"), ("NVIDIA_H100_MEGA_80GB", "H100"), ("nvidia.com/gpu", ""),
+        ("H200", "H200"), ("amd.com/gpu", "AMD"), ("NVIDIA_H200_141GB", "H200"),
+    ],
+)  # fmt: skip
+def test_a_gpu_has_one_name(accelerator: str, kind: str) -> None:
+    assert gpu_kind(accelerator) == kind
