@@ -13,7 +13,9 @@ sagemaker.md. No account has run it yet."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ from typing import Any
 
 from rekindle.catalog.limits import limits
 from rekindle.errors import Problem, SpecError
-from rekindle.ir.flatten import Flat, Given, Output, flatten
+from rekindle.ir.flatten import Flat, Given, Guard, Output, flatten, sources
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit
@@ -112,11 +114,12 @@ class _Compiler:
 
     def __init__(self, graph: Graph, values: Mapping[str, Any], place: SageMakerSpec) -> None:
         self.graph, self.place = graph, place
-        self.flat = {flat.path: flat for flat in flatten(graph)}
+        self.flat, guarded = _divided({flat.path: flat for flat in flatten(graph)})
         types = {name: parameter.type for name, parameter in graph.inputs.parameters.items()}
         fixed = frozenset(name for name, value in values.items() if _is_fixed(value, types[name]))
         more = (*(_result_of(path) for path in self.flat), _REGISTERED)
-        self.site = Site(place, self.flat, _names([*self.flat, *more]), types, values, fixed)
+        names = _names([*self.flat, *more])
+        self.site = Site(place, self.flat, guarded, names, types, values, fixed)
         self.jobs = Jobs(self.site)
         self.problem = self.jobs.problem
         self.compared = {
@@ -131,7 +134,7 @@ class _Compiler:
         """What CreatePipeline takes."""
         steps = [flat for flat in self.flat.values() if isinstance(flat.step, Step)]
         self._check_names(steps)
-        read = {s.name for flat in steps for s in read_by(flat) if isinstance(s, Given)}
+        read = {s.name for flat in steps for s in self._read(flat) if isinstance(s, Given)}
         parameters = [
             {
                 "Name": name,
@@ -166,6 +169,12 @@ class _Compiler:
                 f"`{self.graph.name}` is no name of a pipeline on SageMaker", "pipelineInfo.name",
                 "use letters, digits and -",
             )  # fmt: skip
+
+    def _read(self, flat: Flat) -> Iterator[Given | Output]:
+        yield from read_by(flat)
+        for guard in self.site.guarded[flat.path]:
+            for source in guard.values.values():
+                yield from sources(source)
 
     def _nested(self, steps: Sequence[Flat], guards: tuple[str, ...]) -> list[dict[str, Any]]:
         """Steps under the same guards become the branch of one Condition step."""
@@ -275,6 +284,28 @@ _RESULT_FILE = {
         {"PropertyFileName": "result", "OutputName": RESULT, "FilePath": "result.json"}
     ]
 }
+
+
+def _divided(
+    flats: Mapping[str, Flat],
+) -> tuple[dict[str, Flat], dict[str, tuple[Guard, ...]]]:
+    """The steps with the conditions that become Condition steps, and by path those that a step
+    looks at itself: where what a branch made is read outside of it, its steps have to run either
+    way, and so do those of the branches inside."""
+    seen_outside = {
+        guard.path
+        for flat in flats.values()
+        for source in read_by(flat)
+        if isinstance(source, Output)
+        for guard in flats[source.path].guards
+        if guard.path not in {mine.path for mine in flat.guards}
+    }
+    steps, guarded = {}, {}
+    for path, flat in flats.items():
+        kept = list(itertools.takewhile(lambda g: g.path not in seen_outside, flat.guards))
+        steps[path] = dataclasses.replace(flat, guards=tuple(kept))
+        guarded[path] = flat.guards[len(kept) :]
+    return steps, guarded
 
 
 def _result_of(path: str) -> str:

@@ -8,7 +8,7 @@ limits. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from rekindle.catalog.limits import limits
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.flatten import Flat, Output
 from rekindle.ir.graph import Importer, Step
-from rekindle.platforms.bundle import RESULT, channels_of, packed, read_by, task_of
+from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import requests, shapes
 from rekindle.platforms.sagemaker.site import Site, is_training
 
 _DAY_SECONDS = 86_400
 _ENTRY = Path(__file__).with_name("entry.py")
+_CONDITIONS = ("errors.py", "ir/condition.py")
 # what the hosts of a Training job need to find each other
 _RENDEZVOUS = ("errors.py", "launch/rendezvous.py", "platforms/sagemaker/rendezvous.py")
 
@@ -39,7 +40,6 @@ class Jobs:
         """The type of the step and its arguments."""
         step = flat.step
         assert isinstance(step, Step)
-        self._check_branches(flat)
         kind = "Training" if is_training(step) else "Processing"
         request = self._training(flat, step) if is_training(step) else self._processing(flat, step)
         if environment := self._environment(flat, step):
@@ -109,7 +109,7 @@ class Jobs:
 
     def _inputs(self, flat: Flat, step: Step, kind: str) -> dict[str, Any]:
         """What the job reads: S3 URIs by channel, its bundle among them."""
-        channels = channels_of(flat, self.site.flats)
+        channels = channels_of(flat, self.site.flats, self.site.guarded[flat.path])
         self._check_imports(channels)
         found = {"bundle": self._keep(self._task(flat, step))}
         found |= {channel: self.site.uri(source) for channel, source in channels.items()}
@@ -120,7 +120,8 @@ class Jobs:
     def _task(self, flat: Flat, step: Step) -> dict[str, Any]:
         given = {n: (variable, self.site.types[n]) for n, variable in self.site.given(flat).items()}
         known = {name: self.site.values[name] for name in self.site.fixed}
-        task = task_of(flat, step, self.site.flats, given, known)
+        guards = self.site.guarded[flat.path]
+        task = task_of(flat, step, self.site.flats, given, known, guards)
         if not is_training(step):
             return task
         nodes = step.distribution.nodes if step.distribution else 1
@@ -128,8 +129,11 @@ class Jobs:
 
     def _keep(self, task: Mapping[str, Any]) -> str:
         """Keep the bundle of a task; where it belongs."""
-        more = _RENDEZVOUS if "training" in task else ()
-        folder, files = packed(_ENTRY, more, json.dumps(task, sort_keys=True, allow_nan=False))
+        more = [*(_CONDITIONS if task.get("guards") else ())]
+        more += _RENDEZVOUS if "training" in task else ()
+        folder, files = packed(
+            _ENTRY, tuple(dict.fromkeys(more)), json.dumps(task, sort_keys=True, allow_nan=False)
+        )
         self.bundles |= {f"{folder}/{name}": content for name, content in files.items()}
         return f"{self.site.root}/{folder}"
 
@@ -159,18 +163,6 @@ class Jobs:
                 self.problem(
                     f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
                     importer.where, "copy it to S3, and import it from there",
-                )  # fmt: skip
-
-    def _check_branches(self, flat: Flat) -> None:
-        """What is read has to be there whenever the step runs."""
-        mine = {guard.path for guard in flat.guards}
-        read: Sequence[Output] = [s for s in read_by(flat) if isinstance(s, Output)]
-        for source in read:
-            if any(guard.path not in mine for guard in self.site.flats[source.path].guards):
-                self.problem(
-                    f"`{flat.path}` reads what `{source.path}` may not have made, because a "
-                    "condition is around it",
-                    flat.step.where, "read it under the same condition",
                 )  # fmt: skip
 
     def _count(self, flat: Flat, what: str, found: int, most: int) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.ir.flatten import Flat, Given, Output, sources
+from rekindle.ir.flatten import Flat, Given, Guard, Output, sources
 from rekindle.ir.graph import Importer, Step
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.spec.model import SageMakerSpec
@@ -17,12 +17,13 @@ ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """What all jobs of one compilation share: the flat steps by path, the names of their jobs, the
-    values of the pipeline's parameters with their types, and those that a run cannot change
-    (`fixed`)."""
+    """What all jobs of one compilation share: the flat steps by path, the conditions that a step
+    looks at itself (`guarded`), the names of jobs, the values of the pipeline's parameters with
+    their types, and those that a run cannot change (`fixed`)."""
 
     place: SageMakerSpec
     flats: Mapping[str, Flat]
+    guarded: Mapping[str, tuple[Guard, ...]]
     names: Mapping[str, str]
     types: Mapping[str, str]
     values: Mapping[str, Any]
@@ -36,7 +37,9 @@ class Site:
     def given(self, flat: Flat) -> dict[str, str]:
         """The pipeline's parameters that the step reads from its environment, each with its
         variable there."""
-        read = [s for source in flat.parameters.values() for s in sources(source)]
+        guarding = [s for guard in self.guarded[flat.path] for s in guard.values.values()]
+        given = (*flat.parameters.values(), *guarding)
+        read = [s for source in given for s in sources(source)]
         names = dict.fromkeys(s.name for s in read if isinstance(s, Given))
         open_ = [name for name in names if name in self.values and name not in self.fixed]
         return {name: f"REKINDLE_P{i}" for i, name in enumerate(open_)}

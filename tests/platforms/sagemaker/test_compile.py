@@ -244,7 +244,6 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "a volume": (module("behaviour").wants_a_volume, {"folder": "x"}, {}, "persistent volume claims"),
     "a secret": (module("behaviour").knows_a_secret, {"folder": "x"}, {}, "secrets in environment"),
     "a loop over an output": (module("same").loop_over_an_output, {}, {}, "ForEach"),
-    "OneOf": (module("same").one_of_artifacts, {}, {}, "may not have made"),
     "retries of several nodes": (spread(2, retry=True), {}, {}, "cannot be tried again without the others"),
     "an unknown machine of several": (spread(2, machine="ml.p9.48xlarge"), {}, {}, "none that the service knows"),
     "a training of months": (spread(2, max_run_hours=700), {}, {}, "672 at most"),

@@ -23,7 +23,10 @@ CASES = [
     "artifacts and metadata", "metrics", "output paths", "input path", "defaults", "integers",
     "nested pipelines", "environment", "loop over constants", "loop over structs", "list of artifacts",
     "nested loops with the item of the outer one", "loop over nested pipelines",
-    "artifact as a return value",
+    "artifact as a return value", "branch on a number: if", "branch on a number: elif",
+    "branch on a number: else", "branch on a bool: if", "branch on a bool: else", "branch on text",
+    "branch on text, not taken", "branch on a share", "branches inside a nested pipeline",
+    "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
 ]  # fmt: skip
 
 
@@ -32,6 +35,8 @@ def what_came_of_it(execution: Execution, s3: Any) -> dict[str, Any]:
     found = {}
     for name in execution.jobs:
         result = execution.result(name, s3)
+        if "skipped" in result:
+            continue
         artifacts = {n: [a["schema_title"], a["metadata"]] for n, a in result["artifacts"].items()}
         found[name] = [result["parameters"], artifacts]
     return found
@@ -53,7 +58,7 @@ def what_came_of_it_here(home: Path, pipeline: Any, arguments: dict[str, Any]) -
 def test_every_step_leaves_what_it_leaves_here(
     case: str, service: Pipelines, submitted: Submit, tmp_path: Path
 ) -> None:
-    pipeline, arguments = SAME.CASES[case]
+    pipeline, arguments, *_ = {**SAME.CASES, **SAME.KNOWN_BUGS}[case]
     execution = service.execute(submitted(pipeline, arguments))
     here = what_came_of_it_here(tmp_path / "home", pipeline, arguments)
     assert what_came_of_it(execution, service.s3) == here
