@@ -43,10 +43,10 @@ def _packages(module: str) -> Iterator[str]:
             yield folder.as_posix()
 
 
-def channels_of(flat: Flat, flats: Flats, guards: tuple[Guard, ...] = ()) -> dict[str, Output]:
+def channels_of(flat: Flat, guards: tuple[Guard, ...] = ()) -> dict[str, Output]:
     """What is mounted under which name: results of steps that the step and `guards` read, and
     artifacts."""
-    results = _results_of(flat, flats, guards)
+    results = _results_of(flat, guards)
     found = {channel: Output(path, RESULT) for path, channel in results.items()}
     return found | {channel: output for output, channel in _artifacts_of(flat).items()}
 
@@ -68,14 +68,14 @@ def _artifacts_of(flat: Flat) -> dict[Output, str]:
     return {output: f"artifact-{i}" for i, output in enumerate(read)}
 
 
-def _results_of(flat: Flat, flats: Flats, guards: tuple[Guard, ...]) -> dict[str, str]:
-    """Channels of results by the step's path; importers have none."""
+def _results_of(flat: Flat, guards: tuple[Guard, ...]) -> dict[str, str]:
+    """Channels of results by the step's path."""
     guarding = [source for guard in guards for source in guard.values.values()]
     read = [
         source.path
-        for value in (*flat.parameters.values(), *flat.artifacts.values(), *guarding)
+        for value in (*flat.parameters.values(), *guarding)
         for source in sources(value)
-        if isinstance(source, Output) and not isinstance(flats[source.path].step, Importer)
+        if isinstance(source, Output)
     ]
     return {path: f"result-{i}" for i, path in enumerate(dict.fromkeys(read))}
 
@@ -115,7 +115,7 @@ def task_of(
             },
         },
         "pipeline_parameters": {name: list(place) for name, place in given.items()},
-        "results": _results_of(flat, flats, guards),
+        "results": _results_of(flat, guards),
         "parameters": {n: _encoded(s, given, known) for n, s in flat.parameters.items()},
         "artifacts": {n: _artifacts(flat, s, flats) for n, s in flat.artifacts.items()},
         "guards": [
@@ -170,12 +170,11 @@ def _artifacts(flat: Flat, source: Source, flats: Flats) -> dict[str, Any]:
         artifact = producer.outputs.artifacts[one.name]
         entry: dict[str, Any] = {
             "channel": channels[one],
+            "imported": isinstance(producer, Importer),
             "schema_title": artifact.schema_title,
             "schema_version": artifact.schema_version,
         }
         if isinstance(producer, Importer):
             entry["metadata"] = dict(producer.metadata)
-        else:
-            entry |= {"step": one.path, "output": one.name}
         found.append(entry)
     return {"first": isinstance(source, FirstOf), "items": found}

@@ -6,10 +6,10 @@ far as compile time knows it. A platform's entry.py says where everything lies (
 `run`:
 
     inputs[bundle]                       the bundle
-    inputs[result-K]/result.json         parameters and metadata of the K-th step that is read
-    inputs[artifact-K]/data              an artifact that this step reads
+    inputs[result-K]/result.json         parameters of the K-th step that is read
+    inputs[artifact-K]/data, .rekindle   an artifact that this step reads, and its metadata
     outputs[rekindle-result]/result.json what this step leaves for others, and for conditions
-    outputs[NAME]/data                   its artifacts
+    outputs[NAME]/data, .rekindle        its artifacts
 
 Where the platform knows no conditions, those around the step are in its task: a step whose
 condition does not hold leaves a result that says so and nothing else. The process is its
@@ -173,22 +173,26 @@ class _Inputs:
 
     def artifacts(self, name: str, source: dict[str, Any]) -> list[dict[str, Any]]:
         """All artifacts of an input: of steps that ran, and of a choice the first."""
-        there = [item for item in source["items"] if self.ran(item.get("step", ""))]
-        return [self.artifact(name, item) for item in (there[:1] if source["first"] else there)]
+        found = [self.artifact(name, item) for item in source["items"]]
+        there = [artifact for artifact in found if artifact is not None]
+        return there[:1] if source["first"] else there
 
-    def artifact(self, name: str, source: dict[str, Any]) -> dict[str, Any]:
-        """An artifact as KFP's executor wants it, at its place in this container."""
-        told: dict[str, Any] = {"metadata": source.get("metadata", {})}
-        if "step" in source:
-            told = self.results[source["step"]]["artifacts"][source["output"]]
+    def artifact(self, name: str, source: dict[str, Any]) -> dict[str, Any] | None:
+        """An artifact as KFP's executor wants it, at its place in this container; None where the
+        step that makes it was skipped."""
         place = self.place.inputs[source["channel"]]
+        told: dict[str, Any] = {"metadata": source.get("metadata", {})}
+        if not source["imported"]:
+            told = json.loads((place / MARK).read_text(encoding="utf-8"))
+        if "skipped" in told:
+            return None
         return {
             "name": name,
             "type": {
                 "schemaTitle": source["schema_title"],
                 "schemaVersion": source["schema_version"],
             },
-            "uri": str(place / "data" if "step" in source else _only(place)),
+            "uri": str(_only(place) if source["imported"] else place / "data"),
             "metadata": told["metadata"],
         }
 
@@ -265,8 +269,9 @@ def _leave(place: Place, content: dict[str, Any]) -> None:
         folder, actual = place.outputs[name], Path(artifact["uri"])
         if actual != folder / "data" and actual.exists():  # a component may return its own place
             (shutil.copytree if actual.is_dir() else shutil.copy2)(actual, folder / "data")
-    for folder in place.outputs.values():  # nobody can mount a place in a store with nothing in it
-        (folder / MARK).write_text("{}", encoding="utf-8")
+    for name, folder in place.outputs.items():  # nobody can mount a place with nothing in it
+        told = content if "skipped" in content else content["artifacts"].get(name, {})
+        (folder / MARK).write_text(json.dumps(told), encoding="utf-8")
     (place.outputs[RESULT] / "result.json").write_text(json.dumps(content), encoding="utf-8")
 
 

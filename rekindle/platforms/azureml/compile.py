@@ -168,7 +168,7 @@ class _Compiler:
     def _mounted(self, flat: Flat) -> dict[str, tuple[str, Output]]:
         """Channels by the name of the input, each with what lies there; results of steps that are
         only waited for come last."""
-        channels = channels_of(flat, self.flats, flat.guards)
+        channels = channels_of(flat, flat.guards)
         read = {output.path for output in channels.values()}
         waits = [p for p in flat.after if p not in read and isinstance(self.flats[p].step, Step)]
         channels |= {f"after-{i}": Output(path, RESULT) for i, path in enumerate(waits)}

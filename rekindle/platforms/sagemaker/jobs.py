@@ -109,7 +109,7 @@ class Jobs:
 
     def _inputs(self, flat: Flat, step: Step, kind: str) -> dict[str, Any]:
         """What the job reads: S3 URIs by channel, its bundle among them."""
-        channels = channels_of(flat, self.site.flats, self.site.guarded[flat.path])
+        channels = channels_of(flat, self.site.guarded[flat.path])
         self._check_imports(channels)
         found = {"bundle": self._keep(self._task(flat, step))}
         found |= {channel: self.site.uri(source) for channel, source in channels.items()}

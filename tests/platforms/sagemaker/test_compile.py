@@ -151,16 +151,14 @@ def test_loops_and_nested_pipelines_are_steps_of_their_own() -> None:
 
 def many_inputs() -> Any:
     @component
-    def ten(
-        a: dsl.Input[dsl.Dataset], b: dsl.Input[dsl.Dataset], c: dsl.Input[dsl.Dataset],
-        d: dsl.Input[dsl.Dataset], e: dsl.Input[dsl.Dataset], f: dsl.Input[dsl.Dataset],
-    ):  # fmt: skip
-        print(a)
+    def eleven(data: dsl.Input[list[dsl.Dataset]]):
+        print(data)
 
     @dsl.pipeline(name="wide")
     def wide() -> None:
-        made = [make(n=i, text="").outputs["data"] for i in range(6)]
-        ten(a=made[0], b=made[1], c=made[2], d=made[3], e=made[4], f=made[5])
+        with dsl.ParallelFor(list(range(10))) as i:
+            made = make(n=i, text="")
+        eleven(data=dsl.Collected(made.outputs["data"]))
 
     return wide
 
@@ -234,7 +232,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "a missing argument": (pipeline, {}, {}, "needs `n`"),
     "an argument of another type": (pipeline, {"n": "x"}, {}, "not a whole number"),
     "an unknown argument": (pipeline, {"n": 1, "m": 2}, {}, "no parameter `m`"),
-    "too many inputs": (many_inputs(), {}, {}, "13 inputs"),
+    "too many inputs": (many_inputs(), {}, {}, "11 inputs"),
     "more CPUs than there are": (changed(set_cpu_limit=["500"]), {}, {}, "no machine has"),
     "a name of a pipeline": (compile_function(changed()).replace("name: changed", "name: a_b"), {}, {}, "no name of a pipeline"),
     "an accelerator": (changed(set_accelerator_type=["TPU_V3"], set_accelerator_limit=[1]), {}, {}, "no machine has the 1 GPUs TPU"),

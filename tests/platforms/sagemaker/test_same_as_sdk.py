@@ -122,7 +122,6 @@ def with_sdk(bundles: dict[str, str]) -> dict[str, Any]:
     outputs = first.properties.ProcessingOutputConfig.Outputs
     channels = {
         "artifact-0": outputs["data"].S3Output.S3Uri, "bundle": bundles["train"],
-        "result-0": outputs[RESULT].S3Output.S3Uri,
     }  # fmt: skip
     trainer = ModelTrainer(
         sagemaker_session=session, role=PLACE["role_arn"], training_image=IMAGE,
@@ -164,7 +163,6 @@ def with_sdk(bundles: dict[str, str]) -> dict[str, Any]:
         [
             given("artifact-0", Join(on="/", values=[folder, job, "output/model", "model"])),
             given("bundle", bundles["report"]),
-            given("result-0", Join(on="/", values=[folder, job, "output/model", RESULT])),
         ],
         [RESULT],
     )
