@@ -83,3 +83,69 @@ def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[s
         for task in component.get("dag", {}).get("tasks", {}).values():
             if components[task["componentRef"]["name"]].get("executorLabel") in labels:
                 yield task
+
+
+def with_output(
+    spec: Mapping[str, Any], labels: Container[str], name: str, schema_title: str
+) -> dict[str, Any]:
+    """The pipeline with one more output artifact for the executors in `labels`, so that they have a
+    place of their own under the pipeline root."""
+    made = copy.deepcopy(dict(spec))
+    kind = {"artifactType": {"schemaTitle": schema_title, "schemaVersion": "0.0.1"}}
+    for component in made["components"].values():
+        if component.get("executorLabel") in labels:
+            outputs = component.setdefault("outputDefinitions", {})
+            outputs.setdefault("artifacts", {})[name] = kind
+    return made
+
+
+def with_retries(
+    spec: Mapping[str, Any], labels: Container[str], more: int, for_seconds: int
+) -> dict[str, Any]:
+    """The pipeline with `more` retries for the tasks of the executors in `labels`.
+
+    KFP hands `backoffMaxDuration` to Argo as `maxDuration`, which is not the longest pause but the
+    time since the first attempt in which there are retries at all; hence `for_seconds`."""
+    made = copy.deepcopy(dict(spec))
+    for task in tasks_of(made, labels):
+        policy = {"backoffDuration": "10s", "backoffFactor": 2.0, **task.get("retryPolicy", {})}
+        policy["maxRetryCount"] = int(policy.get("maxRetryCount", 0)) + more
+        policy["backoffMaxDuration"] = f"{for_seconds}s"
+        task["retryPolicy"] = policy
+    return made
+
+
+def with_secrets(
+    spec: Mapping[str, Any],
+    settings: Sequence[Mapping[str, Any]],
+    secrets: Mapping[str, tuple[str, str]],
+    bare: Container[str] = (),
+) -> list[dict[str, Any]]:
+    """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
+    step: variable -> name of the secret, key in it. Executors in `bare` lose all other settings."""
+    documents = [copy.deepcopy(dict(document)) for document in settings]
+    if not documents:
+        documents = [{"platforms": {}}]
+    kubernetes = documents[0].setdefault("platforms", {}).setdefault("kubernetes", {})
+    wishes = kubernetes.setdefault("deploymentSpec", {}).setdefault("executors", {})
+    for label, executor in spec.get("deploymentSpec", {}).get("executors", {}).items():
+        if label in bare:
+            wishes.pop(label, None)
+        if "container" in executor and secrets:
+            wanted = wishes.setdefault(label, {}).setdefault("secretAsEnv", [])
+            wanted += [_secret_as_env(env, *place) for env, place in sorted(secrets.items())]
+    if not wishes:
+        del kubernetes["deploymentSpec"]
+    if not kubernetes:
+        del documents[0]["platforms"]["kubernetes"]
+    return [document for document in documents if document["platforms"]]
+
+
+def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
+    """As kfp-kubernetes writes it."""
+    return {
+        "keyToEnv": [{"envVar": env, "secretKey": key}],
+        "optional": False,
+        "secretName": name,
+        "secretNameParameter": {"runtimeValue": {"constant": name}},
+    }
