@@ -14,7 +14,6 @@ import contextlib
 import copy
 import dataclasses
 import datetime
-import itertools
 import json
 import os
 import re
@@ -80,6 +79,8 @@ class FakeCluster:
         self.troubles: list[Trouble] = []
         self.requests: list[str] = []
         self.environment: dict[str, str] = {}
+        # lines after which a log that is followed breaks off, twice as many each time
+        self.longest_log: int | None = None
         self.tokens = {"token-1": ACCOUNT, "admin": ADMIN}
         text = (MANIFESTS / "rbac.yaml").read_text() if rbac is None else rbac
         self.rules = [
@@ -495,12 +496,13 @@ class Handler(BaseHTTPRequestHandler):
         if query["container"] != "node" or place["name"] not in cluster.pods:
             raise Refused(404, "no such container")
         self.send_response(200)
-        self.send_header("Connection", "close")
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self.close_connection = True
         with contextlib.suppress(OSError):
             for line in lines_of(cluster, place["name"], query):
-                self.wfile.write(line)
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+            self.wfile.write(b"0\r\n\r\n")
 
 
 class Server(ThreadingHTTPServer):
@@ -530,9 +532,20 @@ def lines_of(cluster: FakeCluster, pod: str, query: dict[str, str]) -> Any:
                 return
             time.sleep(0.02)
 
-    lines = (line for line in stamped() if line.decode() >= query.get("sinceTime", ""))
+    lines = (line for line in stamped() if line.decode() >= query.get("sinceTime", "").rstrip("Z"))
     if "tailLines" in query:
-        lines = iter(list(lines)[-int(query["tailLines"]) :])
+        whole = list(lines)
+        lines = iter(whole[len(whole) - min(len(whole), int(query["tailLines"])) :])
     if query.get("timestamps") != "true":
         lines = (line.partition(b" ")[2] for line in lines)
-    return itertools.chain(lines)
+    if follow and cluster.longest_log is not None:
+        cluster.longest_log *= 2
+        lines = _breaking_off(lines, cluster.longest_log)
+    return lines
+
+
+def _breaking_off(lines: Any, most: int) -> Any:
+    for i, line in enumerate(lines):
+        if i == most:
+            raise BrokenPipeError
+        yield line

@@ -78,18 +78,24 @@ class Cluster:
         return status not in (404, 409)
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
-        """Lines of a log as they come, until its end or the connection's; nothing if it cannot be
-        had now."""
+        """Lines of a log as they come, until its end; none if there is no such log. OSError if the
+        connection ends before, or there is none."""
         connection = self._connection(_STREAM_SECONDS)
-        with (
-            contextlib.closing(connection),
-            contextlib.suppress(OSError, http.client.HTTPException),
-        ):
-            connection.request("GET", _target(path, query), headers=self._headers())
-            answer = connection.getresponse()
-            if answer.status == 200:
-                for line in answer:
-                    yield line.decode(errors="replace").rstrip("\n")
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", _target(path, query), headers=self._headers())
+                answer = connection.getresponse()
+                if answer.status not in (200, 404):
+                    raise OSError(f"{answer.status} {answer.reason}")
+                rest = b""
+                # not `for line in answer`, to which a connection that broke looks like the end
+                while answer.status == 200 and (content := answer.read1(1 << 16)):
+                    *whole, rest = (rest + content).split(b"\n")
+                    yield from (line.decode(errors="replace") for line in whole)
+                if rest:
+                    yield rest.decode(errors="replace")
+            except http.client.HTTPException as error:
+                raise OSError(f"{type(error).__name__}: {error}") from error
 
     def _patiently(
         self, method: str, path: str, query: Mapping[str, str], body: Any = None

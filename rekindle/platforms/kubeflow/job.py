@@ -7,8 +7,10 @@ follows node rank 0 keeps the last lines."""
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -84,7 +86,8 @@ def failure(cluster: Cluster, namespace: str, job: Mapping[str, Any], heard: str
         what += f"; node {rank_of(pod)} ended with exit code {code}"
         where = f"pod {namespace}/{pod_name}"
         path = f"/api/v1/namespaces/{namespace}/pods/{pod_name}/log"
-        heard = "\n".join(cluster.lines(path, container=NODE, tailLines="200")) or heard
+        with contextlib.suppress(OSError):
+            heard = "\n".join(cluster.lines(path, container=NODE, tailLines="200")) or heard
     kind, message = failure_from_log(heard)
     said = f"{kind}: {message}" if kind else message
     lines = [line for line in heard.splitlines() if line.strip()][-_LAST_LINES:]
@@ -119,17 +122,15 @@ class Follower:
     def follow(self) -> None:
         done, since = "", ""
         while True:
-            last = (
-                self.ending.is_set()
-            )  # asked before looking, so that one look comes after the end
-            pod = self.pod()
+            last = self.ending.is_set()  # asked before looking: one look comes after the end
+            pod, whole = self.pod(), True
             if pod is not None and pod["metadata"]["uid"] != done:
-                since = self.copy(pod["metadata"]["name"], since)
-                if pod["status"].get("phase") in ("Succeeded", "Failed"):
+                since, whole = self.copy(pod["metadata"]["name"], since)
+                if whole and pod["status"].get("phase") in ("Succeeded", "Failed"):
                     done, since = pod["metadata"]["uid"], ""
-            if last:
+            if last and whole:
                 return
-            self.ending.wait(self.poll_seconds)
+            time.sleep(self.poll_seconds)
 
     def pod(self) -> dict[str, Any] | None:
         """The newest pod of node rank 0 that has begun; None as well if nobody can say now."""
@@ -141,19 +142,21 @@ class Follower:
         mine = [p for p in pods if rank_of(p) == 0 and p.get("status", {}).get("phase") in begun]
         return mine[0] if mine else None
 
-    def copy(self, pod: str, since: str) -> str:
+    def copy(self, pod: str, since: str) -> tuple[str, bool]:
         """Copy what was said after `since`, a time as Kubernetes writes it; the time of the last
-        line."""
+        line, and whether that was the end and not only that of the connection."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         query = {"container": NODE, "follow": "true", "timestamps": "true"}
         if since:
             query["sinceTime"] = since.partition(".")[0].rstrip("Z") + "Z"  # whole seconds only
-        for line in self.cluster.lines(path, **query):
-            at, _, text = line.partition(" ")
-            if since and at.rstrip("Z") <= since.rstrip("Z"):
-                continue
-            since = at
-            self.heard.append(text)
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
-        return since
+        try:
+            for line in self.cluster.lines(path, **query):
+                at, _, text = line.partition(" ")
+                if not since or at.rstrip("Z") > since.rstrip("Z"):
+                    since = at
+                    self.heard.append(text)
+                    sys.stdout.write(f"{text}\n")
+                    sys.stdout.flush()
+        except OSError:
+            return since, False
+        return since, True

@@ -199,6 +199,19 @@ def test_a_step_with_a_retry_is_attempted_again_under_the_next_name(
     assert cluster.created == [cluster.created[0], f"{cluster.created[0]}-2"]
 
 
+def test_a_log_that_breaks_off_again_and_again_is_streamed_whole_and_once(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.longest_log = 3
+    step = Step(tmp_path, cluster)
+    assert step.pod().wait(60) == 0, step.said()
+    (pod,) = [n for n, p in cluster.pods.items() if "-node-0-0-" in n]
+    spoken = [line.partition(" ")[2] for line in cluster.logs[pod].read_text().splitlines()]
+    assert len(spoken) > 10
+    heard = [line for line in step.said().splitlines() if not line.startswith("TrainJob ")]
+    assert heard == spoken
+
+
 def test_a_preempted_node_restarts_the_job_and_not_the_launcher(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
