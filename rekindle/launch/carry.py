@@ -52,20 +52,12 @@ def delivered(
         if "://" not in uri:
             uri = planned[name]["artifacts"][0]["uri"]
             store(here, uri)
-        kind = {key: artifact[key] for key in ("schema_title", "schema_version")}
-        found[name] = {
-            "artifacts": [
-                {
-                    "name": name,
-                    "type": {
-                        "schemaTitle": kind["schema_title"],
-                        "schemaVersion": kind["schema_version"],
-                    },
-                    "uri": uri,
-                    "metadata": artifact["metadata"],
-                }
-            ]
+        kind = {
+            "schemaTitle": artifact["schema_title"],
+            "schemaVersion": artifact["schema_version"],
         }
+        one = {"name": name, "type": kind, "uri": uri, "metadata": artifact["metadata"]}
+        found[name] = {"artifacts": [one]}
     return found
 
 
