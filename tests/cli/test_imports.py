@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "transformers", "datasets", "mlflow", "kfp", "sklearn", "pandas", "boto3")
+HEAVY = (
+    "torch",
+    "transformers",
+    "datasets",
+    "mlflow",
+    "kfp",
+    "sklearn",
+    "pandas",
+    "boto3",
+    "kubernetes",
+)
 ROOT = Path(__file__).parents[2]
 CODE = """
 import json, sys
@@ -62,6 +72,8 @@ def test_the_verb_loads_nothing_heavy(folder, words):
         "rekindle.cli.main",
         "rekindle.spec",
         "rekindle.ir.read",
+        "rekindle.platforms.kubeflow.launcher",
+        "rekindle.platforms.kubeflow.node",
         "rekindle.platforms.local.execute",
         "rekindle.report.card",
     ],

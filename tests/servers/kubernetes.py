@@ -172,6 +172,8 @@ class FakeCluster:
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         place = {key: value or "" for key, value in match.groupdict().items()}
         if place["resource"].endswith("subjectaccessreviews"):
+            if user != ADMIN and "self" not in place["resource"]:
+                raise Refused(403, f'User "{user}" cannot create resource "subjectaccessreviews"')
             return 201, self.review(body, user if "self" in place["resource"] else "")
         self.authorize(method, place, user)
         with self.lock:

@@ -25,6 +25,7 @@ from rekindle.errors import StepError
 log = logging.getLogger(__name__)
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+IN_CLUSTER = "https://kubernetes.default.svc"
 _PASSING = frozenset({401, 408, 429, 500, 502, 503, 504})
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _REQUEST_SECONDS = 30.0
@@ -43,11 +44,13 @@ class Stopped(Exception):
 @dataclasses.dataclass(frozen=True)
 class Cluster:
     """An API server, and how to speak to it: `token` is a text, or a file of one; `authority` a
-    file or text of certificates. `stopping` interrupts what waits."""
+    file or text of certificates, `certificate` our own with its key. `stopping` interrupts what
+    waits."""
 
     server: str
     token: str | Path = ""
     authority: str | Path = ""
+    certificate: tuple[Path, Path] | None = None
     stopping: threading.Event = dataclasses.field(default_factory=threading.Event)
     patience_seconds: float = 300.0
 
@@ -148,6 +151,8 @@ class Cluster:
             if isinstance(self.authority, Path)
             else ssl.create_default_context(cadata=self.authority or None)
         )
+        if self.certificate:
+            context.load_cert_chain(*self.certificate)
         return http.client.HTTPSConnection(place.netloc, timeout=timeout_seconds, context=context)
 
     def _headers(self) -> dict[str, str]:
@@ -162,7 +167,7 @@ def _target(path: str, query: Mapping[str, str]) -> str:
 
 def _refused(method: str, path: str, status: int, answer: Mapping[str, Any]) -> StepError:
     fix = {
-        403: "apply the rbac.yaml that `rekindle doctor --platform kubeflow` prints",
+        403: "grant it; `rekindle doctor --platform kubeflow` prints the least that a run needs",
         404: "install Kubeflow Trainer v2.3 or newer in the cluster",
     }
     what = f"the API server refuses with {status}: {answer.get('message', '')}"

@@ -27,7 +27,13 @@ from rekindle.errors import RekindleError, StepError
 from rekindle.ir.uris import PREFIX, as_place, read_place
 from rekindle.launch import carry
 from rekindle.platforms.kubeflow import trainjob
-from rekindle.platforms.kubeflow.cluster import ACCOUNT, Cluster, Conflict, Stopped
+from rekindle.platforms.kubeflow.cluster import (
+    ACCOUNT,
+    IN_CLUSTER,
+    Cluster,
+    Conflict,
+    Stopped,
+)
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
 from rekindle.platforms.kubeflow.job import (
     Follower,
@@ -73,9 +79,8 @@ def main(words: list[str]) -> int:
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
     parser = argparse.ArgumentParser(prog="launcher")
-    parser.add_argument("--server", default=f"https://{host}:{port}")
+    parser.add_argument("--server", default=IN_CLUSTER)
     parser.add_argument("--account", type=Path, default=ACCOUNT)
     pod = os.environ.get("KFP_POD_NAME") or os.environ.get("HOSTNAME", "")
     parser.add_argument("--pod", default=pod)
@@ -236,10 +241,9 @@ class Launch:
 
     def farewell(self) -> int:
         """We were told to end: with the job if the run ends, without it if only this pod does."""
-        cluster = Cluster(
-            self.cluster.server, self.cluster.token, self.cluster.authority,
-            patience_seconds=_FAREWELL_SECONDS,
-        )  # fmt: skip
+        cluster = Cluster.around(
+            self.account, self.cluster.server, patience_seconds=_FAREWELL_SECONDS
+        )
         try:
             workflow = cluster.get(self.run.path)
             reason = ending(workflow, str(self.run.workflow["uid"]), utc_now())

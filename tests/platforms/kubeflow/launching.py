@@ -112,13 +112,18 @@ class Step:
     """The launcher step of one run: what KFP's driver decided, which every pod of it gets."""
 
     def __init__(
-        self, folder: Path, cluster: FakeCluster, source: Any = pipeline, **values: Any
+        self,
+        folder: Path,
+        cluster: FakeCluster,
+        source: Any = pipeline,
+        component: str = "train",
+        **values: Any,
     ) -> None:
         self.folder, self.cluster = folder, cluster
         spec = compiled(source)
-        self.container = spec["deploymentSpec"]["executors"]["exec-train"]["container"]
-        component = spec["components"]["comp-train"]
-        defaults = component["inputDefinitions"]["parameters"]
+        self.container = spec["deploymentSpec"]["executors"][f"exec-{component}"]["container"]
+        made = spec["components"][f"comp-{component}"]
+        defaults = made["inputDefinitions"]["parameters"]
         given = {n: d["defaultValue"] for n, d in defaults.items() if "defaultValue" in d}
         data = folder / "store" / "data"
         data.parent.mkdir(parents=True, exist_ok=True)
@@ -130,11 +135,11 @@ class Step:
             "outputs": {
                 "parameters": {
                     n: {"outputFile": str(folder / "kfp" / n)}
-                    for n in component["outputDefinitions"]["parameters"]
+                    for n in made["outputDefinitions"]["parameters"]
                 },
                 "artifacts": {
                     n: {"artifacts": [{"name": n, "uri": f"file://{self.outputs}/{n}", "type": d["artifactType"]}]}
-                    for n, d in component["outputDefinitions"]["artifacts"].items()
+                    for n, d in made["outputDefinitions"]["artifacts"].items()
                 },
                 "outputFile": str(folder / "kfp" / "output_metadata.json"),
             },

@@ -1,8 +1,6 @@
 """The launcher against an API server that is strict: a dataset goes in, a model and a bool come
 out, and whatever is killed in between, there is one job, never two, none left over, none lost."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -10,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kfp import dsl
 
+import rekindle
 from rekindle.ir.uris import PREFIX, read_place
-from tests.platforms.kubeflow.launching import STEP, Step, kill, pipeline_retried, until
+from tests.platforms.kubeflow.launching import STEP, Step, kill, make, pipeline_retried, until
 from tests.servers.kubernetes import FakeCluster, Trouble
 
 
@@ -297,7 +297,7 @@ def test_a_permission_that_is_missing_is_named(verb: str, tmp_path: Path) -> Non
             cluster.terminate_run("run")
         assert launcher.wait(30) == 1
         assert f"cannot {verb} resource" in step.said()
-        assert "rbac.yaml" in step.said()
+        assert "rekindle doctor --platform kubeflow" in step.said()
 
 
 def test_a_launcher_step_that_others_read_says_where_its_artifacts_are(
@@ -324,6 +324,41 @@ def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(
     assert step.pod(node=f"{STEP}(0)").wait(60) == 1
     assert f"there is a TrainJob {name} that is not ours" in step.said()
     assert cluster.active() == [name]
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def train_ranks(data: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model]) -> bool:
+    from pathlib import Path
+
+    from rekindle.launch.torchrun import torchrun
+    from rekindle.spec.model import TrainSpec
+
+    script = Path("ranks.py").absolute()
+    script.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.tensor([dist.get_rank() + 1.0])\n"
+        "dist.all_reduce(total)\n"
+        "if dist.get_rank() == 0:\n"
+        "    open(sys.argv[1], 'w').write(f'{dist.get_world_size()} ranks, {total.item():g}')\n"
+        "dist.destroy_process_group()\n"
+    )
+    entrypoint = f"{script} {model.path}"
+    torchrun(entrypoint.split(), TrainSpec(entrypoint=entrypoint), status=Path("status"))
+    return True
+
+
+@dsl.pipeline(name="ranks")
+def ranks():
+    rekindle.distribute(train_ranks(data=make().outputs["data"]), nodes=2)
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_nodes_is_one_gang(cluster: FakeCluster, tmp_path: Path) -> None:
+    step = Step(tmp_path, cluster, ranks, component="train-ranks")
+    assert step.pod().wait(240) == 0, step.said()
+    assert step.output()["parameterValues"]["Output"] is True
+    assert (step.outputs / "model").read_text() == "2 ranks, 3"
 
 
 def test_what_is_created_is_what_the_definition_says(cluster: FakeCluster, tmp_path: Path) -> None:

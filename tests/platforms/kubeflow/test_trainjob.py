@@ -2,6 +2,9 @@
 
 import datetime
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,33 @@ def test_the_golden_file_is_what_a_step_on_two_nodes_becomes(
         GOLDEN.parent.mkdir(exist_ok=True)
         GOLDEN.write_bytes(content)
     assert content == GOLDEN.read_bytes(), "run `make generate` and read the difference"
+
+
+def test_the_same_input_gives_the_same_bytes_in_any_process_and_loads_nothing_heavy(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "p.yaml"
+    source.write_text(compile_function(rich))
+    code = (
+        "import sys, pathlib, json\n"
+        "from rekindle.ir.read import read\n"
+        "from rekindle.platforms.kubeflow.compile import compile\n"
+        "from rekindle.spec.model import KubeflowSpec\n"
+        "text = pathlib.Path(sys.argv[1]).read_text()\n"
+        "place = KubeflowSpec(**json.loads(sys.argv[2]))\n"
+        "sys.stdout.buffer.write(*compile(text, read(text), {}, place).files.values())\n"
+        "heavy = {'kfp', 'torch', 'kubernetes', 'fsspec', 'kubeflow_trainer_api'}\n"
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)\n"
+    )
+    made = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(source), RICH.model_dump_json()], cwd=folder,
+            env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True,
+        ).stdout
+        for seed, folder in (("1", tmp_path), ("2", Path.cwd()), ("3", Path("/")))
+    ]  # fmt: skip
+    assert made[0]
+    assert len(set(made)) == 1
 
 
 def test_kfp_takes_it_and_nothing_of_the_extension_is_left() -> None:
