@@ -105,7 +105,8 @@ def with_retries(
     """The pipeline with `more` retries for the tasks of the executors in `labels`.
 
     KFP hands `backoffMaxDuration` to Argo as `maxDuration`, which is not the longest pause but the
-    time since the first attempt in which there are retries at all; hence `for_seconds`."""
+    time since the first attempt in which there are retries, and in which pods may run at all
+    (processNodeRetries in argo-workflows); hence `for_seconds`."""
     made = copy.deepcopy(dict(spec))
     for task in tasks_of(made, labels):
         policy = {"backoffDuration": "10s", "backoffFactor": 2.0, **task.get("retryPolicy", {})}

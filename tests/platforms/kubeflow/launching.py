@@ -28,7 +28,9 @@ PLACE = KubeflowSpec(image="example.com/launcher@sha256:0", secrets={"WORD": "wo
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def make(data: dsl.Output[dsl.Dataset]):
-    pass
+    from pathlib import Path
+
+    Path(data.path).write_text("a b c")
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -83,8 +85,11 @@ def train(
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def look(model: dsl.Input[dsl.Model], good: bool):
-    pass
+def look(model: dsl.Input[dsl.Model], good: bool) -> str:
+    from pathlib import Path
+
+    assert good
+    return Path(model.path, "weights", "total.txt").read_text()
 
 
 @dsl.pipeline(name="two-nodes")

@@ -4,15 +4,26 @@ out, and whatever is killed in between, there is one job, never two, none left o
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from kfp import dsl
 
 import rekindle
 from rekindle.ir.uris import PREFIX, read_place
-from tests.platforms.kubeflow.launching import STEP, Step, kill, make, pipeline_retried, until
+from tests.platforms.kubeflow.launching import (
+    STEP,
+    Step,
+    compiled,
+    kill,
+    make,
+    pipeline_retried,
+    until,
+)
 from tests.servers.kubernetes import FakeCluster, Trouble
 
 
@@ -359,6 +370,41 @@ def test_torchrun_on_two_nodes_is_one_gang(cluster: FakeCluster, tmp_path: Path)
     assert step.pod().wait(240) == 0, step.said()
     assert step.output()["parameterValues"]["Output"] is True
     assert (step.outputs / "model").read_text() == "2 ranks, 3"
+
+
+# KFP's SubprocessRunner takes only what looks like kfp.dsl.executor_main
+LAUNCHER = """
+# kfp.dsl.executor_main
+import sys
+from rekindle.platforms.kubeflow.launcher import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_kfp_runs_the_whole_definition_with_the_launcher_in_it(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    spec = compiled()
+    container = spec["deploymentSpec"]["executors"]["exec-train"]["container"]
+    container["command"] = [
+        "python3", "-c", LAUNCHER, "--server", cluster.url, "--account", str(cluster.account),
+        "--poll", "0.05", "--pod", cluster.start_pod("run", STEP),
+    ]  # fmt: skip
+    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(spec))
+    code = (
+        "import sys\n"
+        "from kfp import components, local\n"
+        "local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2])\n"
+        "components.load_component_from_file(sys.argv[1])()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "pipeline.yaml"), str(tmp_path / "root")],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (reported,) = (tmp_path / "root").glob("*/look/executor_output.json")
+    assert json.loads(reported.read_text()) == {"parameterValues": {"Output": "6"}}
+    assert len(cluster.created) == 1
 
 
 def test_what_is_created_is_what_the_definition_says(cluster: FakeCluster, tmp_path: Path) -> None:
