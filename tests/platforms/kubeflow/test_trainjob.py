@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kfp import components, dsl, kubernetes
 
@@ -291,6 +291,8 @@ def test_what_a_trainjob_cannot_carry_is_refused_with_its_place(source, place, w
 
 
 @given(st.text(max_size=80), st.text(min_size=1), st.integers(1, 10_000))
+@example("train" * 20, "run", 9_999)
+@example("9-to-5", "run", 1)
 def test_a_name_leaves_room_for_the_names_of_its_pods(
     step: str, identity: str, attempt: int
 ) -> None:
