@@ -15,6 +15,7 @@ from kfp import dsl
 
 import rekindle
 from rekindle.ir.uris import PREFIX, read_place
+from rekindle.platforms.kubeflow.node import installed
 from tests.platforms.kubeflow.launching import (
     STEP,
     Step,
@@ -173,6 +174,16 @@ def test_a_job_goes_with_its_run(cluster: FakeCluster, tmp_path: Path) -> None:
     cluster.delete_run("run")
     assert launcher.wait(30) != 0
     assert cluster.jobs == {}
+
+
+def test_a_job_that_somebody_deletes_fails_the_step(cluster: FakeCluster, tmp_path: Path) -> None:
+    step = Step(tmp_path, cluster, gate=str(tmp_path / "never"))
+    launcher = step.pod()
+    until(lambda: "node 0 of 2 begins" in step.said(), "the first line")
+    (name,) = cluster.jobs
+    cluster.remove_job(name)
+    assert launcher.wait(30) == 1
+    assert f"TrainJob {name} was deleted while it ran" in step.said()
 
 
 def test_a_job_that_fails_fails_the_step_with_the_last_words_of_the_node_that_failed(
@@ -335,6 +346,12 @@ def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(
     assert step.pod(node=f"{STEP}(0)").wait(60) == 1
     assert f"there is a TrainJob {name} that is not ours" in step.said()
     assert cluster.active() == [name]
+
+
+def test_a_package_that_cannot_be_installed_fails_the_node() -> None:
+    pip = {"needed": [], "runtime": ["kfp==2.17.0"], "options": ["--no-index"]}
+    assert installed(pip) == 0, "KFP's runtime is here"
+    assert installed({**pip, "needed": ["no-such-package-anywhere"]}) == 1
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
