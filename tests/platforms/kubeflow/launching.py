@@ -17,6 +17,7 @@ import rekindle
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.ir.uris import PREFIX, as_place
+from rekindle.launch import carry
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
 from rekindle.spec.model import KubeflowSpec
 from tests.servers.kubernetes import FakeCluster
@@ -122,18 +123,19 @@ class Step:
         cluster: FakeCluster,
         source: Any = pipeline,
         component: str = "train",
+        store: str = "",
+        place: KubeflowSpec = PLACE,
         **values: Any,
     ) -> None:
         self.folder, self.cluster = folder, cluster
-        spec = compiled(source)
+        spec = compiled(source, place)
         self.container = spec["deploymentSpec"]["executors"][f"exec-{component}"]["container"]
         made = spec["components"][f"comp-{component}"]
         defaults = made["inputDefinitions"]["parameters"]
         given = {n: d["defaultValue"] for n, d in defaults.items() if "defaultValue" in d}
-        data = folder / "store" / "data"
-        data.parent.mkdir(parents=True, exist_ok=True)
-        data.write_text("a b c")
-        given[f"{PREFIX}data"] = as_place(f"file://{data}", {"rows": 3})
+        store = store or f"file://{folder}/store"
+        carry.write_text(f"{store}/data", "a b c")
+        given[f"{PREFIX}data"] = as_place(f"{store}/data", {"rows": 3})
         self.outputs = folder / "store" / "outputs"
         self.executor_input = {
             "inputs": {"parameterValues": {**given, **values}},
@@ -143,7 +145,7 @@ class Step:
                     for n in made["outputDefinitions"]["parameters"]
                 },
                 "artifacts": {
-                    n: {"artifacts": [{"name": n, "uri": f"file://{self.outputs}/{n}", "type": d["artifactType"]}]}
+                    n: {"artifacts": [{"name": n, "uri": f"{store}/outputs/{n}", "type": d["artifactType"]}]}
                     for n, d in made["outputDefinitions"]["artifacts"].items()
                 },
                 "outputFile": str(folder / "kfp" / "output_metadata.json"),

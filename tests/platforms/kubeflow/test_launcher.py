@@ -9,14 +9,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 import yaml
 from kfp import dsl
 
 import rekindle
 from rekindle.ir.uris import PREFIX, read_place
+from rekindle.launch import carry
 from rekindle.platforms.kubeflow.node import installed
 from tests.platforms.kubeflow.launching import (
+    PLACE,
     STEP,
     Step,
     compiled,
@@ -65,6 +68,36 @@ def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(
     assert owner["kind"] == "Workflow"
 
 
+def test_artifacts_in_s3_and_the_credentials_in_secrets(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    pytest.importorskip("moto", reason="moto[server] is a developer's dependency")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    place = PLACE.model_copy(update={"secrets": {name: f"store/{name}" for name in CREDENTIALS}})
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server,
+    ):
+        assert server.stderr is not None
+        found = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in server.stderr)
+        values = {**CREDENTIALS, "AWS_ENDPOINT_URL": next(match[0] for match in found if match)}
+        for name, value in values.items():  # as KFP sets them in the launcher's pod
+            patch.setenv(name, value)
+            cluster.secrets["store", name] = value
+        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("lake")
+        step = Step(tmp_path, cluster, place=place, store="s3://lake/kfp")
+        assert step.pod().wait(60) == 0, step.said()
+        (model,) = step.output()["artifacts"]["model"]["artifacts"]
+        assert model["uri"] == "s3://lake/kfp/outputs/model"
+        carry.fetch(model["uri"], tmp_path / "model")
+        server.terminate()
+    assert (tmp_path / "model" / "weights" / "total.txt").read_text() == "6"
+
+
+CREDENTIALS = {
+    "AWS_ENDPOINT_URL": "", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}  # fmt: skip
 STAGES = {
     "before the job is created": Trouble("POST .*trainjobs", hold="before"),
     "after the job was created, before it knows": Trouble("POST .*trainjobs", hold="after"),
