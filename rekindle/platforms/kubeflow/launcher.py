@@ -53,7 +53,7 @@ _FAREWELL_SECONDS = 20.0
 
 
 class RunEnds(Exception):
-    """The run is ending, and says why."""
+    """The run is ending."""
 
 
 def main(words: list[str]) -> int:
@@ -107,11 +107,8 @@ class Launch:
             self.look_after_run()
             job = self.follow(self.claim())
             self.bring_back(job)
-        except Stopped:
+        except (Stopped, RunEnds):
             return self.farewell()
-        except RunEnds as reason:
-            self.cleared(self.cluster, str(reason))
-            return TERMINATED
         except RekindleError as error:
             sys.stderr.write(f"{error}\n")
             return error.exit_code
@@ -236,11 +233,12 @@ class Launch:
     def look_after_run(self) -> None:
         """Raise RunEnds if the run is ending."""
         workflow = self.cluster.get(self.run.path)
-        if reason := ending(workflow, str(self.run.workflow["uid"]), utc_now()):
-            raise RunEnds(reason)
+        if ending(workflow, str(self.run.workflow["uid"]), utc_now()):
+            raise RunEnds
 
     def farewell(self) -> int:
-        """We were told to end: with the job if the run ends, without it if only this pod does."""
+        """The exit code where we end before the job does: with it if the run ends, without it if
+        only this pod does."""
         cluster = Cluster.around(
             self.account, self.cluster.server, patience_seconds=_FAREWELL_SECONDS
         )
