@@ -3,12 +3,14 @@ encoding."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from rekindle.ir.graph import Graph
+from rekindle.ir.distribution import PLATFORM
+from rekindle.ir.graph import Graph, Step
 
 OWN_IMAGES = "rekindle/"
 
@@ -36,3 +38,115 @@ def rewritten(
 def needs_our_image(graph: Graph) -> bool:
     """Whether a step runs in an image of rekindle, for which a cloud needs a name it can pull."""
     return any(step.container.image.startswith(OWN_IMAGES) for step in graph.steps())
+
+
+def with_launchers(
+    spec: Mapping[str, Any],
+    settings: Sequence[Mapping[str, Any]],
+    graph: Graph,
+    lowered: Callable[[Step], dict[str, Any]],
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The pipeline, and the documents behind it, with a launcher in place of each step that has a
+    distribution.
+
+    `lowered` gives the container of the launcher (KFP's: image, command, args, env). Results of its
+    tasks are never taken from the cache, and nothing is left of what `distribute()` wrote. Steps
+    that share an executor share a launcher, so `lowered` is asked once for each executor."""
+    made = copy.deepcopy(dict(spec))
+    steps = distributed(made, graph)
+    for label, step in steps.items():
+        made["deploymentSpec"]["executors"][label]["container"] = lowered(step)
+    for task in tasks_of(made, steps):
+        task.get("cachingOptions", {}).pop("enableCache", None)
+    documents = [copy.deepcopy(dict(document)) for document in settings]
+    for document in documents:
+        document.get("platforms", {}).pop(PLATFORM, None)
+    return made, [document for document in documents if document.get("platforms")]
+
+
+def distributed(spec: Mapping[str, Any], graph: Graph) -> dict[str, Step]:
+    """The steps that run on several nodes, by the label of their executor."""
+    steps = [step for step in graph.steps() if step.distribution is not None]
+    return {component_of(spec, step)["executorLabel"]: step for step in steps}
+
+
+def component_of(spec: Mapping[str, Any], step: Step) -> dict[str, Any]:
+    """The component of the IR that a step is made from."""
+    components: dict[str, dict[str, Any]] = spec["components"]
+    return components.get(f"comp-{step.component}") or components[step.component]
+
+
+def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[str, Any]]:
+    """Every task, at every depth, that is one of the executors in `labels`."""
+    components = spec["components"]
+    for component in (spec["root"], *components.values()):
+        for task in component.get("dag", {}).get("tasks", {}).values():
+            if components[task["componentRef"]["name"]].get("executorLabel") in labels:
+                yield task
+
+
+def with_output(
+    spec: Mapping[str, Any], labels: Container[str], name: str, schema_title: str
+) -> dict[str, Any]:
+    """The pipeline with one more output artifact for the executors in `labels`, so that they have a
+    place of their own under the pipeline root."""
+    made = copy.deepcopy(dict(spec))
+    kind = {"artifactType": {"schemaTitle": schema_title, "schemaVersion": "0.0.1"}}
+    for component in made["components"].values():
+        if component.get("executorLabel") in labels:
+            outputs = component.setdefault("outputDefinitions", {})
+            outputs.setdefault("artifacts", {})[name] = kind
+    return made
+
+
+def with_retries(
+    spec: Mapping[str, Any], labels: Container[str], more: int, for_seconds: int
+) -> dict[str, Any]:
+    """The pipeline with `more` retries for the tasks of the executors in `labels`.
+
+    KFP hands `backoffMaxDuration` to Argo as `maxDuration`, which is not the longest pause but the
+    time since the first attempt in which there are retries, and in which pods may run at all
+    (processNodeRetries in argo-workflows); hence `for_seconds`."""
+    made = copy.deepcopy(dict(spec))
+    for task in tasks_of(made, labels):
+        policy = {"backoffDuration": "10s", "backoffFactor": 2.0, **task.get("retryPolicy", {})}
+        policy["maxRetryCount"] = int(policy.get("maxRetryCount", 0)) + more
+        policy["backoffMaxDuration"] = f"{for_seconds}s"
+        task["retryPolicy"] = policy
+    return made
+
+
+def with_secrets(
+    spec: Mapping[str, Any],
+    settings: Sequence[Mapping[str, Any]],
+    secrets: Mapping[str, tuple[str, str]],
+    bare: Container[str] = (),
+) -> list[dict[str, Any]]:
+    """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
+    step: variable -> name of the secret, key in it. Executors in `bare` lose all other settings."""
+    documents = [copy.deepcopy(dict(document)) for document in settings]
+    if not documents:
+        documents = [{"platforms": {}}]
+    kubernetes = documents[0].setdefault("platforms", {}).setdefault("kubernetes", {})
+    wishes = kubernetes.setdefault("deploymentSpec", {}).setdefault("executors", {})
+    for label, executor in spec.get("deploymentSpec", {}).get("executors", {}).items():
+        if label in bare:
+            wishes.pop(label, None)
+        if "container" in executor and secrets:
+            wanted = wishes.setdefault(label, {}).setdefault("secretAsEnv", [])
+            wanted += [_secret_as_env(env, *place) for env, place in sorted(secrets.items())]
+    if not wishes:
+        del kubernetes["deploymentSpec"]
+    if not kubernetes:
+        del documents[0]["platforms"]["kubernetes"]
+    return [document for document in documents if document["platforms"]]
+
+
+def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
+    """As kfp-kubernetes writes it."""
+    return {
+        "keyToEnv": [{"envVar": env, "secretKey": key}],
+        "optional": False,
+        "secretName": name,
+        "secretNameParameter": {"runtimeValue": {"constant": name}},
+    }

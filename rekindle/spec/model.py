@@ -26,6 +26,13 @@ SecretReference = Annotated[str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za
 SecretArn = Annotated[
     str, StringConstraints(pattern=r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:\S+$")
 ]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+ClusterName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
+]
+ClusterSecret = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._A-Za-z0-9]+$")
+]
 Duration = Annotated[
     str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
 ]
@@ -377,8 +384,26 @@ class LocalSpec(Section):
 class KubeflowSpec(Section):
     """Kubeflow Pipelines."""
 
+    namespace: ClusterName = "kubeflow"
+    """Namespace that runs live in: of the service account, the secrets and the queue."""
+    service_account: ClusterName = "pipeline-runner"
+    """Service account that steps run as; `rekindle doctor` asks what it may do."""
     image: str | None = None
-    """Container image of rekindle's steps, best by digest."""
+    """Container image of rekindle's steps, best by digest; a step on several nodes is launched from
+    it."""
+    runtime: ClusterName = "rekindle"
+    """ClusterTrainingRuntime that steps on several nodes run on."""
+    queue: str = Field("", pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")
+    """LocalQueue of Kueue for steps on several nodes; empty: none."""
+    spot_nodes: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes that may be taken away, such as `{cloud.google.com/gke-spot: "true"}`;
+    taints of the same keys and values are tolerated."""
+    accelerator_nodes: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Labels of the nodes with a GPU, by the name that `distribute()` calls it: `{H100:
+    {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}`."""
+    secrets: dict[VariableName, ClusterSecret] = Field(default_factory=dict)
+    """Environment variables of all steps from secrets of the cluster: `{HF_TOKEN:
+    name-of-secret/key}`."""
 
 
 class VertexSpec(Section):

@@ -112,7 +112,7 @@ REFUSED = [
     ("a promotion of nothing", config(), ["promote", "latest"], "there are no runs"),
     ("a platform nobody knows", config(), ["compile", "c.yaml", "--platform", "slurm"], "kubeflow"),
     ("a cluster without a registry it can reach", config(), ["compile", "c.yaml", "--platform", "kubeflow"], "cannot reach"),
-    ("GPUs that the compiler would have to drop", config(), ["compile", "c.yaml", "--platform", "kubeflow", "--set", "resources.gpus_per_node=4"], "resources.gpus_per_node: 0"),
+    ("a kind of GPU without GPUs", config(), ["compile", "c.yaml", "--platform", "kubeflow", "--set", "resources.accelerator=H100"], "no GPUs to be of that kind"),
     ("extends in a circle", config("extends: c.yaml\n" + GOOD), ["run", "c.yaml"], "circle"),
 ]  # fmt: skip
 

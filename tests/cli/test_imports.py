@@ -72,6 +72,8 @@ def test_compiling_the_shipped_pipeline_for_every_platform_loads_no_sdk(tmp_path
         "rekindle.cli.main",
         "rekindle.spec",
         "rekindle.ir.read",
+        "rekindle.platforms.kubeflow.launcher",
+        "rekindle.platforms.kubeflow.node",
         "rekindle.platforms.local.execute",
         "rekindle.report.card",
     ],

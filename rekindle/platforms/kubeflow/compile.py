@@ -1,25 +1,43 @@
-"""A pipeline for Kubeflow Pipelines: its own IR with the run's arguments as defaults and our image
-in it.
+"""A pipeline for Kubeflow Pipelines: its own IR with the run's arguments as defaults, our image in
+it, and a launcher in place of each step on several nodes.
 
 Pure: the same IR and arguments give the same bytes. KFP is its own platform, so the IR is not
 rebuilt from the Graph; what the Graph is for here is that everything in it was understood before it
-is sent.
-"""
+is sent. A launcher is a small step without GPUs. Its first argument says what is to run, its second
+is KFP's ExecutorInput; the artifacts that the step reads are strings there (ir/uris.py), so that
+their files go to the nodes and not to the launcher."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
+from rekindle.errors import Problem, SpecError
 from rekindle.ir.compile import DUMPER
-from rekindle.ir.graph import Graph
-from rekindle.ir.rewrite import rewritten
+from rekindle.ir.graph import Graph, Ports, Step
+from rekindle.ir.placeholders import lower
+from rekindle.ir.rewrite import (
+    OWN_IMAGES,
+    distributed,
+    rewritten,
+    with_launchers,
+    with_output,
+    with_retries,
+    with_secrets,
+)
+from rekindle.ir.uris import with_places
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.kubeflow import trainjob
 from rekindle.spec.model import KubeflowSpec
+
+RESULT_OUTPUT = "rekindle-result"
+# A launcher that lost its pod comes back and finds its job, for as long as a job may take.
+RELAUNCHES, RELAUNCHING_SECONDS = 10, 90 * 24 * 3_600
 
 
 def compile(
@@ -27,10 +45,83 @@ def compile(
 ) -> Definition:
     """One YAML file, named after the pipeline, that `kfp.Client` and the KFP UI take.
 
-    RequestError if the arguments do not fit the pipeline, UnsupportedError if something in it does
-    not run there.
+    RequestError if the arguments do not fit the pipeline, SpecError with everything that `place`
+    lacks, UnsupportedError if something in it does not run there.
     """
     admit(graph, "kubeflow")
+    if problems := list(_problems(graph, place)):
+        raise SpecError(problems)
     spec, settings = rewritten(ir_text, bind(graph, arguments), place.image)
+    labels = distributed(spec, graph)
+    if labels:
+        spec, settings = with_launchers(spec, settings, graph, lambda step: launcher(step, place))
+        spec = with_places(spec, labels)
+        spec = with_output(spec, labels, RESULT_OUTPUT, "system.Artifact")
+        spec = with_retries(spec, labels, RELAUNCHES, RELAUNCHING_SECONDS)
+    settings = with_secrets(spec, settings, trainjob.secrets_of(place), bare=labels)
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)
     return Definition({f"{graph.name}.yaml": text.encode()})
+
+
+def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
+    """The container of the launcher of a step."""
+    image = step.container.image
+    if place.image and image.startswith(OWN_IMAGES):
+        image = place.image
+    wanted = {
+        "task": _task(step),
+        "inputs": _types(step.inputs),
+        "retries": step.retry.count,
+        "job": trainjob.template(step, image, place),
+    }
+    text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return {
+        "image": place.image,
+        "command": ["python3", "-m", "rekindle.platforms.kubeflow.launcher"],
+        # two braces would be a placeholder, to KFP or to Argo; JSON can do without them
+        "args": [text.replace("{{", "{\\u007b"), "{{$}}"],
+        "resources": {
+            "cpuRequest": 0.1, "resourceCpuRequest": "100m",
+            "memoryRequest": 0.268435456, "resourceMemoryRequest": "256Mi",
+        },
+    }  # fmt: skip
+
+
+def _task(step: Step) -> dict[str, Any]:
+    """What the nodes run, as launch/shim.py takes it, as far as the pipeline says."""
+    container = step.container
+    return {
+        "name": step.name,
+        "source": container.source,
+        "command": [lower(word) for word in container.command],
+        "args": [lower(word) for word in container.args],
+        "env": {name: lower(value) for name, value in container.env.items()},
+        "pip": {
+            "needed": list(container.requirements),
+            "runtime": list(container.runtime_requirements),
+            "options": list(container.pip_options),
+        },
+        "outputs": {
+            "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
+            "artifacts": _types(step.outputs),
+        },
+    }
+
+
+def _types(ports: Ports) -> dict[str, dict[str, str]]:
+    return {
+        name: {"schema_title": a.schema_title, "schema_version": a.schema_version}
+        for name, a in ports.artifacts.items()
+    }
+
+
+def _problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
+    steps = [step for step in graph.steps() if step.distribution is not None]
+    if steps and not place.image:
+        yield Problem(
+            f"`{steps[0].path}` runs on several nodes, which a step in rekindle's image launches",
+            "platforms.kubeflow.image",
+            "push containers/train and name it: registry.example.com/train@sha256:...",
+        )
+    for step in steps:
+        yield from trainjob.problems(step, place)

@@ -8,11 +8,10 @@ import yaml
 from kfp import dsl
 
 import rekindle
-from rekindle.errors import RequestError, StepError, UnsupportedError
+from rekindle.errors import RequestError, StepError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read import read
-from rekindle.platforms.admission import admit
 from rekindle.platforms.local.execute import ignored
 from rekindle.platforms.local.results import outputs
 from tests.platforms.local.runs import graph, module, run, stored
@@ -134,8 +133,3 @@ def test_a_second_document_that_makes_no_sense_is_refused(
     second["platforms"]["rekindle"]["deploymentSpec"]["executors"]["exec-gather"] = settings
     with pytest.raises(RequestError, match=says):
         read(yaml.safe_dump_all([first, second]))
-
-
-def test_a_platform_that_cannot_do_it_yet_says_so() -> None:
-    with pytest.raises(UnsupportedError, match="a step on several nodes"):
-        admit(graph("gathered"), "kubeflow")

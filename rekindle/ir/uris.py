@@ -1,0 +1,232 @@
+"""Artifacts as strings: where an artifact lies, as a parameter, for steps that must not get its
+files.
+
+KFP copies every input artifact of a task into its pod before the container starts
+(downloadArtifacts in kubeflow/pipelines, backend/src/v2/component/launcher_v2.go), and has no way
+to pass its URI. So a component that is not to get the files gets a STRING parameter
+`rekindle-place-NAME` in place of each input artifact. Whoever makes the artifact gets one more
+output parameter of that name, written after its own command, inside the same container, by a few
+lines of `sh` (which the image needs, and `sed`); an importer's URI is passed on as it is. The
+parameter takes the artifact's route through nested pipelines and branches. What has no single place
+(OneOf, what a loop collects, lists) is refused.
+
+KFP's lineage no longer shows what such a step read; its parameters do.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Container, Iterator, Mapping
+from typing import Any, NoReturn
+
+from rekindle.errors import UnsupportedError
+
+PREFIX = "rekindle-place-"
+Binding = dict[str, Any]
+
+# KFP gives no placeholder for the file that an executor reports in, but ExecutorInput ends with it.
+# `told` is that report as it stands, because the image may have nothing to read JSON with.
+_TELL = r"""name=$1 uri=$2 file=$3; shift 3
+"$@" || exit
+report=$(printf %s "$0" | sed -n 's/.*"outputFile" *: *"\([^"]*\)" *} *} *$/\1/p')
+mkdir -p "$(dirname "$file")"
+{
+  printf '{"name": "%s", "uri": "%s", "told": ' "$name" "$uri"
+  if [ -s "$report" ]; then cat "$report"; else printf '{}'; fi
+  printf '}'
+} > "$file"
+"""
+
+
+def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, Any]:
+    """The pipeline with strings in place of the input artifacts of the executors in `labels`.
+
+    UnsupportedError, with its place in the IR, for an artifact that has no single place."""
+    routes = _Routes(copy.deepcopy(dict(spec)), labels)
+    for name, component in routes.components.items():
+        if component.get("executorLabel") in labels:
+            routes.replace_artifacts(name, component)
+    return routes.spec
+
+
+def read_place(text: str) -> tuple[str, dict[str, Any]]:
+    """URI and metadata of an artifact from the parameter that says where it is: a URI, or the JSON
+    that its producer wrote.
+
+    A component may have put the artifact elsewhere, and says so in its report."""
+    if not text.startswith("{"):
+        return text, {}
+    said = json.loads(text)
+    several = said.get("told", {}).get("artifacts", {}).get(said.get("name"), {})
+    actual = (several.get("artifacts") or [{}])[0]
+    metadata = {**said.get("metadata", {}), **(actual.get("metadata") or {})}
+    return str(actual.get("uri") or said["uri"]), metadata
+
+
+def as_place(uri: str, metadata: Mapping[str, Any]) -> str:
+    """What `read_place` reads."""
+    return json.dumps({"uri": uri, "metadata": dict(metadata)}, sort_keys=True)
+
+
+class _Routes:
+    """Lays parameters along the routes of artifacts. A Dag goes by the name of its component, the
+    pipeline itself by ""."""
+
+    def __init__(self, spec: dict[str, Any], labels: Container[str]) -> None:
+        self.spec = spec
+        self.labels = labels
+        self.components: dict[str, dict[str, Any]] = spec["components"]
+        self.executors: dict[str, dict[str, Any]] = spec["deploymentSpec"]["executors"]
+        self.telling: set[tuple[str, str]] = set()
+
+    def replace_artifacts(self, name: str, component: dict[str, Any]) -> None:
+        inputs = component.get("inputDefinitions", {})
+        for artifact, definition in inputs.get("artifacts", {}).items():
+            where = f"components.{name}.inputDefinitions.artifacts.{artifact}"
+            if definition.get("isArtifactList"):
+                _refuse("a step on several nodes reads a list of artifacts", where)
+            self.input_of(name, artifact)
+        inputs.pop("artifacts", None)
+        for _, _, task in self.callers(name):
+            task.get("inputs", {}).pop("artifacts", None)
+
+    def callers(self, component: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Every task that is `component`: its Dag, its name, and the task."""
+        for dag in ("", *self.components):
+            for name, task in self.tasks(dag).items():
+                if task["componentRef"]["name"] == component:
+                    yield dag, name, task
+
+    def tasks(self, dag: str) -> dict[str, dict[str, Any]]:
+        around = self.components[dag] if dag else self.spec["root"]
+        found: dict[str, dict[str, Any]] = around.get("dag", {}).get("tasks", {})
+        return found
+
+    def input_of(self, component: str, artifact: str) -> Binding:
+        """The place of an input artifact as an input of the same component, bound by every
+        caller."""
+        definitions = self.components[component]["inputDefinitions"]
+        parameters = definitions.setdefault("parameters", {})
+        if PREFIX + artifact not in parameters:
+            parameters[PREFIX + artifact] = _definition(definitions["artifacts"][artifact])
+            for dag, name, task in self.callers(component):
+                self.bind(dag, name, task, artifact)
+        return {"componentInputParameter": PREFIX + artifact}
+
+    def bind(self, dag: str, name: str, task: dict[str, Any], artifact: str) -> None:
+        where = f"{_path(dag)}.tasks.{name}.inputs.artifacts.{artifact}"
+        source = task.get("inputs", {}).get("artifacts", {}).get(artifact)
+        if source is None:
+            return
+        if task.get("artifactIterator", {}).get("items", {}).get("inputArtifact") == artifact:
+            _refuse("a step on several nodes reads one artifact of a list", where)
+        made = source.get("taskOutputArtifact")
+        if made:
+            binding = self.output_of(dag, made["producerTask"], made["outputArtifactKey"], where)
+        elif dag:
+            binding = self.input_of(dag, source["componentInputArtifact"])
+        else:
+            return  # an optional artifact of the pipeline itself, which nobody can give
+        task["inputs"].setdefault("parameters", {})[PREFIX + artifact] = binding
+
+    def output_of(self, dag: str, name: str, artifact: str, where: str) -> Binding:
+        """The place of what a task of `dag` makes, as a binding for its siblings."""
+        task = self.tasks(dag)[name]
+        if "parameterIterator" in task or "artifactIterator" in task:
+            _refuse("a step on several nodes reads what a loop collects", where)
+        component = task["componentRef"]["name"]
+        here = {
+            "taskOutputParameter": {"producerTask": name, "outputParameterKey": PREFIX + artifact}
+        }
+        if "dag" in self.components[component]:
+            return self.inside(component, task, artifact, where) or here
+        label = self.components[component]["executorLabel"]
+        if "importer" in self.executors[label]:
+            return self.imported(self.executors[label]["importer"], component, task, where)
+        self.tell(label, artifact)
+        return here
+
+    def inside(
+        self, component: str, task: dict[str, Any], artifact: str, where: str
+    ) -> Binding | None:
+        """None if the Dag has an output that says it; else what an importer inside stands for."""
+        dag = self.components[component]["dag"]
+        selectors = dag["outputs"]["artifacts"][artifact]["artifactSelectors"]
+        if len(selectors) != 1:
+            _refuse("a step on several nodes reads one of several artifacts (OneOf)", where)
+        one = selectors[0]
+        inner = self.output_of(component, one["producerSubtask"], one["outputArtifactKey"], where)
+        if "componentInputParameter" in inner:
+            return self.from_outside(component, task, inner["componentInputParameter"])
+        if "runtimeValue" in inner:
+            return inner
+        source = inner["taskOutputParameter"]
+        self.define_output(component, artifact)
+        dag["outputs"].setdefault("parameters", {})[PREFIX + artifact] = {
+            "valueFromParameter": {
+                "producerSubtask": source["producerTask"],
+                "outputParameterKey": source["outputParameterKey"],
+            }
+        }
+        return None
+
+    def from_outside(self, component: str, task: dict[str, Any], parameter: str) -> Binding:
+        """What a parameter of a component is bound to by a task, or its default."""
+        bound = task.get("inputs", {}).get("parameters", {}).get(parameter)
+        if bound is not None:
+            return copy.deepcopy(dict(bound))
+        definition = self.components[component]["inputDefinitions"]["parameters"][parameter]
+        return {"runtimeValue": {"constant": definition.get("defaultValue", "")}}
+
+    def imported(
+        self, importer: dict[str, Any], component: str, task: dict[str, Any], where: str
+    ) -> Binding:
+        uri, metadata = importer["artifactUri"], importer.get("metadata", {})
+        if "runtimeParameter" in uri:
+            if metadata:
+                _refuse("an importer has metadata, and a parameter for its URI", where)
+            return self.from_outside(component, task, uri["runtimeParameter"])
+        text = as_place(uri["constant"], metadata) if metadata else uri["constant"]
+        if "{{$" in text:
+            _refuse("an importer has placeholders in what it imports", where)
+        return {"runtimeValue": {"constant": text}}
+
+    def tell(self, label: str, artifact: str) -> None:
+        """Have an executor say where it put an artifact; a launcher does so by itself."""
+        if (label, artifact) in self.telling:
+            return
+        self.telling.add((label, artifact))
+        for name, component in self.components.items():
+            if component.get("executorLabel") == label:
+                self.define_output(name, artifact)
+        if label in self.labels:
+            return
+        container = self.executors[label]["container"]
+        container["command"] = [
+            "sh", "-c", _TELL, "{{$}}", artifact,
+            f"{{{{$.outputs.artifacts['{artifact}'].uri}}}}",
+            f"{{{{$.outputs.parameters['{PREFIX}{artifact}'].output_file}}}}",
+            *container.get("command", []),
+        ]  # fmt: skip
+
+    def define_output(self, component: str, artifact: str) -> None:
+        definitions = self.components[component]["outputDefinitions"]
+        definitions.setdefault("parameters", {})[PREFIX + artifact] = {"parameterType": "STRING"}
+
+
+def _definition(artifact: Mapping[str, Any]) -> dict[str, Any]:
+    optional = {"isOptional": True} if artifact.get("isOptional") else {}
+    return {"parameterType": "STRING", **optional}
+
+
+def _path(dag: str) -> str:
+    return f"components.{dag}.dag" if dag else "root.dag"
+
+
+def _refuse(what: str, where: str) -> NoReturn:
+    raise UnsupportedError(
+        f"{what}, whose place cannot be passed as a string",
+        where=where,
+        fix="read it in a step on one node, which hands on one artifact",
+    )

@@ -1,0 +1,124 @@
+"""Artifacts between their URIs and the disk of a node, for platforms that mount nothing.
+
+What a step reads is fetched before it starts, and it is given local paths; what it made is uploaded
+when it is done. Files go through fsspec, several at a time. An artifact is a file or a folder, and
+one that does not exist stays so, as KFP has it. KFP's own `minio://` is S3 at the endpoint that
+AWS_ENDPOINT_URL names."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+
+def localised(executor_input: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """KFP's ExecutorInput with every place in `folder`, where its inputs now are.
+
+    Outputs get places only: see `delivered`."""
+    made = copy.deepcopy(dict(executor_input))
+    for i, artifact in enumerate(_artifacts(made.get("inputs", {}))):
+        place = folder / "inputs" / f"{i}-{Path(artifact['uri'].rstrip('/')).name or 'artifact'}"
+        fetch(artifact["uri"], place)
+        artifact["uri"] = str(place)
+    outputs = made.setdefault("outputs", {})
+    for name, group in outputs.get("artifacts", {}).items():
+        for artifact in group["artifacts"]:
+            artifact["uri"] = str(folder / "outputs" / name)
+    for name, parameter in outputs.setdefault("parameters", {}).items():
+        parameter["outputFile"] = str(folder / "parameters" / name)
+    outputs["outputFile"] = str(folder / "executor_output.json")
+    inputs = made.setdefault("inputs", {})
+    for side, kind in ((inputs, "parameterValues"), (inputs, "artifacts"), (outputs, "artifacts")):
+        side.setdefault(kind, {})
+    return made
+
+
+def delivered(
+    made: Mapping[str, Mapping[str, Any]], executor_input: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Upload what a step made, and say where it is now: `artifacts` of KFP's executor output.
+
+    `made` is what launch/shim.py reports. An artifact that the step left elsewhere, under a URI of
+    its own, stays there."""
+    planned = executor_input.get("outputs", {}).get("artifacts", {})
+    found = {}
+    for name, artifact in made.items():
+        uri, here = artifact["uri"], Path(artifact["uri"])
+        if "://" not in uri:
+            uri = planned[name]["artifacts"][0]["uri"]
+            store(here, uri)
+        kind = {
+            "schemaTitle": artifact["schema_title"],
+            "schemaVersion": artifact["schema_version"],
+        }
+        one = {"name": name, "type": kind, "uri": uri, "metadata": artifact["metadata"]}
+        found[name] = {"artifacts": [one]}
+    return found
+
+
+def fetch(uri: str, place: Path) -> None:
+    """Copy the file or folder at `uri` to `place`."""
+    system, root = _opened(uri)
+    if system.isfile(root):
+        files = {root: place}
+    else:
+        prefix = root.rstrip("/") + "/"
+        files = {f: place / f.removeprefix(prefix) for f in system.find(root)}
+    for target in files.values():
+        target.parent.mkdir(parents=True, exist_ok=True)
+    if files:
+        system.get(list(files), [str(target) for target in files.values()])
+
+
+def store(place: Path, uri: str) -> None:
+    """Copy the file or folder at `place` to `uri`, in place of what an earlier attempt left."""
+    if not place.exists():
+        return
+    system, root = _opened(uri)
+    if system.exists(root):
+        system.rm(root, recursive=True)
+    paths = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file())
+    targets = [
+        root if path == place else f"{root.rstrip('/')}/{path.relative_to(place).as_posix()}"
+        for path in paths
+    ]
+    if isinstance(system, LocalFileSystem):  # elsewhere folders need not be made
+        for target in targets:
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+    if paths:
+        system.put([str(path) for path in paths], targets)
+
+
+def write_text(uri: str, text: str) -> None:
+    """Put a small file there, whole or not at all where the store can."""
+    system, path = _opened(uri)
+    if isinstance(system, LocalFileSystem):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(f"{path}.draft")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    else:
+        system.pipe_file(path, text.encode())
+
+
+def read_text(uri: str) -> str:
+    """A small file; FileNotFoundError if there is none."""
+    system, path = _opened(uri)
+    content: bytes = system.cat_file(path)
+    return content.decode()
+
+
+def _opened(uri: str) -> tuple[Any, str]:
+    system, path = fsspec.core.url_to_fs(uri.replace("minio://", "s3://", 1))
+    system.invalidate_cache()  # a listing from before another process wrote
+    return system, path
+
+
+def _artifacts(side: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for group in side.get("artifacts", {}).values():
+        yield from group.get("artifacts", [])

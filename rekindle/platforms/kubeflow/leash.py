@@ -1,0 +1,55 @@
+"""Ends a TrainJob whose run is over: a process beside node rank 0.
+
+    python3 -m rekindle.platforms.kubeflow.leash JSON
+
+The launcher deletes the job when its run is terminated, if it gets to: KFP's own launcher, which is
+its parent, dies of the same signal at once, and Argo then takes the container away. So the job
+looks itself whether the Workflow that owns it has ended, and deletes itself after seeing that
+twice. A Workflow that goes on, and an API server that does not answer, change nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import RekindleError
+from rekindle.launch.process import die_with_parent
+from rekindle.platforms.kubeflow.cluster import Cluster
+from rekindle.platforms.kubeflow.workflow import ending, utc_now
+
+log = logging.getLogger(__name__)
+
+
+def main(words: list[str]) -> int:
+    """Watch until the run is over."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    die_with_parent()
+    told = json.loads(words[0])
+    cluster = Cluster.around(Path(told["account"]), told["server"], patience_seconds=60.0)
+    seen = 0
+    while seen < 2:
+        time.sleep(told["every_seconds"])
+        try:
+            reason = ending(cluster.get(told["workflow"]), told["workflow_uid"], utc_now())
+        except RekindleError as error:
+            log.warning("%s", error)
+            continue
+        seen = seen + 1 if reason else 0
+    return deleted(cluster, told, reason)
+
+
+def deleted(cluster: Cluster, told: dict[str, Any], reason: str) -> int:
+    """Delete the job that this node belongs to."""
+    job = cluster.get(told["job"])
+    if job is not None:
+        log.info("the run ends, %s: this TrainJob is deleted", reason)
+        cluster.delete(told["job"], job["metadata"]["uid"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,99 @@
+"""What a pod of a TrainJob starts: one node of a distributed step.
+
+    python3 -m rekindle.platforms.kubeflow.node PACKED...
+
+The arguments are a task packed by trainjob.py: what launch/shim.py takes, with the URIs of
+artifacts in its ExecutorInput, `pip`, `leash` (see leash.py) and `result`, the URI where node rank
+0 leaves what the step gave. Trainer's PET_* become the Rendezvous, and go no further: what reads
+them would start ranks that rekindle does not know. Node rank 0 alone has outputs; KFP's executor is
+told so by CLUSTER_SPEC, as on Vertex AI. The result is written last, after the artifacts. Signals
+and exit codes are the shim's, so that 75 says preempted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import RekindleError
+from rekindle.launch import carry, shim
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.platforms.kubeflow.rendezvous import rendezvous
+from rekindle.platforms.kubeflow.trainjob import unpacked
+
+log = logging.getLogger(__name__)
+
+
+def main(words: list[str]) -> int:
+    """Run the node; the exit code says how it ended."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    task = unpacked(words)
+    try:
+        place = rendezvous(os.environ, gpus=0)
+    except RekindleError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    log.info("node %d of %d, %d ranks each", place.node_rank, place.nodes, place.ranks_per_node)
+    if code := installed(task["pip"]):
+        sys.stderr.write(f"pip ended with {code}\n")
+        return code
+    with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
+        return run(task, place, Path(folder))
+
+
+def run(task: Mapping[str, Any], place: Rendezvous, folder: Path) -> int:
+    """The step on this node, from its inputs to its outputs."""
+    leads = place.node_rank == 0
+    told = {
+        **{key: task[key] for key in ("source", "command", "args", "env", "run")},
+        "outputs": task["outputs"] if leads else {"parameters": {}, "artifacts": {}},
+        "executor_input": carry.localised(task["executor_input"], folder),
+        "work": str(folder / "work"),
+        "cwd": str(folder),
+        "result": str(folder / "result.json"),
+        "parent": None,
+    }
+    (folder / "task.json").write_text(json.dumps(told), encoding="utf-8")
+    prepare_environment(place)
+    if leads:
+        held = [sys.executable, "-m", "rekindle.platforms.kubeflow.leash"]
+        subprocess.Popen([*held, json.dumps(task["leash"])])  # the shim ends it with all the rest
+    code = shim.main(["", str(folder / "task.json")])
+    left = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    if left["error"]:
+        sys.stderr.write(f"{left['error']}\n")
+    if code == 0 and leads:
+        artifacts = carry.delivered(left["artifacts"], task["executor_input"])
+        output = {"parameterValues": left["parameters"], "artifacts": artifacts}
+        carry.write_text(task["result"], json.dumps(output, sort_keys=True))
+    return code
+
+
+def prepare_environment(place: Rendezvous) -> None:
+    """What the step finds in its environment: the Rendezvous instead of PET_*."""
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        del os.environ[name]
+    rank = place.node_rank
+    kind = {"type": "workerpool1", "index": rank - 1} if rank else {"type": "workerpool0"}
+    os.environ.update(place.environment(), CLUSTER_SPEC=json.dumps({"task": kind}))
+
+
+def installed(pip: Mapping[str, list[str]]) -> int:
+    """What KFP's own preamble would do: install what the component needs, and KFP's runtime only
+    where the image lacks it; the exit code of pip."""
+    wanted = [*pip["needed"], *(pip["runtime"] if find_spec("kfp") is None else [])]
+    if not wanted:
+        return 0
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *pip["options"], *wanted]
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

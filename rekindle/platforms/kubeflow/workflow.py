@@ -1,0 +1,95 @@
+"""The run that a launcher belongs to: an Argo Workflow, and what the launcher's own pod says of it.
+
+KFP terminates a run by setting `activeDeadlineSeconds` of its Workflow to 0 (GetTerminatePatch in
+kubeflow/pipelines), Argo by `shutdown`; a node drain only takes the pod, and the Workflow goes on.
+Argo names the node of a pod in an annotation: the path of templates from the run down, the turn of
+a loop as `(0:item)`, the number of a retry as `(0)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle.errors import StepError
+from rekindle.platforms.kubeflow.cluster import Cluster
+
+NODE_NAME = "workflows.argoproj.io/node-name"
+RUN_ID = "pipeline/runid"
+_RETRY = re.compile(r"\((\d+)\)")
+_OVER = ("Succeeded", "Failed", "Error")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Where this pod stands: the Workflow that owns it, and `identity`, the step of the run that it
+    is for, which is the same in every pod that is started for that step. `retry` counts these pods
+    from 0."""
+
+    namespace: str
+    workflow: Mapping[str, Any]
+    identity: str
+    retry: int
+    run_id: str
+    service_account: str
+
+    @property
+    def path(self) -> str:
+        """The Workflow in the API."""
+        return workflow_path(self.namespace, str(self.workflow["name"]))
+
+
+def workflow_path(namespace: str, name: str) -> str:
+    """A Workflow in the API."""
+    return f"/apis/argoproj.io/v1alpha1/namespaces/{namespace}/workflows/{name}"
+
+
+def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
+    """What the launcher's pod says; StepError if it is none of a Workflow."""
+    pod = cluster.get(f"/api/v1/namespaces/{namespace}/pods/{pod_name}")
+    metadata = (pod or {}).get("metadata", {})
+    owners = [o for o in metadata.get("ownerReferences", []) if o["kind"] == "Workflow"]
+    node = metadata.get("annotations", {}).get(NODE_NAME, "")
+    if not owners or not node:
+        raise StepError(
+            "this pod is none of an Argo Workflow, and cannot be told from others",
+            where=f"pod {namespace}/{pod_name}",
+            fix="run the pipeline on Kubeflow Pipelines with Argo",
+        )
+    retries = _RETRY.findall(node)
+    return Run(
+        namespace=namespace,
+        workflow=owners[0],
+        identity=f"{owners[0]['uid']}/{_RETRY.sub('', node)}",
+        retry=int(retries[-1]) if retries else 0,
+        run_id=metadata.get("labels", {}).get(RUN_ID, owners[0]["name"]),
+        service_account=(pod or {}).get("spec", {}).get("serviceAccountName", "default"),
+    )
+
+
+def ending(workflow: Mapping[str, Any] | None, uid: str, now: datetime.datetime) -> str:
+    """Why the run is at its end, or ""; a Workflow of the same name with another uid is another
+    run."""
+    if workflow is None or workflow["metadata"].get("uid") != uid:
+        return "its Workflow is gone"
+    spec, status = workflow.get("spec", {}), workflow.get("status", {})
+    if workflow["metadata"].get("deletionTimestamp"):
+        return "its Workflow is being deleted"
+    if how := spec.get("shutdown") or status.get("shutdown"):
+        return f"it was shut down ({how})"
+    seconds, started = spec.get("activeDeadlineSeconds"), status.get("startedAt")
+    if seconds is not None and seconds <= 0:
+        return "it was terminated"
+    if seconds is not None and started:
+        since = now - datetime.datetime.fromisoformat(started)
+        if since.total_seconds() >= seconds:
+            return f"its {seconds} s are over"
+    phase = status.get("phase", "")
+    return f"it is over ({phase})" if phase in _OVER else ""
+
+
+def utc_now() -> datetime.datetime:
+    """Now, with its zone."""
+    return datetime.datetime.now(datetime.UTC)

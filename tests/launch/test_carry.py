@@ -1,0 +1,116 @@
+"""Artifacts between their URIs and a node's disk: files and folders, on disks and in S3."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from rekindle.launch import carry
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """One server for all: fsspec keeps the client that it made first."""
+    pytest.importorskip("moto", reason="moto[server] is a developer's dependency")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server,
+    ):
+        assert server.stderr is not None
+        found = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in server.stderr)
+        patch.setenv("AWS_ENDPOINT_URL", next(match[0] for match in found if match))
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "x")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("store")
+        yield
+        server.terminate()
+
+
+@pytest.fixture(params=["file", "s3", "minio"])
+def root(request, tmp_path):
+    if request.param == "file":
+        return f"file://{tmp_path}/store"
+    request.getfixturevalue("bucket")
+    return f"{request.param}://store/{tmp_path.name}"
+
+
+def test_an_artifact_comes_back_as_it_was_stored(root, tmp_path):
+    folder = tmp_path / "model"
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "a b.txt").write_text("1")
+    (folder / "top.bin").write_bytes(bytes(range(256)))
+    file = tmp_path / "data.csv"
+    file.write_text("x,y")
+    carry.store(folder, f"{root}/model")
+    carry.store(file, f"{root}/data")
+    carry.fetch(f"{root}/model", tmp_path / "back")
+    carry.fetch(f"{root}/data", tmp_path / "data-back")
+    assert _content(tmp_path / "back") == _content(folder)
+    assert (tmp_path / "data-back").read_text() == "x,y"
+
+
+def test_what_an_earlier_attempt_left_is_gone(root, tmp_path):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text(name)
+        carry.store(tmp_path / name, f"{root}/model")
+    carry.fetch(f"{root}/model", tmp_path / "back")
+    assert _content(tmp_path / "back") == {"new.txt": b"new"}
+
+
+def test_what_does_not_exist_stays_so(root, tmp_path):
+    carry.fetch(f"{root}/nothing", tmp_path / "back")
+    carry.store(tmp_path / "nowhere", f"{root}/nothing")
+    assert not (tmp_path / "back").exists()
+    with pytest.raises(FileNotFoundError):
+        carry.read_text(f"{root}/nothing")
+    carry.write_text(f"{root}/said", "é")
+    assert carry.read_text(f"{root}/said") == "é"
+
+
+def test_a_step_gets_places_on_its_node_and_its_artifacts_go_where_they_were_planned(tmp_path):
+    (tmp_path / "in").write_text("input")
+    uris = {"model": f"file://{tmp_path}/out/model", "elsewhere": f"file://{tmp_path}/out/e"}
+    given = {
+        "inputs": {
+            "artifacts": {"data": {"artifacts": [{"uri": f"file://{tmp_path}/in"} for _ in "ab"]}}
+        },
+        "outputs": {
+            "parameters": {"n": {"outputFile": "/tmp/kfp/n"}},
+            "artifacts": {n: {"artifacts": [{"name": n, "uri": uri}]} for n, uri in uris.items()},
+        },
+    }
+    before = json.dumps(given)
+    here = carry.localised(given, tmp_path / "node")
+    assert json.dumps(given) == before
+    several = [Path(one["uri"]) for one in here["inputs"]["artifacts"]["data"]["artifacts"]]
+    assert [path.read_text() for path in several] == ["input", "input"]
+    assert len(set(several)) == 2
+    assert here["inputs"]["parameterValues"] == {}
+    place = Path(here["outputs"]["artifacts"]["model"]["artifacts"][0]["uri"])
+    assert place.is_relative_to(tmp_path / "node")
+    place.parent.mkdir(parents=True)
+    place.write_text("model")
+    kind = {"schema_title": "system.Model", "schema_version": "0.0.1"}
+    made = {
+        "model": {**kind, "uri": str(place), "metadata": {"a": 1}},
+        "elsewhere": {**kind, "uri": "hf://its/own", "metadata": {}},
+    }
+    output = carry.delivered(made, given)
+    assert (tmp_path / "out" / "model").read_text() == "model"
+    (model,) = output["model"]["artifacts"]
+    assert (model["uri"], model["metadata"]) == (uris["model"], {"a": 1})
+    assert model["type"] == {"schemaTitle": "system.Model", "schemaVersion": "0.0.1"}
+    assert output["elsewhere"]["artifacts"][0]["uri"] == "hf://its/own"
+
+
+def _content(folder):
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }

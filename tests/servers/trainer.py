@@ -1,0 +1,189 @@
+"""What Kubeflow Trainer v2.3 and JobSet make of a TrainJob: a real process a node, PET_* as the torch
+plugin sets them, restarts by the failurePolicy and podFailurePolicy of the runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.servers.kubernetes import FakeCluster
+
+ROOT = Path(__file__).parents[2]
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
+
+
+def labels(thing: Any) -> dict[str, str]:
+    return dict(thing["metadata"].get("labels", {}))
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def stamp() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
+class Job:
+    """A TrainJob and its JobSet: a process a node, watched by a thread."""
+
+    def __init__(self, cluster: FakeCluster, made: dict[str, Any], runtime: dict[str, Any]) -> None:
+        self.cluster, self.object = cluster, made
+        self.name = made["metadata"]["name"]
+        template = runtime["spec"]["template"]["spec"]
+        job = template["replicatedJobs"][0]["template"]["spec"]
+        self.most_restarts = template["failurePolicy"]["maxRestarts"]
+        self.final = {
+            code
+            for rule in job["podFailurePolicy"]["rules"]
+            for code in rule["onExitCodes"]["values"]
+        }
+        self.condition = ""
+        self.restarts = 0
+        self.ended = threading.Event()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        """Delete it: SIGTERM, a grace period, SIGKILL."""
+        self.ended.set()
+        self.signal_all(signal.SIGTERM)
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        self.signal_all(signal.SIGKILL)
+        self.thread.join(10)
+
+    def signal_all(self, number: int) -> None:
+        for process in list(self.processes):
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    def run(self) -> None:
+        while True:
+            codes = self.attempt()
+            if self.ended.is_set():
+                break
+            if not any(codes):
+                self.conclude("Complete", "JobsCompleted", "jobset completed successfully")
+                break
+            if set(codes) & self.final or self.restarts >= self.most_restarts:
+                message = "jobset failed due to one or more job failures"
+                self.conclude("Failed", "JobsFailed", message)
+                break
+            self.restarts += 1
+
+    def conclude(self, kind: str, reason: str, message: str) -> None:
+        condition = {
+            "type": kind, "status": "True", "reason": reason, "message": message,
+            "lastTransitionTime": now(),
+        }  # fmt: skip
+        with self.cluster.lock:
+            self.object["status"]["conditions"] = [condition]
+            self.condition = kind
+
+    def attempt(self) -> list[int]:
+        """One life of all nodes: their exit codes. When one fails, the others are told to end."""
+        trainer = self.object["spec"]["trainer"]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with self.cluster.lock:
+            for name in [
+                n for n, p in self.cluster.pods.items() if labels(p).get(JOBSET) == self.name
+            ]:
+                del self.cluster.pods[name]
+            if self.ended.is_set():
+                return []
+            names = [
+                f"{self.name}-node-0-{rank}-{uuid.uuid4().hex[:5]}"
+                for rank in range(trainer["numNodes"])
+            ]
+            self.processes = [self.start(rank, name, port) for rank, name in enumerate(names)]
+        codes: dict[int, int] = {}
+        while len(codes) < len(names):
+            for rank, process in enumerate(self.processes):
+                if rank not in codes and (code := process.poll()) is not None:
+                    codes[rank] = code if code >= 0 else 128 - code
+                    self.finish(names[rank], codes[rank])
+                    if codes[rank]:
+                        self.signal_all(signal.SIGTERM)
+            time.sleep(0.01)
+        return [codes[rank] for rank in range(len(names))]
+
+    def finish(self, pod: str, code: int) -> None:
+        with self.cluster.lock:
+            status = self.cluster.pods.get(pod, {}).get("status", {})
+            status["phase"] = "Failed" if code else "Succeeded"
+            ended = {"exitCode": code, "finishedAt": stamp(), "startedAt": stamp()}
+            status["containerStatuses"] = [{"name": "node", "state": {"terminated": ended}}]
+
+    def start(self, rank: int, pod: str, port: int) -> subprocess.Popen[bytes]:
+        trainer = self.object["spec"]["trainer"]
+        folder = self.cluster.folder / "pods" / pod
+        (folder / "tmp").mkdir(parents=True)
+        log = folder / "log.txt"
+        self.cluster.logs[pod] = log
+        self.cluster.pods[pod] = {
+            "metadata": {
+                "name": pod, "uid": str(uuid.uuid4()), "creationTimestamp": stamp(),
+                "labels": {
+                    JOBSET: self.name, "jobset.sigs.k8s.io/replicatedjob-name": "node",
+                    "batch.kubernetes.io/job-completion-index": str(rank),
+                },
+                "annotations": {"jobset.sigs.k8s.io/restart-attempt": str(self.restarts)},
+            },
+            "spec": {"serviceAccountName": "default"}, "status": {"phase": "Running"},
+        }  # fmt: skip
+        env = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(ROOT),
+            "HOME": str(folder), "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1",
+            **self.cluster.environment, "RESTARTS": str(self.restarts),
+            **{one["name"]: self.value(one) for one in trainer.get("env", [])},
+            "PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+            "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port),
+        }  # fmt: skip
+        words = [_expanded(word, env) for word in (*trainer["command"], *trainer["args"])]
+        return subprocess.Popen(
+            [sys.executable, "-c", _STAMPS, str(log), *words], env=env, cwd=folder,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def value(self, one: dict[str, Any]) -> str:
+        if "value" in one:
+            return str(one["value"])
+        reference = one["valueFrom"]["secretKeyRef"]
+        return self.cluster.secrets[reference["name"], reference["key"]]
+
+
+# The container runtime: runs the words, stamps every line they say, hands signals on, exits as they.
+_STAMPS = """
+import datetime, signal, subprocess, sys
+child = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+signal.signal(signal.SIGTERM, lambda n, _: child.send_signal(n))
+with open(sys.argv[1], "ab", buffering=0) as log:
+    for line in child.stdout:
+        at = datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
+        log.write(at.encode() + b" " + line.rstrip(b"\\n") + b"\\n")
+code = child.wait()
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+def _expanded(word: str, env: dict[str, str]) -> str:
+    """As Kubernetes expands `$(NAME)` in commands and arguments."""
+    word = re.sub(r"(?<!\$)\$\((\w+)\)", lambda m: env.get(m[1], m[0]), word)
+    return word.replace("$$(", "$(")
