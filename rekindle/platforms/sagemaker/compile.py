@@ -28,9 +28,10 @@ from rekindle.ir.graph import Graph, Importer, Step
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.ir.values import bind
 from rekindle.launch import shim
+from rekindle.platforms import quantities
 from rekindle.platforms.admission import admit
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.sagemaker import conditions, quantities, shapes
+from rekindle.platforms.sagemaker import conditions, shapes
 from rekindle.platforms.sagemaker.bundle import BASE, RESULT, channels_of, task_of
 from rekindle.spec.model import SageMakerSpec
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.platforms.sagemaker.quantities import amount, machine_for
+from rekindle.platforms.quantities import amount, machine_for
 from rekindle.platforms.sagemaker.shapes import misfits
 from tests.platforms.sagemaker.excerpt import FILE, excerpt
 
