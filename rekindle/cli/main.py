@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "init": "a starter config, the shipped pipeline and components to change",
+    "doctor": "is a platform ready for a config, and what does it need",
     "run": "the whole pipeline here and now",
     "compile": "write the pipeline for a platform",
     "promote": "make a candidate the champion that waits for approval",

@@ -23,6 +23,13 @@ Metric = Literal[
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?$")]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 SecretReference = Annotated[str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")]
+EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+GoogleSecret = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^projects/[a-z0-9:.-]+/secrets/[A-Za-z0-9_-]{1,255}/versions/([0-9]+|latest)$"
+    ),
+]
 Duration = Annotated[
     str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
 ]
@@ -389,7 +396,17 @@ class VertexSpec(Section):
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the job, which flow into the bill."""
     image: str | None = None
-    """Container image of rekindle's steps, by digest."""
+    """Container image of rekindle's steps, and of the launcher of a distributed step, by digest."""
+    provisioning: Literal["standard", "spot", "flex-start"] | None = None
+    """How distributed steps get machines; default: `spot` for a step that says so, else `standard`.
+    `flex-start` waits until all of them are there."""
+    max_wait_hours: float = Field(24.0, ge=0.0, le=8760.0)
+    """How long `flex-start` waits for machines; 0 waits for ever."""
+    max_preemptions: int = Field(10, ge=0, le=100)
+    """How often a distributed step may lose its machines and begin again, from its checkpoint."""
+    secrets: dict[EnvironmentName, GoogleSecret] = Field(default_factory=dict)
+    """Environment variables of distributed steps and of rekindle's own, from Secret Manager:
+    `{HF_TOKEN: projects/my-project/secrets/hf/versions/latest}`."""
 
 
 class SageMakerSpec(Section):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "transformers", "datasets", "mlflow", "kfp", "sklearn", "pandas", "boto3")
+HEAVY = ("torch", "transformers", "datasets", "mlflow", "kfp", "sklearn", "pandas", "boto3",
+         "google.cloud.aiplatform")  # fmt: skip
 ROOT = Path(__file__).parents[2]
 CODE = """
 import json, sys
@@ -48,7 +49,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "words",
     [["--help"], ["run", "--help"], ["runs"], ["status"], ["logs", "--step", "hello"], ["report"], ["init", "new"],
-     ["run", "c.yaml"], ["compile", "c.yaml", "--platform", "kubeflow"]],
+     ["run", "c.yaml"], ["compile", "c.yaml", "--platform", "kubeflow"], ["doctor", "--platform", "vertex"]],
     ids=lambda words: " ".join(words),
 )  # fmt: skip
 def test_the_verb_loads_nothing_heavy(folder, words):
@@ -63,6 +64,8 @@ def test_the_verb_loads_nothing_heavy(folder, words):
         "rekindle.spec",
         "rekindle.ir.read",
         "rekindle.platforms.local.execute",
+        "rekindle.platforms.vertex.compile",
+        "rekindle.platforms.vertex.launcher",
         "rekindle.report.card",
     ],
 )

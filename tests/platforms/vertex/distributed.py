@@ -1,0 +1,108 @@
+"""A step on two nodes, and how Vertex AI would start its launcher."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rekindle.ir.compile import compile_pipeline
+from rekindle.ir.read import read
+from rekindle.platforms.vertex.compile import compile
+from rekindle.spec.model import VertexSpec
+from tests.servers.vertex import MOUNT, Vertex
+
+RUN = "projects/12/locations/europe-west4/pipelineJobs/fits-1"
+PLACE: dict[str, Any] = {
+    "project": "my-project", "region": "europe-west4", "artifact_root": "gs://bucket/rekindle/",
+    "service_account": "me@my-project.iam.gserviceaccount.com", "labels": {"team": "search"},
+    "network": "projects/12/global/networks/net",
+    "image": "europe-docker.pkg.dev/p/r/train@sha256:" + "0" * 64,
+    "kms_key": "projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k",
+}  # fmt: skip
+FIT = Path(__file__).with_name("fit.py")
+
+
+@functools.cache
+def ir() -> str:
+    """The IR of fit.py."""
+    return compile_pipeline(f"{FIT}:fits")
+
+
+def container(label: str = "exec-fit", **place: Any) -> dict[str, Any]:
+    """The compiled container of a step of fit.py."""
+    definition = compile(ir(), read(ir()), {}, VertexSpec(**{**PLACE, **place}))
+    ((_, content),) = definition.files.items()
+    executors = json.loads(content)["pipelineSpec"]["deploymentSpec"]["executors"]
+    found: dict[str, Any] = executors[label]["container"]
+    return found
+
+
+@dataclasses.dataclass
+class Task:
+    """A task of a run: `folder` is where components leave notes, `behave` what they do in each
+    attempt."""
+
+    service: Vertex
+    folder: Path
+    behave: str = "ok"
+    item: str = "a"
+    label: str = "exec-fit"
+    place: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def outputs(self, attempt: str = "1") -> dict[str, Any]:
+        at = f"bucket/pipeline/12/fits-1/fit_{attempt}"
+        returned = "done" if self.label == "exec-shell" else "Output"
+        model = {
+            "name": f"projects/12/artifacts/{attempt}", "uri": f"gs://{at}/model",
+            "type": {"schemaTitle": "system.Model", "schemaVersion": "0.0.1"},
+        }  # fmt: skip
+        return {
+            "parameters": {returned: {"outputFile": f"/gcs/{at}/{returned}"}},
+            "artifacts": {"model": {"artifacts": [model]}},
+            "outputFile": f"/gcs/{at}/executor_output.json",
+        }
+
+    def executor_input(self, attempt: str = "1") -> dict[str, Any]:
+        data = self.service.folder / "bucket" / "data.csv"
+        data.parent.mkdir(exist_ok=True)
+        data.write_text("1\n2\n3\n")
+        dataset = {
+            "name": "projects/12/artifacts/d", "uri": "gs://bucket/data.csv", "metadata": {},
+            "type": {"schemaTitle": "system.Dataset", "schemaVersion": "0.0.1"},
+        }  # fmt: skip
+        values = {"folder": str(self.folder), "behave": self.behave, "item": self.item}
+        inputs = {"parameterValues": values, "artifacts": {"data": {"artifacts": [dataset]}}}
+        return {"inputs": inputs, "outputs": self.outputs(attempt)}
+
+    def launcher(self, attempt: str = "1", poll: float = 0.1) -> subprocess.Popen[str]:
+        """What the service starts for this attempt of the task."""
+        made = container(self.label, **self.place)
+        filled = {
+            "{{$}}": json.dumps(self.executor_input(attempt)),
+            "{{$.pipeline_job_resource_name}}": RUN,
+            "{{$.pipeline_task_name}}": "fit",
+            "{{$.pipeline_job_name}}": "fits-1",
+        }
+        words = [filled.get(word, word) for word in [*made["command"], *made["args"]]]
+        assert not re.search(r"\{\{\$", " ".join(w for w in words if w not in filled.values()))
+        environment = {
+            **self.service.environment(), "REKINDLE_POLL_SECONDS": str(poll),
+            "VERTEX_AI_PIPELINES_RUN_LABELS": '{"vertex-ai-pipelines-run-billing-id": "77"}',
+        }  # fmt: skip
+        words[0] = sys.executable
+        return subprocess.Popen(
+            [*MOUNT, str(self.service.folder), *words], env=environment, cwd=self.folder,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def left(self, attempt: str = "1") -> dict[str, Any]:
+        """What the task gave to the pipeline."""
+        file = self.outputs(attempt)["outputFile"].removeprefix("/gcs/")
+        found: dict[str, Any] = json.loads((self.service.folder / file).read_text())
+        return found
