@@ -372,6 +372,13 @@ class _Handler(BaseHTTPRequestHandler):
         except Refused as refused:
             code = refused.code
             told = {"error": {"code": code, "status": refused.status, "message": refused.message}}
+        except ConnectionAbortedError:  # half an answer
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b'{"half": ')
+            self.close_connection = True
+            return
         content = json.dumps(told).encode()
         try:
             self.send_response(code)
@@ -413,6 +420,8 @@ class _Handler(BaseHTTPRequestHandler):
         with service.lock:
             at = next((i for i, f in enumerate(service.failures) if f[0] == kind), None)
             failure = service.failures.pop(at) if at is not None else None
+        if failure and failure[2] == "CUT":
+            raise ConnectionAbortedError
         if failure and failure[2] != "LOST":
             raise Refused(*failure[1:])
         service.come(f"before {kind}")

@@ -6,6 +6,7 @@ no other rekindle, and what the step itself imports is that of its image."""
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import Any
 from rekindle.platforms.vertex.node import TASK
 
 ENTRY = "node.pyz"
-_PACKAGE = Path(__file__).parents[2]
-_MODULES = (
+PACKAGE = Path(__file__).parents[2]
+MODULES = (
     "__init__", "errors", "launch.__init__", "launch.rendezvous", "launch.shim",
     "platforms.__init__", "platforms.vertex.__init__", "platforms.vertex.node",
     "platforms.vertex.rendezvous", "platforms.vertex.rest",
@@ -30,11 +31,13 @@ def write(folder: Path, task: dict[str, Any]) -> list[str]:
     """Fill the folder; the command that runs a node from it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TASK).write_text(json.dumps(task), encoding="utf-8")
-    with zipfile.ZipFile(folder / ENTRY, "w") as bundle:
-        for module in _MODULES:
+    content = io.BytesIO()  # the mount is written in one go
+    with zipfile.ZipFile(content, "w") as bundle:
+        for module in MODULES:
             path = Path(*module.split(".")).with_suffix(".py")
-            bundle.write(_PACKAGE / path, Path("rekindle", path))
+            bundle.write(PACKAGE / path, Path("rekindle", path))
         bundle.writestr("__main__.py", _MAIN)
+    (folder / ENTRY).write_bytes(content.getvalue())
     return ["python3", str(folder / ENTRY)]
 
 

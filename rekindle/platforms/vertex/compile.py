@@ -111,8 +111,10 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
             "name the one that steps run as: steps@my-project.iam.gserviceaccount.com",
         )
     rules = limits("vertex")
-    if len(place.labels) > rules["labels"]["most"]:
-        yield Problem(f"{len(place.labels)} labels are too many", f"{_SECTION}.labels", "drop some")
+    room = rules["labels"]["most"] - rules["labels"]["ours"]
+    if len(place.labels) > room:
+        what = f"{len(place.labels)} labels are too many; there is room for {room}"
+        yield Problem(what, f"{_SECTION}.labels", "drop some")
     for key, value in place.labels.items():
         if not re.fullmatch(rules["labels"]["key"], key):
             yield Problem(f"`{key}` is no key of a label", f"{_SECTION}.labels", _LABEL)

@@ -19,6 +19,7 @@ What no account has run yet: all of it; see docs/vertex.md.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -182,11 +183,11 @@ class Launcher:
         files = (
             [folder / ended_file(rank) for rank in range(self.payload["nodes"])] if folder else []
         )
-        return {
-            rank: json.loads(file.read_text(encoding="utf-8"))
-            for rank, file in enumerate(files)
-            if file.exists()
-        }
+        found = {}
+        for rank, file in enumerate(files):
+            with contextlib.suppress(OSError, ValueError):  # none, or half a word
+                found[rank] = json.loads(file.read_text(encoding="utf-8"))
+        return found
 
     def deliver(self, job: Job) -> int:
         """Write what node rank 0 left as the output of this task. The job may be older than this

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import http.client
 import json
 import os
 import threading
@@ -132,7 +133,7 @@ def _answer(request: urllib.request.Request) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         message, reason = _status(error)
         raise RestError(f"HTTP {error.code}: {message}", error.code, reason) from None
-    except (OSError, ValueError) as error:  # no connection, a broken one, half an answer
+    except (OSError, ValueError, http.client.HTTPException) as error:  # none, or half an answer
         host = request.host
         raise RestError(f"no answer from {host}: {getattr(error, 'reason', error)}") from None
 

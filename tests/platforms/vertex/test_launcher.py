@@ -218,6 +218,7 @@ def test_faults_of_the_service_are_waited_out(task: Task) -> None:
     for kind in ("token", "run", "list", "log", "create"):
         task.service.failures.append((kind, 503, "UNAVAILABLE", "try again"))
     task.service.failures.append(("list", 429, "RESOURCE_EXHAUSTED", "too many requests"))
+    task.service.failures.append(("list", 200, "CUT", ""))
     code, told = ended(task.launcher())
     assert code == 0, told
     assert len(task.service.jobs) == 1
@@ -241,16 +242,32 @@ def test_a_cancelled_run_takes_its_job_along(state: str, task: Task) -> None:
     assert not list(task.service.folder.rglob("executor_output.json"))
 
 
-def test_a_run_cancelled_in_the_middle_of_a_create_leaves_no_orphan(task: Task) -> None:
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_run_cancelled_at_any_call_of_its_launcher_leaves_nothing(stage: str, task: Task) -> None:
     task.behave = "wait"
-    gate = task.service.hold("after create")
+    gate = task.service.hold(stage)
     launcher = task.launcher()
     assert gate.reached.wait(30)
     task.service.runs[RUN]["state"] = "PIPELINE_STATE_CANCELLING"
     launcher.terminate()
     gate.open.set()
-    assert ended(launcher)[0] == 143
-    only(task.service).wait_for("CANCELLED")
+    code, told = ended(launcher)
+    assert code == 143, told
+    for job in task.service.jobs.values():
+        job.wait_for("CANCELLED")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_launcher_drained_at_any_call_leaves_one_job(stage: str, task: Task) -> None:
+    gate = task.service.hold(stage)
+    first = task.launcher()
+    assert gate.reached.wait(30)
+    first.terminate()
+    gate.open.set()
+    assert ended(first)[0] == 143
+    code, told = ended(task.launcher("2"))
+    assert code == 0, told
+    assert only(task.service).state == "SUCCEEDED"
 
 
 def test_a_task_that_is_cancelled_by_itself_takes_its_job_along(task: Task) -> None:
@@ -282,13 +299,17 @@ def test_a_drained_launcher_leaves_its_job_to_the_next(asked: str, task: Task) -
     check_result(task, "2", made_by="1")
 
 
-def test_a_job_without_a_launcher_ends_with_the_run(task: Task) -> None:
+@pytest.mark.parametrize("state", ["QUEUED", "RUNNING"])
+def test_a_job_without_a_launcher_ends_with_the_run(state: str, task: Task) -> None:
     task.behave = "wait"
+    if state == "QUEUED":
+        task.service.capacity.clear()
     launcher = task.launcher()
-    until(lambda: running(task))
+    until(lambda: task.service.jobs and only(task.service).state == state)
     launcher.kill()
     launcher.wait()
     task.service.runs[RUN]["state"] = "PIPELINE_STATE_FAILED"
+    task.service.capacity.set()
     only(task.service).wait_for("FAILED")
     until(lambda: any("the run is over" in x["textPayload"] for x in only(task.service).lines))
 

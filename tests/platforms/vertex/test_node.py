@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -76,6 +77,12 @@ def test_the_exit_code_of_the_step_is_that_of_the_node(code: int, tmp_path: Path
     assert node(tmp_path, f"exit {code}").returncode == code
     assert left(tmp_path, "ended-0.json")["exit_code"] == code
     assert not (tmp_path / "attempt" / "result.json").exists()
+
+
+def test_what_travels_is_for_python_3_10() -> None:
+    for module in bundle.MODULES:
+        path = bundle.PACKAGE / Path(*module.split(".")).with_suffix(".py")
+        ast.parse(path.read_text(), feature_version=(3, 10))
 
 
 def test_a_node_that_lacks_an_input_says_so(tmp_path: Path) -> None:
