@@ -55,7 +55,8 @@ def fit(  # noqa: C901 - a component is one function
     return True
 
 
-SCRIPT = """cat "$0" > "$1"
+SCRIPT = """# {{$ is none of a placeholder
+cat "$0" > "$1"
 echo "$1" >> "$2/places"
 until [ "$(wc -l < "$2/places")" = 2 ]; do sleep 0.02; done
 printf true > "$3"

@@ -97,7 +97,6 @@ def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(task: Task) -> None:
     assert "https://console.cloud.google.com/vertex-ai/locations/europe-west4/training/" in told
     assert "node 0: attempt 1 of node 0 is told: ok" in told
     assert "of node 1" not in told
-    assert not list(task.service.folder.rglob("fit_1/Output")), "the launcher alone writes outputs"
 
 
 def test_a_container_of_anybody_has_its_paths_and_only_node_rank_0_has_the_outputs(
@@ -113,6 +112,7 @@ def test_a_container_of_anybody_has_its_paths_and_only_node_rank_0_has_the_outpu
     places = (task.folder / "places").read_text().split()
     assert len([p for p in places if p == place]) == 1
     assert "node 0: run fits-1" in told
+    assert not list(task.service.folder.rglob("fit_1/done")), "the launcher alone writes outputs"
 
 
 def test_what_a_component_put_elsewhere_is_brought_to_its_place(task: Task) -> None:
@@ -350,14 +350,16 @@ def test_what_stopped_after_a_save_goes_on_in_the_next_attempt(task: Task) -> No
 
 
 def test_spot_machines_that_were_taken_away_are_asked_for_again(task: Task) -> None:
-    task.label, task.behave = "exec-fit-2", "wait,ok"
+    task.label, task.behave = "exec-fit-2", "wait,wait,wait,ok"
     launcher = task.launcher()
-    until(lambda: running(task) and running(task, 1))
-    only(task.service).take_away(1)
+    for attempt in (1, 2, 3):
+        until(lambda n=attempt: running(task, 0, n) and running(task, 1, n))  # type: ignore[misc]
+        list(task.service.jobs.values())[-1].take_away(attempt % 2)
     code, told = ended(launcher)
     assert code == 0, told
+    assert ended(task.launcher("2"))[0] == 0, "it finds all of them, on several pages"
     jobs = list(task.service.jobs.values())
-    assert [job.state for job in jobs] == ["FAILED", "SUCCEEDED"]
+    assert [job.state for job in jobs] == [*["FAILED"] * 3, "SUCCEEDED"]
     limits = [job.proto.job_spec.scheduling.timeout.total_seconds() for job in jobs]
     assert limits[0] == 168 * 3_600
     assert limits[1] < limits[0], "the time of all attempts is one"
@@ -414,6 +416,18 @@ def test_a_log_that_may_not_be_read_does_no_harm(task: Task) -> None:
     assert code == 0
     assert "node 0's log is not shown here" in told
     assert task.service.calls["log"] == 1
+
+
+def test_each_line_of_the_log_is_said_once(task: Task) -> None:
+    task.behave = "wait"
+    launcher = task.launcher()
+    until(lambda: running(task, 0) and running(task, 1))
+    polls = task.service.calls["log"] + 5
+    until(lambda: task.service.calls["log"] > polls)
+    (task.folder / "go").touch()
+    code, told = ended(launcher)
+    assert code == 0
+    assert told.count("node 0: attempt 1 of node 0 is told: wait") == 1
 
 
 def test_turns_of_a_loop_with_other_inputs_have_other_jobs(task: Task) -> None:
