@@ -123,10 +123,11 @@ class Launcher:
 
     def start(self, attempt: Start) -> None:
         """Create one more job, in a folder of its own."""
-        folder = f"{self.payload['jobs']}/{self.service.label}/{uuid.uuid4().hex[:12]}"
+        token = uuid.uuid4().hex[:12]
+        folder = f"{self.payload['jobs']}/{self.service.label}/{token}"
         task = {
             **self.payload["task"],
-            "executor_input": self.executor_input,
+            "executor_input": _with_own_places(self.executor_input, token),
             "facts": self.facts,
             "run": self.facts[RUN],
             "region": self.payload["region"],
@@ -190,8 +191,8 @@ class Launcher:
         return found
 
     def deliver(self, job: Job) -> int:
-        """Write what node rank 0 left as the output of this task. The job may be older than this
-        attempt of the task; its artifacts stay where it put them."""
+        """Write what node rank 0 left as the output of this task: parameters, and artifacts where
+        that attempt put them."""
         folder = bundle.folder_of(job.command)
         if folder is None or not (folder / RESULT).exists():
             log.error("%s succeeded, but left no %s in %s", job.number, RESULT, folder)
@@ -263,6 +264,22 @@ def _complete(executor_input: dict[str, Any]) -> dict[str, Any]:
         "inputs": {"parameterValues": {}, "artifacts": {}, **inputs},
         "outputs": {"parameters": {}, "artifacts": {}, **outputs},
     }
+
+
+def _with_own_places(executor_input: dict[str, Any], token: str) -> dict[str, Any]:
+    """The same with artifacts in a folder of this attempt, `.../TOKEN/model` in place of
+    `.../model`: what failed attempts left, or a surplus job writes, is never mixed with it."""
+    outputs = executor_input["outputs"]
+    artifacts = {
+        name: {"artifacts": [{**a, "uri": _within(a["uri"], token)} for a in group["artifacts"]]}
+        for name, group in outputs["artifacts"].items()
+    }
+    return {**executor_input, "outputs": {**outputs, "artifacts": artifacts}}
+
+
+def _within(uri: str, token: str) -> str:
+    parent, _, name = uri.rpartition("/")
+    return f"{parent}/{token}/{name}"
 
 
 def _artifact(mine: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:

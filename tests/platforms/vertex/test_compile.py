@@ -144,6 +144,12 @@ def test_every_setting_of_kfp_kubernetes_is_refused_or_understood() -> None:
     assert [row.name for row in rows if row.on["vertex"].verdict != "refused"] == []
 
 
+def test_a_second_document_that_says_nothing_is_left_out() -> None:
+    empty = "---\nplatforms: {kubernetes: {deploymentSpec: {executors: {exec-ours: {}}}}}\n"
+    text = compile_function(pipeline) + empty
+    assert compile(text, read(text), {"n": 1}, VertexSpec(**PLACE)).files
+
+
 def test_steps_of_ours_begin_with_the_secrets_of_the_config() -> None:
     name = "projects/p/secrets/hf/versions/3"
     job = compiled(pipeline, {"n": 1}, secrets={"HF_TOKEN": name})

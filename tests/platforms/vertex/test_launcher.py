@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -74,9 +75,11 @@ def running(task: Task, rank: int = 0, attempt: int = 1) -> bool:
 
 def check_result(task: Task, attempt: str = "1", made_by: str = "1") -> None:
     """The model of the one job, as the output of this attempt of the task."""
-    uri = f"gs://bucket/pipeline/12/fits-1/fit_{made_by}/model"
+    left = task.left(attempt)
+    uri = left["artifacts"]["model"]["artifacts"][0]["uri"]
+    assert re.fullmatch(rf"gs://bucket/pipeline/12/fits-1/fit_{made_by}/[0-9a-f]{{12}}/model", uri)
     model = {"name": f"projects/12/artifacts/{attempt}", "uri": uri, "metadata": {"nodes": 2}}
-    assert task.left(attempt) == {
+    assert left == {
         "parameterValues": {"Output": True},
         "artifacts": {"model": {"artifacts": [model]}},
     }
@@ -106,9 +109,8 @@ def test_a_container_of_anybody_has_its_paths_and_only_node_rank_0_has_the_outpu
     code, told = ended(task.launcher())
     assert code == 0, told
     assert task.left()["parameterValues"] == {"done": True}
-    place = "/gcs/bucket/pipeline/12/fits-1/fit_1/model"
+    place = task.left()["artifacts"]["model"]["artifacts"][0]["uri"].replace("gs://", "/gcs/")
     assert (task.service.folder / place.removeprefix("/gcs/")).read_text() == "1\n2\n3\n"
-    until(lambda: len((task.folder / "places").read_text().split()) == 2)
     places = (task.folder / "places").read_text().split()
     assert len([p for p in places if p == place]) == 1
     assert "node 0: run fits-1" in told
@@ -347,6 +349,8 @@ def test_what_stopped_after_a_save_goes_on_in_the_next_attempt(task: Task) -> No
     assert code == 0, told
     assert [job.state for job in task.service.jobs.values()] == ["FAILED", "SUCCEEDED"]
     check_result(task)
+    models = [path.read_text() for path in task.service.folder.rglob("model")]
+    assert sorted(models)[1] == "half a model", "each attempt has a place of its own"
 
 
 def test_spot_machines_that_were_taken_away_are_asked_for_again(task: Task) -> None:
