@@ -29,14 +29,15 @@ FIT = Path(__file__).with_name("fit.py")
 
 
 @functools.cache
-def ir() -> str:
-    """The IR of fit.py."""
-    return compile_pipeline(f"{FIT}:fits")
+def ir(target: str = f"{FIT}:fits") -> str:
+    """The IR of a pipeline, that of fit.py unless said otherwise."""
+    return compile_pipeline(target)
 
 
-def container(label: str = "exec-fit", **place: Any) -> dict[str, Any]:
-    """The compiled container of a step of fit.py."""
-    definition = compile(ir(), read(ir()), {}, VertexSpec(**{**PLACE, **place}))
+def container(label: str = "exec-fit", text: str = "", **place: Any) -> dict[str, Any]:
+    """The compiled container of a step of the pipeline `text`, of fit.py unless said otherwise."""
+    text, samples = text or ir(), {"folder": ""}
+    definition = compile(text, read(text), samples, VertexSpec(**{**PLACE, **place}))
     ((_, content),) = definition.files.items()
     executors = json.loads(content)["pipelineSpec"]["deploymentSpec"]["executors"]
     found: dict[str, Any] = executors[label]["container"]
@@ -54,6 +55,7 @@ class Task:
     item: str = "a"
     label: str = "exec-fit"
     place: dict[str, Any] = dataclasses.field(default_factory=dict)
+    text: str = ""
 
     def outputs(self, attempt: str = "1") -> dict[str, Any]:
         at = f"bucket/pipeline/12/fits-1/fit_{attempt}"
@@ -77,12 +79,14 @@ class Task:
             "type": {"schemaTitle": "system.Dataset", "schemaVersion": "0.0.1"},
         }  # fmt: skip
         values = {"folder": str(self.folder), "behave": self.behave, "item": self.item}
-        inputs = {"parameterValues": values, "artifacts": {"data": {"artifacts": [dataset]}}}
+        inputs: dict[str, Any] = {"parameterValues": values}  # what is empty is not there
+        if not self.text:
+            inputs["artifacts"] = {"data": {"artifacts": [dataset]}}
         return {"inputs": inputs, "outputs": self.outputs(attempt)}
 
     def launcher(self, attempt: str = "1", poll: float = 0.1) -> subprocess.Popen[str]:
         """What the service starts for this attempt of the task."""
-        made = container(self.label, **self.place)
+        made = container(self.label, self.text, **self.place)
         filled = {
             "{{$}}": json.dumps(self.executor_input(attempt)),
             "{{$.pipeline_job_resource_name}}": RUN,

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos are a developer's")
 
-from tests.platforms.vertex.distributed import RUN, Task
+from tests.platforms.vertex.distributed import RUN, Task, ir
 from tests.servers.vertex import Job, Vertex
 
 
@@ -122,6 +122,15 @@ def test_what_a_component_put_elsewhere_is_brought_to_its_place(task: Task) -> N
     code, told = ended(task.launcher())
     assert code == 0, told
     check_result(task)
+
+
+@pytest.mark.slow
+def test_torchrun_joins_the_ranks_of_all_nodes(task: Task) -> None:
+    task.text = ir(f"{Path(__file__).parents[1] / 'pipelines' / 'behaviour.py'}:summed")
+    task.label = "exec-sum-of-ranks"
+    code, told = ended(task.launcher())
+    assert code == 0, told
+    assert task.left()["parameterValues"] == {"Output": 3.0}
 
 
 STAGES = [
