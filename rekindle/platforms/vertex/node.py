@@ -41,6 +41,8 @@ STORE, MOUNT = "gs://", "/gcs/"
 TASK, RESULT = "task.json", "result.json"
 OVER = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 
+_MISSING_FOR_GOOD = 3
+
 
 def mounted(uri: str) -> str:
     """Where a URI of Cloud Storage lies in a container of Vertex AI; any other one as it is."""
@@ -154,15 +156,23 @@ def _look_after(run: str, google: Google, every_seconds: float) -> None:
     be asked now is asked later: a healthy job does not end because an API is down."""
 
     def watch() -> None:
+        missing = 0
         while True:
-            with contextlib.suppress(RestError):
-                state = google.get("aiplatform", f"/v1/{run}", patience=0).get("state")
-                if state in OVER:
-                    sys.stderr.write(f"the run is over ({state}), and so is this job\n")
-                    os.kill(os.getpid(), signal.SIGTERM)
+            state = _state(run, google)
+            missing = missing + 1 if state == "deleted" else 0
+            if state in OVER or missing >= _MISSING_FOR_GOOD:
+                sys.stderr.write(f"the run is over ({state}), and so is this job\n")
+                os.kill(os.getpid(), signal.SIGTERM)
             google.stop.wait(every_seconds)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _state(run: str, google: Google) -> str:
+    try:
+        return str(google.get("aiplatform", f"/v1/{run}", patience=0).get("state", ""))
+    except RestError as error:
+        return "deleted" if error.status == 404 else "unknown"
 
 
 def _installed(pip: dict[str, list[str]]) -> int:

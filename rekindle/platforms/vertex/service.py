@@ -54,8 +54,14 @@ class Service:
             log.info("%s is not cancelled: %s", job.number, error)
 
     def run_ends(self, run: str, task: str, patience: float) -> bool:
-        """Whether the run, or this task of it, is being cancelled or over."""
-        told = self.google.get("aiplatform", f"/v1/{run}", None, patience)
+        """Whether the run, or this task of it, is being cancelled, over or deleted."""
+        try:
+            told = self.google.get("aiplatform", f"/v1/{run}", None, patience)
+        except RestError as error:
+            if error.status != 404:
+                raise
+            log.info("there is no run %s any more", run)
+            return True
         state = str(told.get("state", "")).removeprefix("PIPELINE_STATE_")
         tasks = told.get("jobDetail", {}).get("taskDetails", [])
         own = {one.get("state") for one in tasks if one.get("taskName") == task}

@@ -310,8 +310,9 @@ def test_a_drained_launcher_leaves_its_job_to_the_next(asked: str, task: Task) -
     check_result(task, "2", made_by="1")
 
 
+@pytest.mark.parametrize("run", ["failed", "deleted"])
 @pytest.mark.parametrize("state", ["QUEUED", "RUNNING"])
-def test_a_job_without_a_launcher_ends_with_the_run(state: str, task: Task) -> None:
+def test_a_job_without_a_launcher_ends_with_the_run(state: str, run: str, task: Task) -> None:
     task.behave = "wait"
     if state == "QUEUED":
         task.service.capacity.clear()
@@ -319,7 +320,10 @@ def test_a_job_without_a_launcher_ends_with_the_run(state: str, task: Task) -> N
     until(lambda: task.service.jobs and only(task.service).state == state)
     launcher.kill()
     launcher.wait()
-    task.service.runs[RUN]["state"] = "PIPELINE_STATE_FAILED"
+    if run == "failed":
+        task.service.runs[RUN]["state"] = "PIPELINE_STATE_FAILED"
+    else:
+        task.service.runs.clear()
     task.service.capacity.set()
     only(task.service).wait_for("FAILED")
     until(lambda: any("the run is over" in x["textPayload"] for x in only(task.service).lines))
