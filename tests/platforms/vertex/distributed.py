@@ -8,14 +8,19 @@ import json
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.read import read
 from rekindle.platforms.vertex.compile import compile
 from rekindle.spec.model import VertexSpec
-from tests.servers.vertex import MOUNT, Vertex
+
+if TYPE_CHECKING:
+    from tests.servers.vertex import Vertex
+    from tests.servers.vertex_job import Job
 
 RUN = "projects/12/locations/europe-west4/pipelineJobs/fits-1"
 PLACE: dict[str, Any] = {
@@ -86,6 +91,8 @@ class Task:
 
     def launcher(self, attempt: str = "1", poll: float = 0.1) -> subprocess.Popen[str]:
         """What the service starts for this attempt of the task."""
+        from tests.servers.vertex_job import MOUNT
+
         made = container(self.label, self.text, **self.place)
         filled = {
             "{{$}}": json.dumps(self.executor_input(attempt)),
@@ -110,3 +117,41 @@ class Task:
         file = self.outputs(attempt)["outputFile"].removeprefix("/gcs/")
         found: dict[str, Any] = json.loads((self.service.folder / file).read_text())
         return found
+
+
+def ended(launcher: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and what it said."""
+    _, told = launcher.communicate(timeout=60)
+    return launcher.returncode, told
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait until it holds; a minute at most."""
+    for _ in range(6_000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it never held")
+
+
+def only(service: Vertex) -> Job:
+    (job,) = service.jobs.values()
+    return job
+
+
+def running(task: Task, rank: int = 0, attempt: int = 1) -> bool:
+    return (task.folder / f"attempt-{attempt}-node-{rank}").exists()
+
+
+def check_result(task: Task, attempt: str = "1", made_by: str = "1") -> None:
+    """The model of the one job, as the output of this attempt of the task."""
+    left = task.left(attempt)
+    uri = left["artifacts"]["model"]["artifacts"][0]["uri"]
+    assert re.fullmatch(rf"gs://bucket/pipeline/12/fits-1/fit_{made_by}/[0-9a-f]{{12}}/model", uri)
+    model = {"name": f"projects/12/artifacts/{attempt}", "uri": uri, "metadata": {"nodes": 2}}
+    assert left == {
+        "parameterValues": {"Output": True},
+        "artifacts": {"model": {"artifacts": [model]}},
+    }
+    content = (task.service.folder / uri.removeprefix("gs://")).read_text()
+    assert content == "3 rows, heard of [1]"

@@ -1,17 +1,12 @@
 """The launcher of a distributed step against a service with real processes: a dataset goes in, a
-model and a bool come out; killed anywhere, drained or cancelled there is one job, never two, never
-an orphan, and a healthy one is not lost."""
+model and a bool come out, over as many attempts as the step may have."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
 import signal
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,72 +14,8 @@ import pytest
 
 pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos are a developer's")
 
-from tests.platforms.vertex.distributed import RUN, Task, ir
-from tests.servers.vertex import Job, Vertex
-
-
-def can_mount() -> bool:
-    """Whether this machine lets us give a container a /gcs of its own."""
-    if os.geteuid() != 0 or not shutil.which("unshare"):
-        return False
-    try_it = 'mkdir -p /gcs && mount --bind "$0" /gcs'
-    done = subprocess.run(["unshare", "-m", "sh", "-c", try_it, "/tmp"], capture_output=True)
-    return done.returncode == 0
-
-
-pytestmark = pytest.mark.skipif(not can_mount(), reason="this machine lets us mount no /gcs")
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Vertex]:
-    (tmp_path / "gcs").mkdir()
-    with Vertex(tmp_path / "gcs") as running:
-        running.runs[RUN] = {"name": RUN, "state": "PIPELINE_STATE_RUNNING"}
-        yield running
-
-
-@pytest.fixture
-def task(service: Vertex, tmp_path: Path) -> Task:
-    (tmp_path / "notes").mkdir()
-    return Task(service, tmp_path / "notes")
-
-
-def ended(launcher: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and what it said."""
-    _, told = launcher.communicate(timeout=60)
-    return launcher.returncode, told
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait until it holds; a minute at most."""
-    for _ in range(6_000):
-        if holds():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it never held")
-
-
-def only(service: Vertex) -> Job:
-    (job,) = service.jobs.values()
-    return job
-
-
-def running(task: Task, rank: int = 0, attempt: int = 1) -> bool:
-    return (task.folder / f"attempt-{attempt}-node-{rank}").exists()
-
-
-def check_result(task: Task, attempt: str = "1", made_by: str = "1") -> None:
-    """The model of the one job, as the output of this attempt of the task."""
-    left = task.left(attempt)
-    uri = left["artifacts"]["model"]["artifacts"][0]["uri"]
-    assert re.fullmatch(rf"gs://bucket/pipeline/12/fits-1/fit_{made_by}/[0-9a-f]{{12}}/model", uri)
-    model = {"name": f"projects/12/artifacts/{attempt}", "uri": uri, "metadata": {"nodes": 2}}
-    assert left == {
-        "parameterValues": {"Output": True},
-        "artifacts": {"model": {"artifacts": [model]}},
-    }
-    content = (task.service.folder / uri.removeprefix("gs://")).read_text()
-    assert content == "3 rows, heard of [1]"
+from tests.platforms.vertex.distributed import Task, check_result, ended, ir, only, running, until
+from tests.servers.vertex import Vertex
 
 
 def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(task: Task) -> None:
@@ -133,98 +64,6 @@ def test_torchrun_joins_the_ranks_of_all_nodes(task: Task) -> None:
     assert task.left()["parameterValues"] == {"Output": 3.0}
 
 
-STAGES = [
-    "before token", "before run", "before list", "after list", "before create", "after create",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_launcher_killed_at_any_call_leaves_one_job(stage: str, task: Task) -> None:
-    gate = task.service.hold(stage)
-    first = task.launcher()
-    assert gate.reached.wait(30)
-    first.kill()
-    first.wait()
-    gate.open.set()
-    if "create" in stage:  # the service had the request
-        until(lambda: task.service.jobs)
-    code, told = ended(task.launcher("2"))
-    assert code == 0, told
-    assert only(task.service).state == "SUCCEEDED"
-    check_result(task, "2", made_by="1" if "create" in stage else "2")
-
-
-@pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "SUCCEEDED"])
-def test_a_launcher_killed_while_it_follows_is_followed_by_another(state: str, task: Task) -> None:
-    task.behave = "wait" if state == "RUNNING" else "ok"
-    if state == "QUEUED":
-        task.service.capacity.clear()
-    first = task.launcher(poll=60 if state == "SUCCEEDED" else 0.1)
-    until(lambda: task.service.jobs and only(task.service).state == state)
-    until(lambda: state != "RUNNING" or running(task))
-    first.kill()
-    first.wait()
-    second = task.launcher("2")
-    lists = task.service.calls["list"]
-    until(lambda: task.service.calls["list"] > lists)
-    task.service.capacity.set()
-    (task.folder / "go").touch()
-    code, told = ended(second)
-    assert code == 0, told
-    assert only(task.service).state == "SUCCEEDED"
-    check_result(task, "2", made_by="1")
-
-
-def test_two_launchers_at_once_share_the_older_job(task: Task) -> None:
-    task.behave = "wait"
-    gate = task.service.hold("after list")
-    first = task.launcher()
-    assert gate.reached.wait(30)  # it knows of no job, and does not hear of the second's
-    second = task.launcher("2")
-    until(lambda: running(task))
-    gate.open.set()
-    until(lambda: len(task.service.jobs) == 2)
-    younger = list(task.service.jobs.values())[1]
-    younger.wait_for("CANCELLED")
-    (task.folder / "go").touch()
-    assert [ended(first)[0], ended(second)[0]] == [0, 0]
-    assert [job.state for job in task.service.jobs.values()] == ["SUCCEEDED", "CANCELLED"]
-    check_result(task, "1", made_by="2")
-    check_result(task, "2", made_by="2")
-
-
-def test_a_create_that_arrives_after_its_launcher_died_gives_way(task: Task) -> None:
-    task.behave = "wait,wait"
-    gate = task.service.hold("before create")
-    first = task.launcher()
-    assert gate.reached.wait(30)
-    first.kill()
-    second = task.launcher("2")
-    until(lambda: running(task))
-    gate.open.set()
-    until(lambda: len(task.service.jobs) == 2)
-    list(task.service.jobs.values())[1].wait_for("CANCELLED")
-    (task.folder / "go").touch()
-    assert ended(second)[0] == 0
-    assert [job.state for job in task.service.jobs.values()] == ["SUCCEEDED", "CANCELLED"]
-
-
-def test_a_job_that_is_not_listed_yet_is_not_made_twice(task: Task) -> None:
-    task.service.unlisted = 6
-    code, told = ended(task.launcher())
-    assert code == 0, told
-    assert len(task.service.jobs) == 1
-    assert task.service.calls["get"] > 0
-
-
-def test_a_create_whose_answer_is_lost_is_looked_for_before_it_is_made_again(task: Task) -> None:
-    task.service.failures.append(("create", 503, "LOST", "no answer"))
-    code, told = ended(task.launcher())
-    assert code == 0, told
-    assert "looking whether it is there" in told
-    assert len(task.service.jobs) == 1
-
-
 def test_faults_of_the_service_are_waited_out(task: Task) -> None:
     for kind in ("token", "run", "list", "log", "create"):
         task.service.failures.append((kind, 503, "UNAVAILABLE", "try again"))
@@ -234,105 +73,6 @@ def test_faults_of_the_service_are_waited_out(task: Task) -> None:
     assert code == 0, told
     assert len(task.service.jobs) == 1
     check_result(task)
-
-
-@pytest.mark.parametrize("state", ["QUEUED", "RUNNING"])
-def test_a_cancelled_run_takes_its_job_along(state: str, task: Task) -> None:
-    task.behave = "wait"
-    if state == "QUEUED":
-        task.service.capacity.clear()
-    launcher = task.launcher()
-    until(lambda: task.service.jobs and only(task.service).state == state)
-    until(lambda: state == "QUEUED" or running(task))
-    task.service.runs[RUN]["state"] = "PIPELINE_STATE_CANCELLING"
-    task.service.failures.append(("cancel", 503, "UNAVAILABLE", "try again"))
-    launcher.terminate()
-    code, told = ended(launcher)
-    assert code == 143, told
-    only(task.service).wait_for("CANCELLED")
-    assert not list(task.service.folder.rglob("executor_output.json"))
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_run_cancelled_at_any_call_of_its_launcher_leaves_nothing(stage: str, task: Task) -> None:
-    task.behave = "wait"
-    gate = task.service.hold(stage)
-    launcher = task.launcher()
-    assert gate.reached.wait(30)
-    task.service.runs[RUN]["state"] = "PIPELINE_STATE_CANCELLING"
-    launcher.terminate()
-    gate.open.set()
-    code, told = ended(launcher)
-    assert code == 143, told
-    for job in task.service.jobs.values():
-        job.wait_for("CANCELLED")
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_launcher_drained_at_any_call_leaves_one_job(stage: str, task: Task) -> None:
-    gate = task.service.hold(stage)
-    first = task.launcher()
-    assert gate.reached.wait(30)
-    first.terminate()
-    gate.open.set()
-    assert ended(first)[0] == 143
-    code, told = ended(task.launcher("2"))
-    assert code == 0, told
-    assert only(task.service).state == "SUCCEEDED"
-
-
-def test_a_task_that_is_cancelled_by_itself_takes_its_job_along(task: Task) -> None:
-    task.behave = "wait"
-    launcher = task.launcher()
-    until(lambda: running(task))
-    details = [{"taskName": "fit", "state": "CANCELLING"}, {"taskName": "b", "state": "RUNNING"}]
-    task.service.runs[RUN]["jobDetail"] = {"taskDetails": details}
-    launcher.terminate()
-    assert ended(launcher)[0] == 143
-    only(task.service).wait_for("CANCELLED")
-
-
-@pytest.mark.parametrize("asked", ["the run goes on", "nobody knows"])
-def test_a_drained_launcher_leaves_its_job_to_the_next(asked: str, task: Task) -> None:
-    task.behave = "wait"
-    launcher = task.launcher()
-    until(lambda: running(task))
-    if asked == "nobody knows":
-        task.service.denied.add("run")
-    launcher.terminate()
-    code, told = ended(launcher)
-    assert code == 143, told
-    assert "goes on" in told
-    task.service.denied.clear()
-    assert only(task.service).state == "RUNNING"
-    (task.folder / "go").touch()
-    assert ended(task.launcher("2"))[0] == 0
-    check_result(task, "2", made_by="1")
-
-
-@pytest.mark.parametrize("run", ["failed", "deleted"])
-@pytest.mark.parametrize("state", ["QUEUED", "RUNNING"])
-def test_a_job_without_a_launcher_ends_with_the_run(state: str, run: str, task: Task) -> None:
-    task.behave = "wait"
-    if state == "QUEUED":
-        task.service.capacity.clear()
-    launcher = task.launcher()
-    until(lambda: task.service.jobs and only(task.service).state == state)
-    launcher.kill()
-    launcher.wait()
-    if run == "failed":
-        task.service.runs[RUN]["state"] = "PIPELINE_STATE_FAILED"
-    else:
-        task.service.runs.clear()
-    task.service.capacity.set()
-    only(task.service).wait_for("FAILED")
-    until(lambda: any("the run is over" in x["textPayload"] for x in only(task.service).lines))
-
-
-def test_a_launcher_of_a_run_that_is_being_cancelled_starts_nothing(task: Task) -> None:
-    task.service.runs[RUN]["state"] = "PIPELINE_STATE_CANCELLING"
-    assert ended(task.launcher())[0] == 143
-    assert not task.service.jobs
 
 
 def test_an_attempt_that_failed_by_itself_is_not_tried_again_unasked(task: Task) -> None:
@@ -481,7 +221,6 @@ def test_a_secret_that_cannot_be_read_fails_the_step_by_name(task: Task) -> None
 
 def test_a_step_of_ours_starts_with_its_secrets(service: Vertex) -> None:
     service.secrets[TOKEN] = "hf_very_secret"
-    import sys
 
     words = [
         sys.executable,
