@@ -198,3 +198,26 @@ def test_a_launcher_of_a_run_that_is_being_cancelled_starts_nothing(task: Task) 
     task.service.runs[RUN]["state"] = "PIPELINE_STATE_CANCELLING"
     assert ended(task.launcher())[0] == 143
     assert not task.service.jobs
+
+
+def test_a_run_that_was_deleted_takes_its_job_along(task: Task) -> None:
+    task.behave = "wait"
+    launcher = task.launcher(poll=60)
+    until(lambda: running(task))
+    task.service.runs.clear()
+    launcher.terminate()
+    assert ended(launcher)[0] == 143
+    only(task.service).wait_for("CANCELLED")
+
+
+def test_a_launcher_cancelled_while_the_service_fails_still_cancels(task: Task) -> None:
+    task.behave = "wait"
+    launcher = task.launcher()
+    until(lambda: running(task))
+    task.service.failures += [("list", 503, "UNAVAILABLE", "try again")] * 5
+    until(lambda: len(task.service.failures) <= 3)
+    task.service.runs[RUN]["state"] = "PIPELINE_STATE_CANCELLING"
+    launcher.terminate()
+    code, told = ended(launcher)
+    assert code == 143, told
+    only(task.service).wait_for("CANCELLED")
