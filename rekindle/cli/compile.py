@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rekindle.cli.options import FOLDER, config, overrides, shared
-from rekindle.errors import Problem, RequestError, UnsupportedError
+from rekindle.errors import Problem, RequestError
 from rekindle.records import write_atomically
 
 if TYPE_CHECKING:
@@ -54,18 +55,12 @@ class _Several(click.ParamType):  # type: ignore[type-arg]
 )  # fmt: skip
 @click.option("-o", "--output", type=FOLDER, default=Path("compiled"), show_default=True,
               help="Folder for the definition.")  # fmt: skip
-@click.option(
-    "--artifact-root",
-    default="",
-    help="Mount point of a volume that all pods share, for checkpoints (Kubeflow).",
-)
 @shared
 def command(
     config: Path,
     overrides: tuple[str, ...],
     platforms: tuple[str, ...],
     output: Path,
-    artifact_root: str,
     home: Path,
     as_json: bool,
 ) -> int:
@@ -77,18 +72,17 @@ def command(
 
     spec = load_target(config, overrides)
     text, graph = graph_of(spec)
-    graph = _spread(spec, graph)
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     for platform in platforms:
         try:
-            files |= _compiled(platform, spec, text, graph, artifact_root).files
+            files |= compiled(platform, spec, text, graph).files
         except RequestError as error:
             problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:
-        files[PARITY] = as_markdown(graph, platforms).encode()
+        files[PARITY] = as_markdown(_spread(spec, graph), platforms).encode()
     for name, content in files.items():
         write_atomically(output / name, content.decode())
     paths = [str(output / name) for name in files]
@@ -104,14 +98,22 @@ def command(
     return 0
 
 
-def _compiled(platform: str, spec: Spec, text: str, graph: Graph, artifact_root: str) -> Definition:
+def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
+    """The definition for one platform, with the training step on the machines that the config asks
+    for; RequestError with everything that is wrong."""
     from rekindle.cli.job import arguments_of
 
-    _refuse(platform, spec, artifact_root)
-    place = getattr(spec.platforms, platform)
-    root = getattr(place, "artifact_root", "") or artifact_root
-    compiler: Any = importlib.import_module(PLATFORMS[platform])
-    definition: Definition = compiler.compile(text, graph, arguments_of(spec, graph, root), place)
+    problems = list(_lacks(platform, spec))
+    try:
+        graph = _spread(spec, graph)
+        place = getattr(spec.platforms, platform)
+        compiler: Any = importlib.import_module(PLATFORMS[platform])
+        arguments = arguments_of(spec, graph, place.artifact_root)
+        definition: Definition = compiler.compile(text, graph, arguments, place)
+    except RequestError as error:
+        problems += error.problems
+    if problems:
+        raise RequestError(dict.fromkeys(problems))
     return definition
 
 
@@ -135,24 +137,26 @@ def _spread(spec: Spec, graph: Graph) -> Graph:
     return graph.spread(_TRAINING_STEP, wanted)
 
 
-def _refuse(platform: str, spec: Spec, artifact_root: str) -> None:
-    """What this compiler cannot carry over yet, or a cluster cannot reach: all of it at once."""
-    problems = []
-    if spec.pipeline is None and not spec.registration.tracking_uri:
-        problems.append(
-            Problem(
-                "the embedded registry lives on this machine, and a cluster cannot reach it",
-                "register.tracking_uri",
-                "name a tracking server, such as https://mlflow.example.com",
-            )
+_ROOTS = {
+    "azureml": "abfs://container@account.dfs.core.windows.net/rekindle",
+    "kubeflow": "s3://my-bucket/rekindle, or the mount point of a volume that all pods share",
+}
+
+
+def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
+    """What rekindle's own pipeline needs of a platform beside what its compiler asks for."""
+    if spec.pipeline is not None:
+        return
+    if not spec.registration.tracking_uri:
+        yield Problem(
+            "the embedded registry lives on this machine, and a cluster cannot reach it",
+            "register.tracking_uri",
+            "name a tracking server, such as https://mlflow.example.com",
         )
-    if platform == "kubeflow" and spec.pipeline is None and not artifact_root.startswith("/"):
-        problems.append(
-            Problem(
-                "checkpoints need a place that outlives a pod",
-                "--artifact-root",
-                "name the mount point of a shared volume: --artifact-root /mnt/rekindle",
-            )
+    root = getattr(spec.platforms, platform).artifact_root
+    if platform in _ROOTS and "://" not in root and not root.startswith("/"):
+        yield Problem(
+            "checkpoints need a place that outlives a step",
+            f"platforms.{platform}.artifact_root",
+            f"set platforms.{platform}.artifact_root: {_ROOTS[platform]}",
         )
-    if problems:
-        raise UnsupportedError(problems)

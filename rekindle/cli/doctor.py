@@ -6,15 +6,25 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rekindle.cli.options import overrides, shared
-from rekindle.errors import RequestError
+from rekindle.errors import Problem, RequestError
+
+if TYPE_CHECKING:
+    from rekindle.spec.model import Spec
 
 LOCAL = "local"
-PLATFORMS = {"kubeflow": "rekindle.platforms.kubeflow.doctor"}
+# each has `permissions(place)`, the least that steps need, and `problems(place)`, what the platform
+# itself lacks, as far as it can be asked
+PLATFORMS = {
+    "azureml": "rekindle.platforms.azureml.doctor",
+    "kubeflow": "rekindle.platforms.kubeflow.doctor",
+    "sagemaker": "rekindle.platforms.sagemaker.doctor",
+    "vertex": "rekindle.platforms.vertex.doctor",
+}
 
 
 @click.command("doctor")
@@ -28,15 +38,15 @@ PLATFORMS = {"kubeflow": "rekindle.platforms.kubeflow.doctor"}
 def command(
     config: Path | None, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
-    """Say what a platform lacks for CONFIG, or for the defaults without one, and which permissions
-    it needs at least. Changes nothing."""
+    """Say what CONFIG and a platform lack for each other, and which permissions steps need at
+    least. Changes nothing."""
     from rekindle.spec.load import load_target
-    from rekindle.spec.model import PlatformsSpec
+    from rekindle.spec.places import PlatformsSpec
 
     if config is None and platform == LOCAL:
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
     spec = load_target(config, overrides) if config else None
-    needed = ""
+    needed, found = "", list[Problem]()
     if platform == LOCAL:
         from rekindle.cli.preflight import preflight
 
@@ -48,10 +58,24 @@ def command(
         needed = doctor.permissions(place)
         if not as_json:
             click.echo(needed)
-        if found := doctor.problems(place):
-            raise RequestError(found)
+        found = [*(_of_config(spec, platform) if spec else ()), *doctor.problems(place)]
+    if found:
+        raise RequestError(dict.fromkeys(found))
     if as_json:
         print(json.dumps({"schema_version": 1, "platform": platform, "permissions": needed}))
-    else:
-        click.echo(f"{platform} is ready", err=True)
+    elif spec or platform == "kubeflow":
+        known = "" if platform in (LOCAL, "kubeflow") else ", as far as can be told from here"
+        click.echo(f"{platform} is ready{known}", err=True)
     return 0
+
+
+def _of_config(spec: Spec, platform: str) -> tuple[Problem, ...]:
+    """Why the config would not compile."""
+    from rekindle.cli.compile import compiled
+    from rekindle.cli.job import graph_of
+
+    try:
+        compiled(platform, spec, *graph_of(spec))
+    except RequestError as error:
+        return error.problems
+    return ()

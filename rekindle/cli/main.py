@@ -19,6 +19,7 @@ VERBS = {
     "doctor": "is everything there that a run needs?",
     "run": "the whole pipeline here and now",
     "compile": "write the pipeline for a platform",
+    "diff": "which steps of a compiled pipeline will run again, and why",
     "promote": "make a candidate the champion that waits for approval",
     "runs": "the ledger: every run, its model, its gate",
     "status": "the steps of a run",

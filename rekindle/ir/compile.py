@@ -25,6 +25,7 @@ import yaml
 from rekindle.errors import RekindleError, RequestError, UnsupportedError
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _COMPILED = (".yaml", ".yml", ".json")
 _TIMEOUT_SECONDS = 300
 

@@ -150,3 +150,23 @@ def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
         "secretName": name,
         "secretNameParameter": {"runtimeValue": {"constant": name}},
     }
+
+
+def retried(spec: Mapping[str, Any], graph: Graph, least: int) -> dict[str, Any]:
+    """The pipeline with at least `least` retries for the task of every launcher, so that one that
+    was killed comes back to its job; a policy of the author's that allows more stays."""
+    made = copy.deepcopy(dict(spec))
+    for task in tasks_of(made, distributed(made, graph)):
+        policy = task.setdefault("retryPolicy", {"backoffDuration": "30s", "backoffFactor": 2.0})
+        policy["maxRetryCount"] = max(int(policy.get("maxRetryCount", 0)), least)
+    return made
+
+
+def prefixed(spec: Mapping[str, Any], image: str | None, words: Sequence[str]) -> dict[str, Any]:
+    """The pipeline with `words` in front of the command of every container of this image."""
+    made = copy.deepcopy(dict(spec))
+    for executor in made["deploymentSpec"]["executors"].values():
+        container = executor.get("container", {})
+        if image and container.get("image") == image and container.get("command"):
+            container["command"] = [*words, *container["command"]]
+    return made

@@ -12,9 +12,12 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Self
+from typing import TYPE_CHECKING
 
 from rekindle.errors import RequestError
+
+if TYPE_CHECKING:
+    from typing import Self  # not in the Python 3.10 of somebody else's image
 
 VARIABLE = "REKINDLE_RENDEZVOUS"
 _SIOCGIFADDR = 0x8915

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.catalog.limits import limits
 from rekindle.errors import UnsupportedError
-from rekindle.ir.graph import Step
+from rekindle.ir.graph import Resources, Step
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|[kKMGTP]i?)?")
 _UNITS = {
@@ -53,18 +53,24 @@ def machine_for(platform: str, step: Step, default: str) -> str:
         return step.distribution.machine
     if not cpu and not memory and not gpus:
         return default
-    cpus, gib = amount(cpu or "0"), amount(memory or "0") / 2**30
     rows = limits(platform)
     known = _with_gpus(rows["gpu_machines"], kind, gpus) if gpus else rows["machines"].items()
-    for name, has in known:
-        if has[0] >= cpus and has[1] >= gib:
-            return str(name)
+    if name := smallest(asked, known):
+        return name
     wanted = [f"{gpus} GPUs {kind}".rstrip() if gpus else "", f"{cpu} CPUs" if cpu else "", memory]
     raise UnsupportedError(
         f"no machine has the {', '.join(filter(None, wanted))} that `{step.path}` asks for",
         where=step.where,
         fix="ask for less, or name a machine: rekindle.distribute(task, nodes=1, machine=...)",
     )
+
+
+def smallest(asked: Resources, known: Iterable[tuple[str, Sequence[float]]]) -> str | None:
+    """The first of the `known` machines (name; CPUs, GiB) with the CPU and memory that are asked
+    for; None if none has it, ValueError for what is no quantity."""
+    cpus = amount(asked.cpu_limit or asked.cpu_request or "0")
+    gib = amount(asked.memory_limit or asked.memory_request or "0") / 2**30
+    return next((name for name, has in known if has[0] >= cpus and has[1] >= gib), None)
 
 
 def _with_gpus(

@@ -19,7 +19,8 @@ from pydantic_core import PydanticUndefined
 
 from rekindle.records import RECORD_KINDS, HistoryRow, Profile, RunRecord, RunSummary
 from rekindle.spec import support
-from rekindle.spec.model import Section, Spec
+from rekindle.spec.model import Spec
+from rekindle.spec.places import Section
 
 INTRO = """# configs
 

@@ -3,13 +3,16 @@ source of defaults.
 
 `Spec` and its sections are frozen. A field stands here only if something implements it. The field
 docstrings are the reference: `configs/README.md` and `configs/schema.json` are generated from them.
-Checks that need more than one field live in `checks.py`, reading and overrides in `load.py`."""
+The sections of platforms are in `places.py`, checks that need more than one field in `checks.py`,
+reading and overrides in `load.py`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
+from pydantic import Field, PrivateAttr, StringConstraints
+
+from rekindle.spec.places import PlatformsSpec, Section
 
 BUILTIN_TASKS = ("causal_lm", "image_classification", "text_classification")
 METRICS = ("accuracy", "macro_f1", "log_loss", "calibration_error")
@@ -22,17 +25,6 @@ Metric = Literal[
 ]  # fmt: skip
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?$")]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-SecretReference = Annotated[str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")]
-SecretArn = Annotated[
-    str, StringConstraints(pattern=r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:\S+$")
-]
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-ClusterName = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
-]
-ClusterSecret = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._A-Za-z0-9]+$")
-]
 Duration = Annotated[
     str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
 ]
@@ -40,16 +32,6 @@ PartialDate = Annotated[
     str,
     StringConstraints(pattern=r"^(latest|\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:\d{2}(:\d{2})?)?)?)?)?)$"),
 ]
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, unknown keys refused, field docstrings kept as
-    descriptions.
-    """
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, serialize_by_alias=True
-    )
 
 
 class ColumnsSpec(Section):
@@ -370,126 +352,6 @@ class RegisterSpec(Section):
     """
     approval: Literal["auto", "manual"] = "auto"
     """`manual`: a candidate that passed the gate waits for `rekindle promote RUN`."""
-
-
-class LocalSpec(Section):
-    """This machine."""
-
-    ranks: int = Field(2, ge=1, le=64)
-    """Training processes."""
-    secrets: dict[str, SecretReference] = Field(default_factory=dict)
-    """Environment variables of the steps, by reference: `{HF_TOKEN: env:MY_TOKEN}`."""
-
-
-class KubeflowSpec(Section):
-    """Kubeflow Pipelines."""
-
-    namespace: ClusterName = "kubeflow"
-    """Namespace that runs live in: of the service account, the secrets and the queue."""
-    service_account: ClusterName = "pipeline-runner"
-    """Service account that steps run as; `rekindle doctor` asks what it may do."""
-    image: str | None = None
-    """Container image of rekindle's steps, best by digest; a step on several nodes is launched from
-    it."""
-    runtime: ClusterName = "rekindle"
-    """ClusterTrainingRuntime that steps on several nodes run on."""
-    queue: str = Field("", pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")
-    """LocalQueue of Kueue for steps on several nodes; empty: none."""
-    spot_nodes: dict[str, str] = Field(default_factory=dict)
-    """Labels of the nodes that may be taken away, such as `{cloud.google.com/gke-spot: "true"}`;
-    taints of the same keys and values are tolerated."""
-    accelerator_nodes: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """Labels of the nodes with a GPU, by the name that `distribute()` calls it: `{H100:
-    {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}`."""
-    secrets: dict[VariableName, ClusterSecret] = Field(default_factory=dict)
-    """Environment variables of all steps from secrets of the cluster: `{HF_TOKEN:
-    name-of-secret/key}`."""
-
-
-class VertexSpec(Section):
-    """Vertex AI Pipelines."""
-
-    project: str = Field("", max_length=63)
-    """Google Cloud project."""
-    region: str = Field("", pattern=r"^([a-z]+-[a-z]+[0-9]+)?$")
-    """Region of the pipeline, such as `europe-west4`."""
-    artifact_root: str = ""
-    """Folder of a bucket for artifacts and checkpoints: `gs://my-bucket/rekindle`."""
-    service_account: str = Field("", pattern=r"^([^@\s]+@[^@\s]+)?$")
-    """E-mail of the account that steps run as; default: the project's Compute Engine account."""
-    network: str = Field("", pattern=r"^(projects/[^/]+/global/networks/[^/]+)?$")
-    """Network that steps are peered with: `projects/NUMBER/global/networks/NAME`."""
-    kms_key: str = Field("", pattern=r"^(projects/.+/locations/.+/keyRings/.+/cryptoKeys/.+)?$")
-    """Key that encrypts what the pipeline keeps, in the same region."""
-    labels: dict[str, str] = Field(default_factory=dict)
-    """Labels of the job, which flow into the bill."""
-    image: str | None = None
-    """Container image of rekindle's steps, by digest."""
-
-
-class SageMakerSpec(Section):
-    """SageMaker Pipelines."""
-
-    region: str = Field("", pattern=r"^([a-z]{2}(-[a-z]+)+-[0-9])?$")
-    """Region of the pipeline, such as `eu-central-1`."""
-    role_arn: str = Field("", pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:role/.+)?$")
-    """Role that jobs run as: `arn:aws:iam::123456789012:role/NAME`."""
-    artifact_root: str = ""
-    """Folder of a bucket for bundles, artifacts and checkpoints: `s3://my-bucket/rekindle`."""
-    image: str | None = None
-    """Container image of rekindle's steps and of Python components, in ECR, by digest."""
-    machine: str = "ml.m5.xlarge"
-    """Instance type of steps that ask for nothing else."""
-    volume_gb: int = Field(30, ge=1, le=16_384)
-    """Disk of a job."""
-    subnets: tuple[str, ...] = ()
-    """Subnets of the VPC that jobs run in."""
-    security_groups: tuple[str, ...] = ()
-    """Security groups of jobs; needed with `subnets`."""
-    kms_key: str = ""
-    """Key that encrypts disks and outputs."""
-    tags: dict[str, str] = Field(default_factory=dict)
-    """Tags of every job, which flow into the bill."""
-    secrets: dict[str, SecretArn] = Field(default_factory=dict)
-    """Environment variables of the steps in `image`, by reference to Secrets Manager:
-    `{HF_TOKEN: "arn:aws:secretsmanager:..."}`. The image needs boto3; the value is read when the
-    step begins."""
-    spot_wait_hours: float = Field(24.0, ge=0, le=672)
-    """How long a job on spot machines waits for them, in all."""
-    model_package_group: str = Field("", pattern=r"^([a-zA-Z0-9](-*[a-zA-Z0-9]){0,62})?$")
-    """Group of SageMaker's model registry that gets each promoted model too."""
-
-
-class AzureMLSpec(Section):
-    """Azure Machine Learning pipelines."""
-
-    compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
-    """Cluster that steps run on; default: serverless, on a machine that Azure finds."""
-    gpu_compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
-    """Cluster of steps that want GPUs; default: as `compute`."""
-    machine: str = "Standard_D4s_v5"
-    """Size of a serverless machine for steps that ask for nothing else."""
-    artifact_root: str = ""
-    """Folder for checkpoints: `abfs://container@account.dfs.core.windows.net/rekindle`."""
-    image: str | None = None
-    """Container image of rekindle's steps, by digest."""
-    tags: dict[str, str] = Field(default_factory=dict)
-    """Tags of the job."""
-
-
-class PlatformsSpec(Section):
-    """One section a platform."""
-
-    local: LocalSpec = LocalSpec()
-    """This machine."""
-    kubeflow: KubeflowSpec = KubeflowSpec()
-    """Kubeflow Pipelines."""
-    vertex: VertexSpec = VertexSpec()
-    """Vertex AI Pipelines."""
-    sagemaker: SageMakerSpec = SageMakerSpec()
-    """SageMaker Pipelines."""
-    azureml: AzureMLSpec = AzureMLSpec()
-    """Azure Machine Learning pipelines."""
 
 
 class Spec(Section):

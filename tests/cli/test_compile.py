@@ -21,7 +21,7 @@ PLATFORMS = {
          "--set", f"platforms.azureml.image={ACR}"],
         "continuous-training.azureml.yaml",
     ),
-    "kubeflow": (["--artifact-root", "/mnt/rekindle"], "continuous-training.yaml"),
+    "kubeflow": (["--set", "platforms.kubeflow.artifact_root=/mnt/rekindle"], "continuous-training.yaml"),
     "vertex": (
         [word for value in ("project=my-project", "region=europe-west4", "artifact_root=gs://bucket/rekindle", f"image={IMAGE}")
          for word in ("--set", f"platforms.vertex.{value}")],

@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "words",
     [["--help"], ["run", "--help"], ["runs"], ["status"], ["logs", "--step", "hello"], ["report"], ["init", "new"],
-     ["run", "c.yaml"], ["compile", "c.yaml", "--platform", "kubeflow"]],
+     ["run", "c.yaml"], ["compile", "c.yaml", "--platform", "kubeflow"], ["doctor", "--platform", "vertex"]],
     ids=lambda words: " ".join(words),
 )  # fmt: skip
 def test_the_verb_loads_nothing_heavy(folder, words):
@@ -75,6 +75,8 @@ def test_compiling_the_shipped_pipeline_for_every_platform_loads_no_sdk(tmp_path
         "rekindle.platforms.kubeflow.launcher",
         "rekindle.platforms.kubeflow.node",
         "rekindle.platforms.local.execute",
+        "rekindle.platforms.vertex.compile",
+        "rekindle.platforms.vertex.launcher",
         "rekindle.report.card",
     ],
 )

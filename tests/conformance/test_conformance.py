@@ -27,7 +27,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow import compile as kubeflow
 from rekindle.platforms.sagemaker import compile as sagemaker
 from rekindle.platforms.vertex import compile as vertex
-from rekindle.spec.model import AzureMLSpec, KubeflowSpec, SageMakerSpec, VertexSpec
+from rekindle.spec.places import AzureMLSpec, KubeflowSpec, SageMakerSpec, VertexSpec
 from tests.ir.test_corpus import CORPUS, files
 from tests.platforms.azureml.test_compile import stored
 

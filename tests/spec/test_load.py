@@ -4,7 +4,8 @@ import pytest
 
 from rekindle.errors import SpecError
 from rekindle.spec import load_spec
-from rekindle.spec.model import Section, Spec
+from rekindle.spec.model import Spec
+from rekindle.spec.places import Section
 
 MINIMAL = "name: x\ntask: text_classification\ndata: {source: sklearn:digits}\n"
 

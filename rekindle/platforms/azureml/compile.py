@@ -32,7 +32,7 @@ from rekindle.platforms.admission import admit
 from rekindle.platforms.bundle import RESULT, channels_of, packed, read_by, task_of
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.machines import gpus_of, machine_for
-from rekindle.spec.model import AzureMLSpec
+from rekindle.spec.places import AzureMLSpec
 
 _SECTION = "platforms.azureml"
 _SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"

@@ -33,7 +33,7 @@ from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow import trainjob
-from rekindle.spec.model import KubeflowSpec
+from rekindle.spec.places import KubeflowSpec
 
 RESULT_OUTPUT = "rekindle-result"
 # A launcher that lost its pod comes back and finds its job, for as long as a job may take.

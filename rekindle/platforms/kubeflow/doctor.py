@@ -16,7 +16,7 @@ import yaml
 from rekindle.errors import Problem, RekindleError
 from rekindle.platforms.kubeflow.client import connected
 from rekindle.platforms.kubeflow.cluster import Cluster
-from rekindle.spec.model import KubeflowSpec
+from rekindle.spec.places import KubeflowSpec
 
 MANIFESTS = Path(__file__).with_name("manifests")
 _TRAINER = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes"

@@ -22,7 +22,7 @@ from typing import Any
 
 from rekindle.errors import Problem, StepError
 from rekindle.ir.graph import Constant, Resources, Setting, Step
-from rekindle.spec.model import KubeflowSpec
+from rekindle.spec.places import KubeflowSpec
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
 GPU = "nvidia.com/gpu"

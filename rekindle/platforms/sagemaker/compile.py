@@ -32,7 +32,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, requests, shapes
 from rekindle.platforms.sagemaker.jobs import Jobs
 from rekindle.platforms.sagemaker.site import ECR, Site, is_training, joined
-from rekindle.spec.model import SageMakerSpec
+from rekindle.spec.places import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
 _TYPES = {"NUMBER_INTEGER": "Integer", "NUMBER_DOUBLE": "Float", "BOOLEAN": "Boolean"}

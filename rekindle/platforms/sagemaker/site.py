@@ -10,7 +10,7 @@ from typing import Any
 from rekindle.ir.flatten import Flat, Given, Guard, Output, sources
 from rekindle.ir.graph import Importer, Step
 from rekindle.ir.rewrite import OWN_IMAGES
-from rekindle.spec.model import SageMakerSpec
+from rekindle.spec.places import SageMakerSpec
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
 

@@ -1,7 +1,8 @@
 """A pipeline for Vertex AI Pipelines: the JSON of a PipelineJob, as its API takes it.
 
 Pure: the same input gives the same bytes. Vertex AI runs KFP's own encoding, one document of it;
-what the second one holds is refused by the feature table. Limits are those of catalog/vertex.yaml.
+what the second one holds is refused by the feature table, but for distributed steps, which become
+launchers (lowering.py). Limits are those of catalog/vertex.yaml.
 Authority: the proto of aiplatform_v1.PipelineJob, ../shared/facts/vertex.md.
 """
 
@@ -15,13 +16,16 @@ from typing import Any
 from rekindle.catalog.limits import limits
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.graph import Graph
-from rekindle.ir.rewrite import needs_our_image, rewritten
+from rekindle.ir.rewrite import needs_our_image, prefixed, retried, rewritten, with_launchers
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit
 from rekindle.platforms.definition import Definition
-from rekindle.spec.model import VertexSpec
+from rekindle.platforms.vertex import customjob, lowering, secrets
+from rekindle.spec.places import VertexSpec
 
 _SECTION = "platforms.vertex"
+# A launcher that is killed comes back and finds its job; one that gave up gives up again at once
+LAUNCHER_RETRIES = 3
 
 
 def compile(
@@ -34,13 +38,12 @@ def compile(
     not run there, RequestError if the arguments do not fit it.
     """
     admit(graph, "vertex")
-    if problems := [*_of_place(graph, place), *_of_graph(graph)]:
-        raise SpecError(problems)
+    if found := list(problems(graph, place)):
+        raise SpecError(found)
     values = bind(graph, arguments)
-    spec, _ = rewritten(ir_text, {}, place.image)
     job: dict[str, Any] = {
         "displayName": graph.name,
-        "pipelineSpec": spec,
+        "pipelineSpec": _pipeline(ir_text, graph, place),
         "runtimeConfig": {
             "gcsOutputDirectory": f"{place.artifact_root.rstrip('/')}/pipeline",
             "parameterValues": values,
@@ -55,6 +58,24 @@ def compile(
         job["encryptionSpec"] = {"kmsKeyName": place.kms_key}
     text = json.dumps(job, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return Definition({f"{graph.name}.vertex.json": f"{text}\n".encode()})
+
+
+def problems(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
+    """What the config's section lacks, and what in the pipeline the service would not take."""
+    yield from _of_place(graph, place)
+    yield from _of_graph(graph, place)
+
+
+def _pipeline(ir_text: str, graph: Graph, place: VertexSpec) -> dict[str, Any]:
+    spec, settings = rewritten(ir_text, {}, place.image)
+    if place.secrets:
+        names = json.dumps(place.secrets, sort_keys=True)
+        spec = prefixed(spec, place.image, ["python3", "-m", secrets.MODULE, names])
+    # settings that are left say nothing: the feature table refuses every one that does
+    spec, _ = with_launchers(
+        spec, settings, graph, lambda step: lowering.launcher(step, graph.name, place)
+    )
+    return retried(spec, graph, LAUNCHER_RETRIES)
 
 
 def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
@@ -74,15 +95,26 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
             f"{_SECTION}.artifact_root",
             "name a folder of a bucket: gs://my-bucket/rekindle",
         )
-    if needs_our_image(graph) and "@sha256:" not in (place.image or ""):
+    distributed = [step for step in graph.steps() if step.distribution is not None]
+    if (needs_our_image(graph) or distributed) and "@sha256:" not in (place.image or ""):
+        who = "rekindle's steps" if needs_our_image(graph) else "the launcher of a distributed step"
         yield Problem(
-            f"rekindle's steps need an image by digest, here it is {place.image or 'none'}",
+            f"{who} need{'' if who.endswith('s') else 's'} an image by digest, "
+            f"here it is {place.image or 'none'}",
             f"{_SECTION}.image",
             "push containers/train and name it: europe-docker.pkg.dev/...@sha256:...",
         )
+    if distributed and not place.service_account:
+        yield Problem(
+            f"the job of `{distributed[0].path}` needs an account to run as",
+            f"{_SECTION}.service_account",
+            "name the one that steps run as: steps@my-project.iam.gserviceaccount.com",
+        )
     rules = limits("vertex")
-    if len(place.labels) > rules["labels"]["most"]:
-        yield Problem(f"{len(place.labels)} labels are too many", f"{_SECTION}.labels", "drop some")
+    room = rules["labels"]["most"] - rules["labels"]["ours"]
+    if len(place.labels) > room:
+        what = f"{len(place.labels)} labels are too many; there is room for {room}"
+        yield Problem(what, f"{_SECTION}.labels", "drop some")
     for key, value in place.labels.items():
         if not re.fullmatch(rules["labels"]["key"], key):
             yield Problem(f"`{key}` is no key of a label", f"{_SECTION}.labels", _LABEL)
@@ -93,8 +125,8 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
 _LABEL = "use lower-case letters, digits, - and _, at most 63, beginning with a letter"
 
 
-def _of_graph(graph: Graph) -> Iterator[Problem]:
-    """Names that the service would not take."""
+def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
+    """Names that the service would not take, and distributed steps that no job can run."""
     rules = limits("vertex")
     if not re.fullmatch(rules["pipeline_name"], graph.name):
         yield Problem(
@@ -103,6 +135,9 @@ def _of_graph(graph: Graph) -> Iterator[Problem]:
             "use lower-case letters, digits and -, at most 128, beginning with a letter or digit",
         )
     for step in graph.steps():
+        if step.distribution is not None:
+            yield from customjob.problems(step, place)
+            continue
         asked = step.container.resources.accelerator_type
         known = rules["accelerators"]
         if asked and "{{$" not in asked and asked not in known:

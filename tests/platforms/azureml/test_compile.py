@@ -15,7 +15,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms.azureml.compile import compile, dangling
 from rekindle.platforms.definition import Definition
-from rekindle.spec.model import AzureMLSpec
+from rekindle.spec.places import AzureMLSpec
 from tests.platforms.local.runs import module
 from tests.platforms.sagemaker.conftest import can_mount
 from tests.platforms.sagemaker.test_compile import changed, spread

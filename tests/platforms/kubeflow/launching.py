@@ -19,7 +19,7 @@ from rekindle.ir.read import read
 from rekindle.ir.uris import PREFIX, as_place
 from rekindle.launch import carry
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
-from rekindle.spec.model import KubeflowSpec
+from rekindle.spec.places import KubeflowSpec
 from tests.servers.kubernetes import FakeCluster
 
 ROOT = Path(__file__).parents[3]

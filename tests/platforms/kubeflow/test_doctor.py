@@ -90,7 +90,7 @@ def test_the_config_says_which_account_runtime_and_namespace(
     assert "its mlPolicy is not torch" in done.stderr
     assert "it has no failurePolicy" in done.stderr
     assert "system:serviceaccount:team-a:default-editor may not" in done.stderr
-    assert "6 problems" in done.stderr
+    assert "7 problems" in done.stderr, "there is no p.py either"
 
 
 def test_who_may_not_ask_is_told_so(cluster: FakeCluster, tmp_path: Path) -> None:

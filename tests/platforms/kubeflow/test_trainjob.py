@@ -22,7 +22,7 @@ from rekindle.ir.uris import PREFIX
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
 from rekindle.platforms.kubeflow.workflow import ending
-from rekindle.spec.model import KubeflowSpec
+from rekindle.spec.places import KubeflowSpec
 from tests.platforms.kubeflow.launching import PLACE, pipeline
 from tests.servers.trainer_schema import problems
 
@@ -169,7 +169,7 @@ def test_the_same_input_gives_the_same_bytes_in_any_process_and_loads_nothing_he
         "import sys, pathlib, json\n"
         "from rekindle.ir.read import read\n"
         "from rekindle.platforms.kubeflow.compile import compile\n"
-        "from rekindle.spec.model import KubeflowSpec\n"
+        "from rekindle.spec.places import KubeflowSpec\n"
         "text = pathlib.Path(sys.argv[1]).read_text()\n"
         "place = KubeflowSpec(**json.loads(sys.argv[2]))\n"
         "sys.stdout.buffer.write(*compile(text, read(text), {}, place).files.values())\n"

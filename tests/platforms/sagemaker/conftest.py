@@ -20,7 +20,7 @@ import pytest
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms.sagemaker.compile import compile
-from rekindle.spec.model import SageMakerSpec
+from rekindle.spec.places import SageMakerSpec
 from tests.platforms.sagemaker.test_compile import PLACE
 from tests.servers.sagemaker import Pipelines
 

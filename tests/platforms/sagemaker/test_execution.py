@@ -10,9 +10,11 @@ import pytest
 
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
+from rekindle.platforms.difference import compare
+from rekindle.platforms.sagemaker.units import units
 from tests.platforms.local.runs import module, run
 from tests.platforms.sagemaker.conftest import Submit
-from tests.platforms.sagemaker.test_compile import named_result
+from tests.platforms.sagemaker.test_compile import compiled, named_result
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
 from tests.servers.sagemaker import Execution, Pipelines
 from tests.servers.sagemaker_container import Failed
@@ -106,3 +108,18 @@ def test_a_step_is_tried_again_in_its_container(
     assert (tmp_path / "tries").read_text() == "xxx"
     (job,) = execution.jobs.values()
     assert "attempt 2 failed" in job.log
+
+
+def test_diff_names_exactly_the_steps_that_run_again(service: Pipelines, submitted: Submit) -> None:
+    before, after = ({"n": n, "text": "a"} for n in (3, 4))
+    service.execute(submitted(two_steps, before))
+    again = service.execute(submitted(two_steps, after))
+    ran = {name for name, job in again.jobs.items() if not job.cached}
+    old, new = (units(compiled(two_steps, arguments).files) for arguments in (before, after))
+    assert {verdict.step for verdict in compare(old, new) if verdict.again == "yes"} == ran
+    assert len(ran) == 2
+    pipeline, arguments = SAME.CASES["loop over nested pipelines"]
+    service.execute(submitted(pipeline, arguments))
+    unchanged = units(compiled(pipeline, arguments).files)
+    assert all(job.cached for job in service.execute(submitted(pipeline, arguments)).jobs.values())
+    assert {verdict.again for verdict in compare(unchanged, unchanged)} == {"no"}

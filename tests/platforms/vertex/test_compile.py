@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 from kfp import dsl, kubernetes
+from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
+from pydantic import ValidationError
 
+from rekindle.catalog.features import table
 from rekindle.errors import RequestError, SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms.vertex.compile import compile
-from rekindle.spec.model import VertexSpec
+from rekindle.spec.places import VertexSpec
 
 DIGEST = "europe-docker.pkg.dev/p/r/train@sha256:" + "0" * 64
 PLACE: dict[str, Any] = {
@@ -128,8 +131,43 @@ def test_settings_of_pods_are_refused_by_name_and_source() -> None:
         compiled(pods)
     told = "\n".join(map(str, caught.value.problems))
     assert len(caught.value.problems) == 3
-    for part in ("persistent volume claims", "read Secret Manager", "such as NVIDIA_L4"):
+    for part in ("persistent volume claims", "platforms.vertex.secrets", "such as NVIDIA_L4"):
         assert part in told
+
+
+def test_every_setting_of_kfp_kubernetes_is_refused_or_understood() -> None:
+    config = kubernetes_executor_config_pb2.KubernetesExecutorConfig.DESCRIPTOR
+    names = {field.json_name for field in config.fields}
+    understood = {"secretAsEnv": "secrets", "activeDeadlineSeconds": "timeouts"}
+    rows = [table()[understood.get(name, name)] for name in names if name != "pipelineConfig"]
+    assert len(rows) > 15
+    assert [row.name for row in rows if row.on["vertex"].verdict != "refused"] == []
+
+
+def test_a_second_document_that_says_nothing_is_left_out() -> None:
+    empty = "---\nplatforms: {kubernetes: {deploymentSpec: {executors: {exec-ours: {}}}}}\n"
+    text = compile_function(pipeline) + empty
+    assert compile(text, read(text), {"n": 1}, VertexSpec(**PLACE)).files
+
+
+def test_steps_of_ours_begin_with_the_secrets_of_the_config() -> None:
+    name = "projects/p/secrets/hf/versions/3"
+    job = compiled(pipeline, {"n": 1}, secrets={"HF_TOKEN": name})
+    commands = {
+        label: executor["container"]["command"]
+        for label, executor in job["pipelineSpec"]["deploymentSpec"]["executors"].items()
+    }
+    prefix = ["python3", "-m", "rekindle.platforms.vertex.secrets", f'{{"HF_TOKEN": "{name}"}}']
+    assert commands["exec-ours"][:5] == [*prefix, "sh"]
+    assert commands["exec-theirs"][0] == "sh"
+
+
+@pytest.mark.parametrize(
+    "secrets", [{"HF_TOKEN": "hf_abcdefgh"}, {"HF-TOKEN": "projects/p/secrets/s/versions/1"}]
+)
+def test_a_secret_in_clear_or_of_no_variable_is_refused(secrets: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        VertexSpec(secrets=secrets)
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

@@ -1,0 +1,66 @@
+"""`rekindle diff CONFIG --platform P --against FOLDER`: which steps will run again, and why; sends
+nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rekindle.cli.compile import PLATFORMS, compiled
+from rekindle.cli.options import FOLDER, config, overrides, shared
+from rekindle.errors import RequestError
+
+
+@click.command("diff")
+@config
+@overrides
+@click.option("--platform", type=click.Choice(list(PLATFORMS)), required=True,
+              help="The platform to compile for.")  # fmt: skip
+@click.option("--against", type=FOLDER, default=Path("compiled"), show_default=True,
+              help="What `rekindle compile` wrote before.")  # fmt: skip
+@shared
+def command(
+    config: Path,
+    overrides: tuple[str, ...],
+    platform: str,
+    against: Path,
+    home: Path,
+    as_json: bool,
+) -> int:
+    """Say which steps of CONFIG the platform will run again, compared with what was compiled
+    before, and why. Steps that it takes from its cache are listed as such."""
+    from rekindle.cli.job import graph_of
+    from rekindle.platforms.difference import compare
+    from rekindle.spec.load import load_target
+
+    spec = load_target(config, overrides)
+    before = {
+        path.relative_to(against).as_posix(): path.read_bytes()
+        for path in sorted(against.rglob("*"))
+        if path.is_file()
+    }
+    module: Any = importlib.import_module(PLATFORMS[platform].replace(".compile", ".units"))
+    after = compiled(platform, spec, *graph_of(spec)).files
+    (definition,) = (name for name in after if "/" not in name)
+    if definition not in before:
+        raise RequestError(
+            f"{against} holds no {definition}", where="--against",
+            fix=f"rekindle compile {config} --platform {platform} -o {against}",
+        )  # fmt: skip
+    known = {n: c for n, c in before.items() if n == definition or n.startswith("bundles/")}
+    verdicts = compare(module.units(known), module.units(after))
+    if as_json:
+        steps = [dataclasses.asdict(verdict) for verdict in verdicts]
+        print(json.dumps({"schema_version": 1, "platform": platform, "steps": steps}))
+        return 0
+    width = max((len(verdict.step) for verdict in verdicts), default=0)
+    words = {"yes": "runs again", "perhaps": "may run again", "no": "cached", "gone": "gone"}
+    for verdict in verdicts:
+        click.echo(f"{verdict.step:<{width}}  {words[verdict.again]:<13}  {verdict.why}")
+    return 0

@@ -1,0 +1,69 @@
+"""Which steps of a compiled pipeline will run again after a change, and why.
+
+A platform takes a step from its cache if the step itself is the same (its `parts`) and so is what
+it reads. Values are compared by content where the platform does that; files by the place they lie
+at, which is a new one whenever their maker runs again. A step that a platform never caches runs
+every time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+Answer = Literal["yes", "perhaps", "no", "gone"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A step as a platform's cache sees it. `parts` are what identifies it, by what people call
+    them; `places` are the steps whose files it reads, `values` those of which it reads values."""
+
+    name: str
+    cached: bool
+    parts: Mapping[str, str]
+    places: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What becomes of a step, and why."""
+
+    step: str
+    again: Answer
+    why: str
+
+
+def compare(before: Sequence[Unit], after: Sequence[Unit]) -> tuple[Verdict, ...]:
+    """A verdict a step of `after`, in its order, then the steps that are gone."""
+    known = {unit.name: unit for unit in before}
+    found: dict[str, Verdict] = {}
+    for unit in after:
+        found[unit.name] = _verdict(unit, known.get(unit.name), found)
+    gone = [Verdict(name, "gone", "it is no longer there") for name in known if name not in found]
+    return (*found.values(), *gone)
+
+
+def _verdict(unit: Unit, before: Unit | None, sooner: Mapping[str, Verdict]) -> Verdict:
+    if before is None:
+        return Verdict(unit.name, "yes", "it is new")
+    if changed := list(_changed(before.parts, unit.parts)):
+        return Verdict(unit.name, "yes", f"changed: {', '.join(changed)}")
+    if not unit.cached:
+        return Verdict(unit.name, "yes", "it is never taken from the cache")
+    for answer in ("yes", "perhaps"):
+        for name in unit.places:
+            if name in sooner and sooner[name].again == answer:
+                may = "may run" if answer == "perhaps" else "runs"
+                return Verdict(unit.name, answer, f"it reads files of {name}, which {may} again")
+    for name in unit.values:
+        if name in sooner and sooner[name].again in ("yes", "perhaps"):
+            return Verdict(unit.name, "perhaps", f"if {name} returns something else")
+    return Verdict(unit.name, "no", "nothing changed")
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    for part in dict.fromkeys([*before, *after]):
+        if before.get(part) != after.get(part):
+            yield part

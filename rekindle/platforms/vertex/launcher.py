@@ -1,0 +1,299 @@
+"""The launcher step: has one CustomJob run a distributed step, follows it, and hands its results to
+the pipeline.
+
+    python3 -m rekindle.platforms.vertex.launcher PAYLOAD EXECUTOR_INPUT [FACT VALUE]...
+
+PAYLOAD is what lowering.py wrote, EXECUTOR_INPUT and the facts are filled in by the service. The
+launcher keeps nothing in memory that matters: at every poll it lists the jobs of its step by their
+label and does what attempts.py concludes from them. So it may be killed anywhere; the next one (the
+task has retries for that) finds the job and follows it. The label is a hash of the run, the task,
+its inputs and the payload: turns of a loop with equal inputs share a job.
+
+SIGTERM: if the run or the task is being cancelled, or over, the jobs are cancelled; else the
+launcher's machine is being drained, and the job goes on for the next launcher. If that cannot be
+found out the job goes on, too: its node rank 0 ends it when the run is over. Exit code 143 in all
+cases; 75 when the step gave up because its machines were taken away, 1 when it failed.
+
+What no account has run yet: all of it; see docs/vertex.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rekindle.platforms.vertex import bundle
+from rekindle.platforms.vertex.attempts import (
+    Allowed,
+    Cause,
+    Finish,
+    Follow,
+    GiveUp,
+    Job,
+    Start,
+    decide,
+)
+from rekindle.platforms.vertex.lowering import RUN, TASK
+from rekindle.platforms.vertex.node import RESULT, ended_file, mounted
+from rekindle.platforms.vertex.rest import Google, RestError, places
+from rekindle.platforms.vertex.service import TASK_LABEL, NodeLog, Service
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 15.0
+PATIENCE_SECONDS = 900.0  # for reads, before this launcher fails and the next one goes on
+LAST_WORDS_SECONDS = 8.0  # of the half minute between SIGTERM and SIGKILL
+CREATIONS = 6  # without an answer, or against a limit of calls
+PREEMPTED, TERMINATED = 75, 143
+_WATCH_POLLS = 8
+
+
+class Launcher:
+    """One launcher: `payload` and `executor_input` as in the arguments, `facts` of the run."""
+
+    def __init__(
+        self,
+        payload: dict[str, Any],
+        executor_input: dict[str, Any],
+        facts: Mapping[str, str],
+        environment: Mapping[str, str],
+    ) -> None:
+        self.payload, self.facts = payload, dict(facts)
+        self.executor_input = _complete(executor_input)
+        self.stop = threading.Event()
+        self.poll_seconds = float(environment.get("REKINDLE_POLL_SECONDS", POLL_SECONDS))
+        self.run_labels = json.loads(environment.get("VERTEX_AI_PIPELINES_RUN_LABELS") or "{}")
+        google = Google(places(payload["region"], environment), self.stop)
+        self.service = Service(google, payload["project"], payload["region"], self.identity())
+        self.log = NodeLog(self.service)
+        self.allowed = Allowed(
+            payload["failures"], payload["preemptions"], payload["limit_seconds"]
+        )
+        self.told = ""
+        self.creations = 0
+
+    def identity(self) -> str:
+        """What the step is to the run: whoever computes the same one wants the same job."""
+        parts = [self.facts[RUN], self.facts[TASK], self.executor_input["inputs"], self.payload]
+        text = json.dumps(parts, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+    def main(self) -> int:
+        """Follow the step to its end; the exit code."""
+        try:
+            # may this account read its own run? it is asked now, and not when all depends on it
+            if self.service.run_ends(self.facts[RUN], self.facts[TASK], PATIENCE_SECONDS):
+                return self.terminated()
+            return self.follow()
+        except RestError as error:
+            if self.stop.is_set():
+                return self.terminated()
+            log.error("%s%s", error, _advice(error))
+            return 1
+
+    def follow(self) -> int:
+        while not self.stop.is_set():
+            action, surplus = decide(self.service.jobs(PATIENCE_SECONDS), self.cause, self.allowed)
+            for job in surplus:
+                log.info("%s runs beside an older job of the same step: cancelled", job.number)
+                self.service.cancel(job)
+            match action:
+                case Start():
+                    self.start(action)
+                case Follow(job):
+                    self.tell(job)
+                case Finish(job):
+                    self.tell(job)
+                    return self.deliver(job)
+                case GiveUp(job):
+                    self.tell(job)
+                    return self.give_up(action)
+            self.stop.wait(self.poll_seconds)
+        return self.terminated()
+
+    def start(self, attempt: Start) -> None:
+        """Create one more job, in a folder of its own."""
+        token = uuid.uuid4().hex[:12]
+        folder = f"{self.payload['jobs']}/{self.service.label}/{token}"
+        task = {
+            **self.payload["task"],
+            "executor_input": _with_own_places(self.executor_input, token),
+            "facts": self.facts,
+            "run": self.facts[RUN],
+            "region": self.payload["region"],
+            "watch_seconds": self.poll_seconds * _WATCH_POLLS,
+        }
+        command = bundle.write(Path(mounted(folder)), task)
+        try:
+            job = self.service.create(self.body(attempt, command))
+        except RestError as error:
+            self.creations += 1
+            if not error.transient or _quota(error) or self.creations >= CREATIONS:
+                raise
+            log.warning("attempt %d: %s; looking whether it is there", attempt.number, error)
+            return
+        self.creations = 0
+        log.info("attempt %d is %s\n%s", attempt.number, job.number, self.service.page(job))
+
+    def body(self, attempt: Start, command: list[str]) -> dict[str, Any]:
+        """The CustomJob of an attempt."""
+        job = json.loads(json.dumps(self.payload["job"]))
+        job["labels"] = {
+            **self.run_labels,
+            **job["labels"],
+            TASK_LABEL: self.service.label,
+            "rekindle-attempt": str(attempt.number),
+        }
+        for pool in job["jobSpec"]["workerPoolSpecs"]:
+            pool["containerSpec"]["command"] = command
+        job["jobSpec"]["scheduling"]["timeout"] = f"{int(attempt.seconds)}s"
+        return dict(job)
+
+    def tell(self, job: Job) -> None:
+        """Say what is new about it."""
+        if f"{job.name} {job.state}" != self.told:
+            self.told = f"{job.name} {job.state}"
+            log.info("%s: %s%s", job.number, job.state.lower(), job.error and f": {job.error}")
+        for line in self.log.news(job):
+            log.info("node 0: %s", line)
+
+    def cause(self, job: Job) -> Cause:
+        """Why an ended job did not succeed. Where spot machines are used, a node that left no word
+        was taken away."""
+        if job.state in ("CANCELLED", "EXPIRED"):
+            return "cancelled" if job.state == "CANCELLED" else "expired"
+        words = self.last_words(job)
+        if any(word["exit_code"] == PREEMPTED for word in words.values()):
+            return "preempted"
+        silent = len(words) < self.payload["nodes"] and job.started is not None
+        return "preempted" if self.payload["spot"] and silent else "failed"
+
+    def last_words(self, job: Job) -> dict[int, dict[str, Any]]:
+        """How each node ended, by its rank, as far as they could say."""
+        folder = bundle.folder_of(job.command)
+        files = (
+            [folder / ended_file(rank) for rank in range(self.payload["nodes"])] if folder else []
+        )
+        found = {}
+        for rank, file in enumerate(files):
+            with contextlib.suppress(OSError, ValueError):  # none, or half a word
+                found[rank] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+
+    def deliver(self, job: Job) -> int:
+        """Write what node rank 0 left as the output of this task: parameters, and artifacts where
+        that attempt put them."""
+        folder = bundle.folder_of(job.command)
+        if folder is None or not (folder / RESULT).exists():
+            log.error("%s succeeded, but left no %s in %s", job.number, RESULT, folder)
+            return 1
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        outputs = self.executor_input["outputs"]
+        told = {
+            "parameterValues": result["parameters"],
+            "artifacts": {
+                name: {"artifacts": [_artifact(group["artifacts"][0], result["artifacts"][name])]}
+                for name, group in outputs["artifacts"].items()
+            },
+        }
+        file = Path(mounted(outputs["outputFile"]))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(told), encoding="utf-8")
+        return 0
+
+    def give_up(self, end: GiveUp) -> int:
+        for rank, word in self.last_words(end.job).items():
+            log.error("node %d ended with %d. %s", rank, word["exit_code"], word["error"])
+        log.error(
+            "%s %s: %s%s\n%s",
+            end.job.number, end.job.state.lower(), end.why, _FIXES.get(end.cause, ""),
+            self.service.page(end.job),
+        )  # fmt: skip
+        return PREEMPTED if end.cause == "preempted" else 1
+
+    def terminated(self) -> int:
+        """After SIGTERM; see above."""
+        self.service.google = Google(self.service.google.where)  # the old one no longer waits
+        try:
+            if self.service.run_ends(self.facts[RUN], self.facts[TASK], LAST_WORDS_SECONDS):
+                for job in self.service.jobs(LAST_WORDS_SECONDS):
+                    if job.alive:
+                        log.info("the run ends: %s is cancelled", job.number)
+                        self.service.cancel(job, LAST_WORDS_SECONDS)
+            else:
+                log.info("this launcher was stopped, the run goes on: so does the job")
+        except RestError as error:
+            log.error("the job goes on until its node 0 sees that the run is over: %s", error)
+        return TERMINATED
+
+
+_FIXES = {
+    "expired": ": no machines in time; raise platforms.vertex.max_wait_hours or max_run_hours, or "
+    "name another region",
+    "preempted": ": raise platforms.vertex.max_preemptions, or set provisioning: standard",
+}
+
+
+def _quota(error: RestError) -> bool:
+    return error.reason == "RESOURCE_EXHAUSTED" and "quota" in str(error).lower()
+
+
+def _advice(error: RestError) -> str:
+    if _quota(error):
+        return ": ask for more of this quota in the console, or take other machines"
+    if error.status == 403:
+        return ": `rekindle doctor --platform vertex` prints the permissions that are needed"
+    return ""
+
+
+def _complete(executor_input: dict[str, Any]) -> dict[str, Any]:
+    """JSON of a proto leaves out what is empty; here it is not."""
+    inputs, outputs = executor_input.get("inputs", {}), executor_input.get("outputs", {})
+    return {
+        **executor_input,
+        "inputs": {"parameterValues": {}, "artifacts": {}, **inputs},
+        "outputs": {"parameters": {}, "artifacts": {}, **outputs},
+    }
+
+
+def _with_own_places(executor_input: dict[str, Any], token: str) -> dict[str, Any]:
+    """The same with artifacts in a folder of this attempt, `.../TOKEN/model` in place of
+    `.../model`: what failed attempts left, or a surplus job writes, is never mixed with it."""
+    outputs = executor_input["outputs"]
+    artifacts = {
+        name: {"artifacts": [{**a, "uri": _within(a["uri"], token)} for a in group["artifacts"]]}
+        for name, group in outputs["artifacts"].items()
+    }
+    return {**executor_input, "outputs": {**outputs, "artifacts": artifacts}}
+
+
+def _within(uri: str, token: str) -> str:
+    parent, _, name = uri.rpartition("/")
+    return f"{parent}/{token}/{name}"
+
+
+def _artifact(mine: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    return {"name": mine.get("name", ""), "uri": made["uri"], "metadata": made["metadata"]}
+
+
+def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a launcher from its arguments."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    facts = dict(zip(argv[3::2], argv[4::2], strict=True))
+    launcher = Launcher(json.loads(argv[1]), json.loads(argv[2]), facts, environment)
+    signal.signal(signal.SIGTERM, lambda *_: launcher.stop.set())
+    return launcher.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv, os.environ))

@@ -1,0 +1,88 @@
+"""A distributed step -> the container of its launcher: our image, and everything that launcher.py
+has to know in one JSON argument.
+
+The user's own image, command and arguments are inside, lowered as for the shim, which fills in the
+placeholders on the node from the ExecutorInput. What the service fills in stands in arguments of
+its own, whole: `{{$}}`, and after it the facts of the run as pairs of name and value. So no text is
+escaped into another, and nothing that the user wrote is taken for a placeholder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rekindle.ir.graph import Step
+from rekindle.ir.placeholders import lower, references
+from rekindle.ir.rewrite import OWN_IMAGES
+from rekindle.platforms.vertex.customjob import custom_job, limit_seconds, provisioning
+from rekindle.spec.places import VertexSpec
+
+LAUNCHER = ["python3", "-m", "rekindle.platforms.vertex.launcher"]
+RUN, TASK = "pipeline_job_resource_name", "pipeline_task_name"
+
+
+def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
+    """KFP's container of the step that starts the job and follows it."""
+    text = json.dumps(_payload(step, pipeline, place), sort_keys=True, ensure_ascii=False)
+    facts = dict.fromkeys([RUN, TASK, *_facts(step)])
+    pairs = [word for fact in facts for word in (fact, f"{{{{$.{fact}}}}}")]
+    return {
+        "image": place.image,
+        "command": LAUNCHER,
+        # the service would fill in what looks like a placeholder in the user's source
+        "args": [text.replace("{{$", r"{\u007b$"), "{{$}}", *pairs],
+    }
+
+
+def _payload(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
+    assert step.distribution is not None, step.path
+    image = step.container.image
+    if image.startswith(OWN_IMAGES) and place.image:
+        image = place.image
+    return {
+        "project": place.project,
+        "region": place.region,
+        "job": custom_job(step, pipeline, image, place),
+        "jobs": f"{place.artifact_root.rstrip('/')}/jobs",
+        "nodes": step.distribution.nodes,
+        "spot": provisioning(step.distribution, place) == "spot",
+        "limit_seconds": limit_seconds(step),
+        "failures": step.retry.count,
+        "preemptions": place.max_preemptions,
+        "task": _task(step, place),
+    }
+
+
+def _task(step: Step, place: VertexSpec) -> dict[str, Any]:
+    """What every node is told, before the run adds its ExecutorInput."""
+    assert step.distribution is not None, step.path
+    container = step.container
+    return {
+        "source": container.source,
+        "command": [lower(word) for word in container.command],
+        "args": [lower(word) for word in container.args],
+        "env": {name: lower(value) for name, value in container.env.items()},
+        "outputs": {
+            "parameters": {name: p.type for name, p in step.outputs.parameters.items()},
+            "artifacts": {
+                name: {"schema_title": a.schema_title, "schema_version": a.schema_version}
+                for name, a in step.outputs.artifacts.items()
+            },
+        },
+        "pip": {
+            "needed": list(container.requirements),
+            "runtime": list(container.runtime_requirements),
+            "options": list(container.pip_options),
+        },
+        "secrets": dict(place.secrets),
+        "gpus": step.distribution.gpus_per_node,
+    }
+
+
+def _facts(step: Step) -> Iterator[str]:
+    """Facts of the run that the user's own words ask for."""
+    container = step.container
+    for argument in (*container.command, *container.args, *container.env.values()):
+        yield from (path[1] for path in references(argument) if path[0] == "run")

@@ -1,0 +1,193 @@
+"""What every replica of a CustomJob runs: one node of a distributed step.
+
+    python3 FOLDER/node.pyz
+
+FOLDER is the attempt's own, on the mount of Cloud Storage, written by launcher.py before it creates
+the job. It holds this file and what it needs as a zip (nothing of it is outside of the standard
+library, so any image with Python 3.10 will do), and `task.json`. The node finds its place in
+CLUSTER_SPEC, fetches secrets, and runs the step under the shim. It leaves in FOLDER
+
+    ended-R.json   how node R ended; a machine that was taken away leaves none
+    result.json    parameters and artifacts, by node rank 0 alone, and only if the step succeeded
+
+Only node rank 0 has the step's places for artifacts, on the mount; what the others write goes into
+scratch. No node writes what KFP reads: the launcher does, from result.json, once the job as a whole
+succeeded.
+Node rank 0 also looks after the run: when that is over, whoever should have cancelled this job is
+gone, and it ends the job itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import RekindleError
+from rekindle.launch import shim
+from rekindle.platforms.vertex.rendezvous import rendezvous
+from rekindle.platforms.vertex.rest import Google, RestError, places, secrets
+
+STORE, MOUNT = "gs://", "/gcs/"
+TASK, RESULT = "task.json", "result.json"
+OVER = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
+
+_MISSING_FOR_GOOD = 3
+
+
+def mounted(uri: str) -> str:
+    """Where a URI of Cloud Storage lies in a container of Vertex AI; any other one as it is."""
+    return MOUNT + uri[len(STORE) :] if uri.startswith(STORE) else uri
+
+
+def ended_file(rank: int) -> str:
+    """Where node `rank` says how it ended."""
+    return f"ended-{rank}.json"
+
+
+def main(folder: Path) -> int:
+    """Run the node; its exit code is the step's (75 stays 75)."""
+    task = json.loads((folder / TASK).read_text(encoding="utf-8"))
+    try:
+        place = rendezvous(os.environ, task["gpus"])
+    except RekindleError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    google = Google(places(task["region"]))
+    try:
+        os.environ.update(secrets(google, task["secrets"]))
+        if place.node_rank == 0:
+            _look_after(task["run"], google, task["watch_seconds"])
+    except RestError as error:
+        return _ended(folder, place.node_rank, 1, f"cannot read the secret {error}")
+    os.environ.update(place.environment())
+    if code := _installed(task["pip"]):
+        return _ended(folder, place.node_rank, code, f"pip ended with {code}; see the log")
+    with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
+        code, result = _run(task, place.node_rank, Path(scratch))
+    if code == 0 and place.node_rank == 0:
+        (folder / RESULT).write_text(json.dumps(result), encoding="utf-8")
+    return _ended(folder, place.node_rank, code, result["error"])
+
+
+def _run(task: dict[str, Any], rank: int, scratch: Path) -> tuple[int, dict[str, Any]]:
+    own = on_node(task["executor_input"], rank, scratch)
+    told = {
+        "source": task["source"],
+        **{key: [placed(word, own) for word in task[key]] for key in ("command", "args")},
+        "env": {name: placed(value, own) for name, value in task["env"].items()},
+        "run": task["facts"],
+        "executor_input": own,
+        "outputs": task["outputs"] if rank == 0 else {"parameters": {}, "artifacts": {}},
+        "work": str(scratch / "work"),
+        "cwd": str(Path.cwd()),
+        "result": str(scratch / RESULT),
+        "parent": None,
+    }
+    (scratch / TASK).write_text(json.dumps(told), encoding="utf-8")
+    (scratch / "work").mkdir()
+    for group in own["outputs"]["artifacts"].values():
+        Path(mounted(group["artifacts"][0]["uri"])).parent.mkdir(parents=True, exist_ok=True)
+    code = shim.main(["", str(scratch / TASK)])
+    try:
+        result = json.loads((scratch / RESULT).read_text(encoding="utf-8"))
+        for artifact in result["artifacts"].values():
+            _brought(artifact)
+    except (OSError, ValueError) as error:
+        return code or 1, {"error": f"the step's results cannot be kept: {error}"}
+    return code, result
+
+
+def _brought(artifact: dict[str, Any]) -> None:
+    """Copy content that the component put elsewhere to its place on the mount."""
+    custom, place = artifact["custom_path"], Path(mounted(artifact["uri"]))
+    if custom and Path(custom).exists() and not place.exists():
+        (shutil.copytree if Path(custom).is_dir() else shutil.copy2)(custom, place)
+
+
+def placed(argument: Any, executor_input: dict[str, Any]) -> Any:
+    """A lowered argument in which paths of artifacts are those on the mount, as KFP's own executor
+    has them; all else is for the shim."""
+    if isinstance(argument, str):
+        return argument
+    match argument.get("ref"):
+        case [side, "artifacts", name, "path"]:
+            several = executor_input[side]["artifacts"].get(name, {}).get("artifacts", [])
+            return mounted(several[0]["uri"]) if several else argument
+    return {
+        key: [placed(item, executor_input) for item in value]
+        if key in ("concat", "then", "else")
+        else value
+        for key, value in argument.items()
+    }
+
+
+def on_node(executor_input: dict[str, Any], rank: int, scratch: Path) -> dict[str, Any]:
+    """The ExecutorInput of the step as this node may use it: parameters are written into scratch,
+    and artifacts, too, but on node rank 0."""
+    given = executor_input["outputs"]
+    artifacts = given["artifacts"]
+    if rank:
+        artifacts = {
+            name: {"artifacts": [{**a, "uri": str(scratch / "out" / name)} for a in g["artifacts"]]}
+            for name, g in artifacts.items()
+        }
+    outputs = {
+        "parameters": {
+            name: {"outputFile": str(scratch / "parameters" / name)} for name in given["parameters"]
+        },
+        "artifacts": artifacts,
+        "outputFile": str(scratch / "executor_output.json"),
+    }
+    return {**executor_input, "outputs": outputs}
+
+
+def _look_after(run: str, google: Google, every_seconds: float) -> None:
+    """Have SIGTERM sent to this process once the run is over, and again until it ends. What cannot
+    be asked now is asked later: a healthy job does not end because an API is down."""
+
+    def watch() -> None:
+        missing = 0
+        while True:
+            state = _state(run, google)
+            missing = missing + 1 if state == "deleted" else 0
+            if state in OVER or missing >= _MISSING_FOR_GOOD:
+                sys.stderr.write(f"the run is over ({state}), and so is this job\n")
+                os.kill(os.getpid(), signal.SIGTERM)
+            google.stop.wait(every_seconds)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _state(run: str, google: Google) -> str:
+    try:
+        return str(google.get("aiplatform", f"/v1/{run}", patience=0).get("state", ""))
+    except RestError as error:
+        return "deleted" if error.status == 404 else "unknown"
+
+
+def _installed(pip: dict[str, list[str]]) -> int:
+    """What KFP's own preamble would do; its runtime only where the image lacks it."""
+    wanted = [*pip["needed"], *(pip["runtime"] if find_spec("kfp") is None else [])]
+    if not wanted:
+        return 0
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *pip["options"], *wanted]
+    return subprocess.run(command, check=False).returncode
+
+
+def _ended(folder: Path, rank: int, code: int, error: str) -> int:
+    if error:
+        sys.stderr.write(f"{error}\n")
+    word = {"exit_code": code, "error": error}
+    with contextlib.suppress(OSError):  # the exit code says it, too
+        (folder / ended_file(rank)).write_text(json.dumps(word), encoding="utf-8")
+    return code

@@ -1,0 +1,122 @@
+"""The few calls of Vertex AI and Cloud Logging that a launcher makes, in its own terms."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from rekindle.platforms.vertex.attempts import Job
+from rekindle.platforms.vertex.rest import Google, RestError
+
+log = logging.getLogger(__name__)
+
+TASK_LABEL = "rekindle-task"
+# The states in which a run, or a task of it, wants its jobs gone
+_RUN_ENDS = ("CANCELLING", "CANCELLED", "FAILED", "SUCCEEDED")
+_TASK_ENDS = ("CANCEL_PENDING", "CANCELLING", "CANCELLED")
+
+
+class Service:
+    """CustomJobs of one step of one run: those that bear `label`."""
+
+    def __init__(self, google: Google, project: str, region: str, label: str) -> None:
+        self.google, self.project, self.region, self.label = google, project, region, label
+        self.jobs_path = f"/v1/projects/{project}/locations/{region}/customJobs"
+        self.made: set[str] = set()
+
+    def jobs(self, patience: float = 300) -> list[Job]:
+        """All of them, those just created included, whether or not they are listed yet."""
+        query = {"filter": f"labels.{TASK_LABEL}={self.label}", "pageSize": "100"}
+        found: dict[str, Job] = {}
+        while True:
+            page = self.google.get("aiplatform", self.jobs_path, query, patience)
+            found |= {raw["name"]: Job.read(raw) for raw in page.get("customJobs", [])}
+            if not page.get("nextPageToken"):
+                break
+            query["pageToken"] = page["nextPageToken"]
+        for name in self.made - found.keys():
+            found[name] = Job.read(self.google.get("aiplatform", f"/v1/{name}", None, patience))
+        return list(found.values())
+
+    def create(self, body: dict[str, Any]) -> Job:
+        """One more; a transient RestError leaves open whether it is there."""
+        job = Job.read(self.google.create("aiplatform", self.jobs_path, body))
+        self.made.add(job.name)
+        return job
+
+    def cancel(self, job: Job, patience: float = 60) -> None:
+        """Ask for its end. One that is over already is none of our business."""
+        try:
+            self.google.post("aiplatform", f"/v1/{job.name}:cancel", {}, patience)
+        except RestError as error:
+            if error.transient or error.status == 403:
+                raise
+            log.info("%s is not cancelled: %s", job.number, error)
+
+    def run_ends(self, run: str, task: str, patience: float) -> bool:
+        """Whether the run, or this task of it, is being cancelled, over or deleted."""
+        try:
+            told = self.google.get("aiplatform", f"/v1/{run}", None, patience)
+        except RestError as error:
+            if error.status != 404:
+                raise
+            log.info("there is no run %s any more", run)
+            return True
+        state = str(told.get("state", "")).removeprefix("PIPELINE_STATE_")
+        tasks = told.get("jobDetail", {}).get("taskDetails", [])
+        own = {one.get("state") for one in tasks if one.get("taskName") == task}
+        return state in _RUN_ENDS or (bool(own) and own <= set(_TASK_ENDS))
+
+    def page(self, job: Job) -> str:
+        """The job in the console, and its logs there."""
+        at = "https://console.cloud.google.com"
+        return (
+            f"{at}/vertex-ai/locations/{self.region}/training/{job.number}/cpu"
+            f"?project={self.project}\n{at}/logs/query;query=resource.labels.job_id%3D%22"
+            f"{job.number}%22?project={self.project}"
+        )
+
+
+class NodeLog:
+    """What node rank 0 printed, from Cloud Logging, as far as this account may read it."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.readable = service, True
+        self.since, self.told = "", set[str]()
+
+    def news(self, job: Job) -> list[str]:
+        """Lines that were not told yet. Never fails: a job goes on without being watched."""
+        if not self.readable:
+            return []
+        try:
+            entries = self._entries(job)
+        except RestError as error:
+            self.readable = error.transient
+            if not self.readable:
+                log.info("node 0's log is not shown here: %s", error)
+            return []
+        fresh = [entry for entry in entries if entry["insertId"] not in self.told]
+        if fresh:
+            self.since = fresh[-1]["timestamp"]
+            self.told = {e["insertId"] for e in entries if e["timestamp"] == self.since}
+        return [_text(entry) for entry in fresh]
+
+    def _entries(self, job: Job) -> list[dict[str, Any]]:
+        wanted = [
+            'resource.type="ml_job"',
+            f'resource.labels.job_id="{job.number}"',
+            'resource.labels.task_name="workerpool0-0"',
+            *([f'timestamp>="{self.since}"'] if self.since else []),
+        ]
+        body = {
+            "resourceNames": [f"projects/{self.service.project}"],
+            "filter": " AND ".join(wanted),
+            "orderBy": "timestamp asc",
+            "pageSize": 1_000,
+        }
+        told = self.service.google.post("logging", "/v2/entries:list", body, patience=0)
+        return list(told.get("entries", []))
+
+
+def _text(entry: dict[str, Any]) -> str:
+    return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", "")).rstrip()

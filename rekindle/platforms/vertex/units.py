@@ -1,0 +1,18 @@
+"""The steps of a job for Vertex AI as its cache sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from rekindle.ir.read import read
+from rekindle.platforms.difference import Unit
+from rekindle.platforms.units import of_graph
+
+
+def units(files: Mapping[str, bytes]) -> tuple[Unit, ...]:
+    """From the files that `compile` writes."""
+    (content,) = (content for name, content in files.items() if name.endswith(".vertex.json"))
+    job = json.loads(content)
+    graph = read(json.dumps(job["pipelineSpec"]))
+    return of_graph(graph, job["runtimeConfig"]["parameterValues"])

@@ -1,0 +1,169 @@
+"""Where a pipeline may run, and as whom: one section a platform, and the base of all sections.
+
+Secrets are named here, each in the way of its platform; never their values."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+SecretReference = Annotated[str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")]
+SecretArn = Annotated[
+    str, StringConstraints(pattern=r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:\S+$")
+]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+ClusterName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
+]
+ClusterSecret = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._A-Za-z0-9]+$")
+]
+GoogleSecret = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^projects/[a-z0-9:.-]+/secrets/[A-Za-z0-9_-]{1,255}/versions/([0-9]+|latest)$"
+    ),
+]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, field docstrings kept as
+    descriptions.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, serialize_by_alias=True
+    )
+
+
+class LocalSpec(Section):
+    """This machine."""
+
+    ranks: int = Field(2, ge=1, le=64)
+    """Training processes."""
+    secrets: dict[str, SecretReference] = Field(default_factory=dict)
+    """Environment variables of the steps, by reference: `{HF_TOKEN: env:MY_TOKEN}`."""
+
+
+class KubeflowSpec(Section):
+    """Kubeflow Pipelines."""
+
+    namespace: ClusterName = "kubeflow"
+    """Namespace that runs live in: of the service account, the secrets and the queue."""
+    service_account: ClusterName = "pipeline-runner"
+    """Service account that steps run as; `rekindle doctor` asks what it may do."""
+    artifact_root: str = ""
+    """Folder for checkpoints: a URI, or the mount point of a volume that all pods share."""
+    image: str | None = None
+    """Container image of rekindle's steps, best by digest; a step on several nodes is launched from
+    it."""
+    runtime: ClusterName = "rekindle"
+    """ClusterTrainingRuntime that steps on several nodes run on."""
+    queue: str = Field("", pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")
+    """LocalQueue of Kueue for steps on several nodes; empty: none."""
+    spot_nodes: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes that may be taken away, such as `{cloud.google.com/gke-spot: "true"}`;
+    taints of the same keys and values are tolerated."""
+    accelerator_nodes: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Labels of the nodes with a GPU, by the name that `distribute()` calls it: `{H100:
+    {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}`."""
+    secrets: dict[VariableName, ClusterSecret] = Field(default_factory=dict)
+    """Environment variables of all steps from secrets of the cluster: `{HF_TOKEN:
+    name-of-secret/key}`."""
+
+
+class VertexSpec(Section):
+    """Vertex AI Pipelines."""
+
+    project: str = Field("", max_length=63)
+    """Google Cloud project."""
+    region: str = Field("", pattern=r"^([a-z]+-[a-z]+[0-9]+)?$")
+    """Region of the pipeline, such as `europe-west4`."""
+    artifact_root: str = ""
+    """Folder of a bucket for artifacts and checkpoints: `gs://my-bucket/rekindle`."""
+    service_account: str = Field("", pattern=r"^([^@\s]+@[^@\s]+)?$")
+    """E-mail of the account that steps run as; default: the project's Compute Engine account."""
+    network: str = Field("", pattern=r"^(projects/[^/]+/global/networks/[^/]+)?$")
+    """Network that steps are peered with: `projects/NUMBER/global/networks/NAME`."""
+    kms_key: str = Field("", pattern=r"^(projects/.+/locations/.+/keyRings/.+/cryptoKeys/.+)?$")
+    """Key that encrypts what the pipeline keeps, in the same region."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the job, which flow into the bill."""
+    image: str | None = None
+    """Container image of rekindle's steps, and of the launcher of a distributed step, by digest."""
+    provisioning: Literal["standard", "spot", "flex-start"] | None = None
+    """How distributed steps get machines; default: `spot` for a step that says so, else `standard`.
+    `flex-start` waits until all of them are there."""
+    max_wait_hours: float = Field(24.0, ge=0.0, le=8760.0)
+    """How long `flex-start` waits for machines; 0 waits for ever."""
+    max_preemptions: int = Field(10, ge=0, le=100)
+    """How often a distributed step may lose its machines and begin again, from its checkpoint."""
+    secrets: dict[VariableName, GoogleSecret] = Field(default_factory=dict)
+    """Environment variables of distributed steps and of rekindle's own, from Secret Manager:
+    `{HF_TOKEN: projects/my-project/secrets/hf/versions/latest}`."""
+
+
+class SageMakerSpec(Section):
+    """SageMaker Pipelines."""
+
+    region: str = Field("", pattern=r"^([a-z]{2}(-[a-z]+)+-[0-9])?$")
+    """Region of the pipeline, such as `eu-central-1`."""
+    role_arn: str = Field("", pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:role/.+)?$")
+    """Role that jobs run as: `arn:aws:iam::123456789012:role/NAME`."""
+    artifact_root: str = ""
+    """Folder of a bucket for bundles, artifacts and checkpoints: `s3://my-bucket/rekindle`."""
+    image: str | None = None
+    """Container image of rekindle's steps and of Python components, in ECR, by digest."""
+    machine: str = "ml.m5.xlarge"
+    """Instance type of steps that ask for nothing else."""
+    volume_gb: int = Field(30, ge=1, le=16_384)
+    """Disk of a job."""
+    subnets: tuple[str, ...] = ()
+    """Subnets of the VPC that jobs run in."""
+    security_groups: tuple[str, ...] = ()
+    """Security groups of jobs; needed with `subnets`."""
+    kms_key: str = ""
+    """Key that encrypts disks and outputs."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Tags of every job, which flow into the bill."""
+    secrets: dict[str, SecretArn] = Field(default_factory=dict)
+    """Environment variables of the steps in `image`, by reference to Secrets Manager:
+    `{HF_TOKEN: "arn:aws:secretsmanager:..."}`. The image needs boto3; the value is read when the
+    step begins."""
+    spot_wait_hours: float = Field(24.0, ge=0, le=672)
+    """How long a job on spot machines waits for them, in all."""
+    model_package_group: str = Field("", pattern=r"^([a-zA-Z0-9](-*[a-zA-Z0-9]){0,62})?$")
+    """Group of SageMaker's model registry that gets each promoted model too."""
+
+
+class AzureMLSpec(Section):
+    """Azure Machine Learning pipelines."""
+
+    compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
+    """Cluster that steps run on; default: serverless, on a machine that Azure finds."""
+    gpu_compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
+    """Cluster of steps that want GPUs; default: as `compute`."""
+    machine: str = "Standard_D4s_v5"
+    """Size of a serverless machine for steps that ask for nothing else."""
+    artifact_root: str = ""
+    """Folder for checkpoints: `abfs://container@account.dfs.core.windows.net/rekindle`."""
+    image: str | None = None
+    """Container image of rekindle's steps, by digest."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Tags of the job."""
+
+
+class PlatformsSpec(Section):
+    """One section a platform."""
+
+    local: LocalSpec = LocalSpec()
+    """This machine."""
+    kubeflow: KubeflowSpec = KubeflowSpec()
+    """Kubeflow Pipelines."""
+    vertex: VertexSpec = VertexSpec()
+    """Vertex AI Pipelines."""
+    sagemaker: SageMakerSpec = SageMakerSpec()
+    """SageMaker Pipelines."""
+    azureml: AzureMLSpec = AzureMLSpec()
+    """Azure Machine Learning pipelines."""
