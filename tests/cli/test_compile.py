@@ -132,6 +132,14 @@ def test_a_wrong_request_writes_nothing_and_says_what_to_do(asked, says, tmp_pat
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_config_of_its_page_in_the_docs_compiles(platform, tmp_path):
+    page = (ROOT / "docs" / f"{platform}.md").read_text()
+    (tmp_path / "c.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    rekindle("compile", tmp_path / "c.yaml", "--platform", platform, "-o", tmp_path / "out")
+    assert list((tmp_path / "out").glob("continuous-training.*"))
+
+
 def test_several_platforms_come_with_a_table_of_how_each_carries_it(tmp_path):
     (kubeflow, first), (vertex, second) = PLATFORMS["kubeflow"], PLATFORMS["vertex"]
     done = rekindle(
