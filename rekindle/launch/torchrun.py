@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
 
+_NETWORK = ("NCCL_", "FI_", "GLOO_")
 RESUMES = "the same command resumes"
 
 
@@ -51,6 +53,8 @@ def torchrun(
         restart = 0
         while True:
             restart, port = team.meet(restart) if team else (restart, 0)
+            if team and restart == 0:
+                emit("notice", text=_network({**os.environ, **place.network()}))
             report = gang.run(restart, port, lambda: _polled(team, on_poll))
             verdict = team.settle(report) if team else judge({0: report})
             if verdict.ending == "done":
@@ -68,6 +72,12 @@ def torchrun(
             text = f"{what}; restarting all ranks ({restart} of {train.max_restarts})"
             log.warning("%s\n  where: %s\n  fix: %s", text, where, fix)
             emit("notice", text=text)
+
+
+def _network(environment: Mapping[str, str]) -> str:
+    """What NCCL, libfabric and gloo are told about the network, for whoever reads the log."""
+    told = [f"{n}={v}" for n, v in sorted(environment.items()) if n.startswith(_NETWORK)]
+    return f"network: {', '.join(told) or 'nothing set, NCCL chooses'}"
 
 
 @contextlib.contextmanager

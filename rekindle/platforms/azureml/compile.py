@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from rekindle.catalog.limits import limits
+from rekindle.catalog.network import network
 from rekindle.errors import Problem, SpecError, UnsupportedError
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.flatten import Flat, Given, Output, flatten
@@ -186,6 +187,9 @@ class _Compiler:
         if step.distribution is not None:
             more = tuple(dict.fromkeys([*more, *_RENDEZVOUS]))
             task["nodes"] = step.distribution.nodes
+            if step.distribution.nodes > 1:
+                machine = self._machine(step)["resources"].get("instance_type", "")
+                task["env"] = {**network(machine), **task["env"]}
             task["ranks_per_node"] = max(1, gpus_of(step)[1])
         folder, files = packed(_ENTRY, more, json.dumps(task, sort_keys=True, allow_nan=False))
         self.bundles |= {f"{folder}/{name}": content for name, content in files.items()}

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from rekindle.catalog.network import network
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.graph import Graph, Ports, Step
@@ -89,13 +90,17 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
 
 def _task(step: Step) -> dict[str, Any]:
     """What the nodes run, as launch/shim.py takes it, as far as the pipeline says."""
-    container = step.container
+    container, wanted = step.container, step.distribution
+    assert wanted is not None, step.path
     return {
         "name": step.name,
         "source": container.source,
         "command": [lower(word) for word in container.command],
         "args": [lower(word) for word in container.args],
-        "env": {name: lower(value) for name, value in container.env.items()},
+        "env": {
+            **(network(wanted.machine) if wanted.nodes > 1 else {}),
+            **{name: lower(value) for name, value in container.env.items()},
+        },
         "pip": {
             "needed": list(container.requirements),
             "runtime": list(container.runtime_requirements),

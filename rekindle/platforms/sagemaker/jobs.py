@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.catalog.limits import limits
+from rekindle.catalog.network import network
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.flatten import Flat, Output
 from rekindle.ir.graph import Importer, Step
@@ -125,6 +126,8 @@ class Jobs:
         if not is_training(step):
             return task
         nodes = step.distribution.nodes if step.distribution else 1
+        if nodes > 1:
+            task["env"] = {**network(self._machine(step)), **task["env"]}
         return task | {"training": {"nodes": nodes, "ranks_per_node": max(1, gpus_of(step)[1])}}
 
     def _keep(self, task: Mapping[str, Any]) -> str:

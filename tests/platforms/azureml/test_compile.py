@@ -16,7 +16,7 @@ from rekindle.ir.read import read
 from rekindle.platforms.azureml.compile import compile, dangling
 from rekindle.platforms.definition import Definition
 from rekindle.spec.places import AzureMLSpec
-from tests.platforms.local.runs import module
+from tests.platforms.local.runs import module, quick_and_slow
 from tests.platforms.sagemaker.conftest import can_mount
 from tests.platforms.sagemaker.test_compile import changed, spread
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
@@ -97,7 +97,7 @@ def here(home: Path, pipeline: Any, arguments: dict[str, Any]) -> dict[str, Any]
     }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick_and_slow(CASES))
 def test_every_step_leaves_what_it_leaves_here(
     case: str, workspace: Workspace, tmp_path: Path
 ) -> None:

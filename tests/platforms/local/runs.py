@@ -7,10 +7,12 @@ import importlib.util
 import os
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import pytest
 
 from rekindle.ir.compile import compile_function
 from rekindle.ir.graph import Graph
@@ -78,3 +80,15 @@ def plain(value: Any) -> Any:
         "artifact",
         {"schema": value.schema_title, "metadata": dict(value.metadata), "files": content},
     ]
+
+
+# what a platform has to show in the quick tests; the other cases of same.py are for `make test-all`
+QUICK = (
+    "all kinds of arguments", "artifacts and metadata", "named tuple", "nested pipelines", "list of artifacts",
+    "loop over structs", "branches inside a nested pipeline", "OneOf over artifacts", "branch on a number: elif",
+)  # fmt: skip
+
+
+def quick_and_slow(cases: Sequence[str]) -> list[Any]:
+    """The cases, those not in QUICK marked as slow."""
+    return [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in cases]

@@ -78,6 +78,7 @@ def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
     assert trained.statuses == ["Interrupted", "Completed"]
     resumed = r"resumed from the checkpoint of step \d+ of 600 on 2 ranks"
     assert re.search(resumed, trained.log), trained.log[-4000:]
+    assert "network: GLOO_SOCKET_IFNAME=lo" in trained.log
     result: dict[str, Any] = execution.result("register", service.s3)
     assert result["parameters"]["promote"] is True
     assert execution.conditions == {"if-condition-1": True}

@@ -12,7 +12,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms.difference import compare
 from rekindle.platforms.sagemaker.units import units
-from tests.platforms.local.runs import module, run
+from tests.platforms.local.runs import module, quick_and_slow, run
 from tests.platforms.sagemaker.conftest import Submit
 from tests.platforms.sagemaker.test_compile import compiled, named_result
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
@@ -56,7 +56,7 @@ def what_came_of_it_here(home: Path, pipeline: Any, arguments: dict[str, Any]) -
     }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick_and_slow(CASES))
 def test_every_step_leaves_what_it_leaves_here(
     case: str, service: Pipelines, submitted: Submit, tmp_path: Path
 ) -> None:

@@ -3,13 +3,14 @@ container contract."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.platforms.local.runs import module
 from tests.platforms.sagemaker.conftest import KEYS, Submit
-from tests.platforms.sagemaker.test_compile import compiled, definition
+from tests.platforms.sagemaker.test_compile import compiled, definition, spread
 from tests.platforms.sagemaker.test_execution import what_came_of_it, what_came_of_it_here
 from tests.servers.sagemaker import Pipelines
 from tests.servers.sagemaker_container import Failed
@@ -36,6 +37,13 @@ def test_a_training_job_of_two_spot_machines() -> None:
     (one,) = gate["Arguments"]["Conditions"]
     file = {"Get": f"Steps.{repeated['Name']}.PropertyFiles.result"}
     assert one["LeftValue"]["Std:JsonGet"]["PropertyFile"] == file
+
+
+@pytest.mark.parametrize(("nodes", "told"), [(2, "efa"), (1, None)])
+def test_hosts_that_have_to_talk_are_told_how(nodes: int, told: str | None) -> None:
+    files = compiled(spread(nodes, gpus_per_node=8, accelerator="H100")).files
+    (task,) = (json.loads(text) for name, text in files.items() if name.endswith("task.json"))
+    assert task["env"].get("FI_PROVIDER") == told
 
 
 def test_every_host_runs_the_body_and_the_first_has_the_outputs(
