@@ -80,6 +80,30 @@ def _results_of(flat: Flat, guards: tuple[Guard, ...]) -> dict[str, str]:
     return {path: f"result-{i}" for i, path in enumerate(dict.fromkeys(read))}
 
 
+def lowered_container(step: Step) -> dict[str, Any]:
+    """What a step executes, as launch/shim.py takes it: its words with what stands for their
+    placeholders, its packages, and what it promises to leave."""
+    container = step.container
+    return {
+        "source": container.source,
+        "command": [lower(word) for word in container.command],
+        "args": [lower(word) for word in container.args],
+        "env": {name: lower(value) for name, value in container.env.items()},
+        "pip": {
+            "needed": list(container.requirements),
+            "runtime": list(container.runtime_requirements),
+            "options": list(container.pip_options),
+        },
+        "outputs": {
+            "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
+            "artifacts": {
+                n: {"schema_title": a.schema_title, "schema_version": a.schema_version}
+                for n, a in step.outputs.artifacts.items()
+            },
+        },
+    }
+
+
 def task_of(
     flat: Flat,
     step: Step,
@@ -91,28 +115,12 @@ def task_of(
     """task.json. `given` are the pipeline's parameters that the job is given, as name there and
     type, `known` those whose value is fixed; others have none. `guards` are conditions that the
     step itself has to look at."""
-    container = step.container
     return {
+        **lowered_container(step),
         "name": step.name,
-        "source": container.source,
-        "command": [lower(word) for word in container.command],
-        "args": [lower(word) for word in container.args],
-        "env": {name: lower(value) for name, value in container.env.items()},
-        "pip": {
-            "needed": list(container.requirements),
-            "runtime": list(container.runtime_requirements),
-            "options": list(container.pip_options),
-        },
         "retry": {
             "count": step.retry.count, "pause_seconds": step.retry.pause_seconds,
             "factor": step.retry.factor, "cap_seconds": step.retry.cap_seconds,
-        },
-        "outputs": {
-            "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
-            "artifacts": {
-                n: {"schema_title": a.schema_title, "schema_version": a.schema_version}
-                for n, a in step.outputs.artifacts.items()
-            },
         },
         "pipeline_parameters": {name: list(place) for name, place in given.items()},
         "results": _results_of(flat, guards),

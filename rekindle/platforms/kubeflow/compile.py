@@ -19,7 +19,6 @@ from rekindle.catalog.network import network
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.graph import Graph, Ports, Step
-from rekindle.ir.placeholders import lower
 from rekindle.ir.rewrite import (
     OWN_IMAGES,
     distributed,
@@ -32,6 +31,7 @@ from rekindle.ir.rewrite import (
 from rekindle.ir.uris import with_places
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit
+from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.spec.places import KubeflowSpec
@@ -90,27 +90,10 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
 
 def _task(step: Step) -> dict[str, Any]:
     """What the nodes run, as launch/shim.py takes it, as far as the pipeline says."""
-    container, wanted = step.container, step.distribution
+    wanted, task = step.distribution, lowered_container(step)
     assert wanted is not None, step.path
-    return {
-        "name": step.name,
-        "source": container.source,
-        "command": [lower(word) for word in container.command],
-        "args": [lower(word) for word in container.args],
-        "env": {
-            **(network(wanted.machine) if wanted.nodes > 1 else {}),
-            **{name: lower(value) for name, value in container.env.items()},
-        },
-        "pip": {
-            "needed": list(container.requirements),
-            "runtime": list(container.runtime_requirements),
-            "options": list(container.pip_options),
-        },
-        "outputs": {
-            "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
-            "artifacts": _types(step.outputs),
-        },
-    }
+    found = network(wanted.machine) if wanted.nodes > 1 else {}
+    return {**task, "name": step.name, "env": {**found, **task["env"]}}
 
 
 def _types(ports: Ports) -> dict[str, dict[str, str]]:

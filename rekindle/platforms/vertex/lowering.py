@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rekindle.ir.graph import Step
-from rekindle.ir.placeholders import lower, references
+from rekindle.ir.placeholders import references
 from rekindle.ir.rewrite import OWN_IMAGES
+from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.vertex.customjob import custom_job, limit_seconds, provisioning
 from rekindle.spec.places import VertexSpec
 
@@ -58,24 +59,8 @@ def _payload(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
 def _task(step: Step, place: VertexSpec) -> dict[str, Any]:
     """What every node is told, before the run adds its ExecutorInput."""
     assert step.distribution is not None, step.path
-    container = step.container
     return {
-        "source": container.source,
-        "command": [lower(word) for word in container.command],
-        "args": [lower(word) for word in container.args],
-        "env": {name: lower(value) for name, value in container.env.items()},
-        "outputs": {
-            "parameters": {name: p.type for name, p in step.outputs.parameters.items()},
-            "artifacts": {
-                name: {"schema_title": a.schema_title, "schema_version": a.schema_version}
-                for name, a in step.outputs.artifacts.items()
-            },
-        },
-        "pip": {
-            "needed": list(container.requirements),
-            "runtime": list(container.runtime_requirements),
-            "options": list(container.pip_options),
-        },
+        **lowered_container(step),
         "secrets": dict(place.secrets),
         "gpus": step.distribution.gpus_per_node,
     }
