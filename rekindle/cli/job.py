@@ -17,7 +17,7 @@ import rekindle
 from rekindle.cli.preflight import preflight
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.records import GateSummary, ModelSummary, RunRecord, RunSummary, StepSummary
+from rekindle.records import GateSummary, Ignored, ModelSummary, RunRecord, RunSummary, StepSummary
 from rekindle.report.collect import Findings, collect
 from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
@@ -192,7 +192,7 @@ def _write_card(home: Path, run_id: str) -> None:
         render_index(home)
 
 
-def new_record(spec: Spec, ignored: tuple[str, ...]) -> RunRecord:
+def new_record(spec: Spec, ignored: tuple[Ignored, ...]) -> RunRecord:
     """The record of a run that is about to begin."""
     now = datetime.datetime.now(datetime.UTC)
     config, overrides = spec.origin
@@ -211,18 +211,20 @@ def new_record(spec: Spec, ignored: tuple[str, ...]) -> RunRecord:
     )
 
 
-def _ignored(spec: Spec) -> tuple[str, ...]:
+def _ignored(spec: Spec) -> tuple[Ignored, ...]:
     """What the spec asks of a platform that this machine does not give."""
     asked = spec.resources
     ranks = spec.platforms.local.ranks
     notes = []
     if asked.nodes > 1 or asked.gpus_per_node:
-        notes.append(
-            f"resources: {asked.nodes} node(s) with {asked.gpus_per_node} GPU(s) each; "
-            f"here {ranks} processes share this machine"
+        what = f"{ranks} processes share this machine"
+        fields = (
+            f"resources.nodes={asked.nodes}",
+            f"resources.gpus_per_node={asked.gpus_per_node}",
         )
+        notes.append(Ignored(what=what, asked_by=fields))
     if asked.spot:
-        notes.append("resources.spot: this machine is not reclaimed")
+        notes.append(Ignored(what="This machine is not taken away", asked_by=("resources.spot",)))
     return tuple(notes)
 
 
@@ -244,6 +246,7 @@ def summary(record: RunRecord, home: Path) -> RunSummary:
         gate=gate_of(found),
         model=model_of(found),
         card=str(home.resolve() / "runs" / record.run_id / "card.html"),
+        ignored=record.ignored,
     )
 
 

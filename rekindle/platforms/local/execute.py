@@ -36,7 +36,7 @@ from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
 from rekindle.platforms.local.store import Store, is_alive, owner
 from rekindle.platforms.local.walk import Leaf, Ready, Skipped, Walk, dependents
-from rekindle.records import RunRecord, StepRecord
+from rekindle.records import Ignored, RunRecord, StepRecord
 
 __all__ = ["execute", "ignored", "is_alive", "owner"]
 
@@ -106,16 +106,16 @@ def execute(
         ) from error
 
 
-def ignored(graph: Graph) -> tuple[str, ...]:
-    """What the pipeline asks for that this machine does not honour, a sentence each;
-    UnsupportedError for what it refuses."""
+def ignored(graph: Graph) -> tuple[Ignored, ...]:
+    """What the pipeline asks for that this machine does not honour; UnsupportedError for what it
+    refuses."""
     said = list(admit(graph, "local"))
     if images := sorted({step.container.image for step in graph.steps() if step.container.image}):
-        said.append(
-            f"Images are not used, steps run in this Python environment: {', '.join(images)}."
-        )
+        what = "Images are not used, steps run in this Python environment"
+        said.append(Ignored(what=what, asked_by=tuple(images)))
     if graph.pipeline_root:
-        said.append(f"The pipeline root is not used, artifacts stay here: {graph.pipeline_root}.")
+        what = "The pipeline root is not used, artifacts stay here"
+        said.append(Ignored(what=what, asked_by=(graph.pipeline_root,)))
     return tuple(said)
 
 
