@@ -114,19 +114,22 @@ def execute(
     Raises RequestError before anything is written; StepError, PreemptedError or InterruptedRunError
     after the record and the card are."""
     from rekindle.platforms.local import execute as local
+    from rekindle.platforms.local.containers import prepare
 
     preflight(spec, options.home)
     spec = resolved(spec, options.home)
     _, graph = graph_of(spec)
-    home = options.home.resolve()
-    record = new_record(spec, local.ignored(graph) + _ignored(spec))
+    home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
+    containers = prepare(graph, here.containers, env, tuple(here.secrets))
+    record = new_record(spec, local.ignored(graph, containers) + _ignored(spec))
     try:
         return local.execute(
             graph,
             arguments_of(spec, graph, str(home)),
             home=home,
             record=record,
-            env=environment_of(spec),
+            env=env,
+            containers=containers,
             source_hash=source_hash(),
             fresh=options.fresh,
             from_step=options.from_step,
