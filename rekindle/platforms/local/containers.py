@@ -46,7 +46,7 @@ class Containers:
     every_step: bool = False
     secrets: tuple[str, ...] = ()
     left_out: tuple[Ignored, ...] = ()
-    user: str = f"{os.getuid()}:{os.getgid()}"
+    user: str = ""
 
     def image_of(self, step: Step) -> str:
         """The id of the image that the step runs in; "" if it runs as a process."""
@@ -122,7 +122,7 @@ def prepare(
         raise RequestError([_problem(name, why) for name, why in reasons.items()])
     rows = (Ignored(what=f"{_PROCESS}: {why}", asked_by=(name,)) for name, why in reasons.items())
     images = {name: image_id for name, (image_id, _) in known.items() if image_id}
-    return Containers(docker, images, every_step, secrets, tuple(rows))
+    return Containers(docker, images, every_step, secrets, tuple(rows), docker.user)
 
 
 def _image(docker: Docker, name: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -24,11 +25,18 @@ _FIX = "start docker on this machine, or set platforms.local.containers to never
 
 @dataclasses.dataclass(frozen=True)
 class Docker:
-    """A daemon that answered at `address`; `env` is the environment of the client."""
+    """A daemon that answered at `address`; `env` is the environment of the client. A `rootless` one
+    runs as a user, whom containers know as root (none has run a step yet)."""
 
     client: str
     address: str
     env: Mapping[str, str] = dataclasses.field(repr=False)
+    rootless: bool = False
+
+    @property
+    def user(self) -> str:
+        """Whom a container runs as, so that its files belong to whoever runs us."""
+        return "0:0" if self.rootless else f"{os.getuid()}:{os.getgid()}"
 
     def words(self, *words: str) -> list[str]:
         """A command for this daemon."""
@@ -82,7 +90,8 @@ def find(env: Mapping[str, str]) -> Docker:
     if answer.returncode:
         what = f"docker does not answer: {_last_line(answer)}"
         raise RequestError(what, where=WHERE, fix=_FIX)
-    return docker
+    options = _ask(docker.words("info", "--format={{.SecurityOptions}}"), env).stdout
+    return dataclasses.replace(docker, rootless="name=rootless" in options)
 
 
 def _ask(

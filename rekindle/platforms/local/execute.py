@@ -120,6 +120,8 @@ def ignored(graph: Graph, containers: Containers = NO_CONTAINERS) -> tuple[Ignor
     unused -= {"", *(image for row in containers.left_out for image in row.asked_by)}
     if unused:
         what = "Images are not used, steps run in this Python environment"
+        if containers is not NO_CONTAINERS:
+            what = "Python components run in this environment, not in their image"
         said.append(Ignored(what=what, asked_by=tuple(sorted(unused))))
     if graph.pipeline_root:
         what = "The pipeline root is not used, artifacts stay here"

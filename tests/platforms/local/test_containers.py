@@ -295,6 +295,22 @@ def test_a_daemon_of_another_machine_is_none(tmp_path: Path) -> None:
         find({"PATH": f"{tmp_path}:/usr/bin:/bin"})
 
 
+def test_a_rootless_daemon_calls_us_root(tmp_path: Path) -> None:
+    client = tmp_path / "docker"
+    client.write_text(
+        "#!/bin/sh\necho unix:///run/user/1000/docker.sock name=seccomp name=rootless\n"
+    )
+    client.chmod(0o755)
+    assert find({"PATH": str(tmp_path)}).user == "0:0"
+
+
+def test_a_step_beside_that_is_no_container_is_said_to_run_here(docker: Docker) -> None:
+    pipeline = graph("counted")
+    (row,) = ignored(pipeline, prepare(pipeline, "auto", os.environ))
+    assert str(row) == f"Python components run in this environment, not in their image: {IMAGE}"
+    assert ignored(pipeline, prepare(pipeline, "always", os.environ)) == ()
+
+
 def test_always_without_docker_is_refused_with_its_fix(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="there is no docker command here") as caught:
         prepare(graph("python_inside"), "always", {"PATH": str(tmp_path)})

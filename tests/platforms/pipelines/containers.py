@@ -40,7 +40,7 @@ def look(file: str):
         'echo "cluster $CLUSTER_TOKEN"; echo "mode $MODE"; echo "other $OTHER"; '
         'echo "path $PATH"; '
         'if [ -e "$1" ]; then echo "file seen"; else echo "file unseen"; fi; '
-        "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>&1 || true",
+        "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null || true",
         file,
     )
 
