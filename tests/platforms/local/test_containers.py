@@ -301,7 +301,8 @@ def test_a_rootless_daemon_calls_us_root(tmp_path: Path) -> None:
         "#!/bin/sh\necho unix:///run/user/1000/docker.sock name=seccomp name=rootless\n"
     )
     client.chmod(0o755)
-    assert find({"PATH": str(tmp_path)}).user == "0:0"
+    found = find({"PATH": str(tmp_path)})
+    assert (found.rootless, found.user) == (True, "0:0")
 
 
 def test_a_step_beside_that_is_no_container_is_said_to_run_here(docker: Docker) -> None:
