@@ -17,9 +17,9 @@ import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 SCHEMA_VERSION = 1
 
@@ -104,11 +104,30 @@ class StepRecord(Record):
     error: str = ""
 
 
+class Ignored(Record):
+    """A wish that a platform does not honour: `what` happens instead, and `asked_by` whom (steps,
+    images, fields of the config)."""
+
+    what: str
+    asked_by: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.what}: {', '.join(self.asked_by)}" if self.asked_by else self.what
+
+
+def _as_row(value: Any) -> Any:
+    """Records used to hold sentences."""
+    return {"what": value} if isinstance(value, str) else value
+
+
+IgnoredRow = Annotated[Ignored, BeforeValidator(_as_row)]
+
+
 class RunRecord(Record):
     """`runs/<run_id>/run.json`: everything needed to show, resume, compare or reproduce a run.
 
     `spec` is the resolved configuration; `command` the words that reproduce it; `ignored` what this
-    platform does not honour, each as one sentence. `started_at` is UTC, ISO 8601."""
+    platform does not honour. `started_at` is UTC, ISO 8601."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
@@ -122,7 +141,7 @@ class RunRecord(Record):
     spec: Mapping[str, Any] = Field(default_factory=dict)
     arguments: Mapping[str, Any] = Field(default_factory=dict)
     steps: tuple[StepRecord, ...] = ()
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[IgnoredRow, ...] = ()
     error: str = ""
     versions: Mapping[str, str] = Field(default_factory=dict)
 
@@ -386,7 +405,8 @@ class StepSummary(Record):
 
 class RunSummary(Record):
     """The object that `rekindle run --json` ends with. `gate` and `model` are null where a pipeline
-    has neither; `earlier` names the runs of a backfill."""
+    has neither; `ignored` is what this machine did not honour; `earlier` names the runs of a
+    backfill."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
@@ -398,6 +418,7 @@ class RunSummary(Record):
     gate: GateSummary | None
     model: ModelSummary | None
     card: str
+    ignored: tuple[IgnoredRow, ...] = ()
     earlier: tuple[str, ...] = ()
 
 

@@ -17,7 +17,7 @@ import rekindle
 from rekindle.cli.preflight import preflight
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.records import GateSummary, ModelSummary, RunRecord, RunSummary, StepSummary
+from rekindle.records import GateSummary, Ignored, ModelSummary, RunRecord, RunSummary, StepSummary
 from rekindle.report.collect import Findings, collect
 from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
@@ -114,19 +114,22 @@ def execute(
     Raises RequestError before anything is written; StepError, PreemptedError or InterruptedRunError
     after the record and the card are."""
     from rekindle.platforms.local import execute as local
+    from rekindle.platforms.local.containers import prepare
 
     preflight(spec, options.home)
     spec = resolved(spec, options.home)
     _, graph = graph_of(spec)
-    home = options.home.resolve()
-    record = new_record(spec, local.ignored(graph) + _ignored(spec))
+    home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
+    containers = prepare(graph, here.containers, env, tuple(here.secrets))
+    record = new_record(spec, local.ignored(graph, containers) + _ignored(spec))
     try:
         return local.execute(
             graph,
             arguments_of(spec, graph, str(home)),
             home=home,
             record=record,
-            env=environment_of(spec),
+            env=env,
+            containers=containers,
             source_hash=source_hash(),
             fresh=options.fresh,
             from_step=options.from_step,
@@ -192,7 +195,7 @@ def _write_card(home: Path, run_id: str) -> None:
         render_index(home)
 
 
-def new_record(spec: Spec, ignored: tuple[str, ...]) -> RunRecord:
+def new_record(spec: Spec, ignored: tuple[Ignored, ...]) -> RunRecord:
     """The record of a run that is about to begin."""
     now = datetime.datetime.now(datetime.UTC)
     config, overrides = spec.origin
@@ -211,18 +214,20 @@ def new_record(spec: Spec, ignored: tuple[str, ...]) -> RunRecord:
     )
 
 
-def _ignored(spec: Spec) -> tuple[str, ...]:
+def _ignored(spec: Spec) -> tuple[Ignored, ...]:
     """What the spec asks of a platform that this machine does not give."""
     asked = spec.resources
     ranks = spec.platforms.local.ranks
     notes = []
     if asked.nodes > 1 or asked.gpus_per_node:
-        notes.append(
-            f"resources: {asked.nodes} node(s) with {asked.gpus_per_node} GPU(s) each; "
-            f"here {ranks} processes share this machine"
+        what = f"{ranks} processes share this machine"
+        fields = (
+            f"resources.nodes={asked.nodes}",
+            f"resources.gpus_per_node={asked.gpus_per_node}",
         )
+        notes.append(Ignored(what=what, asked_by=fields))
     if asked.spot:
-        notes.append("resources.spot: this machine is not reclaimed")
+        notes.append(Ignored(what="This machine is not taken away", asked_by=("resources.spot",)))
     return tuple(notes)
 
 
@@ -244,6 +249,7 @@ def summary(record: RunRecord, home: Path) -> RunSummary:
         gate=gate_of(found),
         model=model_of(found),
         card=str(home.resolve() / "runs" / record.run_id / "card.html"),
+        ignored=record.ignored,
     )
 
 

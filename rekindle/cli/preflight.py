@@ -32,6 +32,7 @@ def preflight(spec: Spec, home: Path) -> None:
         *_files(spec),
         *_task(spec),
         *_secrets(spec),
+        *_docker(spec),
         *_registry(spec),
         *_home(home),
     ]
@@ -133,6 +134,16 @@ def _secrets(spec: Spec) -> Iterator[Problem]:
                 f"platforms.local.secrets.{name}",
                 f"export {variable}=...",
             )
+
+
+def _docker(spec: Spec) -> Iterator[Problem]:
+    if spec.platforms.local.containers == "always":
+        from rekindle.platforms.local.docker import find
+
+        try:
+            find(os.environ)
+        except RequestError as error:
+            yield from error.problems
 
 
 def _registry(spec: Spec) -> Iterator[Problem]:

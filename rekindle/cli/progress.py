@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rekindle.records import RunRecord, StepRecord
+from rekindle.records import Ignored, RunRecord, StepRecord
 
 MARKS = {
     "pending": ("·", "dim"),
@@ -58,8 +59,8 @@ class Progress:
     def _started(self, record: RunRecord) -> None:
         """Say which run this is and what this machine ignores."""
         self.console.print(f"run [bold]{record.run_id}[/]", highlight=False)
-        for note in record.ignored:
-            self.console.print(Text(f"ignored here: {note}", style="yellow"))
+        if record.ignored:
+            self.console.print(ignored_table(record.ignored))
 
     def changed(self, record: RunRecord) -> None:
         """The run began, or a step changed state."""
@@ -101,6 +102,16 @@ class Progress:
         return self.record is not None and any(
             step.name == name and step.status == "running" for step in self.record.steps
         )
+
+
+def ignored_table(ignored: Sequence[Ignored]) -> Table:
+    """What this machine does not honour, and who asked for it."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", style="yellow")
+    table.add_column("ignored here", overflow="fold")
+    table.add_column("asked by", overflow="fold")
+    for row in ignored:
+        table.add_row(Text(row.what), Text(", ".join(row.asked_by) or "the pipeline"))
+    return table
 
 
 def step_table(record: RunRecord) -> Table:

@@ -76,11 +76,13 @@ def _import(fields: Fields) -> Import:
 
 
 def _container(fields: Fields) -> Container:
-    found = preamble.recognise([str(word) for word in fields.take("command", list, [])])
+    words = [str(word) for word in fields.take("command", list, [])]
+    found = preamble.recognise(words)
     args = [str(word) for word in fields.take("args", list, [])]
     container = Container(
         image=fields.take("image", str, ""),
         command=_arguments(list(found.command), fields.at("command")),
+        as_written=_arguments(words, fields.at("command")),
         args=_arguments(args, fields.at("args")),
         env=_env(fields),
         source=found.source,

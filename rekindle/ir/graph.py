@@ -185,7 +185,8 @@ class Container:
     """What a step executes. `source` holds the code of a lightweight Python component (its
     arguments are for `kfp.dsl.executor_main`) and `command` is then empty. `requirements` come from
     KFP's pip preamble, which is cut off: `runtime_requirements` are those that the SDK added for
-    itself, pip options stay in `pip_options`. A placeholder in `image` stays text."""
+    itself, pip options stay in `pip_options`. `as_written` is the command with all of that still in
+    it, for who starts the image itself. A placeholder in `image` stays text."""
 
     image: str
     command: tuple[Argument, ...] = ()
@@ -195,6 +196,7 @@ class Container:
     requirements: tuple[str, ...] = ()
     runtime_requirements: tuple[str, ...] = ()
     pip_options: tuple[str, ...] = ()
+    as_written: tuple[Argument, ...] = ()
     resources: Resources = Resources()
 
 

@@ -3,15 +3,20 @@ with its place in the IR before anything is sent or run, what it ignores is said
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rekindle.catalog.features import Carried, Feature, table
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.features import Use, uses
 from rekindle.ir.graph import Graph
+from rekindle.records import Ignored
 
 
-def admit(graph: Graph, platform: str) -> tuple[str, ...]:
-    """What `platform` ignores of the pipeline, a sentence each; UnsupportedError with everything
-    that it refuses."""
+def admit(
+    graph: Graph, platform: str, honoured: Collection[tuple[str, str]] = ()
+) -> tuple[Ignored, ...]:
+    """What `platform` ignores of the pipeline, but for features of nodes (by name and path) that
+    are `honoured` this time; UnsupportedError with everything that it refuses."""
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
     for use in uses(graph):
@@ -19,12 +24,12 @@ def admit(graph: Graph, platform: str) -> tuple[str, ...]:
         carried = row.on.get(platform, Carried("refused", "rekindle knows nothing of it"))
         if carried.verdict == "refused":
             refused.append(_refusal(use, row, platform, carried.how))
-        elif carried.verdict == "ignored":
+        elif carried.verdict == "ignored" and (use.feature, use.path) not in honoured:
             ignored.setdefault(carried.how, []).append(use.path)
     if refused:
         raise UnsupportedError(refused)
     return tuple(
-        f"{how}: {', '.join(dict.fromkeys(filter(None, paths)))}.".replace(": .", ".")
+        Ignored(what=how, asked_by=tuple(dict.fromkeys(filter(None, paths))))
         for how, paths in ignored.items()
     )
 

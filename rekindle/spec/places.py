@@ -42,6 +42,10 @@ class LocalSpec(Section):
 
     ranks: int = Field(2, ge=1, le=64)
     """Training processes."""
+    containers: Literal["never", "auto", "always"] = "auto"
+    """Which steps docker runs, each in its image. `auto`: containers with a command of their own,
+    where docker answers and has or gets the image; others, and those, run as processes here.
+    `always`: every step, or the run is refused. `never`: none."""
     secrets: dict[str, SecretReference] = Field(default_factory=dict)
     """Environment variables of the steps, by reference: `{HF_TOKEN: env:MY_TOKEN}`."""
 

@@ -25,6 +25,7 @@ _CHANGED = {
     "component": "its source changed",
     "outputs": "the types of its outputs changed",
     "rekindle": "rekindle's code changed",
+    "image": "the image it runs in changed",
     "cache key": "its cache key changed",
 }
 
@@ -87,9 +88,9 @@ class Entry:
     outputs: Values
 
 
-def identify(step: Step, inputs: Values, source_hash: str) -> Identity:
-    """The identity of `step` on `inputs`; a `cache_key` of the user's stands in for everything but
-    the outputs."""
+def identify(step: Step, inputs: Values, source_hash: str, image_id: str = "") -> Identity:
+    """The identity of `step` on `inputs`, in a container if there is an `image_id`; a `cache_key`
+    of the user's stands in for everything but the outputs."""
     container = step.container
     outputs = {
         "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
@@ -111,6 +112,8 @@ def identify(step: Step, inputs: Values, source_hash: str) -> Identity:
         component["nodes"] = step.distribution.nodes
         component["gpus per node"] = step.distribution.gpus_per_node
     facts = {"component": _hash(component), "outputs": _hash(outputs), "rekindle": source_hash}
+    if image_id:
+        facts["image"] = image_id
     facts |= {f"input {name}": _hash(value) for name, value in inputs.parameters.items()}
     facts |= {
         f"input {name}": _hash([_content(a) for a in given])

@@ -32,11 +32,12 @@ from rekindle.launch.steps import nursery_for
 from rekindle.platforms.admission import admit
 from rekindle.platforms.local import requirements
 from rekindle.platforms.local.cache import each
+from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
 from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
 from rekindle.platforms.local.store import Store, is_alive, owner
 from rekindle.platforms.local.walk import Leaf, Ready, Skipped, Walk, dependents
-from rekindle.records import RunRecord, StepRecord
+from rekindle.records import Ignored, RunRecord, StepRecord
 
 __all__ = ["execute", "ignored", "is_alive", "owner"]
 
@@ -55,6 +56,7 @@ def execute(
     from_step: str | None = None,
     max_parallel: int | None = None,
     imports: Sequence[str] = (),
+    containers: Containers = NO_CONTAINERS,
     on_change: Callable[[RunRecord], None] | None = None,
     on_event: Callable[[str, dict[str, Any]], None] | None = None,
     grace_seconds: float = GRACE_SECONDS,
@@ -63,6 +65,7 @@ def execute(
     `runs/<run_id>/run.json`.
 
     `imports` are modules that most steps import, beside KFP's executor: it is done once for all.
+    `containers` says which steps docker runs.
     `env` is the environment of the steps; `source_hash` stands for our own code in cache keys;
     `fresh` runs every step, `from_step` that one and all that depend on it. `on_change` sees the
     record whenever it changes, `on_event` the step and each event it emits; both are called in this
@@ -72,9 +75,9 @@ def execute(
     saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on SIGTERM when nothing
     was saved, after the steps had `grace_seconds` to end (a second Ctrl-C kills them).
     """
-    unheeded = ignored(graph)
+    unheeded = ignored(graph, containers)
     values = bind(graph, arguments)
-    requirements.check(graph)
+    requirements.check(step for step in graph.steps() if not containers.image_of(step))
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
     steps = tuple(_pending(leaf) for leaf in graph.leaves())
@@ -92,9 +95,10 @@ def execute(
             store.hold_run(record.run_id),
             nursery_for(env, imports) as nursery,
         ):
+            containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
             around = Surroundings(
                 store, record.run_id, graph.name, record.started_at or utc_now(), dict(env),
-                source_hash, grace_seconds, Control(), nursery,
+                source_hash, grace_seconds, Control(), nursery, containers,
             )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)
             return run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
@@ -106,16 +110,22 @@ def execute(
         ) from error
 
 
-def ignored(graph: Graph) -> tuple[str, ...]:
-    """What the pipeline asks for that this machine does not honour, a sentence each;
-    UnsupportedError for what it refuses."""
-    said = list(admit(graph, "local"))
-    if images := sorted({step.container.image for step in graph.steps() if step.container.image}):
-        said.append(
-            f"Images are not used, steps run in this Python environment: {', '.join(images)}."
-        )
+def ignored(graph: Graph, containers: Containers = NO_CONTAINERS) -> tuple[Ignored, ...]:
+    """What the pipeline asks for that this machine does not honour; UnsupportedError for what it
+    refuses."""
+    contained = {step.path for step in graph.steps() if containers.image_of(step)}
+    limited = {("cpu_and_memory", path) for path in contained}
+    said = [*admit(graph, "local", limited), *containers.left_out]
+    unused = {step.container.image for step in graph.steps() if step.path not in contained}
+    unused -= {"", *(image for row in containers.left_out for image in row.asked_by)}
+    if unused:
+        what = "Images are not used, steps run in this Python environment"
+        if containers is not NO_CONTAINERS:
+            what = "Python components run in this environment, not in their image"
+        said.append(Ignored(what=what, asked_by=tuple(sorted(unused))))
     if graph.pipeline_root:
-        said.append(f"The pipeline root is not used, artifacts stay here: {graph.pipeline_root}.")
+        what = "The pipeline root is not used, artifacts stay here"
+        said.append(Ignored(what=what, asked_by=(graph.pipeline_root,)))
     return tuple(said)
 
 

@@ -4,18 +4,19 @@ installs anything."""
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from importlib import metadata
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from rekindle.errors import Problem, RequestError
-from rekindle.ir.graph import Graph
+from rekindle.ir.graph import Step
 
 
-def check(graph: Graph) -> None:
+def check(steps: Iterable[Step]) -> None:
     """RequestError that names, per step, what is missing and the command that would install it."""
     problems = []
-    for step in graph.steps():
+    for step in steps:
         container = step.container
         missing = [text for text in container.requirements if not satisfied(text)]
         missing += [text for text in container.runtime_requirements if not _runtime_satisfied(text)]

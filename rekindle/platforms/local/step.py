@@ -23,7 +23,9 @@ from rekindle.launch.nursery import Nursery
 from rekindle.launch.shim import PREEMPTED
 from rekindle.platforms.local import cache, nodes
 from rekindle.platforms.local.cache import NOTHING, Identity, Stored, Values
+from rekindle.platforms.local.containers import Containers
 from rekindle.platforms.local.content import describe, local_path
+from rekindle.platforms.local.docker import HOME_LABEL, RUN_LABEL
 from rekindle.platforms.local.log import Log
 from rekindle.platforms.local.process import Control, Ended, run_shim
 from rekindle.platforms.local.store import Store, slug
@@ -43,6 +45,7 @@ class Surroundings:
     grace_seconds: float
     control: Control
     nursery: Nursery | None
+    containers: Containers
 
     def facts(self, node: AnyNode) -> dict[str, str]:
         """The values of `{{$.pipeline_job_name}}` and its like."""
@@ -138,7 +141,8 @@ def _import(job: Job, node: Importer) -> Outcome:
 
 def _perform(job: Job, step: Step) -> Outcome:
     store = job.around.store
-    identity = cache.identify(step, job.inputs, job.around.source_hash)
+    image_id = job.around.containers.image_of(step)
+    identity = cache.identify(step, job.inputs, job.around.source_hash, image_id)
     if not step.cache:
         return _run(job, step, identity, "caching is off for this step", keep=False)
     if job.forced:
@@ -216,10 +220,14 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[str, Ended, 
         task = _task(job, step, work, outputs)
         if node:  # only node rank 0 has any
             task["outputs"] = {"parameters": {}, "artifacts": {}}
+        contained = around.containers.image_of(step)
+        if contained:
+            labels = {HOME_LABEL: str(around.store.home), RUN_LABEL: around.run_id}
+            task = around.containers.contained(task, step, outputs, labels)
         return run_shim(
             task, work, log, {**around.env, **more}, control,
             job.event if node == 0 else lambda event: None,
-            step.time_limit_seconds, around.grace_seconds, around.nursery,
+            step.time_limit_seconds, around.grace_seconds, None if contained else around.nursery,
         )  # fmt: skip
 
     if wanted is None:

@@ -86,6 +86,6 @@ def test_what_only_a_cluster_has_is_refused_all_at_once_before_anything_runs(hom
 
 def test_secrets_of_a_cluster_are_named_before_the_run() -> None:
     said = ignored(graph("knows_a_secret"))
-    assert said[0] == (
-        "Secrets of a cluster are not read, the variables come from this environment: count."
+    assert str(said[0]) == (
+        "Secrets of a cluster are not read, the variables come from this environment: count"
     )

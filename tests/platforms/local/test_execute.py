@@ -11,7 +11,7 @@ import pytest
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.platforms.local.execute import ignored, is_alive
 from rekindle.platforms.local.results import outputs
-from rekindle.records import RunRecord
+from rekindle.records import Ignored, RunRecord
 from tests.platforms.local.runs import graph, run, stored
 
 
@@ -234,9 +234,12 @@ def test_not_a_number_travels_and_opens_no_gate(home: Path) -> None:
 
 def test_what_this_machine_does_not_honour_is_said() -> None:
     assert ignored(graph("accelerated")) == (
-        "CPU and memory limits are not enforced: kill-itself.",
-        "Accelerators are not provided: kill-itself.",
-        "Images are not used, steps run in this Python environment: python:3.11.",
+        Ignored(what="CPU and memory limits are not enforced", asked_by=("kill-itself",)),
+        Ignored(what="Accelerators are not provided", asked_by=("kill-itself",)),
+        Ignored(
+            what="Images are not used, steps run in this Python environment",
+            asked_by=("python:3.11",),
+        ),
     )
 
 
