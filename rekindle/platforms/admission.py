@@ -13,16 +13,20 @@ from rekindle.records import Ignored
 
 
 def admit(
-    graph: Graph, platform: str, honoured: Collection[tuple[str, str]] = ()
+    graph: Graph,
+    platform: str,
+    honoured: Collection[tuple[str, str]] = (),
+    unproven: Collection[str] = (),
 ) -> tuple[Ignored, ...]:
     """What `platform` ignores of the pipeline, but for features of nodes (by name and path) that
-    are `honoured` this time; UnsupportedError with everything that it refuses."""
+    are `honoured` this time; UnsupportedError with everything that it refuses, but for features
+    that somebody wants to try although they are `unproven`."""
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
     for use in uses(graph):
         row = table().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
         carried = row.on.get(platform, Carried("refused", "rekindle knows nothing of it"))
-        if carried.verdict == "refused":
+        if carried.verdict == "refused" and use.feature not in unproven:
             refused.append(_refusal(use, row, platform, carried.how))
         elif carried.verdict == "ignored" and (use.feature, use.path) not in honoured:
             ignored.setdefault(carried.how, []).append(use.path)

@@ -93,6 +93,8 @@ class Pipelines:
         names = [step["Name"] for step in _every(definition["Steps"])]
         assert len(set(names)) == len(names), "two steps of one name"
         run.steps(definition["Steps"])
+        if run.failures:
+            raise run.failures[0]
         return run.execution
 
 
@@ -119,33 +121,49 @@ class _Run:
     def __init__(self, service: Pipelines, execution: Execution, values: dict[str, Any]) -> None:
         self.service, self.execution, self.values = service, execution, values
         self.ended: set[str] = set()
+        self.failures: list[Failed] = []
+        self.broken: set[str] = set()  # failed, or never begun because something before did
 
     def steps(self, steps: list[dict[str, Any]]) -> None:
-        """Run what is ready until all are done."""
+        """Run what is ready until all are done; what is behind a failure does not begin, unless it
+        waits for any end."""
         waiting = list(steps)
         while waiting:
-            ready = [step for step in waiting if self.needs(step) <= self.ended]
+            ready = [step for step in waiting if self.needs(step) <= self.ended | self.broken]
             if not ready:
                 raise Failed(f"these wait for ever: {[step['Name'] for step in waiting]}")
             step = ready[0]
             waiting.remove(step)
-            if step["Type"] == "Condition":
-                self.condition(step)
-            elif step["Type"] in ("Processing", "Training"):
-                self.job(step)
-            elif step["Type"] == "RegisterModel":
-                self.register(step)
-            else:
-                raise Failed(f"unknown type {step['Type']}")
-            self.ended.add(step["Name"])
+            if self.needs(step, at_any_end=False) & self.broken:
+                self.broken.add(step["Name"])
+                continue
+            try:
+                self.step(step)
+                self.ended.add(step["Name"])
+            except Failed as failure:
+                self.failures.append(failure)
+                self.broken.add(step["Name"])
 
-    def needs(self, step: dict[str, Any]) -> set[str]:
+    def step(self, step: dict[str, Any]) -> None:
+        run = {
+            "Condition": self.condition, "Processing": self.job, "Training": self.job,
+            "RegisterModel": self.register,
+        }  # fmt: skip
+        assert step["Type"] in run, step["Type"]
+        run[step["Type"]](step)
+
+    def needs(self, step: dict[str, Any], at_any_end: bool = True) -> set[str]:
         """The steps that have to be done before: named by DependsOn, or read."""
+        waits = step.get("DependsOn", [])
+        named = {wait for wait in waits if isinstance(wait, str)}
+        if at_any_end:
+            named |= {wait["Step"] for wait in waits if isinstance(wait, dict)}
+            assert all(w["Trigger"] == "Any" for w in waits if isinstance(w, dict))
         shallow = dict(step)
         if step["Type"] == "Condition":
             shallow["Arguments"] = {"Conditions": step["Arguments"]["Conditions"]}
         text = json.dumps(shallow)
-        return {*step.get("DependsOn", []), *re.findall(r"Steps\.([\w-]+)\.", text)}
+        return {*named, *re.findall(r"Steps\.([\w-]+)\.", text)}
 
     def condition(self, step: dict[str, Any]) -> None:
         arguments = step["Arguments"]

@@ -57,7 +57,7 @@ def compile(
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it.
     """
-    admit(graph, "sagemaker")
+    admit(graph, "sagemaker", unproven=place.unproven)
     if problems := list(_of_place(graph, place)):
         raise SpecError(problems)
     compiler = _Compiler(graph, bind(graph, arguments), place)
@@ -250,7 +250,8 @@ class _Compiler:
         read = {s.path for s in read_by(flat) if isinstance(s, Output)}  # waited for anyway
         after = [p for p in flat.after if p not in read and isinstance(self.flat[p].step, Step)]
         if waits := sorted({self._end_of(path, flat) for path in after}):
-            found["DependsOn"] = waits
+            # a step of an exit handler runs however they ended
+            found["DependsOn"] = [_at_any_end(wait) for wait in waits] if step.always else waits
         if step.cache:
             found["CacheConfig"] = {"Enabled": True, "ExpireAfter": _EXPIRES}
         if policies := _retries(step):
@@ -318,6 +319,11 @@ def _data_of(uri: dict[str, Any]) -> dict[str, Any]:
     if "Std:Join" in uri:
         return joined(*uri["Std:Join"]["Values"], "data/")
     return joined(uri, "data/")
+
+
+def _at_any_end(step: str) -> dict[str, str]:
+    """To wait for a step whether it succeeds or fails; new in the service, and proven by nobody."""
+    return {"Step": step, "Trigger": "Any"}
 
 
 def _is_fixed(value: Any, kind: str) -> bool:

@@ -416,6 +416,15 @@ def watched(folder: str, text: str = "good"):
 
 
 @dsl.pipeline
+def cleaned_up(folder: str, text: str = "good"):
+    """An exit task that asks nothing of how it went."""
+    end = count(folder=folder, name="cleaned")
+    with dsl.ExitHandler(end):
+        first = fail_if(text=text, bad="bad")
+        count(folder=folder, name="second").after(first)
+
+
+@dsl.pipeline
 def tolerant(folder: str, text: str = "bad"):
     """`count` runs although what it follows failed, and so does what follows `count`."""
     first = fail_if(text=text, bad="bad").set_caching_options(False)

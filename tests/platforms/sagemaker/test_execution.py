@@ -19,7 +19,7 @@ from tests.platforms.sagemaker.test_compile import pipeline as two_steps
 from tests.servers.sagemaker import Execution, Pipelines
 from tests.servers.sagemaker_container import Failed
 
-SAME = module("same")
+SAME, BEHAVIOUR = module("same"), module("behaviour")
 CASES = [
     "one step", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
     "artifacts and metadata", "metrics", "output paths", "input path", "defaults", "integers",
@@ -123,3 +123,22 @@ def test_diff_names_exactly_the_steps_that_run_again(service: Pipelines, submitt
     unchanged = units(compiled(pipeline, arguments).files)
     assert all(job.cached for job in service.execute(submitted(pipeline, arguments)).jobs.values())
     assert {verdict.again for verdict in compare(unchanged, unchanged)} == {"no"}
+
+
+@pytest.mark.parametrize("text", ["good", "bad"])
+def test_an_exit_handler_runs_however_it_ended_for_who_wants_to_try_it(
+    text: str, service: Pipelines, submitted: Submit, tmp_path: Path
+) -> None:
+    definition = submitted(
+        BEHAVIOUR.cleaned_up, {"folder": str(tmp_path), "text": text}, unproven=("exit_handlers",)
+    )
+    last = definition["Steps"][-1]
+    assert last["Name"] == "count"
+    assert last["DependsOn"][0]["Trigger"] == "Any"
+    if text == "bad":
+        with pytest.raises(Failed, match="ValueError"):
+            service.execute(definition)
+    else:
+        service.execute(definition)
+    assert (tmp_path / "cleaned").exists()
+    assert (tmp_path / "second").exists() == (text == "good")
