@@ -20,6 +20,7 @@ from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir import condition as conditions
 from rekindle.ir.bindings import check_dag, check_references, read_bindings, read_results
 from rekindle.ir.containers import Import, read_executor
+from rekindle.ir.documents import documents
 from rekindle.ir.fields import Fields, Refusals, malformed
 from rekindle.ir.graph import (
     AnyNode,
@@ -65,16 +66,13 @@ def read(text: str) -> Graph:
 
 
 def _documents(text: str) -> tuple[Any, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        documents = [d for d in yaml.load_all(text, loader) if d is not None]
+        found = documents(text)
     except yaml.YAMLError as error:
         raise RequestError(f"this is neither YAML nor JSON: {error}") from error
-    if not 1 <= len(documents) <= 2:
-        raise RequestError(
-            f"a compiled pipeline has one document or two; here are {len(documents)}"
-        )
-    return documents[0], documents[1] if len(documents) == 2 else {}
+    if not 1 <= len(found) <= 2:
+        raise RequestError(f"a compiled pipeline has one document or two; here are {len(found)}")
+    return found[0], found[1] if len(found) == 2 else {}
 
 
 def _unwrap(document: Any, refusals: Refusals) -> Any:
@@ -112,7 +110,7 @@ class _Reader:
         if not self.top.has("root"):
             raise malformed(None, "a mapping", "root")
         root = self.top.fields("root")
-        inputs, outputs = self.ports(root)
+        inputs, outputs = self.ports(root, at_root=True)
         graph = Graph(
             name=info.take("name", str, "") or info.take("displayName", str, "pipeline"),
             inputs=inputs,
@@ -127,12 +125,13 @@ class _Reader:
             fields.close()
         return graph
 
-    def ports(self, component: Fields) -> tuple[Ports, Ports]:
-        """Inputs and outputs of a component."""
+    def ports(self, component: Fields, at_root: bool = False) -> tuple[Ports, Ports]:
+        """Inputs and outputs of a component; `at_root` of the pipeline itself, whose defaults are
+        arguments of a run."""
         ports = []
         for side in ("inputDefinitions", "outputDefinitions"):
             definitions = component.fields(side)
-            parameters = [_parameter(n, f) for n, f in definitions.each("parameters")]
+            parameters = [_parameter(n, f, at_root) for n, f in definitions.each("parameters")]
             artifacts = [_artifact(n, f) for n, f in definitions.each("artifacts")]
             definitions.close()
             ports.append(
@@ -253,7 +252,7 @@ def _setting(fields: Fields, name: str) -> tuple[Setting, ...]:
     return (Setting(name, fields.any(name), fields.at(name)),) if there else ()
 
 
-def _parameter(name: str, fields: Fields) -> Parameter | None:
+def _parameter(name: str, fields: Fields, at_root: bool) -> Parameter | None:
     kind = fields.take("parameterType", str, "")
     default, literals = fields.any("defaultValue"), fields.take("literals", list, [])
     optional, description = (
@@ -272,7 +271,8 @@ def _parameter(name: str, fields: Fields) -> Parameter | None:
         raise RequestError(
             f"the default of `{name}`: {error}", where=fields.at("defaultValue")
         ) from error
-    return Parameter(name, type_, optional, values[0], tuple(values[1:]), description)
+    default = values[0] if at_root else parse_value(values[0], fields.at("defaultValue"))
+    return Parameter(name, type_, optional, default, tuple(values[1:]), description)
 
 
 def _artifact(name: str, fields: Fields) -> Artifact:

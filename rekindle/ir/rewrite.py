@@ -7,9 +7,8 @@ import copy
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from rekindle.ir.distribution import PLATFORM
+from rekindle.ir.documents import documents
 from rekindle.ir.graph import Graph, Step
 
 OWN_IMAGES = "rekindle/"
@@ -22,8 +21,7 @@ def rewritten(
 
     `arguments` become the defaults of the pipeline's parameters; `image` stands in for the images
     whose repository begins with `rekindle/`."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    spec, *settings = [d for d in yaml.load_all(ir_text, loader) if d is not None]
+    spec, *settings = documents(ir_text)
     spec = spec.get("pipelineSpec", spec)
     parameters = spec["root"].get("inputDefinitions", {}).get("parameters", {})
     for name, value in arguments.items():

@@ -24,6 +24,7 @@ from rekindle.ir.graph import (
 )
 from rekindle.ir.placeholders import Reference
 from rekindle.ir.read import read
+from rekindle.ir.rewrite import rewritten
 
 
 def executor(**container: Any) -> dict[str, Any]:
@@ -88,6 +89,20 @@ def test_a_small_pipeline_reads_as_it_is() -> None:
     assert b.upstream == ("a",)
     assert (a.cache, b.cache) == (True, False)
     assert a.timeout_seconds is None
+
+
+def test_json_is_read_as_json_and_not_as_yaml() -> None:
+    spec = minimal()
+    spec["components"]["comp-a"]["inputDefinitions"]["parameters"]["x"] = {
+        "parameterType": "NUMBER_DOUBLE", "defaultValue": 1e-7, "isOptional": True,
+    }  # fmt: skip
+    spec["pipelineInfo"]["description"] = "an emoji: \U0001f600"
+    text = json.dumps(spec, indent="\t")
+    assert r"\ud83d\ude00" in text
+    graph = read(text)
+    assert graph.description == "an emoji: \U0001f600"
+    assert graph.dag.nodes["a"].inputs.parameters["x"].default == 1e-7
+    assert rewritten(text, {}, None)[0] == spec
 
 
 def test_json_and_a_vertex_job_read_the_same() -> None:

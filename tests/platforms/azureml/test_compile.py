@@ -26,13 +26,13 @@ from tests.servers.azureml import Failed, Workspace
 SAME, BEHAVIOUR = module("same"), module("behaviour")
 IMAGE = "lake.azurecr.io/train@sha256:" + "0" * 64
 CASES = [
-    "one step", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
+    "one step", "names that are ours elsewhere", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
     "artifacts and metadata", "metrics", "output paths", "input path", "defaults", "integers",
     "nested pipelines", "environment", "loop over constants", "loop over structs", "list of artifacts",
     "nested loops with the item of the outer one", "loop over nested pipelines",
     "artifact as a return value", "branch on a number: if", "branch on a number: elif",
     "branch on a number: else", "branch on a bool: if", "branch on a bool: else", "branch on text",
-    "branch on text, not taken", "branch on a share", "branches inside a nested pipeline",
+    "branch on text, not taken", "branch on formatted text", "branch on a share", "branches inside a nested pipeline",
     "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
 ]  # fmt: skip
 
