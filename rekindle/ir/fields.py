@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from rekindle.errors import Problem, RequestError, UnsupportedError
 
 T = TypeVar("T")
-_NAME = re.compile(r"\w[\w .()-]*")
+NAME = re.compile(r"\w[\w .()-]*")
 ELSEWHERE = "run it on Kubeflow Pipelines, or take it out of the pipeline"
 
 
@@ -71,7 +71,7 @@ class Fields:
         no slashes, no leading dots."""
         group = self.fields(key)
         for name in group.data:
-            if not _NAME.fullmatch(str(name)):
+            if not NAME.fullmatch(str(name)):
                 raise malformed(name, "a plain name", group.where)
             yield str(name), group.fields(name)
 

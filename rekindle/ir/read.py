@@ -11,6 +11,7 @@ and the KFP compiler's output, ../shared/facts/kfp.md §2.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
@@ -21,7 +22,7 @@ from rekindle.ir import condition as conditions
 from rekindle.ir.bindings import check_dag, check_references, read_bindings, read_results
 from rekindle.ir.containers import Import, read_executor
 from rekindle.ir.documents import documents
-from rekindle.ir.fields import Fields, Refusals, malformed
+from rekindle.ir.fields import NAME, Fields, Refusals, malformed
 from rekindle.ir.graph import (
     AnyNode,
     Artifact,
@@ -39,6 +40,7 @@ from rekindle.ir.graph import (
     Step,
     SubDag,
 )
+from rekindle.ir.job import unwrap
 from rekindle.ir.placeholders import parse_value
 from rekindle.ir.settings import Wishes, read_platforms
 from rekindle.ir.values import from_ir, integral
@@ -58,7 +60,8 @@ def read(text: str) -> Graph:
     refusals = Refusals()
     try:
         wishes, settings = read_platforms(platform, refusals)
-        graph = _Reader(_unwrap(spec, refusals), wishes, refusals).graph(settings)
+        job = unwrap(spec, refusals)
+        graph = job.applied(_Reader(job.pipeline, wishes, refusals).graph(settings))
     except UnsupportedError as error:
         raise UnsupportedError([*refusals.problems, *error.problems]) from error
     refusals.raise_if_any()
@@ -73,18 +76,6 @@ def _documents(text: str) -> tuple[Any, Any]:
     if not 1 <= len(found) <= 2:
         raise RequestError(f"a compiled pipeline has one document or two; here are {len(found)}")
     return found[0], found[1] if len(found) == 2 else {}
-
-
-def _unwrap(document: Any, refusals: Refusals) -> Any:
-    """The pipeline inside a PipelineJob of Vertex AI; any other document as it is."""
-    if not isinstance(document, dict) or "pipelineSpec" not in document:
-        return document
-    job = Fields(document, "", refusals)
-    job.take("displayName", str, "")
-    job.refuse("runtimeConfig", "the arguments of a Vertex AI job", "give them to the run instead")
-    spec = job.any("pipelineSpec")
-    job.close()
-    return spec
 
 
 class _Reader:
@@ -112,7 +103,7 @@ class _Reader:
         root = self.top.fields("root")
         inputs, outputs = self.ports(root, at_root=True)
         graph = Graph(
-            name=info.take("name", str, "") or info.take("displayName", str, "pipeline"),
+            name=_name(info),
             inputs=inputs,
             outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
@@ -120,7 +111,6 @@ class _Reader:
             pipeline_root=self.top.take("defaultPipelineRoot", str, ""),
             settings=settings,
         )
-        info.take("displayName", str, "")
         for fields in (root, info, self.top):
             fields.close()
         return graph
@@ -245,6 +235,14 @@ class _Reader:
             if problems := node.distribution.problems(names, node.where):
                 raise RequestError(problems)
         return node
+
+
+def _name(info: Fields) -> str:
+    """What the pipeline is called: files and folders are, too, so it is a plain name."""
+    name, shown = info.take("name", str, ""), info.take("displayName", str, "")
+    if name and not NAME.fullmatch(name):
+        raise malformed(name, "a plain name", info.at("name"))
+    return name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline"
 
 
 def _setting(fields: Fields, name: str) -> tuple[Setting, ...]:
