@@ -64,7 +64,8 @@ class Fields:
     def fields(self, key: str) -> Fields:
         """The mapping under `key`, empty where it is absent."""
         self.taken.add(key)
-        return Fields(self.data.get(key) or {}, self.at(key), self.refusals)
+        value = self.data.get(key)
+        return Fields({} if value is None else value, self.at(key), self.refusals)
 
     def each(self, key: str) -> Iterator[tuple[str, Fields]]:
         """Name and mapping of everything under `key`, in the order of the IR. Names become folders:

@@ -35,12 +35,18 @@ def gpu_kind(accelerator: str) -> str:
 
 
 def gpus_of(step: Step) -> tuple[str, int]:
-    """The kind of GPU that each machine of the step shall have ("" = any), and how many."""
+    """The kind of GPU that each machine of the step shall have ("" = any), and how many;
+    UnsupportedError where that is no number."""
     asked, wanted = step.container.resources, step.distribution
     if wanted is not None and wanted.gpus_per_node:
         return gpu_kind(wanted.accelerator), wanted.gpus_per_node
     if not asked.accelerator_type:
         return "", 0
+    if not re.fullmatch(r"\d*", asked.accelerator_count):
+        raise UnsupportedError(
+            f"`{step.path}` asks for {asked.accelerator_count!r} accelerators",
+            where=step.where, fix="write a whole number",
+        )  # fmt: skip
     return gpu_kind(asked.accelerator_type), int(asked.accelerator_count or 1)
 
 

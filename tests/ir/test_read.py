@@ -468,3 +468,39 @@ def test_a_component_that_holds_itself_is_no_pipeline() -> None:
     }
     with pytest.raises(RequestError, match="comp-inner"):
         read(yaml.safe_dump(spec))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        ({"exec-a": None}, "deploymentSpec.executors.exec-a"),
+        ({"exec-a": []}, "deploymentSpec.executors.exec-a"),
+        ({"exec-a": {"container": ""}}, "deploymentSpec.executors.exec-a.container"),
+    ],
+)
+def test_an_executor_of_nothing_is_refused_with_its_place(
+    wrong: dict[str, Any], where: str
+) -> None:
+    spec = minimal()
+    spec["deploymentSpec"]["executors"] |= wrong
+    with pytest.raises(RequestError, match="stands where") as caught:
+        read(json.dumps(spec))
+    assert caught.value.problems[0].where == where
+
+
+def test_an_output_that_no_step_gives_is_refused_with_its_place() -> None:
+    spec = minimal()
+    outputs = {"parameters": {"best": {"parameterType": "NUMBER_INTEGER"}}}
+    spec["root"]["outputDefinitions"] = outputs
+    with pytest.raises(RequestError, match="the output of a step belongs") as caught:
+        read(json.dumps(spec))
+    assert caught.value.problems[0].where == "root.dag.outputs.parameters.best"
+
+
+@pytest.mark.parametrize("seconds", [[], "soon", -1])
+def test_a_timeout_that_is_no_number_is_refused_with_its_place(seconds: Any) -> None:
+    executors = {"executors": {"exec-a": {"activeDeadlineSeconds": seconds}}}
+    platform = {"platforms": {"kubernetes": {"deploymentSpec": executors}}}
+    with pytest.raises(RequestError, match="a number of seconds belongs") as caught:
+        read(yaml.safe_dump_all([minimal(), platform]))
+    assert caught.value.problems[0].where.endswith("exec-a.activeDeadlineSeconds")
