@@ -144,8 +144,11 @@ def check_dag(dag: Dag, where: str, inputs: Ports, outputs: Ports) -> None:
         _check_node(dag, node, inputs)
     for kind in ("parameters", "artifacts"):
         for name in getattr(outputs, kind):
-            for source in getattr(dag, kind).get(name, ()):
-                _check_source(dag, source, kind, f"{where}.outputs.{kind}.{name}")
+            place = f"{where}.outputs.{kind}.{name}"
+            if not (sources := getattr(dag, kind).get(name)):
+                raise malformed(None, "the output of a step", place)
+            for source in sources:
+                _check_source(dag, source, kind, place)
     try:
         dag.ordered()
     except ValueError as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.ir import preamble
-from rekindle.ir.fields import Fields
+from rekindle.ir.fields import Fields, malformed
 from rekindle.ir.graph import Container, Resources
 from rekindle.ir.placeholders import (
     Argument,
@@ -50,6 +50,8 @@ def read_executor(executor: Fields) -> Container | Import | None:
         executor.refuse(kind, f"`{kind}` is not supported: {_OTHER_KINDS[kind]}")
     if other:
         return None
+    if not executor.has("importer") and not executor.has("container"):
+        raise malformed(None, "a container or an importer", executor.where)
     found = (
         _import(executor.fields("importer"))
         if executor.has("importer")

@@ -8,12 +8,14 @@ carries the feature natively, whether rekindle emulates it there, or why it is r
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 
 from rekindle.ir.graph import (
     AnyNode,
     Artifact,
     FinalStatus,
+    Formatted,
     FromInput,
     FromTask,
     Graph,
@@ -25,7 +27,7 @@ from rekindle.ir.graph import (
     Step,
     SubDag,
 )
-from rekindle.ir.placeholders import PLATFORM_FACTS, references, templates
+from rekindle.ir.placeholders import PLATFORM_FACTS, Argument, references, templates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Use:
 def uses(graph: Graph) -> tuple[Use, ...]:
     """Everything that the pipeline uses, each once, in the order of its nodes."""
     found = [Use(_named(s), "", s.where) for s in graph.settings]
+    for name, parameter in graph.inputs.parameters.items():
+        where = f"root.inputDefinitions.parameters.{name}.defaultValue"
+        facts = (f for f in PLATFORM_FACTS if f"{{{{$.{f}}}}}" in str(parameter.default))
+        found += [Use(_of_fact(fact), "", where) for fact in facts]
     if any(not artifact.optional for artifact in graph.inputs.artifacts.values()):
         found.append(Use("artifact_arguments", "", "root.inputDefinitions.artifacts"))
     for node in graph.nodes():
@@ -84,8 +90,30 @@ def _of_any(node: Node) -> Iterator[tuple[str, str]]:
         yield "struct_elements", f"{node.where}.inputs"
     if _lists([*node.inputs.artifacts.values(), *node.outputs.artifacts.values()]):
         yield "artifact_lists", node.where
+    yield from ((_of_fact(fact), f"{node.where}.inputs") for fact in _facts(_written(node)))
     if _task_config(node.inputs.parameters.values()):
         yield "task_config", f"{node.where}.inputs"
+
+
+def _written(node: Node) -> Iterator[Argument]:
+    """Templates in what the node's inputs are when nobody gives them at run time."""
+    for name, parameter in node.inputs.parameters.items():
+        if name not in node.parameters:
+            yield from templates(parameter.default)
+    for binding in node.parameters.values():
+        if isinstance(binding, Formatted):
+            yield from templates(binding.value)
+
+
+def _facts(arguments: Iterable[Argument]) -> Iterator[str]:
+    """Facts of the run that only some platforms have, as far as `arguments` ask for them."""
+    for path in (path for argument in arguments for path in references(argument)):
+        if path[0] == "run" and path[1] in PLATFORM_FACTS:
+            yield path[1]
+
+
+def _of_fact(fact: str) -> str:
+    return "workspace" if fact == "workspace_path" else "vertex_facts"
 
 
 def _lists(artifacts: Iterable[Artifact]) -> bool:
@@ -147,9 +175,7 @@ def _of_container(step: Step) -> Iterator[str]:
         yield "images_at_run_time"
     yield from _of_resources(container.resources)
     arguments = (*container.command, *container.args, *container.env.values())
-    for path in (path for argument in arguments for path in references(argument)):
-        if path[0] == "run" and path[1] in PLATFORM_FACTS:
-            yield "workspace" if path[1] == "workspace_path" else "vertex_facts"
+    yield from map(_of_fact, _facts(arguments))
 
 
 def _of_resources(resources: Resources) -> Iterator[str]:
@@ -157,10 +183,19 @@ def _of_resources(resources: Resources) -> Iterator[str]:
     if cpu or resources.memory_limit or resources.memory_request:
         yield "cpu_and_memory"
     if resources.accelerator_type:
-        yield "cluster_accelerators" if "/" in resources.accelerator_type else "accelerators"
+        yield _of_accelerator(resources.accelerator_type)
     if resources.at_run_time:
         yield "resources_at_run_time"
 
+
+def _of_accelerator(name: str) -> str:
+    if name == "nvidia.com/gpu":
+        return "cluster_accelerators"
+    return "other_accelerators" if _OTHER_ACCELERATORS.search(name) else "accelerators"
+
+
+# AMD, TPUs, slices of a GPU, and GPUs that the clouds have given up
+_OTHER_ACCELERATORS = re.compile(r"/|tpu|(?:^|[-_])(?:k80|p100|p4)$", re.IGNORECASE)
 
 # KFP's own names are kept where they say enough
 _NAMES = {"taskConfigPassthroughs": "task_config"}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from rekindle.errors import Problem, RequestError, UnsupportedError
 
 T = TypeVar("T")
-_NAME = re.compile(r"\w[\w .()-]*")
+NAME = re.compile(r"\w[\w .()-]*")
 ELSEWHERE = "run it on Kubeflow Pipelines, or take it out of the pipeline"
 
 
@@ -64,14 +64,15 @@ class Fields:
     def fields(self, key: str) -> Fields:
         """The mapping under `key`, empty where it is absent."""
         self.taken.add(key)
-        return Fields(self.data.get(key) or {}, self.at(key), self.refusals)
+        value = self.data.get(key)
+        return Fields({} if value is None else value, self.at(key), self.refusals)
 
     def each(self, key: str) -> Iterator[tuple[str, Fields]]:
         """Name and mapping of everything under `key`, in the order of the IR. Names become folders:
         no slashes, no leading dots."""
         group = self.fields(key)
         for name in group.data:
-            if not _NAME.fullmatch(str(name)):
+            if not NAME.fullmatch(str(name)):
                 raise malformed(name, "a plain name", group.where)
             yield str(name), group.fields(name)
 

@@ -191,19 +191,21 @@ class _Flattening:
 
     def inputs(self, node: AnyNode, scope: _Scope, ended: Mapping[str, _Scope]) -> _Scope:
         """What the node's inputs stand for; one without a value or default is left out."""
-        parameters: dict[str, Source] = {
-            name: Constant(p.default)
-            for name, p in node.inputs.parameters.items()
-            if p.default is not None
+        defaults = {
+            n: p.default for n, p in node.inputs.parameters.items() if p.default is not None
         }
+        parameters: dict[str, Source] = {n: Constant(value) for n, value in defaults.items()}
         for name, binding in node.parameters.items():
             source = self.parameter(node, binding, scope, ended)
             if source is not None:
                 parameters[name] = source
-        for name, binding in node.parameters.items():
-            if isinstance(binding, Formatted):
-                others = {n: s for n, s in parameters.items() if n != name}
-                parameters[name] = Text(binding.value, others)
+        texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, Formatted)}
+        for name, source in parameters.items():
+            if name not in texts and isinstance(source, Constant) and has_templates(source.value):
+                texts[name] = source.value
+        for name, value in texts.items():
+            others = {n: s for n, s in parameters.items() if n != name and n not in texts}
+            parameters[name] = Text(value, others)
         artifacts = {}
         for name, place in node.artifacts.items():
             found = (

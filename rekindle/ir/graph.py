@@ -30,7 +30,8 @@ ParameterType = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A value passed by content. A default of None is no default: the IR cannot say otherwise."""
+    """A value passed by content. A default of None is no default: the IR cannot say otherwise. In
+    the default of a component, text with placeholders is a `Template`."""
 
     name: str
     type: ParameterType

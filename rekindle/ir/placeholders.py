@@ -41,6 +41,7 @@ PLATFORM_FACTS = (
     "pipeline_service_account",
     "pipeline_network",
     "pipeline_encryption_key_name",
+    "json_escape[1]",  # ExecutorInput inside a text that is JSON itself
     "workspace_path",
 )
 _FIELDS = {

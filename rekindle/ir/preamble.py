@@ -27,14 +27,27 @@ _EXECUTE = re.compile(
         --component_module_path\s+"\$program_path/ephemeral_component\.py"\s+"\$@"\s*""",
     re.VERBOSE,
 )
-_VALUED_OPTIONS = ("--index-url", "--extra-index-url", "--trusted-host", "--find-links")
+_VALUED_OPTIONS = {
+    "-i": "--index-url", "-f": "--find-links", "-c": "--constraint", "-t": "--target",
+    **{name: name for name in (
+        "--index-url", "--extra-index-url", "--trusted-host", "--find-links", "--constraint",
+        "--target", "--prefix", "--root", "--proxy", "--timeout", "--retries", "--cert",
+        "--no-binary", "--only-binary", "--progress-bar", "--config-settings", "--python-version",
+        "--platform", "--upgrade-strategy",
+    )},
+}  # fmt: skip
+# what they name has to be there, too
+_VALUED_REQUIREMENTS = {
+    "-r": "--requirement", "--requirement": "--requirement", "-e": "--editable",
+    "--editable": "--editable",
+}  # fmt: skip
 _BARE_OPTIONS = ("--quiet", "--no-warn-script-location")
+_RUNTIME = re.compile(r"kfp==2[.\d]*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A container's command without what was recognised. `runtime_requirements` are KFP's own,
-    installed `--no-deps`."""
+    """A container's command without what was recognised. `runtime_requirements` are KFP's own."""
 
     command: tuple[str, ...]
     source: str = ""
@@ -62,32 +75,32 @@ def _recognise_install(command: list[str]) -> Command:
         return as_it_is
     requirements: list[str] = []
     runtime: list[str] = []
-    options: dict[tuple[str, str], None] = {}
+    options: dict[tuple[str, ...], None] = {}
     for install in re.split(r"&&|\n", _VENV.sub("\n", match["pip"])):
         if not (words := shlex.split(install)):
             continue
-        parsed = _pip_words(words)
-        if parsed is None:
+        if words[:4] != ["python3", "-m", "pip", "install"]:
             return as_it_is
-        (runtime if "--no-deps" in words else requirements).extend(parsed[0])
-        options |= dict.fromkeys(parsed[1])
+        named, asked = _pip_words(words[4:])
+        own = "--no-deps" in words or (len(named) == 1 and _RUNTIME.fullmatch(named[0]))
+        (runtime if own else requirements).extend(named)
+        options |= dict.fromkeys(asked)
     flat = tuple(word for option in options for word in option)
     return Command(tuple(command[3:]), "", tuple(requirements), tuple(runtime), flat)
 
 
-def _pip_words(words: list[str]) -> tuple[list[str], list[tuple[str, str]]] | None:
-    """Requirements and index options of one `python3 -m pip install`; None if there is anything
-    else in it."""
-    if words[:4] != ["python3", "-m", "pip", "install"]:
-        return None
+def _pip_words(words: list[str]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Requirements and options of a `pip install`; users may write any option among packages."""
     requirements: list[str] = []
-    options: list[tuple[str, str]] = []
-    rest = iter(words[4:])
+    options: list[tuple[str, ...]] = []
+    rest = iter(words)
     for word in rest:
-        if word in _VALUED_OPTIONS:
-            options.append((word, next(rest, "")))
+        if word in _VALUED_REQUIREMENTS:
+            requirements.append(f"{_VALUED_REQUIREMENTS[word]}={next(rest, '')}")
+        elif word in _VALUED_OPTIONS:
+            options.append((_VALUED_OPTIONS[word], next(rest, "")))
         elif not word.startswith("-"):
             requirements.append(word)
         elif word not in (*_BARE_OPTIONS, "--no-deps"):
-            return None
+            options.append((word,))
     return requirements, options

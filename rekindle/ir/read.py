@@ -11,6 +11,7 @@ and the KFP compiler's output, ../shared/facts/kfp.md §2.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
@@ -20,7 +21,8 @@ from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir import condition as conditions
 from rekindle.ir.bindings import check_dag, check_references, read_bindings, read_results
 from rekindle.ir.containers import Import, read_executor
-from rekindle.ir.fields import Fields, Refusals, malformed
+from rekindle.ir.documents import documents
+from rekindle.ir.fields import NAME, Fields, Refusals, malformed
 from rekindle.ir.graph import (
     AnyNode,
     Artifact,
@@ -38,6 +40,7 @@ from rekindle.ir.graph import (
     Step,
     SubDag,
 )
+from rekindle.ir.job import unwrap
 from rekindle.ir.placeholders import parse_value
 from rekindle.ir.settings import Wishes, read_platforms
 from rekindle.ir.values import from_ir, integral
@@ -57,7 +60,8 @@ def read(text: str) -> Graph:
     refusals = Refusals()
     try:
         wishes, settings = read_platforms(platform, refusals)
-        graph = _Reader(_unwrap(spec, refusals), wishes, refusals).graph(settings)
+        job = unwrap(spec, refusals)
+        graph = job.applied(_Reader(job.pipeline, wishes, refusals).graph(settings))
     except UnsupportedError as error:
         raise UnsupportedError([*refusals.problems, *error.problems]) from error
     refusals.raise_if_any()
@@ -65,28 +69,13 @@ def read(text: str) -> Graph:
 
 
 def _documents(text: str) -> tuple[Any, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        documents = [d for d in yaml.load_all(text, loader) if d is not None]
+        found = documents(text)
     except yaml.YAMLError as error:
         raise RequestError(f"this is neither YAML nor JSON: {error}") from error
-    if not 1 <= len(documents) <= 2:
-        raise RequestError(
-            f"a compiled pipeline has one document or two; here are {len(documents)}"
-        )
-    return documents[0], documents[1] if len(documents) == 2 else {}
-
-
-def _unwrap(document: Any, refusals: Refusals) -> Any:
-    """The pipeline inside a PipelineJob of Vertex AI; any other document as it is."""
-    if not isinstance(document, dict) or "pipelineSpec" not in document:
-        return document
-    job = Fields(document, "", refusals)
-    job.take("displayName", str, "")
-    job.refuse("runtimeConfig", "the arguments of a Vertex AI job", "give them to the run instead")
-    spec = job.any("pipelineSpec")
-    job.close()
-    return spec
+    if not 1 <= len(found) <= 2:
+        raise RequestError(f"a compiled pipeline has one document or two; here are {len(found)}")
+    return found[0], found[1] if len(found) == 2 else {}
 
 
 class _Reader:
@@ -112,9 +101,9 @@ class _Reader:
         if not self.top.has("root"):
             raise malformed(None, "a mapping", "root")
         root = self.top.fields("root")
-        inputs, outputs = self.ports(root)
+        inputs, outputs = self.ports(root, at_root=True)
         graph = Graph(
-            name=info.take("name", str, "") or info.take("displayName", str, "pipeline"),
+            name=_name(info),
             inputs=inputs,
             outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
@@ -122,17 +111,17 @@ class _Reader:
             pipeline_root=self.top.take("defaultPipelineRoot", str, ""),
             settings=settings,
         )
-        info.take("displayName", str, "")
         for fields in (root, info, self.top):
             fields.close()
         return graph
 
-    def ports(self, component: Fields) -> tuple[Ports, Ports]:
-        """Inputs and outputs of a component."""
+    def ports(self, component: Fields, at_root: bool = False) -> tuple[Ports, Ports]:
+        """Inputs and outputs of a component; `at_root` of the pipeline itself, whose defaults are
+        arguments of a run."""
         ports = []
         for side in ("inputDefinitions", "outputDefinitions"):
             definitions = component.fields(side)
-            parameters = [_parameter(n, f) for n, f in definitions.each("parameters")]
+            parameters = [_parameter(n, f, at_root) for n, f in definitions.each("parameters")]
             artifacts = [_artifact(n, f) for n, f in definitions.each("artifacts")]
             definitions.close()
             ports.append(
@@ -248,12 +237,20 @@ class _Reader:
         return node
 
 
+def _name(info: Fields) -> str:
+    """What the pipeline is called: files and folders are, too, so it is a plain name."""
+    name, shown = info.take("name", str, ""), info.take("displayName", str, "")
+    if name and not NAME.fullmatch(name):
+        raise malformed(name, "a plain name", info.at("name"))
+    return name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline"
+
+
 def _setting(fields: Fields, name: str) -> tuple[Setting, ...]:
     there = fields.has(name)
     return (Setting(name, fields.any(name), fields.at(name)),) if there else ()
 
 
-def _parameter(name: str, fields: Fields) -> Parameter | None:
+def _parameter(name: str, fields: Fields, at_root: bool) -> Parameter | None:
     kind = fields.take("parameterType", str, "")
     default, literals = fields.any("defaultValue"), fields.take("literals", list, [])
     optional, description = (
@@ -272,7 +269,8 @@ def _parameter(name: str, fields: Fields) -> Parameter | None:
         raise RequestError(
             f"the default of `{name}`: {error}", where=fields.at("defaultValue")
         ) from error
-    return Parameter(name, type_, optional, values[0], tuple(values[1:]), description)
+    default = values[0] if at_root else parse_value(values[0], fields.at("defaultValue"))
+    return Parameter(name, type_, optional, default, tuple(values[1:]), description)
 
 
 def _artifact(name: str, fields: Fields) -> Artifact:

@@ -7,9 +7,8 @@ import copy
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from rekindle.ir.distribution import PLATFORM
+from rekindle.ir.documents import documents
 from rekindle.ir.graph import Graph, Step
 
 OWN_IMAGES = "rekindle/"
@@ -22,22 +21,39 @@ def rewritten(
 
     `arguments` become the defaults of the pipeline's parameters; `image` stands in for the images
     whose repository begins with `rekindle/`."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    spec, *settings = [d for d in yaml.load_all(ir_text, loader) if d is not None]
+    spec, *settings = documents(ir_text)
     spec = spec.get("pipelineSpec", spec)
-    parameters = spec["root"].get("inputDefinitions", {}).get("parameters", {})
+    parameters = _at(_at(spec["root"], "inputDefinitions"), "parameters")
     for name, value in arguments.items():
         parameters[name] |= {"defaultValue": value, "isOptional": True}
-    for executor in spec.get("deploymentSpec", {}).get("executors", {}).values():
-        container = executor.get("container", {})
+    for executor in executors_of(spec).values():
+        container = _at(executor, "container")
         if image and container.get("image", "").startswith(OWN_IMAGES):
             container["image"] = image
     return spec, settings
 
 
+def executors_of(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The executors of the pipeline by label."""
+    return _at(_at(spec, "deploymentSpec"), "executors")
+
+
+def _at(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The mapping under `key`; in a document written by hand it may be missing, or null."""
+    return data.get(key) or {}
+
+
 def needs_our_image(graph: Graph) -> bool:
     """Whether a step runs in an image of rekindle, for which a cloud needs a name it can pull."""
     return any(step.container.image.startswith(OWN_IMAGES) for step in graph.steps())
+
+
+def _made(data: dict[str, Any], key: str) -> dict[str, Any]:
+    """The same, to be written into."""
+    if data.get(key) is None:
+        data[key] = {}
+    found: dict[str, Any] = data[key]
+    return found
 
 
 def with_launchers(
@@ -57,10 +73,10 @@ def with_launchers(
     for label, step in steps.items():
         made["deploymentSpec"]["executors"][label]["container"] = lowered(step)
     for task in tasks_of(made, steps):
-        task.get("cachingOptions", {}).pop("enableCache", None)
+        _at(task, "cachingOptions").pop("enableCache", None)
     documents = [copy.deepcopy(dict(document)) for document in settings]
     for document in documents:
-        document.get("platforms", {}).pop(PLATFORM, None)
+        _at(document, "platforms").pop(PLATFORM, None)
     return made, [document for document in documents if document.get("platforms")]
 
 
@@ -78,10 +94,11 @@ def component_of(spec: Mapping[str, Any], step: Step) -> dict[str, Any]:
 
 def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[str, Any]]:
     """Every task, at every depth, that is one of the executors in `labels`."""
-    components = spec["components"]
+    components = _at(spec, "components")
     for component in (spec["root"], *components.values()):
-        for task in component.get("dag", {}).get("tasks", {}).values():
-            if components[task["componentRef"]["name"]].get("executorLabel") in labels:
+        for task in _at(_at(component, "dag"), "tasks").values():
+            name = _at(task, "componentRef").get("name", "")
+            if _at(components, name).get("executorLabel") in labels:
                 yield task
 
 
@@ -109,7 +126,7 @@ def with_retries(
     (processNodeRetries in argo-workflows); hence `for_seconds`."""
     made = copy.deepcopy(dict(spec))
     for task in tasks_of(made, labels):
-        policy = {"backoffDuration": "10s", "backoffFactor": 2.0, **task.get("retryPolicy", {})}
+        policy = {"backoffDuration": "10s", "backoffFactor": 2.0, **_at(task, "retryPolicy")}
         policy["maxRetryCount"] = int(policy.get("maxRetryCount", 0)) + more
         policy["backoffMaxDuration"] = f"{for_seconds}s"
         task["retryPolicy"] = policy
@@ -127,13 +144,13 @@ def with_secrets(
     documents = [copy.deepcopy(dict(document)) for document in settings]
     if not documents:
         documents = [{"platforms": {}}]
-    kubernetes = documents[0].setdefault("platforms", {}).setdefault("kubernetes", {})
-    wishes = kubernetes.setdefault("deploymentSpec", {}).setdefault("executors", {})
-    for label, executor in spec.get("deploymentSpec", {}).get("executors", {}).items():
+    kubernetes = _made(_made(documents[0], "platforms"), "kubernetes")
+    wishes = _made(_made(kubernetes, "deploymentSpec"), "executors")
+    for label, executor in executors_of(spec).items():
         if label in bare:
             wishes.pop(label, None)
         if "container" in executor and secrets:
-            wanted = wishes.setdefault(label, {}).setdefault("secretAsEnv", [])
+            wanted = _made(wishes, label).setdefault("secretAsEnv", [])
             wanted += [_secret_as_env(env, *place) for env, place in sorted(secrets.items())]
     if not wishes:
         del kubernetes["deploymentSpec"]
@@ -165,8 +182,8 @@ def retried(spec: Mapping[str, Any], graph: Graph, least: int) -> dict[str, Any]
 def prefixed(spec: Mapping[str, Any], image: str | None, words: Sequence[str]) -> dict[str, Any]:
     """The pipeline with `words` in front of the command of every container of this image."""
     made = copy.deepcopy(dict(spec))
-    for executor in made["deploymentSpec"]["executors"].values():
-        container = executor.get("container", {})
+    for executor in executors_of(made).values():
+        container = _at(executor, "container")
         if image and container.get("image") == image and container.get("command"):
             container["command"] = [*words, *container["command"]]
     return made

@@ -13,7 +13,7 @@ from typing import Any
 
 from rekindle.ir.bindings import read_parameter
 from rekindle.ir.distribution import PLATFORM, Distribution, from_settings
-from rekindle.ir.fields import Fields, Refusals
+from rekindle.ir.fields import Fields, Refusals, malformed
 from rekindle.ir.graph import Constant, Secret, Setting
 
 
@@ -58,7 +58,9 @@ def _distribution(executor: Fields) -> Distribution:
 
 
 def _wishes(executor: Fields) -> Wishes:
-    seconds = executor.any("activeDeadlineSeconds")
+    seconds = executor.any("activeDeadlineSeconds")  # protobuf writes an int64 as text
+    if seconds is not None and not str(seconds).removesuffix(".0").isdecimal():
+        raise malformed(seconds, "a number of seconds", executor.at("activeDeadlineSeconds"))
     secrets = tuple(s for one in executor.list_of("secretAsEnv") for s in _secrets(one))
     taken = {"activeDeadlineSeconds", "secretAsEnv"}
     return Wishes(

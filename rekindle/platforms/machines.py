@@ -10,10 +10,10 @@ from rekindle.catalog.limits import limits
 from rekindle.errors import UnsupportedError
 from rekindle.ir.graph import Resources, Step
 
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|[kKMGTP]i?)?")
+_QUANTITY = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(m|[kKMGTPE]i?)?")
 _UNITS = {
-    "": 1.0, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+    "": 1.0, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
 }  # fmt: skip
 _NOT_A_KIND = re.compile(r"nvidia|tesla|mega|com|gpu|\d+gb", re.IGNORECASE)
 
@@ -35,12 +35,18 @@ def gpu_kind(accelerator: str) -> str:
 
 
 def gpus_of(step: Step) -> tuple[str, int]:
-    """The kind of GPU that each machine of the step shall have ("" = any), and how many."""
+    """The kind of GPU that each machine of the step shall have ("" = any), and how many;
+    UnsupportedError where that is no number."""
     asked, wanted = step.container.resources, step.distribution
     if wanted is not None and wanted.gpus_per_node:
         return gpu_kind(wanted.accelerator), wanted.gpus_per_node
     if not asked.accelerator_type:
         return "", 0
+    if not re.fullmatch(r"\d*", asked.accelerator_count):
+        raise UnsupportedError(
+            f"`{step.path}` asks for {asked.accelerator_count!r} accelerators",
+            where=step.where, fix="write a whole number",
+        )  # fmt: skip
     return gpu_kind(asked.accelerator_type), int(asked.accelerator_count or 1)
 
 
@@ -55,7 +61,13 @@ def machine_for(platform: str, step: Step, default: str) -> str:
         return default
     rows = limits(platform)
     known = _with_gpus(rows["gpu_machines"], kind, gpus) if gpus else rows["machines"].items()
-    if name := smallest(asked, known):
+    try:
+        name = smallest(asked, known)
+    except ValueError as error:
+        raise UnsupportedError(
+            f"`{step.path}` asks for {error}", where=step.where, fix="write it as 500m, 4 or 16G"
+        ) from error
+    if name:
         return name
     wanted = [f"{gpus} GPUs {kind}".rstrip() if gpus else "", f"{cpu} CPUs" if cpu else "", memory]
     raise UnsupportedError(

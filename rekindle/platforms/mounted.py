@@ -133,12 +133,16 @@ class _Inputs:
 
     def holds(self, guard: dict[str, Any]) -> bool:
         """Whether a condition around the step does; it does not where what it reads was skipped."""
+        from rekindle.errors import StepError
         from rekindle.ir.condition import evaluate, parse
 
         read = {name: self.value(source) for name, source in guard["values"].items()}
         if any(not self.ran(s["step"]) for s in guard["values"].values() if "step" in s):
             return False
-        return evaluate(parse(guard["text"]), read)
+        try:
+            return evaluate(parse(guard["text"]), read)
+        except StepError as error:
+            raise shim.TaskError(str(error)) from error
 
     def value(self, source: dict[str, Any]) -> Any:
         """A parameter: None where it has no value."""

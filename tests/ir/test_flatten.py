@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from rekindle.errors import UnsupportedError
-from rekindle.ir.flatten import FirstOf, Given, Listed, Output, flatten, sources
+from rekindle.ir.flatten import FirstOf, Given, Listed, Output, Text, flatten, sources
 from rekindle.ir.graph import Constant
+from rekindle.ir.placeholders import Reference, Template
+from rekindle.ir.read import read
+from tests.ir.test_read import minimal
 from tests.platforms.local.runs import graph
 
 
@@ -54,3 +58,12 @@ def test_parameters_of_the_pipeline_stay_parameters_and_waiting_reaches_into_nes
 def test_what_is_known_at_run_time_only_has_no_flat_form(name: str) -> None:
     with pytest.raises(UnsupportedError, match="known at run time only"):
         flatten(graph(name, "same"))
+
+
+def test_placeholders_in_the_default_of_a_component_are_text_that_is_put_together() -> None:
+    spec = minimal()
+    inputs = spec["components"]["comp-a"]["inputDefinitions"]["parameters"]
+    inputs["at"] = {"parameterType": "STRING", "defaultValue": "{{$.pipeline_root}}/x"}
+    first, _ = flatten(read(yaml.safe_dump(spec)))
+    root = Template((Reference(("run", "pipeline_root")), "/x"))
+    assert first.parameters == {"n": Constant(3), "at": Text(root, {"n": Constant(3)})}

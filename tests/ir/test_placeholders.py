@@ -99,7 +99,7 @@ def test_concat_and_if_present_render(text: str, expected: list[str]) -> None:
         "{{$.inputs.parameters['x'].path}}",
         "{{$.inputs.artifacts['x'].name}}",
         "{{$.outputs.parameters['x']}}",
-        "{{$.json_escape[1]}}",
+        "{{$.json_escape[2]}}",
         "{{$x}}",
         '{"Concat": "a"}',
         '{"IfPresent": {"InputName": "x"}}',

@@ -62,5 +62,19 @@ def test_other_commands_are_left_alone(command: list[str]) -> None:
 
 def test_a_preamble_with_anything_else_in_it_is_left_alone() -> None:
     command = install(packages_to_install=["a"])
-    command[2] = command[2].replace("pip install", "pip install --pre")
+    command[2] = command[2].replace("python3 -m pip install", "python3 -m pip download")
     assert recognise(command) == Command(tuple(command))
+
+
+def test_options_among_the_packages_are_no_packages_and_never_run_by_the_shell() -> None:
+    packages = ["-U", "a", "--pre", "-c", "limits.txt", "--no-binary=:all:", "-r", "more.txt"]
+    found = recognise(install(packages_to_install=packages))
+    assert found.command == ("python3", "-m", "x")
+    assert found.requirements == ("a", "--requirement=more.txt")
+    assert found.pip_options == ("-U", "--pre", "--constraint", "limits.txt", "--no-binary=:all:")
+
+
+def test_kfp_of_a_version_that_the_author_chose_is_kfp_itself() -> None:
+    found = recognise(install(kfp_package_path="kfp==2.4.0"))
+    assert found.requirements == ()
+    assert found.runtime_requirements == ("kfp==2.4.0",)

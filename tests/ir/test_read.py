@@ -24,6 +24,7 @@ from rekindle.ir.graph import (
 )
 from rekindle.ir.placeholders import Reference
 from rekindle.ir.read import read
+from rekindle.ir.rewrite import rewritten
 
 
 def executor(**container: Any) -> dict[str, Any]:
@@ -88,6 +89,70 @@ def test_a_small_pipeline_reads_as_it_is() -> None:
     assert b.upstream == ("a",)
     assert (a.cache, b.cache) == (True, False)
     assert a.timeout_seconds is None
+
+
+def test_json_is_read_as_json_and_not_as_yaml() -> None:
+    spec = minimal()
+    spec["components"]["comp-a"]["inputDefinitions"]["parameters"]["x"] = {
+        "parameterType": "NUMBER_DOUBLE", "defaultValue": 1e-7, "isOptional": True,
+    }  # fmt: skip
+    spec["pipelineInfo"]["description"] = "an emoji: \U0001f600"
+    text = json.dumps(spec, indent="\t")
+    assert r"\ud83d\ude00" in text
+    graph = read(text)
+    assert graph.description == "an emoji: \U0001f600"
+    assert graph.dag.nodes["a"].inputs.parameters["x"].default == 1e-7
+    assert rewritten(text, {}, None)[0] == spec
+
+
+@pytest.mark.parametrize(
+    ("info", "name"),
+    [
+        ({"name": "small"}, "small"),
+        ({"name": "small", "displayName": "../Größe (1)"}, "small"),
+        ({"displayName": "../Größe / (1)"}, "Größe-(1)"),
+        ({"displayName": "/"}, "pipeline"),
+        ({"name": None}, "pipeline"),
+    ],
+)
+def test_a_pipeline_has_a_name_that_a_file_can_have(info: dict[str, Any], name: str) -> None:
+    assert read(json.dumps({**minimal(), "pipelineInfo": info})).name == name
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden"])
+def test_a_name_that_is_a_path_is_refused(name: str) -> None:
+    with pytest.raises(RequestError, match="a plain name belongs") as caught:
+        read(json.dumps({**minimal(), "pipelineInfo": {"name": name}}))
+    assert caught.value.problems[0].where == "pipelineInfo.name"
+
+
+def job(**more: Any) -> dict[str, Any]:
+    """The pipeline with an argument `n`, in a job of Vertex AI."""
+    spec = minimal()
+    spec["root"]["inputDefinitions"] = {"parameters": {"n": {"parameterType": "NUMBER_INTEGER"}}}
+    return {"displayName": "x", "pipelineSpec": spec, **more}
+
+
+def test_the_arguments_of_a_vertex_job_are_the_defaults_of_its_pipeline() -> None:
+    runtime = {"parameterValues": {"n": 4.0}, "gcsOutputDirectory": "gs://b/r"}
+    graph = read(json.dumps(job(runtimeConfig=runtime)))
+    assert graph.inputs.parameters["n"].default == 4
+    assert graph.pipeline_root == "gs://b/r"
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"runtimeConfig": {"parameterValues": {"m": 4}}}, "no parameter `m`"),
+        ({"runtimeConfig": {"parameterValues": {"n": "four"}}}, "not a whole number"),
+        ({"runtimeConfig": {"parameters": {"n": {"intValue": 4}}}}, "arguments of schema 2.0"),
+        ({"serviceAccount": "me@x.iam.gserviceaccount.com"}, "`serviceAccount`"),
+    ],
+)
+def test_what_a_vertex_job_says_is_never_dropped(more: dict[str, Any], what: str) -> None:
+    with pytest.raises(RequestError, match=what) as caught:
+        read(json.dumps(job(**more)))
+    assert all(problem.where for problem in caught.value.problems)
 
 
 def test_json_and_a_vertex_job_read_the_same() -> None:
@@ -403,3 +468,39 @@ def test_a_component_that_holds_itself_is_no_pipeline() -> None:
     }
     with pytest.raises(RequestError, match="comp-inner"):
         read(yaml.safe_dump(spec))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        ({"exec-a": None}, "deploymentSpec.executors.exec-a"),
+        ({"exec-a": []}, "deploymentSpec.executors.exec-a"),
+        ({"exec-a": {"container": ""}}, "deploymentSpec.executors.exec-a.container"),
+    ],
+)
+def test_an_executor_of_nothing_is_refused_with_its_place(
+    wrong: dict[str, Any], where: str
+) -> None:
+    spec = minimal()
+    spec["deploymentSpec"]["executors"] |= wrong
+    with pytest.raises(RequestError, match="stands where") as caught:
+        read(json.dumps(spec))
+    assert caught.value.problems[0].where == where
+
+
+def test_an_output_that_no_step_gives_is_refused_with_its_place() -> None:
+    spec = minimal()
+    outputs = {"parameters": {"best": {"parameterType": "NUMBER_INTEGER"}}}
+    spec["root"]["outputDefinitions"] = outputs
+    with pytest.raises(RequestError, match="the output of a step belongs") as caught:
+        read(json.dumps(spec))
+    assert caught.value.problems[0].where == "root.dag.outputs.parameters.best"
+
+
+@pytest.mark.parametrize("seconds", [[], "soon", -1])
+def test_a_timeout_that_is_no_number_is_refused_with_its_place(seconds: Any) -> None:
+    executors = {"executors": {"exec-a": {"activeDeadlineSeconds": seconds}}}
+    platform = {"platforms": {"kubernetes": {"deploymentSpec": executors}}}
+    with pytest.raises(RequestError, match="a number of seconds belongs") as caught:
+        read(yaml.safe_dump_all([minimal(), platform]))
+    assert caught.value.problems[0].where.endswith("exec-a.activeDeadlineSeconds")

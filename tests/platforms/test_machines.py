@@ -33,6 +33,10 @@ def one():
         ("4Gi", 4 * 2.0**30),
         ("16G", 16e9),
         ("256Mi", 2.0**28),
+        (".5", 0.5),
+        ("1Ei", 2.0**60),
+        ("2E", 2e18),
+        ("1e3", 1e3),
     ],
 )
 def test_quantities(quantity: str, value: float) -> None:
@@ -97,3 +101,12 @@ def test_the_network_of_a_machine_is_known_by_its_name(machine: str, provider: s
 
 def test_machines_with_infiniband_are_told_so() -> None:
     assert network("Standard_ND96isr_H100_v5")["NCCL_SOCKET_IFNAME"] == "eth0"
+
+
+def test_what_is_no_quantity_is_refused_with_its_place() -> None:
+    (step,) = read(compile_function(one)).steps()
+    asked = dataclasses.replace(step.container, resources=Resources(cpu_limit="four"))
+    step = dataclasses.replace(step, container=asked)
+    with pytest.raises(UnsupportedError, match="'four' is no quantity") as caught:
+        machine_for("sagemaker", step, "ml.m5.xlarge")
+    assert caught.value.problems[0].where == "root.dag.tasks.hello"

@@ -41,6 +41,7 @@ _ENTRY = Path(__file__).with_name("entry.py")
 _CONDITIONS = ("errors.py", "ir/condition.py")
 _RENDEZVOUS = ("errors.py", "launch/rendezvous.py", "platforms/azureml/rendezvous.py")
 _KINDS = {"NUMBER_INTEGER": "integer", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean"}
+_OURS = re.compile(r"rekindle_result|(?:result|artifact|after)_\d+")
 _REFERENCE = re.compile(r"\$\{\{parent\.(?:inputs\.(\w+)|jobs\.(\w+)\.outputs\.(\w+))\}\}")
 
 
@@ -282,12 +283,12 @@ def dangling(job: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _identifiers(names: Mapping[str, Any]) -> dict[str, str]:
-    """Names that Azure takes for steps, inputs and outputs, each once."""
+    """Names that Azure takes for steps, inputs and outputs, each once, and none of ours."""
     found: dict[str, str] = {}
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_").lower() or "x"
         plain = plain if plain[0].isalpha() else f"x{plain}"
-        if len(plain) > 60 or plain in found.values():
+        if len(plain) > 60 or plain in found.values() or _OURS.fullmatch(plain):
             plain = f"{plain[:50]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         found[name] = plain
     return found

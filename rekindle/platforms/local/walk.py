@@ -29,7 +29,7 @@ from rekindle.ir.graph import (
     Step,
     SubDag,
 )
-from rekindle.ir.placeholders import Template, lower
+from rekindle.ir.placeholders import Template, has_templates, lower
 from rekindle.ir.values import integral
 from rekindle.launch import shim
 from rekindle.platforms.local.cache import NOTHING, Given, Values, each
@@ -217,9 +217,10 @@ class Walk:
         defaults = {n: p.default for n, p in node.inputs.parameters.items()}
         given = {n: value for n, value in read.items() if value is not None}
         parameters = {n: v for n, v in {**defaults, **given}.items() if v is not None}
-        for name, binding in node.parameters.items():
-            if isinstance(binding, Formatted):
-                parameters[name] = self._format(node, binding.value, parameters)
+        texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, Formatted)}
+        texts |= {n: v for n, v in parameters.items() if n not in texts and has_templates(v)}
+        for name, value in texts.items():
+            parameters[name] = self._format(node, value, parameters)
         return Values(parameters, {n: a for n, a in files.items() if a is not None}), ""
 
     def _parameter(self, frame: Frame, node: AnyNode, binding: Binding) -> Any:

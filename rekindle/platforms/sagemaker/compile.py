@@ -114,7 +114,7 @@ class _Compiler:
 
     def __init__(self, graph: Graph, values: Mapping[str, Any], place: SageMakerSpec) -> None:
         self.graph, self.place = graph, place
-        self.flat, guarded = _divided({flat.path: flat for flat in flatten(graph)})
+        self.flat, guarded = _divided({flat.path: flat for flat in flatten(graph)}, values)
         types = {name: parameter.type for name, parameter in graph.inputs.parameters.items()}
         fixed = frozenset(name for name, value in values.items() if _is_fixed(value, types[name]))
         more = (*(_result_of(path) for path in self.flat), _REGISTERED)
@@ -200,15 +200,10 @@ class _Compiler:
                 found.append(condition)
         return found
 
-    def _operand(self, source: Given | Output, where: str) -> Any:
+    def _operand(self, source: Given | Output) -> Any:
         """A value that a condition compares."""
         site = self.site
         if isinstance(source, Given):
-            if source.name not in site.values:
-                raise SpecError(
-                    f"the condition of `{where}` reads `{source.name}`, which has no value",
-                    where=source.name, fix="give it a value",
-                )  # fmt: skip
             if source.name not in site.fixed and not source.keys:
                 return {"Get": f"Parameters.{source.name}"}
             value = site.values[source.name]
@@ -288,12 +283,19 @@ _RESULT_FILE = {
 
 
 def _divided(
-    flats: Mapping[str, Flat],
+    flats: Mapping[str, Flat], values: Mapping[str, Any]
 ) -> tuple[dict[str, Flat], dict[str, tuple[Guard, ...]]]:
     """The steps with the conditions that become Condition steps, and by path those that a step
-    looks at itself: where what a branch made is read outside of it, its steps have to run either
-    way, and so do those of the branches inside."""
-    seen_outside = {
+    looks at itself: those that compare what no Condition step can, and where what a branch made is
+    read outside of it, since its steps have to run either way, and so do those of the branches
+    inside."""
+    inside = {
+        guard.path
+        for flat in flats.values()
+        for guard in flat.guards
+        if not conditions.is_plain(guard, values)
+    }
+    inside |= {
         guard.path
         for flat in flats.values()
         for source in read_by(flat)
@@ -303,7 +305,7 @@ def _divided(
     }
     steps, guarded = {}, {}
     for path, flat in flats.items():
-        kept = list(itertools.takewhile(lambda g: g.path not in seen_outside, flat.guards))
+        kept = list(itertools.takewhile(lambda g: g.path not in inside, flat.guards))
         steps[path] = dataclasses.replace(flat, guards=tuple(kept))
         guarded[path] = flat.guards[len(kept) :]
     return steps, guarded

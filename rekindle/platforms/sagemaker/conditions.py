@@ -5,10 +5,9 @@ inside an `or` is written with Not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rekindle.errors import UnsupportedError
 from rekindle.ir.condition import (
     Both,
     Cast,
@@ -20,19 +19,45 @@ from rekindle.ir.condition import (
     Term,
     Value,
 )
-from rekindle.ir.flatten import Given, Guard, Output
+from rekindle.ir.flatten import Given, Guard, Output, Source
 from rekindle.ir.graph import Constant
 
 _TYPES = {
     "==": "Equals", "<": "LessThan", "<=": "LessThanOrEqualTo", ">": "GreaterThan",
     ">=": "GreaterThanOrEqualTo",
 }  # fmt: skip
-Operand = Callable[[Given | Output, str], Any]
+Operand = Callable[[Given | Output], Any]
 
 
 def lowered(guard: Guard, operand: Operand) -> list[dict[str, Any]]:
     """The conditions that all have to hold; `operand` says how a value is read."""
     return [_one(part, guard, operand) for part in _parts(guard.expression)]
+
+
+def is_plain(guard: Guard, values: Mapping[str, Any]) -> bool:
+    """Whether a Condition step can compare all that `guard` reads: outputs, constants, and
+    parameters of the pipeline, `values`, that have a value."""
+    return all(_is_plain(guard.values.get(name), values) for name in _names(guard.expression))
+
+
+def _is_plain(source: Source | None, values: Mapping[str, Any]) -> bool:
+    if isinstance(source, Given):
+        value = values.get(source.name)
+        for key in source.keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value is not None
+    return isinstance(source, Constant | Output)
+
+
+def _names(part: Expression | Term) -> Iterator[str]:
+    match part:
+        case Reference(name):
+            yield name
+        case Not(inner) | Cast(_, inner):
+            yield from _names(inner)
+        case Both(left, right) | Either(left, right) | Compare(left, _, right):
+            yield from _names(left)
+            yield from _names(right)
 
 
 def _parts(expression: Expression) -> list[Expression]:
@@ -72,12 +97,9 @@ def _term(term: Term, guard: Guard, operand: Operand) -> Any:
             source = guard.values.get(name)
             if isinstance(source, Constant):
                 return source.value
-            if isinstance(source, Given | Output):
-                return operand(source, guard.path)
-    raise UnsupportedError(
-        f"the condition of `{guard.path}` compares a list or formatted text", where=guard.path,
-        fix="compare a value that a component computes",
-    )  # fmt: skip
+            assert isinstance(source, Given | Output), name  # is_plain
+            return operand(source)
+    raise AssertionError(term)
 
 
 def _not(condition: dict[str, Any]) -> dict[str, Any]:

@@ -26,13 +26,13 @@ from tests.servers.azureml import Failed, Workspace
 SAME, BEHAVIOUR = module("same"), module("behaviour")
 IMAGE = "lake.azurecr.io/train@sha256:" + "0" * 64
 CASES = [
-    "one step", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
+    "one step", "names that are ours elsewhere", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
     "artifacts and metadata", "metrics", "output paths", "input path", "defaults", "integers",
     "nested pipelines", "environment", "loop over constants", "loop over structs", "list of artifacts",
     "nested loops with the item of the outer one", "loop over nested pipelines",
     "artifact as a return value", "branch on a number: if", "branch on a number: elif",
     "branch on a number: else", "branch on a bool: if", "branch on a bool: else", "branch on text",
-    "branch on text, not taken", "branch on a share", "branches inside a nested pipeline",
+    "branch on text, not taken", "branch on formatted text", "branch on a share", "branches inside a nested pipeline",
     "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
 ]  # fmt: skip
 
@@ -186,7 +186,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "an image without a digest": (two_steps, {"n": 1}, {"image": "a.azurecr.io/b:1"}, "another image tomorrow"),
     "a missing argument": (two_steps, {}, {}, "needs `n`"),
     "more CPUs than there are": (changed(set_cpu_limit=["500"]), {}, {}, "no machine has the 500 CPUs"),
-    "an unknown accelerator": (changed(set_accelerator_type=["TPU_V3"], set_accelerator_limit=[1]), {}, {}, "1 GPUs TPU"),
+    "an unknown accelerator": (changed(set_accelerator_type=["NVIDIA_X99"], set_accelerator_limit=[1]), {}, {}, "1 GPUs X99"),
     "spot on a cluster": (BEHAVIOUR.taken_away, {"save_to": "x"}, {"compute": "cpus"}, "one tier for all"),
     "an exit handler": (BEHAVIOUR.watched, {"folder": "x"}, {}, "exit handlers"),
     "a volume": (BEHAVIOUR.wants_a_volume, {"folder": "x"}, {}, "persistent volume claims"),

@@ -275,7 +275,7 @@ def test_a_preempted_node_restarts_the_job_and_not_the_launcher(
     check(step)
     (job,) = cluster.jobs.values()
     assert job.restarts == 1
-    assert step.said().count("node 0 of 2 begins") == 2, "it follows the new pod, too"
+    assert "node 0 knows of" in step.said(), "it follows the new pod, too"
 
 
 TROUBLES = {

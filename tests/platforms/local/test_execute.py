@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rekindle.errors import PreemptedError, RequestError, StepError
+from rekindle.ir.read import read
 from rekindle.platforms.local.execute import ignored, is_alive
 from rekindle.platforms.local.results import outputs
 from rekindle.records import Ignored, RunRecord
+from tests.ir.test_read import executor, minimal
 from tests.platforms.local.runs import graph, run, stored
 
 
@@ -255,3 +258,22 @@ def test_one_run_id_is_one_run(home: Path, folder: Path) -> None:
 def test_a_run_id_is_no_path(run_id: str, home: Path) -> None:
     with pytest.raises(RequestError, match="no run id"):
         run("speaking", home, run_id=run_id)
+
+
+def test_a_placeholder_in_the_default_of_a_component_is_filled_in(home: Path) -> None:
+    spec = minimal()
+    text = {"parameterType": "STRING"}
+    task = "{{$.pipeline_task_name}}"
+    spec["components"] = {
+        "comp-a": {
+            "executorLabel": "exec-a",
+            "inputDefinitions": {"parameters": {"n": {**text, "defaultValue": f"I am {task}"}}},
+            "outputDefinitions": {"parameters": {"Output": text}},
+        }
+    }
+    command = ["sh", "-c", 'printf "%s" "$0" > "$1"', "{{$.inputs.parameters['n']}}"]
+    command += ["{{$.outputs.parameters['Output'].output_file}}"]
+    spec["deploymentSpec"] = {"executors": {"exec-a": executor(command=command)}}
+    spec["root"]["dag"]["tasks"] = {"a": {"componentRef": {"name": "comp-a"}}}
+    record = run(read(yaml.safe_dump(spec)), home)
+    assert record.steps[0].parameters == {"Output": "I am a"}

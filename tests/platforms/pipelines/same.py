@@ -482,6 +482,39 @@ def loop_with_a_branch(text: str = "a bb c dd") -> NamedTuple("Out", [("taken", 
     return out(joined(items=dsl.Collected(one.output)).output)
 
 
+@component
+def named(result_0: str, rekindle_result: dsl.Output[dsl.Dataset], result: dsl.Output[dsl.Dataset]):
+    for artifact in (rekindle_result, result):
+        with open(artifact.path, "w") as file:
+            file.write(f"{artifact.name} {result_0}")
+
+
+@dsl.pipeline
+def names(result_0: str = "p", artifact_0: str = "q", inputs: str = "i") -> str:
+    """Artifacts and arguments with names that rekindle gives its own files and inputs."""
+    made = named(result_0=f"{result_0}{inputs}")
+    first = read(data=made.outputs["rekindle_result"])
+    second = read(data=made.outputs["result"])
+    return echo(text=f"{first.output} {second.output} {artifact_0} {result_0}").output
+
+
+@dsl.pipeline
+def gate(word: str) -> str:
+    with dsl.If(word == "hello, go!"):
+        yes = greet(name="yes")
+    with dsl.Else():
+        no = greet(name="no")
+    return dsl.OneOf(yes.output, no.output)
+
+
+@dsl.pipeline
+def branch_on_formatted_text(word: str = "go") -> str:
+    """A condition on text that is put together, and one on what a OneOf gave."""
+    first = gate(word=f"{greet(name=word).output}!")
+    second = gate(word=f"{first.output}")
+    return echo(text=f"{first.output} {second.output}").output
+
+
 @dsl.pipeline
 def loop_in_a_branch(x: float = 1.0) -> str:
     with dsl.If(positive(x=x).output == True):  # noqa: E712
@@ -537,6 +570,7 @@ SMALL_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "small.txt
 # name of the case: (pipeline, arguments); "FOLDER" becomes a fresh empty folder
 CASES = {
     "one step": (one_step, {}),
+    "names that are ours elsewhere": (names, {}),
     "one step, argument given": (one_step, {"name": 'it\'s \\"me\\" $HOME {{x}}'}),
     "arithmetic": (arithmetic, {"a": 3}),
     "integers": (integers, {"a": -5}),
@@ -605,6 +639,9 @@ KNOWN_BUGS = {
     "whole numbers in lists": (
         whole_numbers_in_lists, {}, None,
         {"given": ["str", "3{'a': 1}"], "made": ["str", "3{}"]},
+    ),
+    "branch on formatted text": (
+        branch_on_formatted_text, {}, None, {"Output": ["str", "hello, yes hello, no"]},
     ),
     "injected condition": (
         gate_on_text, {"text": "no' or 'a'=='a"}, None, {"Output": ["str", "hello, refused"]},

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.errors import UnsupportedError
 from rekindle.ir.condition import evaluate, parse
-from rekindle.ir.flatten import Given, Guard, Listed, Output
-from rekindle.platforms.sagemaker.conditions import lowered
+from rekindle.ir.flatten import FirstOf, Given, Guard, Listed, Output, Source, Text
+from rekindle.ir.graph import Constant
+from rekindle.ir.placeholders import Template
+from rekindle.platforms.sagemaker.conditions import is_plain, lowered
 from tests.servers.sagemaker import Execution, Pipelines, holds_all
 
 N, M = ("int(inputs.parameter_values['n'])", "int(inputs.parameter_values['m'])")
@@ -34,7 +35,7 @@ def test_they_hold_for_the_same_values(text: str) -> None:
     expression = parse(text)
     guard = Guard("c", str(expression), expression, {"n": Given("n"), "m": Given("m")})
 
-    def operand(source: Given | Output, where: str) -> dict[str, str]:
+    def operand(source: Given | Output) -> dict[str, str]:
         assert isinstance(source, Given)
         return {"Get": f"Parameters.{source.name}"}
 
@@ -46,7 +47,22 @@ def test_they_hold_for_the_same_values(text: str) -> None:
         assert holds_all(service, Execution("x"), values, conditions) == here, values
 
 
-def test_a_list_cannot_be_compared() -> None:
-    guard = Guard("c", f"{N} == 1", parse(f"{N} == 1"), {"n": Listed(())})
-    with pytest.raises(UnsupportedError, match="compares a list"):
-        lowered(guard, lambda source, where: None)
+@pytest.mark.parametrize(
+    ("source", "plain"),
+    [
+        (Constant(1), True),
+        (Output("a", "x"), True),
+        (Given("p"), True),
+        (Given("p", ("deep",)), True),
+        (Given("p", ("missing",)), False),
+        (Given("nobody gave it"), False),
+        (Listed(()), False),
+        (FirstOf((Output("a", "x"), Output("b", "x"))), False),
+        (Text(Template(("1",)), {}), False),
+    ],
+)
+def test_what_no_condition_step_can_compare_is_left_to_the_step(
+    source: Source, plain: bool
+) -> None:
+    guard = Guard("c", f"{N} == 1", parse(f"{N} == 1"), {"n": source})
+    assert is_plain(guard, {"p": {"deep": 1}}) is plain

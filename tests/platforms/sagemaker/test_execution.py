@@ -21,13 +21,13 @@ from tests.servers.sagemaker_container import Failed
 
 SAME, BEHAVIOUR = module("same"), module("behaviour")
 CASES = [
-    "one step", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
+    "one step", "names that are ours elsewhere", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
     "artifacts and metadata", "metrics", "output paths", "input path", "defaults", "integers",
     "nested pipelines", "environment", "loop over constants", "loop over structs", "list of artifacts",
     "nested loops with the item of the outer one", "loop over nested pipelines",
     "artifact as a return value", "branch on a number: if", "branch on a number: elif",
     "branch on a number: else", "branch on a bool: if", "branch on a bool: else", "branch on text",
-    "branch on text, not taken", "branch on a share", "branches inside a nested pipeline",
+    "branch on text, not taken", "branch on formatted text", "branch on a share", "branches inside a nested pipeline",
     "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
 ]  # fmt: skip
 
@@ -142,3 +142,11 @@ def test_an_exit_handler_runs_however_it_ended_for_who_wants_to_try_it(
         service.execute(definition)
     assert (tmp_path / "cleaned").exists()
     assert (tmp_path / "second").exists() == (text == "good")
+
+
+def test_a_condition_on_an_argument_that_nobody_gave_fails_its_step(
+    service: Pipelines, submitted: Submit, tmp_path: Path
+) -> None:
+    definition = submitted(module("behaviour").undecidable, {"folder": str(tmp_path)})
+    with pytest.raises(Failed, match="needs `word`, which has no value"):
+        service.execute(definition)

@@ -1,0 +1,91 @@
+"""Pipelines that are nearly KFP's: samples with a part cut out, or something else in its place, are
+read and compiled, or refused with a place; nothing crashes."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from rekindle.errors import RekindleError, RequestError
+from rekindle.ir.graph import Graph
+from rekindle.ir.read import read
+from rekindle.platforms.admission import admit
+from rekindle.platforms.azureml import compile as azureml
+from rekindle.platforms.kubeflow import compile as kubeflow
+from rekindle.platforms.sagemaker import compile as sagemaker
+from rekindle.platforms.vertex import compile as vertex
+from rekindle.spec.places import AzureMLSpec, KubeflowSpec
+from tests.conformance.test_conformance import AMAZON, AZURE, GOOGLE, SAMPLES
+from tests.ir.test_corpus import CORPUS, files
+
+pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason="../shared/kfp-corpus is not here")
+
+MUTATIONS = 120
+OTHERS = [
+    None, "", 0, -1, 1.5, True, [], {}, "x", ["x"], {"x": 1}, [None], 10**30, "../x", "{{$}}",
+    "{{$.inputs.parameters['x']}}", '{"Concat": [1]}', '{"IfPresent": {"InputName": "x"}}',
+]  # fmt: skip
+Place = tuple[Any, ...]
+
+
+def places(value: Any, at: Place = ()) -> Iterator[Place]:
+    yield at
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*at, key))
+
+
+def broken(documents: list[Any], chance: random.Random) -> list[Any]:
+    """The documents with one part of them gone, or something else there."""
+    made = copy.deepcopy(documents)
+    *way, last = chance.choice([place for place in places(made) if len(place) > 1])
+    around = made
+    for key in way:
+        around = around[key]
+    if chance.random() < 0.4:
+        del around[last]
+    else:
+        around[last] = copy.deepcopy(chance.choice(OTHERS))
+    return made
+
+
+def compiled_everywhere(text: str, graph: Graph) -> Iterator[None]:
+    given = {n: SAMPLES.get(p.type, {}) for n, p in graph.inputs.parameters.items() if p.required}
+    for attempt in (
+        lambda: admit(graph, "local"),
+        lambda: kubeflow.compile(text, graph, given, KubeflowSpec()),
+        lambda: vertex.compile(text, graph, given, GOOGLE),
+        lambda: sagemaker.compile(text, graph, given, AMAZON),
+        lambda: azureml.compile(text, graph, given, AzureMLSpec(image=AZURE)),
+    ):
+        try:
+            attempt()
+        except RequestError:
+            continue
+        yield
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_broken_pipeline_is_refused_and_never_crashes(seed: int) -> None:
+    chance = random.Random(seed)
+    samples = [
+        list(yaml.load_all(file.read_text(), yaml.CSafeLoader))
+        for file in files()
+        if file.stat().st_size < 16_000
+    ]
+    read_ones, made = 0, 0
+    for _ in range(MUTATIONS):
+        text = yaml.safe_dump_all(broken(chance.choice(samples), chance))
+        try:
+            graph = read(text)
+        except RekindleError:
+            continue
+        read_ones += 1
+        made += sum(1 for _ in compiled_everywhere(text, graph))
+    assert read_ones > MUTATIONS / 5
+    assert made > read_ones
