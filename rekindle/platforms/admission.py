@@ -3,10 +3,10 @@ with its place in the IR before anything is sent or run, what it ignores is said
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from rekindle.catalog.features import Carried, Feature, table
-from rekindle.errors import Problem, UnsupportedError
+from rekindle.errors import Problem, RequestError, SpecError, UnsupportedError
 from rekindle.ir.features import Use, uses
 from rekindle.ir.graph import Graph
 from rekindle.records import Ignored
@@ -36,6 +36,23 @@ def admit(
         Ignored(what=how, asked_by=tuple(dict.fromkeys(filter(None, paths))))
         for how, paths in ignored.items()
     )
+
+
+def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:
+    """A refusal of more than the platform takes, in the words of the table's row `limits`; `path`
+    is a step's, or "" for the pipeline."""
+    who = f"`{path}`" if path else "the pipeline"
+    what = f"{who} uses {table()['limits'].what}, which {platform} refuses: {how}"
+    return Problem(what, where, fix)
+
+
+def refusal(problems: Iterable[Problem]) -> RequestError:
+    """UnsupportedError if all of them are limits of the platform, SpecError if something else is
+    wrong as well."""
+    found = tuple(dict.fromkeys(problems))
+    limit = f" uses {table()['limits'].what}, which "
+    kind = UnsupportedError if all(limit in problem.what for problem in found) else SpecError
+    return kind(found)
 
 
 def _refusal(use: Use, row: Feature, platform: str, why: str) -> Problem:

@@ -9,6 +9,7 @@ from typing import Any
 from rekindle.catalog.limits import limits
 from rekindle.errors import UnsupportedError
 from rekindle.ir.graph import Resources, Step
+from rekindle.platforms.admission import beyond
 
 _QUANTITY = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(m|[kKMGTPE]i?)?")
 _UNITS = {
@@ -64,17 +65,15 @@ def machine_for(platform: str, step: Step, default: str) -> str:
     try:
         name = smallest(asked, known)
     except ValueError as error:
-        raise UnsupportedError(
-            f"`{step.path}` asks for {error}", where=step.where, fix="write it as 500m, 4 or 16G"
-        ) from error
+        fix = "write it as 500m, 4 or 16G"
+        problem = beyond(platform, step.path, step.where, f"it asks for {error}", fix)
+        raise UnsupportedError([problem]) from error
     if name:
         return name
     wanted = [f"{gpus} GPUs {kind}".rstrip() if gpus else "", f"{cpu} CPUs" if cpu else "", memory]
-    raise UnsupportedError(
-        f"no machine has the {', '.join(filter(None, wanted))} that `{step.path}` asks for",
-        where=step.where,
-        fix="ask for less, or name a machine: rekindle.distribute(task, nodes=1, machine=...)",
-    )
+    how = f"no machine has the {', '.join(filter(None, wanted))} that it asks for"
+    fix = "ask for less, or name a machine: rekindle.distribute(task, nodes=1, machine=...)"
+    raise UnsupportedError([beyond(platform, step.path, step.where, how, fix)])
 
 
 def smallest(asked: Resources, known: Iterable[tuple[str, Sequence[float]]]) -> str | None:

@@ -23,13 +23,13 @@ import yaml
 
 from rekindle.catalog.limits import limits
 from rekindle.catalog.network import network
-from rekindle.errors import Problem, SpecError, UnsupportedError
+from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.flatten import Flat, Given, Output, flatten
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import admit
+from rekindle.platforms.admission import admit, beyond, refusal
 from rekindle.platforms.bundle import RESULT, channels_of, packed, read_by, task_of
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.machines import gpus_of, machine_for
@@ -59,7 +59,7 @@ def compile(
     compiler.problems += _of_place(graph, place)
     job = compiler.job()
     if problems := [*compiler.problems, *dangling(job)]:
-        raise SpecError(dict.fromkeys(problems))
+        raise refusal(problems)
     text = yaml.dump(job, Dumper=_Dumper, sort_keys=True, allow_unicode=True, width=10_000)
     return Definition({f"{graph.name}.azureml.yaml": text.encode(), **compiler.bundles})
 
@@ -78,10 +78,8 @@ def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
             "name it by digest: NAME.azurecr.io/NAME@sha256:...",
         )  # fmt: skip
     if not re.fullmatch(limits("azureml")["name"], graph.name):
-        yield Problem(
-            f"`{graph.name}` is no name of a job on Azure ML", "pipelineInfo.name",
-            "use letters, digits, - and _",
-        )  # fmt: skip
+        how = f"`{graph.name}` is no name of a job there"
+        yield beyond("azureml", "", "pipelineInfo.name", how, "use letters, digits, - and _")
 
 
 class _Dumper(DUMPER):  # type: ignore[misc, valid-type]

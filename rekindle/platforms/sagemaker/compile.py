@@ -26,7 +26,7 @@ from rekindle.errors import Problem, SpecError
 from rekindle.ir.flatten import Flat, Given, Guard, Output, flatten, sources
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import admit
+from rekindle.platforms.admission import admit, refusal
 from rekindle.platforms.bundle import RESULT, read_by
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, requests, shapes
@@ -63,7 +63,7 @@ def compile(
     compiler = _Compiler(graph, bind(graph, arguments), place)
     definition = compiler.definition()
     if compiler.jobs.problems:
-        raise SpecError(dict.fromkeys(compiler.jobs.problems))
+        raise refusal(compiler.jobs.problems)
     text = json.dumps(definition, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     if len(text.encode()) > limits("sagemaker")["definition_bytes"]:
         raise SpecError(
@@ -146,10 +146,8 @@ class _Compiler:
         ]
         most = limits("sagemaker")["parameters"]
         if len(parameters) > most:
-            self.problem(
-                f"the pipeline has {len(parameters)} parameters, an execution takes {most}",
-                self.graph.name, "join some of them in a struct",
-            )  # fmt: skip
+            how = f"it has {len(parameters)} parameters, an execution takes {most}"
+            self.jobs.beyond("", self.graph.name, how, "join some of them in a struct")
         return {
             "Version": "2020-12-01",
             "Metadata": {},
@@ -160,15 +158,11 @@ class _Compiler:
     def _check_names(self, steps: Sequence[Flat]) -> None:
         rules = limits("sagemaker")
         if len(steps) > rules["steps"]:
-            self.problem(
-                f"the pipeline has {len(steps)} steps, SageMaker takes {rules['steps']}",
-                self.graph.name, "divide it",
-            )  # fmt: skip
+            how = f"it has {len(steps)} steps, SageMaker takes {rules['steps']}"
+            self.jobs.beyond("", self.graph.name, how, "divide it")
         if not re.fullmatch(rules["pipeline_name"], self.graph.name):
-            self.problem(
-                f"`{self.graph.name}` is no name of a pipeline on SageMaker", "pipelineInfo.name",
-                "use letters, digits and -",
-            )  # fmt: skip
+            how = f"`{self.graph.name}` is no name of a pipeline there"
+            self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
 
     def _read(self, flat: Flat) -> Iterator[Given | Output]:
         yield from read_by(flat)

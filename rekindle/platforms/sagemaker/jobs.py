@@ -17,6 +17,7 @@ from rekindle.catalog.network import network
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.flatten import Flat, Output
 from rekindle.ir.graph import Importer, Step
+from rekindle.platforms.admission import beyond
 from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import requests, shapes
@@ -36,6 +37,7 @@ class Jobs:
         self.site, self.place = site, site.place
         self.problems: list[Problem] = []
         self.bundles: dict[str, bytes] = {}
+        self.counted: set[str] = set()  # places in requests whose length is said already
 
     def of(self, flat: Flat) -> tuple[str, dict[str, Any]]:
         """The type of the step and its arguments."""
@@ -67,7 +69,8 @@ class Jobs:
         if self.place.tags:
             request["Tags"] = [{"Key": k, "Value": v} for k, v in sorted(self.place.tags.items())]
         name = frozenset({f"{kind}JobName"})  # the service gives it
-        self.problems += shapes.misfits(f"Create{kind}JobRequest", request, path, name)
+        misfits = shapes.misfits(f"Create{kind}JobRequest", request, path, name)
+        self.problems += [problem for problem in misfits if problem.where not in self.counted]
         return request
 
     def _processing(self, flat: Flat, step: Step) -> dict[str, Any]:
@@ -170,11 +173,15 @@ class Jobs:
 
     def _count(self, flat: Flat, what: str, found: int, most: int) -> None:
         if found > most:
+            lists = ("ProcessingInputs", "ProcessingOutputConfig.Outputs", "InputDataConfig")
+            self.counted |= {f"{flat.path}.{name}" for name in lists}
             kind = "Training" if is_training(flat.step) else "Processing"
-            self.problem(
-                f"`{flat.path}` has {found} {what}, a {kind} job takes {most}",
-                flat.step.where, "join some of them in one artifact",
-            )  # fmt: skip
+            how = f"it has {found} {what}, a {kind} job takes {most}"
+            self.beyond(flat.path, flat.step.where, how, "join some of them in one artifact")
+
+    def beyond(self, path: str, where: str, how: str, fix: str) -> None:
+        """Note what is more than the service takes."""
+        self.problems.append(beyond("sagemaker", path, where, how, fix))
 
     def problem(self, what: str, where: str, fix: str) -> None:
         """Note what is wrong."""

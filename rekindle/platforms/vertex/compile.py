@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.catalog.limits import limits
-from rekindle.errors import Problem, SpecError
+from rekindle.errors import Problem
 from rekindle.ir.graph import Graph
 from rekindle.ir.rewrite import needs_our_image, prefixed, retried, rewritten, with_launchers
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import admit
+from rekindle.platforms.admission import admit, beyond, refusal
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.vertex import customjob, lowering, secrets
 from rekindle.spec.places import VertexSpec
@@ -39,7 +39,7 @@ def compile(
     """
     admit(graph, "vertex")
     if found := list(problems(graph, place)):
-        raise SpecError(found)
+        raise refusal(found)
     values = bind(graph, arguments)
     job: dict[str, Any] = {
         "displayName": graph.name,
@@ -129,11 +129,9 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     """Names that the service would not take, and distributed steps that no job can run."""
     rules = limits("vertex")
     if not re.fullmatch(rules["pipeline_name"], graph.name):
-        yield Problem(
-            f"`{graph.name}` is no name of a pipeline on Vertex AI",
-            "pipelineInfo.name",
-            "use lower-case letters, digits and -, at most 128, beginning with a letter or digit",
-        )
+        fix = "use lower-case letters, digits and -, at most 128, beginning with a letter or digit"
+        how = f"`{graph.name}` is no name of a pipeline there"
+        yield beyond("vertex", "", "pipelineInfo.name", how, fix)
     for step in graph.steps():
         if step.distribution is not None:
             yield from customjob.problems(step, place)
@@ -141,8 +139,5 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
         asked = step.container.resources.accelerator_type
         known = rules["accelerators"]
         if asked and "{{$" not in asked and asked not in known:
-            yield Problem(
-                f"`{step.path}` asks for the accelerator {asked}, which Vertex AI does not know",
-                step.where,
-                f"it knows {', '.join(known)}",
-            )
+            how = f"it asks for the accelerator {asked}, which there is not"
+            yield beyond("vertex", step.path, step.where, how, f"there is {', '.join(known)}")

@@ -111,7 +111,7 @@ def test_an_unknown_accelerator_and_an_unusable_name_are_refused() -> None:
         theirs(n=1, text="").set_accelerator_type("NVIDIA_H9000").set_accelerator_limit(1)
 
     text = compile_function(named).replace("name: named", "name: A_name")
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(RequestError) as caught:
         compile(text, read(text), {}, VertexSpec(**PLACE))
     first, second = map(str, caught.value.problems)
     assert "no name of a pipeline" in first
