@@ -191,11 +191,13 @@ def _of_resources(resources: Resources) -> Iterator[str]:
 def _of_accelerator(name: str) -> str:
     if name == "nvidia.com/gpu":
         return "cluster_accelerators"
+    if "{{$" in name:  # resources_at_run_time says it; what it will be nobody knows
+        return "accelerators"
     return "other_accelerators" if _OTHER_ACCELERATORS.search(name) else "accelerators"
 
 
 # AMD, TPUs, slices of a GPU, and GPUs that the clouds have given up
-_OTHER_ACCELERATORS = re.compile(r"/|tpu|(?:^|[-_])(?:k80|p100|p4)$", re.IGNORECASE)
+_OTHER_ACCELERATORS = re.compile(r"/|(?:^|[-_])(?:tpu|(?:k80|p100|p4)$)", re.IGNORECASE)
 
 # KFP's own names are kept where they say enough
 _NAMES = {"taskConfigPassthroughs": "task_config"}

@@ -115,6 +115,7 @@ def test_facts_of_one_platform_are_found_wherever_they_are_written(
         ("nvidia.com/mig-1g.5gb", "other_accelerators"),
         ("cloud-tpus.google.com/v3", "other_accelerators"),
         ("TPU_V3", "other_accelerators"),
+        ("{{$.inputs.parameters['kind-Output']}}", "accelerators"),
         ("NVIDIA_TESLA_K80", "other_accelerators"),
         ("nvidia-tesla-p100", "other_accelerators"),
     ],
