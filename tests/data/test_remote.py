@@ -30,8 +30,11 @@ def bucket(monkeypatch):
         for name, value in {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
                             "AWS_DEFAULT_REGION": "us-east-1"}.items():  # fmt: skip
             monkeypatch.setenv(name, value)
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("lake")
+        store = fsspec.filesystem("s3", skip_instance_cache=True)
+        store.clear_instance_cache()  # other tests of this process had stores of their own
+        store.mkdir("lake")
         yield "s3://lake"
+        store.clear_instance_cache()
         server.terminate()
 
 

@@ -27,7 +27,9 @@ def bucket():
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "x")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("store")
+        store = fsspec.filesystem("s3", skip_instance_cache=True)
+        store.clear_instance_cache()  # other tests of this process had stores of their own
+        store.mkdir("store")
         yield
         server.terminate()
 

@@ -154,4 +154,4 @@ def check_result(task: Task, attempt: str = "1", made_by: str = "1") -> None:
         "artifacts": {"model": {"artifacts": [model]}},
     }
     content = (task.service.folder / uri.removeprefix("gs://")).read_text()
-    assert content == "3 rows, heard of [1]"
+    assert content == "3 rows, heard of [1]", content
