@@ -1,6 +1,10 @@
 """Options of the whole suite."""
 
 # what takes longest goes first, so that two processes end together
+import sys
+
+import pytest
+
 FIRST = ("tests/e2e/", "tests/train/", "tests/docs/", "tests/launch/", "tests/platforms/")
 
 
@@ -16,3 +20,10 @@ def pytest_collection_modifyitems(items):
 
 def _turn(nodeid):
     return next((i for i, folder in enumerate(FIRST) if nodeid.startswith(folder)), len(FIRST))
+
+
+@pytest.fixture(autouse=True)
+def _no_store_of_another_test():
+    """s3fs keeps its clients by their arguments, and each test's server has an address of its own."""
+    if "s3fs" in sys.modules:
+        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
