@@ -101,12 +101,27 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
             f"{_SECTION}.image",
             "push containers/train to ECR and name it by digest; Python components run in it",
         )
+    if place.model_package_group and not (_promotes(graph) and place.image):
+        step, output = _TRAINED
+        yield Problem(
+            f"what is registered there is `{output}` of the step `{step}` once `{_PROMOTED}` ran, "
+            "in `image`; not all of that is here",
+            f"{_SECTION}.model_package_group",
+            "leave it out, or call your steps so and name an image",
+        )
     if place.image and "@sha256:" not in place.image:
         yield Problem(
             f"`{place.image}` may be another image tomorrow",
             f"{_SECTION}.image",
             "name it by digest: ...dkr.ecr.REGION.amazonaws.com/NAME@sha256:...",
         )
+
+
+def _promotes(graph: Graph) -> bool:
+    """Whether the pipeline trains and promotes by the names that the shipped one has."""
+    step, output = _TRAINED
+    made = {node.path: node.outputs.artifacts for node in graph.steps()}
+    return output in made.get(step, ()) and any(s.name == _PROMOTED for s in graph.steps())
 
 
 class _Compiler:

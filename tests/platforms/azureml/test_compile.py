@@ -16,7 +16,7 @@ from rekindle.ir.read import read
 from rekindle.platforms.azureml.compile import compile, dangling
 from rekindle.platforms.definition import Definition
 from rekindle.spec.places import AzureMLSpec
-from tests.platforms.local.runs import module, quick_and_slow
+from tests.platforms.local.runs import FLAT, module
 from tests.platforms.sagemaker.conftest import can_mount
 from tests.platforms.sagemaker.test_compile import changed, spread
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
@@ -25,16 +25,6 @@ from tests.servers.azureml import Failed, Workspace
 
 SAME, BEHAVIOUR = module("same"), module("behaviour")
 IMAGE = "lake.azurecr.io/train@sha256:" + "0" * 64
-CASES = [
-    "one step", "names that are ours elsewhere", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
-    "artifacts and metadata", "metrics", "output paths", "input path", "defaults", "integers",
-    "nested pipelines", "environment", "loop over constants", "loop over structs", "list of artifacts",
-    "nested loops with the item of the outer one", "loop over nested pipelines",
-    "artifact as a return value", "branch on a number: if", "branch on a number: elif",
-    "branch on a number: else", "branch on a bool: if", "branch on a bool: else", "branch on text",
-    "branch on text, not taken", "branch on formatted text", "branch on a share", "branches inside a nested pipeline",
-    "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
-]  # fmt: skip
 
 
 def compiled(made: Any, arguments: dict[str, Any] | None = None, **place: Any) -> Definition:
@@ -97,7 +87,7 @@ def here(home: Path, pipeline: Any, arguments: dict[str, Any]) -> dict[str, Any]
     }
 
 
-@pytest.mark.parametrize("case", quick_and_slow(CASES))
+@pytest.mark.parametrize("case", FLAT)
 def test_every_step_leaves_what_it_leaves_here(
     case: str, workspace: Workspace, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -87,8 +87,15 @@ QUICK = (
     "all kinds of arguments", "artifacts and metadata", "named tuple", "nested pipelines", "list of artifacts",
     "loop over structs", "branches inside a nested pipeline", "OneOf over artifacts", "branch on a number: elif",
 )  # fmt: skip
-
-
-def quick_and_slow(cases: Sequence[str]) -> list[Any]:
-    """The cases, those not in QUICK marked as slow."""
-    return [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in cases]
+# cases of same.py for platforms that take a pipeline flat
+_FLAT = [
+    "one step", "names that are ours elsewhere", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
+    "artifacts and metadata", "metrics", "output paths", "input path", "defaults", "integers",
+    "nested pipelines", "environment", "loop over constants", "loop over structs", "list of artifacts",
+    "nested loops with the item of the outer one", "loop over nested pipelines",
+    "artifact as a return value", "branch on a number: if", "branch on a number: elif",
+    "branch on a number: else", "branch on a bool: if", "branch on a bool: else", "branch on text",
+    "branch on text, not taken", "branch on formatted text", "branch on a share", "branches inside a nested pipeline",
+    "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
+]  # fmt: skip
+FLAT = [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in _FLAT]

@@ -12,7 +12,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms.difference import compare
 from rekindle.platforms.sagemaker.units import units
-from tests.platforms.local.runs import module, quick_and_slow, run
+from tests.platforms.local.runs import FLAT, module, run
 from tests.platforms.sagemaker.conftest import Submit
 from tests.platforms.sagemaker.test_compile import compiled, named_result
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
@@ -20,16 +20,6 @@ from tests.servers.sagemaker import Execution, Pipelines
 from tests.servers.sagemaker_container import Failed
 
 SAME, BEHAVIOUR = module("same"), module("behaviour")
-CASES = [
-    "one step", "names that are ours elsewhere", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
-    "artifacts and metadata", "metrics", "output paths", "input path", "defaults", "integers",
-    "nested pipelines", "environment", "loop over constants", "loop over structs", "list of artifacts",
-    "nested loops with the item of the outer one", "loop over nested pipelines",
-    "artifact as a return value", "branch on a number: if", "branch on a number: elif",
-    "branch on a number: else", "branch on a bool: if", "branch on a bool: else", "branch on text",
-    "branch on text, not taken", "branch on formatted text", "branch on a share", "branches inside a nested pipeline",
-    "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
-]  # fmt: skip
 
 
 def what_came_of_it(execution: Execution, s3: Any) -> dict[str, Any]:
@@ -56,7 +46,7 @@ def what_came_of_it_here(home: Path, pipeline: Any, arguments: dict[str, Any]) -
     }
 
 
-@pytest.mark.parametrize("case", quick_and_slow(CASES))
+@pytest.mark.parametrize("case", FLAT)
 def test_every_step_leaves_what_it_leaves_here(
     case: str, service: Pipelines, submitted: Submit, tmp_path: Path
 ) -> None:
