@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from rekindle.ir.graph import (
     AnyNode,
@@ -27,6 +27,7 @@ from rekindle.ir.graph import (
     Step,
     SubDag,
 )
+from rekindle.ir.origin import Origin, loop_origins
 from rekindle.ir.placeholders import PLATFORM_FACTS, Argument, references, templates
 
 
@@ -49,13 +50,14 @@ def uses(graph: Graph) -> tuple[Use, ...]:
         found += [Use(_of_fact(fact), "", where) for fact in facts]
     if any(not artifact.optional for artifact in graph.inputs.artifacts.values()):
         found.append(Use("artifact_arguments", "", "root.inputDefinitions.artifacts"))
+    loops = loop_origins(graph)
     for node in graph.nodes():
-        for feature, where in (*_of_any(node), *_of_kind(node)):
+        for feature, where in (*_of_any(node), *_of_kind(node, loops)):
             found.append(Use(feature, node.path, where))
     return tuple(dict.fromkeys(found))
 
 
-def _of_kind(node: AnyNode) -> Iterator[tuple[str, str]]:
+def _of_kind(node: AnyNode, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
     match node:
         case Step():
             yield from _of_step(node)
@@ -64,7 +66,7 @@ def _of_kind(node: AnyNode) -> Iterator[tuple[str, str]]:
             if node.to_workspace:
                 yield "workspace", node.where
         case SubDag():
-            yield from _of_sub_dag(node)
+            yield from _of_sub_dag(node, loops)
 
 
 def _importer(node: Importer) -> str:
@@ -124,7 +126,7 @@ def _task_config(parameters: Iterable[Parameter]) -> bool:
     return any(parameter.type == "TASK_CONFIG" for parameter in parameters)
 
 
-def _of_sub_dag(node: SubDag) -> Iterator[tuple[str, str]]:
+def _of_sub_dag(node: SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
     results = [*node.dag.parameters.values(), *node.dag.artifacts.values()]
     if any(len(sources) > 1 for sources in results):
         yield "one_of", node.where
@@ -136,8 +138,11 @@ def _of_sub_dag(node: SubDag) -> Iterator[tuple[str, str]]:
         if node.condition is None and not node.name.startswith(("exit-handler-", "condition-")):
             yield "nesting", node.where
         return
-    dynamic = isinstance(node.loop.items, str) or any(True for _ in templates(node.loop.items))
-    yield "loops_over_outputs" if dynamic else "loops", node.where
+    over = loops[node.path]
+    if over is None:
+        yield "loops_over_outputs", node.where
+    else:
+        yield "loops_over_arguments" if over else "loops", node.where
     if node.loop.at_once:
         yield "loop_limits", f"{node.where}.iteratorPolicy"
     if results:

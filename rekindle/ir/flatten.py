@@ -1,16 +1,18 @@
 """A Graph as a flat list of steps, for platforms without nested pipelines or loops.
 
-Nested Dags are opened, loops over constants unrolled, and every input is traced to where its value
-comes from in the end: a constant, a parameter of the pipeline, an output of a step, or a list of
-such. The conditions around a step become its guards. Steps keep the paths that a run here gives
-them (`for-loop-1/0/train`). What cannot be flattened (loops over what a step gives, exit handlers)
-is for the feature table to refuse before.
+Nested Dags are opened, loops over constants and arguments unrolled, and every input is traced to
+where its value comes from in the end: a constant, a parameter of the pipeline, an output of a step,
+or a list of such. The conditions around a step become its guards; where a loop has a limit, a turn
+waits for an earlier one. Steps keep the paths that a run here gives them (`for-loop-1/0/train`).
+What cannot be flattened (loops over what a step gives, exit handlers) is for the feature table to
+refuse before.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import UnsupportedError
@@ -26,9 +28,11 @@ from rekindle.ir.graph import (
     FromTask,
     Graph,
     Importer,
+    Loop,
     Step,
     SubDag,
 )
+from rekindle.ir.origin import looped_over
 from rekindle.ir.placeholders import has_templates
 
 
@@ -97,12 +101,24 @@ class Flat:
     after: tuple[str, ...] = ()
 
 
-def flatten(graph: Graph) -> tuple[Flat, ...]:
-    """Every step in topological order; UnsupportedError for what has no flat form."""
+def flatten(graph: Graph, values: Mapping[str, Any]) -> tuple[Flat, ...]:
+    """Every step in topological order; UnsupportedError for what has no flat form.
+
+    `values` are the arguments: those that loops go over are constants from here on, others stay
+    what a run gives.
+    """
     flattening = _Flattening()
-    scope = _Scope({name: Given(name) for name in graph.inputs.parameters}, {})
+    settled = {name: Constant(values[name]) for name in looped_over(graph) if name in values}
+    scope = _Scope({name: settled.get(name, Given(name)) for name in graph.inputs.parameters}, {})
     flattening.dag(graph.dag, "", scope, ())
     return tuple(flattening.found)
+
+
+def read_by(flat: Flat) -> Iterator[Given | Output]:
+    """Everything that the step and its guards read."""
+    guarding = [source for guard in flat.guards for source in guard.values.values()]
+    for source in (*flat.parameters.values(), *flat.artifacts.values(), *guarding):
+        yield from sources(source)
 
 
 def sources(source: Source) -> Iterator[Given | Output]:
@@ -162,32 +178,58 @@ class _Flattening:
             )
         first = len(self.found)
         result = self.sub_dag(node, path, given, guards)
-        for i, flat in enumerate(self.found[first:], first):
-            self.found[i] = dataclasses.replace(
-                flat, after=tuple(dict.fromkeys([*flat.after, *after]))
-            )
+        self.wait(range(first, len(self.found)), after)
         return result
+
+    def wait(self, steps: Iterable[int], after: Iterable[str]) -> None:
+        """Have the steps at these places wait for others."""
+        for i in steps:
+            flat = self.found[i]
+            both = tuple(dict.fromkeys([*flat.after, *after]))
+            self.found[i] = dataclasses.replace(flat, after=both)
 
     def sub_dag(self, node: SubDag, path: str, given: _Scope, guards: tuple[Guard, ...]) -> _Scope:
         if node.loop is None:
             return self.dag(node.dag, path, given, guards)
-        items = node.loop.items
-        if isinstance(items, str) and not node.loop.artifacts:
-            known = given.parameters.get(items)
-            items = tuple(known.value) if isinstance(known, Constant) else items
-        if isinstance(items, str) or has_templates(list(items)):
-            raise UnsupportedError(
-                f"`{path}` loops over what is known at run time only", where=node.where,
-                fix="loop over a list that is written in the pipeline",
-            )  # fmt: skip
-        turns = []
-        for i, item in enumerate(items):
+        turns, bounds = [], [len(self.found)]
+        for i, item in enumerate(self.items(node.loop, node, path, given)):
             inputs = {**given.parameters, node.loop.item: Constant(item)}
             turns.append(self.dag(node.dag, f"{path}/{i}", _Scope(inputs, given.artifacts), guards))
+            bounds.append(len(self.found))
+        self.limit([range(*pair) for pair in itertools.pairwise(bounds)], node.loop.at_once)
         return _Scope(
             {n: Listed(tuple(turn.parameters[n] for turn in turns)) for n in node.dag.parameters},
             {n: Listed(tuple(turn.artifacts[n] for turn in turns)) for n in node.dag.artifacts},
         )
+
+    def items(self, loop: Loop, node: SubDag, path: str, given: _Scope) -> Sequence[Any]:
+        """The list that a loop goes over."""
+        items: Any = loop.items
+        if isinstance(items, str):
+            known = None if loop.artifacts else given.parameters.get(items)
+            items = known.value if isinstance(known, Constant) else None
+        if items is None or has_templates(items):
+            raise UnsupportedError(
+                f"`{path}` loops over what is known at run time only", where=node.where,
+                fix="loop over a list that is written in the pipeline, or an argument",
+            )  # fmt: skip
+        if not isinstance(items, list | tuple):
+            raise UnsupportedError(
+                f"`{path}` loops over {items!r}, which is no list", where=node.where,
+                fix="give it a list",
+            )  # fmt: skip
+        return items
+
+    def limit(self, turns: Sequence[range], at_once: int) -> None:
+        """At most `at_once` turns side by side: each waits for the one so many before it, its
+        first steps for the last ones there."""
+        if not at_once:
+            return
+        for before, turn in zip(turns, turns[at_once:], strict=False):
+            mine = {self.found[i].path for i in turn}
+            first = [i for i in turn if not mine & _upstream(self.found[i])]
+            passed = {path for i in before for path in _upstream(self.found[i])}
+            self.wait(first, [p for i in before if (p := self.found[i].path) not in passed])
 
     def inputs(self, node: AnyNode, scope: _Scope, ended: Mapping[str, _Scope]) -> _Scope:
         """What the node's inputs stand for; one without a value or default is left out."""
@@ -234,6 +276,11 @@ class _Flattening:
                     fix="run it where exit handlers run",
                 )  # fmt: skip
         return None
+
+
+def _upstream(flat: Flat) -> set[str]:
+    """The steps that end before this one begins."""
+    return {*flat.after, *(s.path for s in read_by(flat) if isinstance(s, Output))}
 
 
 def _output(ended: Mapping[str, _Scope], source: FromTask, kind: str) -> Source:

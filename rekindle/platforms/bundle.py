@@ -51,13 +51,6 @@ def channels_of(flat: Flat, guards: tuple[Guard, ...] = ()) -> dict[str, Output]
     return found | {channel: output for output, channel in _artifacts_of(flat).items()}
 
 
-def read_by(flat: Flat) -> Iterator[Given | Output]:
-    """Everything that the step and its guards read."""
-    guarding = [source for guard in flat.guards for source in guard.values.values()]
-    for source in (*flat.parameters.values(), *flat.artifacts.values(), *guarding):
-        yield from sources(source)
-
-
 def _artifacts_of(flat: Flat) -> dict[Output, str]:
     read = dict.fromkeys(
         source

@@ -25,12 +25,12 @@ from rekindle.catalog.limits import limits
 from rekindle.catalog.network import network
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.compile import DUMPER
-from rekindle.ir.flatten import Flat, Given, Output, flatten
+from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit, beyond, refusal
-from rekindle.platforms.bundle import RESULT, channels_of, packed, read_by, task_of
+from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.spec.places import AzureMLSpec
@@ -101,7 +101,7 @@ class _Compiler:
         self.graph, self.values, self.place = graph, values, place
         self.problems: list[Problem] = []
         self.bundles: dict[str, bytes] = {}
-        self.flats = {flat.path: flat for flat in flatten(graph)}
+        self.flats = {flat.path: flat for flat in flatten(graph, values)}
         self.types = {name: p.type for name, p in graph.inputs.parameters.items()}
         self.jobs = _identifiers(self.flats)
         self.names = _identifiers(values)

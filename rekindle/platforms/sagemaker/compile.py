@@ -23,11 +23,11 @@ from typing import Any
 
 from rekindle.catalog.limits import limits
 from rekindle.errors import Problem, SpecError
-from rekindle.ir.flatten import Flat, Given, Guard, Output, flatten, sources
+from rekindle.ir.flatten import Flat, Given, Guard, Output, flatten, read_by, sources
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit, refusal
-from rekindle.platforms.bundle import RESULT, read_by
+from rekindle.platforms.bundle import RESULT
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, requests, shapes
 from rekindle.platforms.sagemaker.jobs import Jobs
@@ -129,7 +129,7 @@ class _Compiler:
 
     def __init__(self, graph: Graph, values: Mapping[str, Any], place: SageMakerSpec) -> None:
         self.graph, self.place = graph, place
-        self.flat, guarded = _divided({flat.path: flat for flat in flatten(graph)}, values)
+        self.flat, guarded = _divided({flat.path: flat for flat in flatten(graph, values)}, values)
         types = {name: parameter.type for name, parameter in graph.inputs.parameters.items()}
         fixed = frozenset(name for name, value in values.items() if _is_fixed(value, types[name]))
         more = (*(_result_of(path) for path in self.flat), _REGISTERED)

@@ -85,7 +85,7 @@ def plain(value: Any) -> Any:
 # what a platform has to show in the quick tests; the other cases of same.py are for `make test-all`
 QUICK = (
     "all kinds of arguments", "artifacts and metadata", "named tuple", "nested pipelines", "list of artifacts",
-    "loop over structs", "branches inside a nested pipeline", "OneOf over artifacts", "branch on a number: elif",
+    "loop over structs", "loops over what was given", "loop with a limit", "branches inside a nested pipeline", "OneOf over artifacts", "branch on a number: elif",
 )  # fmt: skip
 # cases of same.py for platforms that take a pipeline flat
 _FLAT = [
@@ -96,6 +96,6 @@ _FLAT = [
     "artifact as a return value", "branch on a number: if", "branch on a number: elif",
     "branch on a number: else", "branch on a bool: if", "branch on a bool: else", "branch on text",
     "branch on text, not taken", "branch on formatted text", "branch on a share", "branches inside a nested pipeline",
-    "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
+    "loop over an argument", "loops over what was given", "loop with a limit", "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
 ]  # fmt: skip
 FLAT = [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in _FLAT]

@@ -471,6 +471,33 @@ def loop_over_an_argument(items: List[str] = ["p", "q"]) -> str:
 
 
 @dsl.pipeline
+def each(items: List[str]) -> str:
+    with dsl.ParallelFor(items) as item:
+        said = greet(name=item)
+    return joined(items=dsl.Collected(said.output)).output
+
+
+@dsl.pipeline
+def loops_over_what_was_given(items: List[str] = ["p", "q"], times: int = 2) -> str:
+    said = each(items=items).output
+    joined(items=items).set_display_name("listed")
+    add(a=times, b=1)
+    with dsl.ParallelFor([{"names": ["a", "b"]}, {"names": ["c"]}]) as item:
+        with dsl.ParallelFor(item.names) as name:
+            greet(name=name)
+    return pair(a=said, b=said).output
+
+
+@dsl.pipeline
+def limited_loop() -> str:
+    with dsl.ParallelFor(["a", "b", "c"], parallelism=2) as item:
+        said = greet(name=item)
+        again = greet(name=said.output)
+        greet(name=said.output)
+    return joined(items=dsl.Collected(again.output)).output
+
+
+@dsl.pipeline
 def loop_with_a_branch(text: str = "a bb c dd") -> NamedTuple("Out", [("taken", str)]):
     out = NamedTuple("Out", [("taken", str)])
     with dsl.ParallelFor(words(text=text).output) as item:
@@ -608,6 +635,8 @@ CASES = {
     "nested loops with the item of the outer one": (nested_loops, {}),
     "loop over structs that a step made": (loop_over_made_structs, {}),
     "loop over an argument": (loop_over_an_argument, {"items": ["x", "y", "z"]}),
+    "loops over what was given": (loops_over_what_was_given, {"items": ["x", "y"]}),
+    "loop with a limit": (limited_loop, {}),
     "loop with a branch": (loop_with_a_branch, {}),
     "loop in a branch": (loop_in_a_branch, {}),
     "loop in a branch not taken": (loop_in_a_branch, {"x": -1.0}),

@@ -1,0 +1,56 @@
+"""What the inputs of every node depend on: on nothing that a run changes, on arguments of the
+pipeline, or on what steps give.
+
+Platforms without loops of their own unroll those whose lists are known when the pipeline is
+compiled; this says which those are. Follows the bindings of the Graph, outermost Dag first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rekindle.ir.graph import Binding, Constant, Dag, FromInput, Graph, SubDag
+from rekindle.ir.placeholders import has_templates
+
+# the arguments that a value comes from, none for a constant; None: a run alone knows it
+Origin = frozenset[str] | None
+_CONSTANT: Origin = frozenset()
+
+
+def loop_origins(graph: Graph) -> dict[str, Origin]:
+    """Where the list of every loop comes from, by the path of its node."""
+    found: dict[str, Origin] = {}
+    _walk(graph.dag, {name: frozenset({name}) for name in graph.inputs.parameters}, found)
+    return found
+
+
+def looped_over(graph: Graph) -> frozenset[str]:
+    """The arguments whose values decide which steps there are once loops are unrolled."""
+    return frozenset().union(*filter(None, loop_origins(graph).values()))
+
+
+def _walk(dag: Dag, scope: Mapping[str, Origin], found: dict[str, Origin]) -> None:
+    for node in dag.ordered():
+        if not isinstance(node, SubDag):
+            continue
+        inputs = {
+            name: _CONSTANT if not has_templates(parameter.default) else None
+            for name, parameter in node.inputs.parameters.items()
+        }
+        inputs |= {name: _origin(bound, scope) for name, bound in node.parameters.items()}
+        if node.loop is not None:
+            items = node.loop.items
+            if isinstance(items, str):
+                over = None if node.loop.artifacts else inputs.get(items)
+            else:
+                over = None if has_templates(items) else _CONSTANT
+            found[node.path] = inputs[node.loop.item] = over
+        _walk(node.dag, inputs, found)
+
+
+def _origin(bound: Binding, scope: Mapping[str, Origin]) -> Origin:
+    match bound:
+        case Constant():
+            return _CONSTANT
+        case FromInput(name):
+            return scope.get(name, _CONSTANT)
+    return None
