@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import UnsupportedError
@@ -42,6 +42,13 @@ class Given:
 
     name: str
     keys: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Item(Given):
+    """The item of the loop at the path `name`, which the platform runs itself, and its type."""
+
+    type: str = "STRING"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +97,19 @@ class Guard:
 
 
 @dataclasses.dataclass(frozen=True)
+class Kept:
+    """A loop that the platform runs itself: its path, the argument that it goes over, and how many
+    turns may run side by side (0: any)."""
+
+    path: str
+    over: str
+    at_once: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Flat:
-    """A step under its `path` in a run, with all that it reads, waits for, and is guarded by."""
+    """A step under its `path` in a run, with all that it reads, waits for, and is guarded by; it
+    runs once for each item of its `loop`."""
 
     step: Step | Importer
     path: str
@@ -99,16 +117,21 @@ class Flat:
     artifacts: Mapping[str, Source]
     guards: tuple[Guard, ...] = ()
     after: tuple[str, ...] = ()
+    loop: Kept | None = None
 
 
-def flatten(graph: Graph, values: Mapping[str, Any]) -> tuple[Flat, ...]:
+def flatten(
+    graph: Graph, values: Mapping[str, Any], kept: Collection[str] = ()
+) -> tuple[Flat, ...]:
     """Every step in topological order; UnsupportedError for what has no flat form.
 
     `values` are the arguments: those that loops go over are constants from here on, others stay
-    what a run gives.
+    what a run gives. `kept` are the paths of loops over arguments that the platform runs itself;
+    nobody reads what their steps give.
     """
-    flattening = _Flattening()
-    settled = {name: Constant(values[name]) for name in looped_over(graph) if name in values}
+    flattening = _Flattening(kept)
+    over = looped_over(graph, kept)
+    settled = {name: Constant(values[name]) for name in over if name in values}
     scope = _Scope({name: settled.get(name, Given(name)) for name in graph.inputs.parameters}, {})
     flattening.dag(graph.dag, "", scope, ())
     return tuple(flattening.found)
@@ -145,8 +168,9 @@ class _Scope:
 class _Flattening:
     """One pass: the steps found so far, and the outputs and steps of every node by its path."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Collection[str]) -> None:
         self.found: list[Flat] = []
+        self.kept = kept
 
     def dag(self, dag: Dag, path: str, scope: _Scope, guards: tuple[Guard, ...]) -> _Scope:
         """Flatten one Dag; what its outputs stand for."""
@@ -191,6 +215,8 @@ class _Flattening:
     def sub_dag(self, node: SubDag, path: str, given: _Scope, guards: tuple[Guard, ...]) -> _Scope:
         if node.loop is None:
             return self.dag(node.dag, path, given, guards)
+        if path in self.kept and isinstance(over := self.over(node.loop, given), Given):
+            return self.keep(node, node.loop, path, given, over.name)
         turns, bounds = [], [len(self.found)]
         for i, item in enumerate(self.items(node.loop, node, path, given)):
             inputs = {**given.parameters, node.loop.item: Constant(item)}
@@ -202,11 +228,26 @@ class _Flattening:
             {n: Listed(tuple(turn.artifacts[n] for turn in turns)) for n in node.dag.artifacts},
         )
 
+    def keep(self, node: SubDag, loop: Loop, path: str, given: _Scope, over: str) -> _Scope:
+        """The steps of a loop once, for the platform to repeat."""
+        first = len(self.found)
+        item = Item(path, type=node.inputs.parameters[loop.item].type)
+        inputs = {**given.parameters, loop.item: item}
+        self.dag(node.dag, path, _Scope(inputs, given.artifacts), ())
+        around = Kept(path, over, loop.at_once)
+        self.found[first:] = [dataclasses.replace(f, loop=around) for f in self.found[first:]]
+        return _Scope({}, {})
+
+    def over(self, loop: Loop, given: _Scope) -> Source | None:
+        """What a loop goes over, if it is an input."""
+        named = isinstance(loop.items, str) and not loop.artifacts
+        return given.parameters.get(str(loop.items)) if named else None
+
     def items(self, loop: Loop, node: SubDag, path: str, given: _Scope) -> Sequence[Any]:
         """The list that a loop goes over."""
         items: Any = loop.items
         if isinstance(items, str):
-            known = None if loop.artifacts else given.parameters.get(items)
+            known = self.over(loop, given)
             items = known.value if isinstance(known, Constant) else None
         if items is None or has_templates(items):
             raise UnsupportedError(
@@ -314,8 +355,6 @@ def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:
                     raise UnsupportedError(f"there is no `{key}` in {value!r}", where=where)
                 value = value[key]
             return Constant(value)
-        case Given(name, before):
-            return Given(name, (*before, *keys))
-        case Output(path, name, before):
-            return Output(path, name, (*before, *keys))
+        case Given() | Output():
+            return dataclasses.replace(source, keys=(*source.keys, *keys))
     raise UnsupportedError("an element of a list or of formatted text", where=where)

@@ -6,7 +6,7 @@ compiled; this says which those are. Follows the bindings of the Graph, outermos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rekindle.ir.graph import Binding, Constant, Dag, FromInput, Graph, SubDag
 from rekindle.ir.placeholders import has_templates
@@ -23,9 +23,11 @@ def loop_origins(graph: Graph) -> dict[str, Origin]:
     return found
 
 
-def looped_over(graph: Graph) -> frozenset[str]:
-    """The arguments whose values decide which steps there are once loops are unrolled."""
-    return frozenset().union(*filter(None, loop_origins(graph).values()))
+def looped_over(graph: Graph, kept: Collection[str] = ()) -> frozenset[str]:
+    """The arguments whose values decide which steps there are once all loops are unrolled but
+    those at the paths `kept`."""
+    unrolled = (over for path, over in loop_origins(graph).items() if path not in kept)
+    return frozenset().union(*filter(None, unrolled))
 
 
 def _walk(dag: Dag, scope: Mapping[str, Origin], found: dict[str, Origin]) -> None:

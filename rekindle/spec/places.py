@@ -135,9 +135,10 @@ class SageMakerSpec(Section):
     """Environment variables of the steps in `image`, by reference to Secrets Manager:
     `{HF_TOKEN: "arn:aws:secretsmanager:..."}`. The image needs boto3; the value is read when the
     step begins."""
-    unproven: tuple[Literal["exit_handlers"], ...] = ()
-    """What to try although nobody has seen it work: `exit_handlers` become steps that wait with
-    `Trigger: Any`, which the service's SDK knows and its documentation does not."""
+    unproven: tuple[Literal["exit_handlers", "loops"], ...] = ()
+    """What to try although nobody has seen it work, since the service's SDK knows it and its
+    documentation does not: `exit_handlers` become steps that wait with `Trigger: Any`, `loops` over
+    an argument become a ForEach, so that a run may be given another list."""
     spot_wait_hours: float = Field(24.0, ge=0, le=672)
     """How long a job on spot machines waits for them, in all."""
     model_package_group: str = Field("", pattern=r"^([a-zA-Z0-9](-*[a-zA-Z0-9]){0,62})?$")

@@ -112,9 +112,8 @@ def holds_all(
 def _every(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for step in steps:
         yield step
-        if step["Type"] == "Condition":
-            yield from _every(step["Arguments"]["IfSteps"])
-            yield from _every(step["Arguments"]["ElseSteps"])
+        for steps in ("IfSteps", "ElseSteps", "ForEachBody"):
+            yield from _every(step["Arguments"].get(steps, []))
 
 
 class _Run:
@@ -123,6 +122,7 @@ class _Run:
         self.ended: set[str] = set()
         self.failures: list[Failed] = []
         self.broken: set[str] = set()  # failed, or never begun because something before did
+        self.item = self.job_name = ""  # of the loop and the job that values are for
 
     def steps(self, steps: list[dict[str, Any]]) -> None:
         """Run what is ready until all are done; what is behind a failure does not begin, unless it
@@ -147,7 +147,7 @@ class _Run:
     def step(self, step: dict[str, Any]) -> None:
         run = {
             "Condition": self.condition, "Processing": self.job, "Training": self.job,
-            "RegisterModel": self.register,
+            "RegisterModel": self.register, "ForEach": self.for_each,
         }  # fmt: skip
         assert step["Type"] in run, step["Type"]
         run[step["Type"]](step)
@@ -171,6 +171,21 @@ class _Run:
         self.execution.conditions[step["Name"]] = holds
         self.steps(arguments["IfSteps" if holds else "ElseSteps"])
 
+    def for_each(self, step: dict[str, Any]) -> None:
+        """Every step of the body for every item, under its name and the item's number."""
+        arguments = step["Arguments"]
+        assert arguments.keys() == {"IterableItems", "MaxConcurrency", "ForEachBody"}
+        assert 1 <= arguments["MaxConcurrency"] <= 50
+        items = self.value(arguments["IterableItems"])
+        items = json.loads(items) if isinstance(items, str) else items
+        for number, item in enumerate(items):
+            self.item = item if isinstance(item, str) else json.dumps(item)
+            for one in arguments["ForEachBody"]:
+                assert one["Type"] in ("Processing", "Training"), one["Type"]
+                assert "DependsOn" not in one
+                self.job({**one, "Name": f"{one['Name']}-{number}"})
+        self.item = ""
+
     def holds(self, condition: dict[str, Any]) -> bool:
         kind = condition["Type"]
         if kind == "Not":
@@ -180,6 +195,15 @@ class _Run:
         left, right = (self.value(condition[side]) for side in ("LeftValue", "RightValue"))
         return bool(_COMPARE[kind](left, right))
 
+    def here(self) -> dict[str, str]:
+        """What is known of the execution, the job and the turn that values are for."""
+        known = {
+            "Execution.PipelineExecutionId": self.execution.identifier,
+            "Execution.ProcessingJobName": self.job_name,
+            "ForEach.CurrentItem": self.item,
+        }
+        return {name: value for name, value in known.items() if value}
+
     def value(self, raw: Any) -> Any:
         """What a property reference stands for."""
         if isinstance(raw, list):
@@ -187,8 +211,8 @@ class _Run:
         if not isinstance(raw, dict):
             return raw
         match raw:
-            case {"Get": "Execution.PipelineExecutionId"}:
-                return self.execution.identifier
+            case {"Get": str(path)} if path in (here := self.here()):
+                return here[path]
             case {"Get": str(path)} if path.startswith("Parameters."):
                 return self.values[path.removeprefix("Parameters.")]
             case {"Get": str(path)} if match := _GET.fullmatch(path):
@@ -209,6 +233,8 @@ class _Run:
         return {key: self.value(item) for key, item in raw.items()}
 
     def job(self, step: dict[str, Any]) -> None:
+        name = f"pipelines-{self.execution.identifier}-{step['Name'][:20]}-{uuid.uuid4().hex[:6]}"
+        self.job_name = name
         job = self.value(step["Arguments"])
         members = _CACHED_BY[step["Type"]]
         key = json.dumps([step["Type"], *map(job.get, members)], sort_keys=True)
@@ -217,7 +243,6 @@ class _Run:
             self.execution.jobs[step["Name"]] = known
             return
         run = self.processing if step["Type"] == "Processing" else self.training
-        name = f"pipelines-{self.execution.identifier}-{step['Name'][:20]}-{uuid.uuid4().hex[:6]}"
         self.execution.jobs[step["Name"]] = self.service.cache[key] = run(step, job, name)
 
     def processing(self, step: dict[str, Any], job: dict[str, Any], name: str) -> Job:

@@ -13,9 +13,7 @@ sagemaker.md. No account has run it yet."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,13 +21,14 @@ from typing import Any
 
 from rekindle.catalog.limits import limits
 from rekindle.errors import Problem, SpecError
-from rekindle.ir.flatten import Flat, Given, Guard, Output, flatten, read_by, sources
+from rekindle.ir.flatten import Flat, Given, Kept, Output, flatten, read_by, sources
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit, refusal
 from rekindle.platforms.bundle import RESULT
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, requests, shapes
+from rekindle.platforms.sagemaker.control import divided, loops
 from rekindle.platforms.sagemaker.jobs import Jobs
 from rekindle.platforms.sagemaker.site import ECR, Site, is_training, joined
 from rekindle.spec.places import SageMakerSpec
@@ -129,10 +128,12 @@ class _Compiler:
 
     def __init__(self, graph: Graph, values: Mapping[str, Any], place: SageMakerSpec) -> None:
         self.graph, self.place = graph, place
-        self.flat, guarded = _divided({flat.path: flat for flat in flatten(graph, values)}, values)
         types = {name: parameter.type for name, parameter in graph.inputs.parameters.items()}
         fixed = frozenset(name for name, value in values.items() if _is_fixed(value, types[name]))
-        more = (*(_result_of(path) for path in self.flat), _REGISTERED)
+        kept = loops(graph, values.keys() - fixed) if "loops" in place.unproven else ()
+        flats = {flat.path: flat for flat in flatten(graph, values, kept)}
+        self.flat, guarded = divided(flats, values)
+        more = (*(_result_of(path) for path in self.flat), _REGISTERED, *kept)
         names = _names([*self.flat, *more])
         self.site = Site(place, self.flat, guarded, names, types, values, fixed)
         self.jobs = Jobs(self.site)
@@ -150,6 +151,7 @@ class _Compiler:
         steps = [flat for flat in self.flat.values() if isinstance(flat.step, Step)]
         self._check_names(steps)
         read = {s.name for flat in steps for s in self._read(flat) if isinstance(s, Given)}
+        read |= {flat.loop.over for flat in steps if flat.loop}
         parameters = [
             {
                 "Name": name,
@@ -186,12 +188,18 @@ class _Compiler:
                 yield from sources(source)
 
     def _nested(self, steps: Sequence[Flat], guards: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Steps under the same guards become the branch of one Condition step."""
+        """Steps under the same guards become the branch of one Condition step, those of a loop that
+        is kept the body of a ForEach."""
         found: list[dict[str, Any]] = []
         done: set[str] = set()
         for flat in steps:
             inner = [guard for guard in flat.guards if guard.path not in guards]
-            if not inner:
+            if flat.loop and flat.loop.path not in done:
+                done.add(flat.loop.path)
+                found.append(self._for_each(flat.loop, steps))
+            elif flat.loop:
+                continue
+            elif not inner:
                 found += self._steps(flat)
             elif inner[0].path not in done:
                 guard = inner[0]
@@ -208,6 +216,26 @@ class _Compiler:
                 }
                 found.append(condition)
         return found
+
+    def _for_each(self, loop: Kept, steps: Sequence[Flat]) -> dict[str, Any]:
+        """A loop that the service runs; it waits for what its steps would wait for."""
+        body, waits = [], set[str]()
+        for flat in (flat for flat in steps if flat.loop == loop):
+            step = self._step(flat)
+            waits |= {name for name in step.pop("DependsOn", []) if isinstance(name, str)}
+            waits |= {self._end_of(s.path, flat) for s in read_by(flat) if isinstance(s, Output)}
+            body.append(step)
+        most = limits("sagemaker")["loop_at_once"]
+        found: dict[str, Any] = {
+            "Name": self.site.names[loop.path],
+            "Type": "ForEach",
+            "Arguments": {
+                "IterableItems": {"Get": f"Parameters.{loop.over}"},
+                "MaxConcurrency": min(loop.at_once or most, most),
+                "ForEachBody": body,
+            },
+        }
+        return found | ({"DependsOn": sorted(waits)} if waits else {})
 
     def _operand(self, source: Given | Output) -> Any:
         """A value that a condition compares."""
@@ -263,8 +291,10 @@ class _Compiler:
         return found
 
     def _end_of(self, path: str, flat: Flat) -> str:
-        """What to wait for until the step at `path` ended or will not run: it, or the condition
-        around it."""
+        """What to wait for until the step at `path` ended or will not run: it, or the condition or
+        loop around it."""
+        if loop := self.flat[path].loop:
+            return self.site.names[loop.path]
         mine = {guard.path for guard in flat.guards}
         others = [g.path for g in self.flat[path].guards if g.path not in mine]
         return _condition_name(others[0]) if others else self.site.names[path]
@@ -289,35 +319,6 @@ _RESULT_FILE = {
         {"PropertyFileName": "result", "OutputName": RESULT, "FilePath": "result.json"}
     ]
 }
-
-
-def _divided(
-    flats: Mapping[str, Flat], values: Mapping[str, Any]
-) -> tuple[dict[str, Flat], dict[str, tuple[Guard, ...]]]:
-    """The steps with the conditions that become Condition steps, and by path those that a step
-    looks at itself: those that compare what no Condition step can, and where what a branch made is
-    read outside of it, since its steps have to run either way, and so do those of the branches
-    inside."""
-    inside = {
-        guard.path
-        for flat in flats.values()
-        for guard in flat.guards
-        if not conditions.is_plain(guard, values)
-    }
-    inside |= {
-        guard.path
-        for flat in flats.values()
-        for source in read_by(flat)
-        if isinstance(source, Output)
-        for guard in flats[source.path].guards
-        if guard.path not in {mine.path for mine in flat.guards}
-    }
-    steps, guarded = {}, {}
-    for path, flat in flats.items():
-        kept = list(itertools.takewhile(lambda g: g.path not in inside, flat.guards))
-        steps[path] = dataclasses.replace(flat, guards=tuple(kept))
-        guarded[path] = flat.guards[len(kept) :]
-    return steps, guarded
 
 
 def _result_of(path: str) -> str:

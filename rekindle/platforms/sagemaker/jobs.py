@@ -74,8 +74,7 @@ class Jobs:
         return request
 
     def _processing(self, flat: Flat, step: Step) -> dict[str, Any]:
-        name = self.site.names[flat.path]
-        outputs = {o: self.site.folder(name, o) for o in (RESULT, *step.outputs.artifacts)}
+        outputs = {o: self.site.output(flat, o) for o in (RESULT, *step.outputs.artifacts)}
         most = limits("sagemaker")["processing_outputs"]
         self._count(flat, "outputs, its result included", len(outputs), most)
         return requests.processing(
@@ -122,7 +121,7 @@ class Jobs:
         return found
 
     def _task(self, flat: Flat, step: Step) -> dict[str, Any]:
-        given = {n: (variable, self.site.types[n]) for n, variable in self.site.given(flat).items()}
+        given = {name: (one.variable, one.type) for name, one in self.site.given(flat).items()}
         known = {name: self.site.values[name] for name in self.site.fixed}
         guards = self.site.guarded[flat.path]
         task = task_of(flat, step, self.site.flats, given, known, guards)
@@ -147,8 +146,8 @@ class Jobs:
         """The pipeline's parameters that the step reads, and the names of secrets, never their
         values."""
         found: dict[str, Any] = {
-            variable: {"Std:Join": {"On": "", "Values": [{"Get": f"Parameters.{name}"}]}}
-            for name, variable in self.site.given(flat).items()
+            one.variable: {"Std:Join": {"On": "", "Values": [dict(one.value)]}}
+            for one in self.site.given(flat).values()
         }
         if self.place.secrets and self.site.image(step) == self.place.image:
             found |= {f"REKINDLE_SECRET_{n}": arn for n, arn in sorted(self.place.secrets.items())}

@@ -7,12 +7,22 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.ir.flatten import Flat, Given, Guard, Output, sources
+from rekindle.ir.flatten import Flat, Given, Guard, Item, Output, sources
 from rekindle.ir.graph import Importer, Step
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.spec.places import SageMakerSpec
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Received:
+    """A value that a job gets in a variable of its environment: which, its type in the IR, and what
+    the definition says for it."""
+
+    variable: str
+    type: str
+    value: Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +44,21 @@ class Site:
         """The artifact root without a slash at its end."""
         return self.place.artifact_root.rstrip("/")
 
-    def given(self, flat: Flat) -> dict[str, str]:
-        """The pipeline's parameters that the step reads from its environment, each with its
-        variable there."""
+    def given(self, flat: Flat) -> dict[str, Received]:
+        """What the step reads from its environment: the pipeline's parameters, and the item of the
+        loop around it."""
         guarding = [s for guard in self.guarded[flat.path] for s in guard.values.values()]
         given = (*flat.parameters.values(), *guarding)
-        read = [s for source in given for s in sources(source)]
-        names = dict.fromkeys(s.name for s in read if isinstance(s, Given))
-        open_ = [name for name in names if name in self.values and name not in self.fixed]
-        return {name: f"REKINDLE_P{i}" for i, name in enumerate(open_)}
+        read = [s for source in given for s in sources(source) if isinstance(s, Given)]
+        found: dict[str, Received] = {}
+        for one in {one.name: one for one in read}.values():
+            variable = f"REKINDLE_P{len(found)}"
+            if isinstance(one, Item):
+                found[one.name] = Received(variable, one.type, {"Get": "ForEach.CurrentItem"})
+            elif one.name in self.values and one.name not in self.fixed:
+                value = {"Get": f"Parameters.{one.name}"}
+                found[one.name] = Received(variable, self.types[one.name], value)
+        return found
 
     def image(self, step: Step) -> str:
         """The image that the step runs in: its own, where the service can pull it."""
@@ -64,9 +80,14 @@ class Site:
         outputs = f"Steps.{name}.ProcessingOutputConfig.Outputs"
         return {"Get": f"{outputs}['{source.name}'].S3Output.S3Uri"}
 
-    def folder(self, job: str, *more: str) -> dict[str, Any]:
+    def folder(self, job: str, *more: Any) -> dict[str, Any]:
         """What a job of this execution writes to."""
         return joined(f"{self.root}/runs", {"Get": "Execution.PipelineExecutionId"}, job, *more)
+
+    def output(self, flat: Flat, name: str) -> dict[str, Any]:
+        """Where a Processing job leaves an output; in a loop each turn has a folder of its own."""
+        turn = [{"Get": "Execution.ProcessingJobName"}] if flat.loop else []
+        return self.folder(self.names[flat.path], *turn, name)
 
 
 def joined(*parts: Any, on: str = "/") -> dict[str, Any]:

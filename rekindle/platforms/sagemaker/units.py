@@ -29,6 +29,9 @@ def _jobs(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for step in steps:
         if step["Type"] == "Condition":
             yield from _jobs([*step["Arguments"]["IfSteps"], *step["Arguments"]["ElseSteps"]])
+        elif step["Type"] == "ForEach":
+            over = step["Arguments"]["IterableItems"]
+            yield from ({**one, "IterableItems": over} for one in step["Arguments"]["ForEachBody"])
         else:
             yield step
 
@@ -41,13 +44,14 @@ def _unit(step: dict[str, Any], defaults: Mapping[str, str], files: Mapping[str,
         for c in job.get("InputDataConfig", ())
     }
     environment = json.dumps(job.get("Environment", {}), sort_keys=True)
+    given = environment + json.dumps(step.get("IterableItems"))
     bundle = str(inputs.pop("bundle", ""))
     algorithm = job.get("AppSpecification") or job.get("AlgorithmSpecification") or {}
     parts = {
         "image": json.dumps(algorithm, sort_keys=True),
         "environment variables": environment,
         "inputs": json.dumps(inputs, sort_keys=True),
-        **{f"parameter `{n}`": defaults.get(n, "") for n in _PARAMETER.findall(environment)},
+        **{f"parameter `{n}`": defaults.get(n, "") for n in _PARAMETER.findall(given)},
         **of_bundle("bundles" + bundle.partition("/bundles")[2], files),
     }
     reads = _READ.findall(json.dumps([*inputs.values(), job.get("InferenceSpecification")]))

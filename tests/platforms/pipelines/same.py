@@ -489,6 +489,17 @@ def loops_over_what_was_given(items: List[str] = ["p", "q"], times: int = 2) -> 
 
 
 @dsl.pipeline
+def letters(people: List[Dict[str, str]] = [{"who": "a", "end": "b"}], word: str = "dear") -> str:
+    first = greet(name=word)
+    with dsl.ParallelFor(people, parallelism=2) as person:
+        said = pair(a=first.output, b=person.who)
+        write(text=person.end)
+    last = greet(name=word)
+    last.after(said)
+    return last.output
+
+
+@dsl.pipeline
 def limited_loop() -> str:
     with dsl.ParallelFor(["a", "b", "c"], parallelism=2) as item:
         said = greet(name=item)
