@@ -18,17 +18,19 @@ def admit(
     honoured: Collection[tuple[str, str]] = (),
     unproven: Collection[str] = (),
 ) -> tuple[Ignored, ...]:
-    """What `platform` ignores of the pipeline, but for features of nodes (by name and path) that
-    are `honoured` this time; UnsupportedError with everything that it refuses, but for features
-    that somebody wants to try although they are `unproven`."""
+    """What `platform` ignores of the pipeline; UnsupportedError with everything that it refuses.
+    Neither counts features of nodes (by name and path) that are `honoured` this time, nor what
+    somebody wants to try although it is `unproven`."""
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
     for use in uses(graph):
         row = table().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
         carried = row.on.get(platform, Carried("refused", "rekindle knows nothing of it"))
-        if carried.verdict == "refused" and use.feature not in unproven:
+        if (use.feature, use.path) in honoured or use.feature in unproven:
+            continue
+        if carried.verdict == "refused":
             refused.append(_refusal(use, row, platform, carried.how))
-        elif carried.verdict == "ignored" and (use.feature, use.path) not in honoured:
+        elif carried.verdict == "ignored":
             ignored.setdefault(carried.how, []).append(use.path)
     if refused:
         raise UnsupportedError(refused)

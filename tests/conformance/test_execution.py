@@ -47,14 +47,14 @@ EVERYWHERE = [
     "parallel_and_nested/pipeline_in_pipeline.yaml",
     "parallel_and_nested/pipeline_in_pipeline_complex.yaml", "parameters_complex.yaml",
     "pipeline_producer_consumer.yaml", "pipeline_with_utils.yaml", "preprocess.yaml",
-    "pythonic_artifacts_with_multiple_returns.yaml",
+    "pythonic_artifacts_with_multiple_returns.yaml", "pipeline_with_nested_loops.yaml",
+    "pythonic_artifacts_with_list_of_artifacts.yaml",
 ]  # fmt: skip
 BRANCHES = [
     "if_elif_else_with_oneof_parameters.yaml", "if_else_with_oneof_artifacts.yaml",
     "if_else_with_oneof_parameters.yaml", "conditional_producer_and_consumers.yaml",
     "local_execution/local_execution_pipeline_with_oneof.yaml", "artifacts_complex.yaml",
-    "collected_artifacts.yaml", "pipeline_with_nested_loops.yaml",
-    "pipeline_with_loops_and_conditions.yaml", "pythonic_artifacts_with_list_of_artifacts.yaml",
+    "collected_artifacts.yaml", "pipeline_with_loops_and_conditions.yaml",
 ]  # fmt: skip
 RANDOM = {"if_elif_else_with_oneof_parameters.yaml", "if_else_with_oneof_parameters.yaml"}
 # what kfp.local cannot do, in its own words

@@ -30,7 +30,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, requests, shapes
 from rekindle.platforms.sagemaker.control import divided, loops
 from rekindle.platforms.sagemaker.jobs import Jobs
-from rekindle.platforms.sagemaker.site import ECR, Site, is_training, joined
+from rekindle.platforms.sagemaker.site import ECR, Site, gets_secrets, is_training, joined
 from rekindle.spec.places import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
@@ -56,7 +56,7 @@ def compile(
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it.
     """
-    admit(graph, "sagemaker", unproven=place.unproven)
+    admit(graph, "sagemaker", _known_secrets(graph, place), place.unproven)
     if problems := list(_of_place(graph, place)):
         raise SpecError(problems)
     compiler = _Compiler(graph, bind(graph, arguments), place)
@@ -71,6 +71,15 @@ def compile(
         )  # fmt: skip
     files = {f"{graph.name}.sagemaker.json": f"{text}\n".encode(), **compiler.jobs.bundles}
     return Definition(files)
+
+
+def _known_secrets(graph: Graph, place: SageMakerSpec) -> set[tuple[str, str]]:
+    """The steps whose secrets of Kubernetes are variables that `place` has a secret for."""
+    return {
+        ("secrets", step.path)
+        for step in graph.steps()
+        if gets_secrets(step, place) and all(s.env in place.secrets for s in step.secrets)
+    }
 
 
 def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ from rekindle.platforms.admission import beyond
 from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import requests, shapes
-from rekindle.platforms.sagemaker.site import Site, is_training
+from rekindle.platforms.sagemaker.site import Site, gets_secrets, is_training
 
 _DAY_SECONDS = 86_400
 _ENTRY = Path(__file__).with_name("entry.py")
@@ -149,7 +149,7 @@ class Jobs:
             one.variable: {"Std:Join": {"On": "", "Values": [dict(one.value)]}}
             for one in self.site.given(flat).values()
         }
-        if self.place.secrets and self.site.image(step) == self.place.image:
+        if gets_secrets(step, self.place):
             found |= {f"REKINDLE_SECRET_{n}": arn for n, arn in sorted(self.place.secrets.items())}
         return found
 

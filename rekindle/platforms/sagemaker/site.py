@@ -61,11 +61,8 @@ class Site:
         return found
 
     def image(self, step: Step) -> str:
-        """The image that the step runs in: its own, where the service can pull it."""
-        image = step.container.image
-        if image.startswith(OWN_IMAGES) or (step.container.source and not ECR.fullmatch(image)):
-            return self.place.image or image
-        return image
+        """The image that the step runs in."""
+        return image_of(step, self.place)
 
     def uri(self, source: Output) -> Any:
         """Where an output of a step lies, as a property of its job. A Training job's lies where the
@@ -88,6 +85,19 @@ class Site:
         """Where a Processing job leaves an output; in a loop each turn has a folder of its own."""
         turn = [{"Get": "Execution.ProcessingJobName"}] if flat.loop else []
         return self.folder(self.names[flat.path], *turn, name)
+
+
+def image_of(step: Step, place: SageMakerSpec) -> str:
+    """The image that a step runs in: its own, where the service can pull it."""
+    image = step.container.image
+    if image.startswith(OWN_IMAGES) or (step.container.source and not ECR.fullmatch(image)):
+        return place.image or image
+    return image
+
+
+def gets_secrets(step: Step, place: SageMakerSpec) -> bool:
+    """Whether the step finds `platforms.sagemaker.secrets` in its environment."""
+    return bool(place.secrets) and image_of(step, place) == place.image
 
 
 def joined(*parts: Any, on: str = "/") -> dict[str, Any]:

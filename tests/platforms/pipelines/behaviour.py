@@ -457,6 +457,13 @@ def knows_a_secret(folder: str):
     kubernetes.use_secret_as_env(task, "login", {"token": "TOKEN"})
 
 
+@dsl.pipeline
+def tells_a_secret() -> str:
+    task = reads_environment(name="HF_TOKEN")
+    kubernetes.use_secret_as_env(task, "hub", {"token": "HF_TOKEN"})
+    return task.output
+
+
 @component
 def gather(folder: str, model: dsl.Output[dsl.Model], bad_node: int = -1) -> str:
     """Every node tells node rank 0 its number over the network; no torch."""

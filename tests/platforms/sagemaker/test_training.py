@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.errors import UnsupportedError
 from tests.platforms.local.runs import module
 from tests.platforms.sagemaker.conftest import KEYS, Submit
 from tests.platforms.sagemaker.test_compile import compiled, definition, spread
@@ -110,3 +111,9 @@ def test_a_secret_is_named_in_the_definition_and_known_to_the_step(
     assert "very secret" not in str(made)
     result = service.execute(made).result("condition-1-keep", service.s3)
     assert result["parameters"] == {"Output": "very secret, 10"}
+    with pytest.raises(UnsupportedError, match=r"platforms\.sagemaker\.secrets"):
+        submitted(BEHAVIOUR.tells_a_secret, {}, secrets={"OTHER": arn})
+    made = submitted(BEHAVIOUR.tells_a_secret, {}, secrets={"HF_TOKEN": arn})
+    (job,) = service.execute(made).jobs
+    result = service.execute(made).result(job, service.s3)
+    assert result["parameters"] == {"Output": "very secret"[::-1]}, "of AWS here"
