@@ -103,5 +103,6 @@ def malformed(value: Any, wanted: str, where: str) -> RequestError:
     return RequestError(
         f"this is no KFP pipeline: {shown} stands where {wanted} belongs",
         where=where,
-        fix="compile it with kfp 2.x",
+        fix="compile it with kfp 2.x; if that wrote it, its compiler went wrong here, as it does "
+        "for a loop in a condition whose item nobody reads: write the pipeline otherwise",
     )
