@@ -27,6 +27,8 @@ _JOB = {
     "limits",
     "queue_settings",
     "compute",
+    "identity",
+    "environment_variables",
 }
 _COMPONENT = {
     "type", "is_deterministic", "code", "environment", "command", "inputs", "outputs", "distribution",
@@ -91,6 +93,7 @@ class Workspace:
             environment = {
                 "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "AZUREML_RUN_ID": name,
                 "AZUREML_ROOT_RUN_ID": "root", "AZUREML_NODE_COUNT": str(nodes), **self.environment,
+                **command.get("environment_variables", {}),
             }  # fmt: skip
             if "distribution" in component:
                 environment |= {

@@ -39,6 +39,8 @@ _SECTION = "platforms.azureml"
 _SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"
 _ENTRY = Path(__file__).with_name("entry.py")
 _CONDITIONS = ("errors.py", "ir/condition.py")
+_SECRETS = ("platforms/azureml/secrets.py",)
+_IDENTITIES = {"managed": "managed", "user": "user_identity"}  # the job's names for them
 _RENDEZVOUS = ("errors.py", "launch/rendezvous.py", "platforms/azureml/rendezvous.py")
 _KINDS = {"NUMBER_INTEGER": "integer", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean"}
 _OURS = re.compile(r"rekindle_result|(?:result|artifact|after)_\d+")
@@ -76,6 +78,11 @@ def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
         yield Problem(
             f"`{place.image}` may be another image tomorrow", f"{_SECTION}.image",
             "name it by digest: NAME.azurecr.io/NAME@sha256:...",
+        )  # fmt: skip
+    if place.secrets and not place.image:
+        yield Problem(
+            "secrets reach the steps in rekindle's image, and there is none", f"{_SECTION}.secrets",
+            f"name it in {_SECTION}.image, or take the secrets out",
         )  # fmt: skip
     if not re.fullmatch(limits("azureml")["name"], graph.name):
         how = f"`{graph.name}` is no name of a job there"
@@ -157,8 +164,23 @@ class _Compiler:
             "component": component,
             "inputs": bound,
             "outputs": made,
+            **self._access(step),
             **self._machine(step),
         }
+
+    def _access(self, step: Step) -> dict[str, Any]:
+        """As whom the step runs, and the addresses of secrets, never their values."""
+        found: dict[str, Any] = {}
+        if self.place.identity:
+            found["identity"] = {"type": _IDENTITIES[self.place.identity]}
+        if self._knows_secrets(step):
+            named = sorted(self.place.secrets.items())
+            found["environment_variables"] = {f"REKINDLE_SECRET_{n}": url for n, url in named}
+        return found
+
+    def _knows_secrets(self, step: Step) -> bool:
+        """Whether its image is ours, which has what reads them."""
+        return bool(self.place.secrets) and self._image(step) == self.place.image
 
     def _given(self, flat: Flat) -> dict[str, tuple[str, str]]:
         """The pipeline's parameters that the step or its guards read: input's name and type."""
@@ -190,6 +212,8 @@ class _Compiler:
                 machine = self._machine(step)["resources"].get("instance_type", "")
                 task["env"] = {**network(machine), **task["env"]}
             task["ranks_per_node"] = max(1, gpus_of(step)[1])
+        if self._knows_secrets(step):
+            more, task["secrets"] = (*more, *_SECRETS), True
         folder, files = packed(_ENTRY, more, json.dumps(task, sort_keys=True, allow_nan=False))
         self.bundles |= {f"{folder}/{name}": content for name, content in files.items()}
         return folder
