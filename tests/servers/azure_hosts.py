@@ -221,9 +221,9 @@ def _certified(folder: Path, names: tuple[str, ...]) -> ssl.SSLContext:
 
 
 @contextlib.contextmanager
-def identity(token: str, resources: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """The endpoint of managed identities on Azure ML's compute, as an environment; it gives `token`
-    for `resources` to whoever knows its secret."""
+def identity(tokens: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The endpoint of managed identities on Azure ML's compute, as an environment; it gives
+    `tokens`, by what they are for, to whoever knows its secret."""
 
     class Msi(_Handler):
         def reply(self, asked: Asked) -> Answer:
@@ -233,10 +233,10 @@ def identity(token: str, resources: tuple[str, ...]) -> Iterator[dict[str, str]]
                 return Answer(401, {"error": "unknown caller"})
             resource = asked.query.get("resource", "")
             known = {"api-version": "2017-09-01", "resource": resource}
-            if asked.query != known or resource not in resources:
+            if asked.query != known or resource not in tokens:
                 return Answer(400, {"error": f"asked with {asked.query}"})
             until = str(int(time.time()) + 3_600)
-            told = {"access_token": token, "expires_on": until, "resource": resource}
+            told = {"access_token": tokens[resource], "expires_on": until, "resource": resource}
             return Answer(200, {**told, "token_type": "Bearer"})
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Msi)

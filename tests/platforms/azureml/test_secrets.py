@@ -45,7 +45,7 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vault]:
     (tmp_path / "tls").mkdir()
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Hosts(tmp_path / "tls", ("*.vault.azure.net",), made.answer))
-        msi = stack.enter_context(identity(TOKEN, ("https://vault.azure.net",)))
+        msi = stack.enter_context(identity({"https://vault.azure.net": TOKEN}))
         for name, value in {**hosts.environment, **msi}.items():
             monkeypatch.setenv(name, value)
         made.environment = {**hosts.environment, **msi}
