@@ -322,6 +322,8 @@ class Workspace:
         return Answer(200, self.schedules[name])
 
     def delete_schedule(self, asked: Asked, name: str) -> Answer:
+        if name in self.schedules and self.schedules[name]["properties"]["isEnabled"]:
+            raise Refused(400, "UserError", "a schedule that is enabled cannot be deleted")
         return Answer(200 if self.schedules.pop(name, None) else 204)
 
     def list_schedules(self, asked: Asked) -> Answer:
