@@ -1,14 +1,17 @@
 """What can go wrong, as one tree; every error says what, where and what to do.
 
-    RekindleError                 exit 1: it was tried and failed ├── RequestError              exit
-    2: the request is wrong; nothing was sent or written │   ├── SpecError             the YAML, an
-    override, a cross-check: all problems at once │   └── UnsupportedError      a pipeline or
-    platform feature that is refused, with its place in the IR ├── DataError                 the
-    source or a shard is not what it should be, with the rows at fault ├── StepError
-    a step of the pipeline failed ├── CheckpointError           no usable checkpoint where one was
-    promised ├── RegistryError             the model registry refused, or holds something else than
-    expected ├── PreemptedError            exit 75: stopped from outside after a save; the same
-    command resumes └── InterruptedRunError       exit 130: Ctrl-C; the same command resumes
+    RekindleError                 exit 1: it was tried and failed
+    ├── RequestError              exit 2: the request is wrong; nothing was sent or written
+    │   ├── SpecError             the YAML, an override, a cross-check: all problems at once
+    │   └── UnsupportedError      a feature that is refused, with its place in the IR
+    ├── DataError                 the source or a shard is not what it should be, with the rows
+    ├── StepError                 a step of the pipeline failed
+    ├── CheckpointError           no usable checkpoint where one was promised
+    ├── RegistryError             the model registry refused, or holds something else than expected
+    ├── PlatformError             a platform refused what was sent, or did not answer
+    ├── PreemptedError            exit 75: stopped from outside after a save; the same command
+    │                             resumes
+    └── InterruptedRunError       exit 130: Ctrl-C; the same command resumes
 
 `str(error)` is the text a person reads in a terminal or at the end of a log; `failure_from_log`
 reads it back."""
@@ -84,6 +87,10 @@ class CheckpointError(RekindleError):
 
 class RegistryError(RekindleError):
     code = "E-REGISTRY"
+
+
+class PlatformError(RekindleError):
+    code = "E-PLATFORM"
 
 
 class PreemptedError(RekindleError):

@@ -3,12 +3,12 @@ with its place in the IR before anything is sent or run, what it ignores is said
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from rekindle.catalog.features import Carried, Feature, table
 from rekindle.errors import Problem, RequestError, SpecError, UnsupportedError
 from rekindle.ir.features import Use, uses
-from rekindle.ir.graph import Graph
+from rekindle.ir.graph import Graph, Step
 from rekindle.records import Ignored
 
 
@@ -38,6 +38,18 @@ def admit(
         Ignored(what=how, asked_by=tuple(dict.fromkeys(filter(None, paths))))
         for how, paths in ignored.items()
     )
+
+
+def known_secrets(
+    graph: Graph, named: Collection[str], gets: Callable[[Step], bool]
+) -> set[tuple[str, str]]:
+    """The steps whose secrets of Kubernetes are variables that the platform has `named` secrets of
+    its own for, among those that it `gets` them to; `honoured`, for `admit`."""
+    return {
+        ("secrets", step.path)
+        for step in graph.steps()
+        if gets(step) and all(secret.env in named for secret in step.secrets)
+    }
 
 
 def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:

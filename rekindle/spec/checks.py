@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from rekindle.spec import schedule
 from rekindle.spec.document import KeyPath
 from rekindle.spec.model import BUILTIN_TASKS, LOWER_IS_BETTER, METRICS, TOKEN_METRICS, Spec
 
@@ -148,6 +149,12 @@ def _gate(spec: Spec) -> Iterator[Finding]:
             )
 
 
+def _schedule(spec: Spec) -> Iterator[Finding]:
+    if spec.schedule is not None:
+        for field, what, fix in schedule.findings(spec.schedule):
+            yield ("schedule", field), what, fix
+
+
 def _secrets(spec: Spec) -> Iterator[Finding]:
     places: tuple[tuple[KeyPath, str], ...] = (
         (("data", "source"), spec.data.source if spec.data else ""),
@@ -190,4 +197,4 @@ def _nearest_divisor(total: int, wanted: int) -> int:
     )
 
 
-_RULES = (_task, _pipeline, _data, _documents, _train, _gate, _secrets)
+_RULES = (_task, _pipeline, _data, _documents, _train, _gate, _schedule, _secrets)

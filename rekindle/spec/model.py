@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, StringConstraints
 
 from rekindle.spec.places import PlatformsSpec, Section
+from rekindle.spec.schedule import ScheduleSpec
 
 BUILTIN_TASKS = ("causal_lm", "image_classification", "text_classification")
 METRICS = ("accuracy", "macro_f1", "log_loss", "calibration_error")
@@ -36,8 +37,7 @@ PartialDate = Annotated[
 
 class ColumnsSpec(Section):
     """Which column of the source plays which role. A role that the task does not use may stay
-    empty.
-    """
+    empty."""
 
     text: ColumnName = "text"
     """Column with the text (text tasks; causal_lm unless one of the next three is set)."""
@@ -50,16 +50,14 @@ class ColumnsSpec(Section):
     """Column with what the model learns to answer to `prompt` (causal_lm)."""
     image: ColumnName = "image"
     """Column with the image: encoded bytes, a path, or a list of numbers (image tasks; `images` and
-    `sklearn` fill it).
-    """
+    `sklearn` fill it)."""
     label: ColumnName = "label"
     """Column with the class: a string or an integer (not for causal_lm)."""
     key: ColumnName | None = None
     """Column that identifies a record for the hash split; without it the content itself does."""
     time: ColumnName | None = None
     """Column with the record's time (ISO 8601, also partial such as 2026-03); needed by `split.by:
-    time` and `window`.
-    """
+    time` and `window`."""
 
     @property
     def form(self) -> Literal["text", "completion", "chat"]:
@@ -74,8 +72,7 @@ class SplitSpec(Section):
 
     by: Literal["hash", "time", "source"] = "hash"
     """`hash` of the record's key; `time`: oldest to train, newest to test; `source`: the splits the
-    source has.
-    """
+    source has."""
     train: float = Field(0.8, gt=0, lt=1)
     """Share of records to train on."""
     validation: float = Field(0.1, ge=0, lt=1)
@@ -86,15 +83,13 @@ class SplitSpec(Section):
 
 class WindowSpec(Section):
     """A rolling window over the records' time, or over the partitions of a source with `{window}`
-    in it.
-    """
+    in it."""
 
     size: Duration
     """Length of the window, such as `6 months` or `30 days`."""
     every: Duration | None = None
     """Distance between two windows; default: `size`. With partitions: the length of one
-    partition.
-    """
+    partition."""
     end: PartialDate = "latest"
     """Where the window ends: a date (that day, month or year is included) or `latest`, the newest
     period that has records.
@@ -383,6 +378,8 @@ class Spec(Section):
     """How the candidate is judged."""
     registration: RegisterSpec = Field(RegisterSpec(), alias="register")
     """Where versions of the model are kept."""
+    schedule: ScheduleSpec | None = None
+    """When a platform starts it by itself (`rekindle schedule set`)."""
     platforms: PlatformsSpec = PlatformsSpec()
     """One section a platform."""
 

@@ -26,6 +26,14 @@ GoogleSecret = Annotated[
     ),
 ]
 
+VaultSecret = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^https://[A-Za-z][A-Za-z0-9-]{1,22}[A-Za-z0-9]\.vault\.azure\.net/secrets/"
+        r"[A-Za-z0-9-]{1,127}(/[0-9a-f]{32})?$"
+    ),
+]
+
 
 class Section(BaseModel):
     """Base of every section: frozen, unknown keys refused, field docstrings kept as
@@ -148,6 +156,17 @@ class SageMakerSpec(Section):
 class AzureMLSpec(Section):
     """Azure Machine Learning pipelines."""
 
+    subscription: str = Field(
+        "", pattern=r"^([0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12})?$"
+    )
+    """Subscription of the workspace, by its id; `rekindle submit` needs it."""
+    resource_group: str = Field("", pattern=r"^([-\w.()]{0,89}[-\w()])?$")
+    """Resource group of the workspace."""
+    workspace: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{2,32})?$")
+    """Workspace that runs the pipeline."""
+    identity: Literal["managed", "user"] | None = None
+    """Whom steps act as: `managed`, the identity of their compute; `user`, whoever submits; null:
+    as the workspace decides."""
     compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
     """Cluster that steps run on; default: serverless, on a machine that Azure finds."""
     gpu_compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
@@ -160,6 +179,10 @@ class AzureMLSpec(Section):
     """Container image of rekindle's steps, by digest."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Tags of the job."""
+    secrets: dict[VariableName, VaultSecret] = Field(default_factory=dict)
+    """Environment variables of the steps in `image`, by reference to Key Vault: `{HF_TOKEN:
+    https://my-vault.vault.azure.net/secrets/hf}`, of a version if `/VERSION` follows. The image
+    needs azure-identity; the value is read when the step begins."""
 
 
 class PlatformsSpec(Section):

@@ -27,6 +27,8 @@ _JOB = {
     "limits",
     "queue_settings",
     "compute",
+    "identity",
+    "environment_variables",
 }
 _COMPONENT = {
     "type", "is_deterministic", "code", "environment", "command", "inputs", "outputs", "distribution",
@@ -88,9 +90,11 @@ class Workspace:
         running = []
         for rank in range(nodes):
             shutil.copytree(base / component["code"], home / f"code-{rank}")
+            (home / f"scratch-{rank}").mkdir()
             environment = {
                 "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "AZUREML_RUN_ID": name,
-                "AZUREML_ROOT_RUN_ID": "root", "AZUREML_NODE_COUNT": str(nodes), **self.environment,
+                "TMPDIR": str(home / f"scratch-{rank}"), "AZUREML_ROOT_RUN_ID": "root", "AZUREML_NODE_COUNT": str(nodes), **self.environment,
+                **command.get("environment_variables", {}),
             }  # fmt: skip
             if "distribution" in component:
                 environment |= {

@@ -29,7 +29,7 @@ from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import admit, beyond, refusal
+from rekindle.platforms.admission import admit, beyond, known_secrets, refusal
 from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.machines import gpus_of, machine_for
@@ -39,6 +39,8 @@ _SECTION = "platforms.azureml"
 _SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"
 _ENTRY = Path(__file__).with_name("entry.py")
 _CONDITIONS = ("errors.py", "ir/condition.py")
+_SECRETS = ("platforms/azureml/secrets.py",)
+_IDENTITIES = {"managed": "managed", "user": "user_identity"}  # the job's names for them
 _RENDEZVOUS = ("errors.py", "launch/rendezvous.py", "platforms/azureml/rendezvous.py")
 _KINDS = {"NUMBER_INTEGER": "integer", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean"}
 _OURS = re.compile(r"rekindle_result|(?:result|artifact|after)_\d+")
@@ -54,7 +56,8 @@ def compile(
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it.
     """
-    admit(graph, "azureml")
+    known = known_secrets(graph, place.secrets, lambda step: _knows_secrets(step, place))
+    admit(graph, "azureml", known)
     compiler = _Compiler(graph, bind(graph, arguments), place)
     compiler.problems += _of_place(graph, place)
     job = compiler.job()
@@ -76,6 +79,11 @@ def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
         yield Problem(
             f"`{place.image}` may be another image tomorrow", f"{_SECTION}.image",
             "name it by digest: NAME.azurecr.io/NAME@sha256:...",
+        )  # fmt: skip
+    if place.secrets and not place.image:
+        yield Problem(
+            "secrets reach the steps in rekindle's image, and there is none", f"{_SECTION}.secrets",
+            f"name it in {_SECTION}.image, or take the secrets out",
         )  # fmt: skip
     if not re.fullmatch(limits("azureml")["name"], graph.name):
         how = f"`{graph.name}` is no name of a job there"
@@ -144,7 +152,7 @@ class _Compiler:
             "type": "command",
             "is_deterministic": step.cache,
             "code": f"./{self._bundle(flat, step)}",
-            "environment": {"image": self._image(step)},
+            "environment": {"image": _image(step, self.place)},
             "command": _shell(list(given.values()), mounted, left),
             "inputs": inputs,
             "outputs": outputs,
@@ -157,8 +165,19 @@ class _Compiler:
             "component": component,
             "inputs": bound,
             "outputs": made,
+            **self._access(step),
             **self._machine(step),
         }
+
+    def _access(self, step: Step) -> dict[str, Any]:
+        """As whom the step runs, and the addresses of secrets, never their values."""
+        found: dict[str, Any] = {}
+        if self.place.identity:
+            found["identity"] = {"type": _IDENTITIES[self.place.identity]}
+        if _knows_secrets(step, self.place):
+            named = sorted(self.place.secrets.items())
+            found["environment_variables"] = {f"REKINDLE_SECRET_{n}": url for n, url in named}
+        return found
 
     def _given(self, flat: Flat) -> dict[str, tuple[str, str]]:
         """The pipeline's parameters that the step or its guards read: input's name and type."""
@@ -190,13 +209,11 @@ class _Compiler:
                 machine = self._machine(step)["resources"].get("instance_type", "")
                 task["env"] = {**network(machine), **task["env"]}
             task["ranks_per_node"] = max(1, gpus_of(step)[1])
+        if _knows_secrets(step, self.place):
+            more, task["secrets"] = (*more, *_SECRETS), True
         folder, files = packed(_ENTRY, more, json.dumps(task, sort_keys=True, allow_nan=False))
         self.bundles |= {f"{folder}/{name}": content for name, content in files.items()}
         return folder
-
-    def _image(self, step: Step) -> str:
-        image = step.container.image
-        return (self.place.image or image) if image.startswith(OWN_IMAGES) else image
 
     def _spread(self, step: Step) -> dict[str, Any]:
         """How many nodes: one process on each, which starts the ranks."""
@@ -226,6 +243,17 @@ class _Compiler:
         if step.time_limit_seconds is not None:
             found["limits"] = {"timeout": round(step.time_limit_seconds)}
         return {**found, "resources": resources}
+
+
+def _image(step: Step, place: AzureMLSpec) -> str:
+    """The image that a step runs in: ours, or its own."""
+    image = step.container.image
+    return (place.image or image) if image.startswith(OWN_IMAGES) else image
+
+
+def _knows_secrets(step: Step, place: AzureMLSpec) -> bool:
+    """Whether its image is ours, which has what reads them."""
+    return bool(place.secrets) and _image(step, place) == place.image
 
 
 def _folders(names: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -15,6 +15,8 @@ def permissions(place: AzureMLSpec) -> str:
         ("Storage Blob Data Contributor", place.artifact_root or "the account of artifact_root",
          "steps write checkpoints"),
     ]  # fmt: skip
+    vaults = sorted({url.partition("/secrets/")[0] for url in place.secrets.values()})
+    rows += [("Key Vault Secrets User", vault, "steps read their secrets") for vault in vaults]
     lines = [f"  {role:<30} on {where}: {why}" for role, where, why in rows]
     return "\n".join(["The identity of the compute, and who submits, need:", *lines])
 

@@ -3,8 +3,8 @@
     python3 entry.py --values FOLDER --input CHANNEL=PATH ... --output NAME=PATH ...
 
 The working folder is the bundle. FOLDER holds a file for each of the pipeline's parameters that the
-step reads. The nodes of a distributed job find a Rendezvous in their environment; the first of them
-leaves the outputs."""
+step reads. The environment holds addresses of secrets, as REKINDLE_SECRET_NAME. The nodes of a
+distributed job find a Rendezvous in it; the first of them leaves the outputs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ def main(words: list[str]) -> int:
     try:
         if "nodes" in task:
             place = place.of_node(_meet(task))
+        if task.get("secrets"):
+            _read_secrets()
     except Exception as error:  # noqa: BLE001 - it is the job's last word
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
@@ -70,6 +72,16 @@ def _meet(task: Task) -> int:
         raise ValueError(f"the job has {found.nodes} nodes, the step wants {task['nodes']}")
     os.environ.update(found.environment())
     return found.node_rank
+
+
+def _read_secrets() -> None:
+    """Every secret that the environment names becomes a variable of the step."""
+    from rekindle.platforms.azureml import secrets
+
+    found = secrets.read(secrets.named(os.environ), os.environ)
+    for name, value in found.items():
+        del os.environ[secrets.PREFIX + name]
+        os.environ[name] = value
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from rekindle.errors import Problem, SpecError
 from rekindle.ir.flatten import Flat, Given, Kept, Output, flatten, read_by, sources
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import admit, refusal
+from rekindle.platforms.admission import admit, known_secrets, refusal
 from rekindle.platforms.bundle import RESULT
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, requests, shapes
@@ -56,7 +56,8 @@ def compile(
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
     something in the pipeline does not run there, RequestError if the arguments do not fit it.
     """
-    admit(graph, "sagemaker", _known_secrets(graph, place), place.unproven)
+    known = known_secrets(graph, place.secrets, lambda step: gets_secrets(step, place))
+    admit(graph, "sagemaker", known, place.unproven)
     if problems := list(_of_place(graph, place)):
         raise SpecError(problems)
     compiler = _Compiler(graph, bind(graph, arguments), place)
@@ -71,15 +72,6 @@ def compile(
         )  # fmt: skip
     files = {f"{graph.name}.sagemaker.json": f"{text}\n".encode(), **compiler.jobs.bundles}
     return Definition(files)
-
-
-def _known_secrets(graph: Graph, place: SageMakerSpec) -> set[tuple[str, str]]:
-    """The steps whose secrets of Kubernetes are variables that `place` has a secret for."""
-    return {
-        ("secrets", step.path)
-        for step in graph.steps()
-        if gets_secrets(step, place) and all(s.env in place.secrets for s in step.secrets)
-    }
 
 
 def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:

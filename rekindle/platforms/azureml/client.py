@@ -1,0 +1,283 @@
+"""A workspace of Azure ML: jobs are submitted, looked at and cancelled, schedules set and taken
+away; azure-ai-ml is imported when that is done.
+
+A job's name follows from its definition and the submission's token. Whether it is there is asked
+before it is made, and again where making it failed in a way that leaves that open: the same
+submission is one job. The SDK repeats calls after 429, 5xx and broken connections, a few times.
+
+Authority: azure-ai-ml 1.35, as tests/servers/azure_rest.py has seen it ask. No workspace has."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rekindle.errors import PlatformError, Problem, SpecError
+from rekindle.platforms.azureml.schedule import lowered, schedule_id
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Placed, Schedule, digest_of
+from rekindle.spec.places import AzureMLSpec
+from rekindle.spec.schedule import ScheduleSpec
+
+if TYPE_CHECKING:
+    from azure.ai.ml import MLClient
+    from azure.core.credentials import TokenCredential
+
+OVER = frozenset({"Completed", "Failed", "Canceled"})
+_SECTION = "platforms.azureml"
+_PATIENCE: dict[str, Any] = {"retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30}
+_PAUSES_SECONDS = (1.0, 4.0)
+_LONGEST_SECONDS = 600  # that a schedule may take until it is there
+_EXAMPLES = {
+    "subscription": "00000000-0000-0000-0000-000000000000",
+    "resource_group": "my-group",
+    "workspace": "my-workspace",
+}
+
+
+def submit(definition: Definition, place: AzureMLSpec, token: str) -> Placed:
+    """The job, made now or by the same submission before; PlatformError if the workspace refuses
+    it or does not answer, SpecError if `place` does not say which workspace."""
+    name = job_name(definition, token)
+    with _connected(place) as client:
+        if found := _found(client, name):
+            return Placed(name, found.studio_url or "", anew=False)
+        return Placed(name, _created(client, name, definition).studio_url or "")
+
+
+def status(place: AzureMLSpec, id: str) -> str:
+    """The job's status in Azure's words, such as `Running`; `OVER` are the last ones."""
+    with _connected(place) as client:
+        return _status_of(client, id)
+
+
+def cancel(place: AzureMLSpec, id: str) -> str:
+    """Have the job cancelled; its status then. A job that is over stays as it is."""
+    with _connected(place) as client:
+        if (now := _status_of(client, id)) in OVER:
+            return now
+        try:
+            client.jobs.begin_cancel(id, polling=False)
+        except Exception:
+            if _status_of(client, id) not in OVER:  # it may have ended meanwhile
+                raise
+        return _status_of(client, id)
+
+
+def schedule_set(
+    definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str
+) -> Schedule:
+    """The schedule of the config `name`, made or changed to this; UnsupportedError with what Azure
+    would not heed."""
+    expression, zone = lowered(schedule)
+    with _connected(place) as client, tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
+        from azure.ai.ml import load_job
+        from azure.ai.ml.entities import CronTrigger, JobSchedule
+
+        made = client.schedules.begin_create_or_update(
+            JobSchedule(
+                name=schedule_id(name),
+                display_name=name,
+                tags={"rekindle": "true", **place.tags},
+                trigger=CronTrigger(expression=expression, time_zone=zone),
+                create_job=load_job(str(_written(definition, Path(folder)))),
+            )
+        )
+        return _schedule(made.result(timeout=_LONGEST_SECONDS))
+
+
+def schedule_list(place: AzureMLSpec) -> tuple[Schedule, ...]:
+    """Schedules that were set here, those that pause too, by name."""
+    with _connected(place) as client:
+        from azure.ai.ml.constants import ListViewType
+
+        found = list(client.schedules.list(list_view_type=ListViewType.ALL))
+    ours = [one for one in found if (one.tags or {}).get("rekindle") == "true"]
+    return tuple(sorted(map(_schedule, ours), key=lambda one: one.id))
+
+
+def schedule_pause(place: AzureMLSpec, name: str) -> Schedule:
+    """The schedule of the config `name`, which starts nothing until it is set again."""
+    with _connected(place) as client:
+        paused = client.schedules.begin_disable(schedule_id(name))
+        return _schedule(paused.result(timeout=_LONGEST_SECONDS))
+
+
+def schedule_delete(place: AzureMLSpec, name: str) -> bool:
+    """Whether there was one to take away. Azure deletes only those that pause."""
+    with _connected(place) as client:
+        from azure.core.exceptions import ResourceNotFoundError
+
+        try:
+            found = client.schedules.get(schedule_id(name))
+        except ResourceNotFoundError as error:
+            if _of_the_workspace(error):
+                raise
+            return False
+        if found._is_enabled:
+            client.schedules.begin_disable(found.name).result(timeout=_LONGEST_SECONDS)
+        client.schedules.begin_delete(found.name).result(timeout=_LONGEST_SECONDS)
+        return True
+
+
+def job_name(definition: Definition, token: str) -> str:
+    """Name of the job of this submission."""
+    (job,) = (name for name in definition.files if name.endswith(".azureml.yaml"))
+    return f"{job.removesuffix('.azureml.yaml')[:80]}-{digest_of(definition.files, token)}"
+
+
+def lacks(place: AzureMLSpec) -> tuple[Problem, ...]:
+    """What the config does not say about the workspace."""
+    return tuple(
+        Problem(f"Azure ML needs `{name}`", f"{_SECTION}.{name}", f"set {_SECTION}.{name}: {value}")
+        for name, value in _EXAMPLES.items()
+        if not getattr(place, name)
+    )
+
+
+def where(place: AzureMLSpec) -> str:
+    """The workspace, for people."""
+    return f"workspace {place.workspace} of {place.resource_group} ({place.subscription})"
+
+
+@contextlib.contextmanager
+def _connected(place: AzureMLSpec) -> Iterator[MLClient]:
+    """The SDK's client; what it raises becomes a PlatformError, what it prints is dropped."""
+    if problems := lacks(place):
+        raise SpecError(problems)
+    try:
+        from azure.ai.ml import MLClient
+        from azure.core.exceptions import AzureError
+        from azure.identity import DefaultAzureCredential
+    except ImportError as error:
+        raise PlatformError(
+            f"{error.name} is not installed here", where="azureml",
+            fix="pip install azure-ai-ml azure-identity",
+        ) from None  # fmt: skip
+    credential: TokenCredential = DefaultAzureCredential()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield MLClient(
+                credential, place.subscription, place.resource_group, place.workspace,
+                show_progress=False, enable_telemetry=False, **_PATIENCE,
+            )  # fmt: skip
+    except AzureError as error:
+        raise _explained(error, place) from error
+
+
+def _found(client: MLClient, name: str) -> Any:
+    """The job, or None."""
+    from azure.core.exceptions import ResourceNotFoundError
+
+    try:
+        return client.jobs.get(name)
+    except ResourceNotFoundError as error:
+        if _of_the_workspace(error):
+            raise
+        return None
+
+
+def _status_of(client: MLClient, id: str) -> str:
+    found: Any = client.jobs.get(id).status
+    return str(getattr(found, "value", found))
+
+
+def _schedule(found: Any) -> Schedule:
+    trigger = found.trigger
+    zone = str(getattr(trigger.time_zone, "value", trigger.time_zone))
+    return Schedule(found.name, trigger.expression, zone, bool(found._is_enabled))
+
+
+def _created(client: MLClient, name: str, definition: Definition) -> Any:
+    from azure.core.exceptions import AzureError
+
+    with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
+        file = _written(definition, Path(folder))
+        for pause in (*_PAUSES_SECONDS, None):
+            try:
+                return client.jobs.create_or_update(_loaded(file, name))
+            except AzureError as error:
+                if _status(error) in (401, 403):
+                    raise
+                if found := _found(client, name):  # a repeated call may be told that it is there
+                    return found
+                if pause is None or not _open(error):
+                    raise
+                time.sleep(pause)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _written(definition: Definition, folder: Path) -> Path:
+    """The job's file, with the code of its steps beside it."""
+    for name, content in definition.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (file,) = folder.glob("*.azureml.yaml")
+    return file
+
+
+def _loaded(file: Path, name: str) -> Any:
+    from azure.ai.ml import load_job
+
+    job = load_job(str(file))
+    job.name = name
+    return job
+
+
+def _open(error: Exception) -> bool:
+    """Whether the same call may yet succeed."""
+    from azure.core.exceptions import ServiceRequestError, ServiceResponseError
+
+    if isinstance(error, ServiceRequestError | ServiceResponseError):
+        return True
+    status = _status(error)
+    return status in (408, 409, 429) or status >= 500
+
+
+def _status(error: Exception) -> int:
+    """HTTP's, 0 without an answer."""
+    return int(getattr(error, "status_code", None) or 0)
+
+
+def _of_the_workspace(error: Exception) -> bool:
+    """Whether it is not the job that lacks, but where it would be."""
+    code = getattr(getattr(error, "error", None), "code", "") or ""
+    return code in ("ResourceNotFound", "ResourceGroupNotFound", "SubscriptionNotFound")
+
+
+def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
+    """What Azure says, and what to do about it."""
+    from azure.ai.ml.exceptions import MlException
+    from azure.core.exceptions import ClientAuthenticationError
+
+    status = _status(error)
+    if isinstance(error, ClientAuthenticationError) or status == 401:
+        fix = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
+    elif status == 403:
+        fix = "ask for the role `AzureML Data Scientist` on the workspace"
+    elif status == 404 and _of_the_workspace(error):
+        fix = f"see whether {_SECTION} names the right subscription, resource_group and workspace"
+    elif status == 404:
+        fix = "see what the workspace has: az ml job list"
+    elif isinstance(error, MlException):
+        fix = f"what {_SECTION} names has to be in the workspace"
+    elif _open(error):
+        fix = "say it again; what was done already is found"
+    else:
+        fix = "this may be a mistake of rekindle's: the workspace refuses what was sent"
+    return PlatformError(_said(error), where=where(place), fix=fix)
+
+
+def _said(error: Exception) -> str:
+    """The first of what may be many lines, or what the SDK found wrong before it sent anything."""
+    text = str(getattr(error, "message", "") or error).strip()
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        found = json.loads(text)["errors"]
+        return "; ".join(f"{one['path']}: {one['message'].splitlines()[0]}" for one in found)
+    return text.splitlines()[0] if text else type(error).__name__

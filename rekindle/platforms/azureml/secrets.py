@@ -1,0 +1,153 @@
+"""Secrets of Key Vault, read in the container when a step begins: a token of the identity that the
+step has, then one GET a secret.
+
+The identity is the compute's, or whoever submitted the job where Azure ML hands theirs on. Calls
+are repeated after 429, 5xx and broken connections, a few times. A value is never part of an error
+or a log, and no token follows a redirection. The image needs azure-identity (azure-ai-ml for the
+identity of whoever submitted); the rest is standard library, for the bundle brings this module.
+Authority: azure-identity 1.x (AzureMLCredential), learn.microsoft.com/rest/api/keyvault/secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PREFIX = "REKINDLE_SECRET_"
+SCOPE = "https://vault.azure.net/.default"
+API_VERSION = "7.4"
+TIMEOUT_SECONDS = 20.0
+PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+_LONGEST_PAUSE_SECONDS = 30.0
+_WAYS_OUT = {
+    401: "the vault refuses the token: is it in the same tenant as the workspace?",
+    403: "give the identity of the step `Key Vault Secrets User` on the vault, and let it through "
+    "the vault's firewall",
+    404: "there is no such secret, or no such version of it",
+}
+
+
+class SecretError(Exception):
+    """A secret cannot be read; the text names its variable and what to do."""
+
+
+class _Failed(Exception):
+    """A call failed; `status` is that of HTTP, 0 if there was no answer."""
+
+    def __init__(self, status: int, message: str, pause_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.pause_seconds = status, pause_seconds
+
+    @property
+    def transient(self) -> bool:
+        return self.status in (0, 408, 429) or self.status >= 500
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows nothing: the token is for the vault alone."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def named(environment: Mapping[str, str]) -> dict[str, str]:
+    """Addresses of secrets by the name of the variable that shall have their value."""
+    found = {name: text for name, text in environment.items() if name.startswith(PREFIX)}
+    return {name.removeprefix(PREFIX): text for name, text in found.items()}
+
+
+def read(references: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The values by variable; SecretError with the first that cannot be read."""
+    token = _token(environment)
+    return {variable: _value(variable, url, token) for variable, url in references.items()}
+
+
+def _token(environment: Mapping[str, str]) -> str:
+    """Of the identity that Azure ML gave the step."""
+    try:
+        credential = _credential(environment)
+    except ImportError as error:
+        raise SecretError(
+            f"secrets of Key Vault need {error.name or 'azure-identity'} in the image: "
+            "pip install azure-identity (azure-ai-ml with platforms.azureml.identity: user)"
+        ) from None
+    logging.getLogger("azure").setLevel(logging.CRITICAL)  # it logs answers that it cannot read
+    try:
+        return str(credential.get_token(SCOPE).token)
+    except Exception as error:  # noqa: BLE001 - azure.core's and requests'; texts may hold a token
+        raise SecretError(
+            f"the step gets no token for Key Vault ({type(error).__name__}): give its compute a "
+            "managed identity and set platforms.azureml.identity: managed"
+        ) from None
+
+
+def _credential(environment: Mapping[str, str]) -> Any:
+    if environment.get("OBO_ENDPOINT"):
+        from azure.ai.ml.identity import AzureMLOnBehalfOfCredential
+
+        return AzureMLOnBehalfOfCredential()
+    from azure.identity import ManagedIdentityCredential
+
+    # a cluster with an identity of the user's own names it so
+    return ManagedIdentityCredential(client_id=environment.get("DEFAULT_IDENTITY_CLIENT_ID"))
+
+
+def _value(variable: str, url: str, token: str) -> str:
+    try:
+        told = _repeated(lambda: _get(f"{url}?api-version={API_VERSION}", token))
+    except _Failed as error:
+        fix = _WAYS_OUT.get(error.status, "see whether the vault can be reached from the compute")
+        raise SecretError(f"cannot read {variable} from {url}: {error}: {fix}") from None
+    value = told.get("value")
+    if not isinstance(value, str):
+        raise SecretError(f"cannot read {variable} from {url}: it has no value that is text")
+    return value
+
+
+def _repeated(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    for pause in PAUSES_SECONDS:
+        try:
+            return call()
+        except _Failed as error:
+            if not error.transient:
+                raise
+            time.sleep(min(max(pause, error.pause_seconds), _LONGEST_PAUSE_SECONDS))
+    return call()
+
+
+def _get(url: str, token: str) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the spec takes https only
+    opener = urllib.request.build_opener(_Stay)
+    try:
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+            told = json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        raise _Failed(
+            error.code, f"HTTP {error.code} {_code(error)}".strip(), _wait(error)
+        ) from None
+    except ValueError:  # what was answered may hold the value
+        raise _Failed(0, "the answer is no JSON") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise _Failed(0, f"no answer: {getattr(error, 'reason', error)}") from None
+    return told if isinstance(told, dict) else {}
+
+
+def _code(error: urllib.error.HTTPError) -> str:
+    """Key Vault's own name of what is wrong."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(error.read())["error"]["code"])[:80]
+    return ""
+
+
+def _wait(error: urllib.error.HTTPError) -> float:
+    """Seconds that the vault wants to be left alone."""
+    with contextlib.suppress(ValueError):
+        return float(error.headers.get("Retry-After", 0))
+    return 0.0

@@ -1,0 +1,39 @@
+"""A definition on its way to a platform: what it is called there, and what came of it.
+
+A submission is identified by what is sent and by a token of whoever sends it: the same two give the
+same name, so that what is said twice happens once."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A run on a platform: its `id` there, and the page to look at (`url`). `anew` is False where
+    the same submission was there already."""
+
+    id: str
+    url: str
+    anew: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What a platform starts by itself: its `id` there, when (five fields of cron, and the name of
+    a time zone as the platform has it), and whether it does so now."""
+
+    id: str
+    cron: str
+    timezone: str
+    enabled: bool
+
+
+def digest_of(files: Mapping[str, bytes], token: str = "") -> str:
+    """16 characters that stand for the files and the token."""
+    digest = hashlib.sha256(f"{len(token)}\0{token}".encode())
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
