@@ -137,18 +137,20 @@ def with_secrets(
     spec: Mapping[str, Any],
     settings: Sequence[Mapping[str, Any]],
     secrets: Mapping[str, tuple[str, str]],
-    bare: Container[str] = (),
+    kept: Mapping[str, Container[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
-    step: variable -> name of the secret, key in it. Executors in `bare` lose all other settings."""
+    step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
+    that it names."""
     documents = [copy.deepcopy(dict(document)) for document in settings]
     if not documents:
         documents = [{"platforms": {}}]
     kubernetes = _made(_made(documents[0], "platforms"), "kubernetes")
     wishes = _made(_made(kubernetes, "deploymentSpec"), "executors")
     for label, executor in executors_of(spec).items():
-        if label in bare:
-            wishes.pop(label, None)
+        if kept and label in kept:
+            there = {k: v for k, v in wishes.pop(label, {}).items() if k in kept[label]}
+            wishes |= {label: there} if there else {}
         if "container" in executor and secrets:
             wanted = _made(wishes, label).setdefault("secretAsEnv", [])
             wanted += [_secret_as_env(env, *place) for env, place in sorted(secrets.items())]
