@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 from kfp import dsl
 
-from rekindle.catalog.network import network
 from rekindle.errors import UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
@@ -88,19 +87,6 @@ def test_no_quantity() -> None:
 )  # fmt: skip
 def test_a_gpu_has_one_name(accelerator: str, kind: str) -> None:
     assert gpu_kind(accelerator) == kind
-
-
-@pytest.mark.parametrize(
-    ("machine", "provider"),
-    [("ml.p5.48xlarge", "efa"), ("p4d.24xlarge", "efa"), ("ml.g5.48xlarge", "efa"), ("ml.g5.xlarge", None),
-     ("Standard_ND96isr_H100_v5", None), ("", None)],
-)  # fmt: skip
-def test_the_network_of_a_machine_is_known_by_its_name(machine: str, provider: str | None) -> None:
-    assert network(machine).get("FI_PROVIDER") == provider
-
-
-def test_machines_with_infiniband_are_told_so() -> None:
-    assert network("Standard_ND96isr_H100_v5")["NCCL_SOCKET_IFNAME"] == "eth0"
 
 
 def test_what_is_no_quantity_is_refused_with_its_place() -> None:

@@ -12,7 +12,7 @@ from kfp import dsl, kubernetes
 import rekindle
 from rekindle.errors import SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
-from rekindle.platforms.kubeflow.trainjob import _template_of
+from rekindle.platforms.kubeflow.trainjob import _template_of, unpacked
 from tests.platforms.kubeflow.launching import Step
 from tests.platforms.kubeflow.launching import compiled as pipeline_of
 from tests.platforms.kubeflow.test_settings import BARE, by_hand, compiled, pod_of, work
@@ -65,6 +65,11 @@ def seeing(
     task = rekindle.distribute(see(names=NAMES), nodes=2)
     kubernetes.use_secret_as_env(task, secret, {"k": "SECRET"})
     kubernetes.use_secret_as_env(task, empty, {"k": "LEFT_OUT"})
+    kubernetes.use_config_map_as_env(task, empty, {"k": "LEFT_OUT"})
+    kubernetes.use_secret_as_volume(task, empty, mount_path="/left-out-0")
+    kubernetes.use_config_map_as_volume(task, empty, mount_path="/left-out-1")
+    kubernetes.mount_pvc(task, pvc_name=empty, mount_path="/left-out-2")
+    kubernetes.set_image_pull_secrets(task, [empty, secret])
     kubernetes.use_secret_as_env(task, "nowhere", {"k": "ABSENT"}, optional=True)
     kubernetes.use_config_map_as_env(task, "c", {"k": "MAP"})
     kubernetes.add_pod_label(task, "team", "a")
@@ -110,8 +115,13 @@ def test_nodes_see_what_settings_gave_them(cluster: FakeCluster, tmp_path: Path)
     pod = _template_of(job.object["spec"])["spec"]
     assert pod["tolerations"] == [{"key": "k", "operator": "Exists", "tolerationSeconds": 30}]
     assert pod["nodeSelector"] == {"pool": "big"}
-    assert "rekindle-setting" not in json.dumps(job.object["spec"]["runtimePatches"])
-    assert "LEFT_OUT" not in str(job.object["spec"]["trainer"]["env"])
+    assert pod["imagePullSecrets"] == [{"name": "own"}]
+    assert "left-out" not in json.dumps(pod)
+    trainer = job.object["spec"]["trainer"]
+    assert "LEFT_OUT" not in str(trainer["env"])
+    told = unpacked(trainer["args"])["executor_input"]["inputs"]["parameterValues"]
+    assert told["names"] == NAMES
+    assert "rekindle-setting" not in str(told), "what settings need is no input of the step"
 
 
 @pytest.mark.parametrize(
@@ -156,6 +166,7 @@ def test_values_of_the_run_reach_the_launcher_as_inputs_of_their_types() -> None
     spec, own, told = compiled(compile_function(at_run_time))
     inputs = spec["components"]["comp-work"]["inputDefinitions"]["parameters"]
     task = spec["components"]["comp-condition-1"]["dag"]["tasks"]["work"]["inputs"]["parameters"]
+    assert len([one for one in inputs if one.startswith("rekindle-setting-")]) == 4, "each once"
     found = {
         task[one]["componentInputParameter"]: inputs[one]
         for one in inputs if one.startswith("rekindle-setting-")
