@@ -34,10 +34,9 @@ def with_inputs(
                     where=where,
                     fix="pass it as a parameter of the pipeline",
                 )
-            inputs = component.setdefault("inputDefinitions", {}).setdefault("parameters", {})
+            inputs = _parameters(component, "inputDefinitions")
             inputs[name] = {"parameterType": kind, "isOptional": True}
-            given = task.setdefault("inputs", {}).setdefault("parameters", {})
-            given[name] = copy.deepcopy(dict(binding))
+            _parameters(task, "inputs")[name] = copy.deepcopy(dict(binding))
     return made
 
 
@@ -45,25 +44,41 @@ def _tasks(spec: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[
     """Every task: its place, the component whose Dag it is in, and itself."""
     components = {f"components.{name}": made for name, made in spec["components"].items()}
     for path, around in {"root": spec["root"], **components}.items():
-        for name, task in around.get("dag", {}).get("tasks", {}).items():
+        dag = around.get("dag") or {}
+        for name, task in (dag.get("tasks") or {}).items():
             yield f"{path}.dag.tasks.{name}", around, task
+
+
+def _parameters(around: dict[str, Any], key: str) -> dict[str, Any]:
+    """The parameters under `key`, to be written into; in a document written by hand they may be
+    missing, or null."""
+    around[key] = around.get(key) or {}
+    found: dict[str, Any] = around[key].get("parameters") or {}
+    around[key]["parameters"] = found
+    return found
 
 
 def _type(spec: Mapping[str, Any], around: Mapping[str, Any], binding: Binding) -> str | None:
     """The type of what is read; None if there is no such thing."""
-    if "componentInputParameter" in binding:
-        ports, name = around.get("inputDefinitions", {}), binding["componentInputParameter"]
+    source = binding.get("taskOutputParameter")
+    if isinstance(source, Mapping):
+        tasks, task = around["dag"]["tasks"], source.get("producerTask")
+        component = tasks[task]["componentRef"]["name"] if _has(tasks, task) else ""
+        ports = spec["components"].get(component, {}).get("outputDefinitions")
+        name = source.get("outputParameterKey")
     else:
-        source = binding["taskOutputParameter"]
-        task = around["dag"]["tasks"].get(source["producerTask"], {})
-        made = spec["components"].get(task.get("componentRef", {}).get("name", ""), {})
-        ports, name = made.get("outputDefinitions", {}), source["outputParameterKey"]
-    kind = ports.get("parameters", {}).get(name, {}).get("parameterType")
+        ports, name = around.get("inputDefinitions"), binding.get("componentInputParameter")
+    parameters = (ports or {}).get("parameters") or {}
+    kind = parameters[name].get("parameterType") if _has(parameters, name) else None
     return None if kind is None else str(kind)
 
 
+def _has(group: Mapping[str, Any], name: Any) -> bool:
+    return isinstance(name, str) and name in group
+
+
 def _named(binding: Binding) -> str:
-    if "componentInputParameter" in binding:
-        return f"`{binding['componentInputParameter']}`"
-    source = binding["taskOutputParameter"]
-    return f"`{source['producerTask']}.{source['outputParameterKey']}`"
+    source = binding.get("taskOutputParameter") or binding.get("componentInputParameter")
+    if isinstance(source, Mapping):
+        return f"`{source.get('producerTask')}.{source.get('outputParameterKey')}`"
+    return f"`{source}`"

@@ -96,3 +96,14 @@ def test_what_is_no_quantity_is_refused_with_its_place() -> None:
     with pytest.raises(UnsupportedError, match="'four' is no quantity") as caught:
         machine_for("sagemaker", step, "ml.m5.xlarge")
     assert caught.value.problems[0].where == "root.dag.tasks.hello"
+
+
+def test_a_gpu_that_a_platform_has_not_is_refused_with_those_it_has() -> None:
+    (step,) = read(compile_function(one)).steps()
+    step = dataclasses.replace(step, distribution=Distribution(1, 1, accelerator="L4"))
+    with pytest.raises(UnsupportedError) as caught:
+        machine_for("azureml", step, "")
+    assert (
+        "no machine has the 1 GPUs L4 that it asks for; there are A10 (up to 1), A100 (up to 8), "
+        "A100-80GB (up to 8), H100 (up to 8), H200 (up to 8), T4 (up to 4)"
+    ) in caught.value.problems[0].what

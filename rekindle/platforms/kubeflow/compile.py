@@ -39,7 +39,12 @@ from rekindle.spec.places import KubeflowSpec
 
 RESULT_OUTPUT = "rekindle-result"
 # A launcher that lost its pod comes back and finds its job, for as long as a job may take.
+# KFP hands `backoffMaxDuration` to Argo as `maxDuration`, which is not the longest pause but the
+# time since the first attempt in which there are retries, and in which pods may run at all
+# (processNodeRetries in argo-workflows).
 RELAUNCHES, RELAUNCHING_SECONDS = 10, 90 * 24 * 3_600
+_PAUSES = {"backoffDuration": "10s", "backoffFactor": 2.0}
+_RELAUNCHING = {"backoffMaxDuration": f"{RELAUNCHING_SECONDS}s"}
 
 
 def compile(
@@ -62,7 +67,7 @@ def compile(
         )
         spec = with_places(spec, labels)
         spec = with_output(spec, labels, RESULT_OUTPUT, "system.Artifact")
-        spec = with_retries(spec, labels, RELAUNCHES, RELAUNCHING_SECONDS)
+        spec = with_retries(spec, labels, lambda own: own + RELAUNCHES, _PAUSES, _RELAUNCHING)
     kept = dict.fromkeys(labels, pods.LAUNCHERS_TOO)
     settings = with_secrets(spec, settings, pods.secrets_of(place), kept)
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)

@@ -1,18 +1,24 @@
 """Settings whose values only the run knows, and nodes, as real processes, that see what settings
 gave them."""
 
+import contextlib
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kfp import dsl, kubernetes
 
 import rekindle
-from rekindle.errors import SpecError, UnsupportedError
+from rekindle.errors import RequestError, SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
+from rekindle.ir.read import read
+from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.kubeflow.trainjob import _template_of, unpacked
+from tests.conformance.test_broken import broken
 from tests.platforms.kubeflow.launching import Step
 from tests.platforms.kubeflow.launching import compiled as pipeline_of
 from tests.platforms.kubeflow.test_settings import BARE, by_hand, compiled, pod_of, work
@@ -195,7 +201,32 @@ def test_a_secret_of_the_run_in_a_variable_of_the_configs_is_a_contradiction() -
         compiled(compile_function(at_run_time), place)
 
 
-def test_a_name_that_is_not_in_the_pipeline_around_is_refused() -> None:
-    claims = [{"mountPath": "/d", "pvcNameParameter": {"componentInputParameter": "absent"}}]
-    with pytest.raises(UnsupportedError, match="reads `absent`, which is not in the pipeline"):
+@pytest.mark.parametrize(
+    ("binding", "named"),
+    [
+        ({"componentInputParameter": "absent"}, "absent"),
+        ({"componentInputParameter": ["x"]}, "['x']"),
+        ({"taskOutputParameter": {"producerTask": "t", "outputParameterKey": "o"}}, "t.o"),
+        ({"taskOutputParameter": {"producerTask": "work", "outputParameterKey": {}}}, "work.{}"),
+    ],
+)
+def test_a_name_that_is_not_in_the_pipeline_around_is_refused(
+    binding: dict[str, Any], named: str
+) -> None:
+    claims = [{"mountPath": "/d", "pvcNameParameter": binding}]
+    with pytest.raises(UnsupportedError) as caught:
         compiled(by_hand("pvcMount", claims))
+    (problem,) = caught.value.problems
+    assert f"reads `{named}`, which is not in the pipeline" in problem.what
+    assert problem.where == "root.dag.tasks.work"
+
+
+def test_a_broken_setting_is_refused_and_never_crashes() -> None:
+    samples = [list(yaml.safe_load_all(compile_function(p))) for p in (seeing, at_run_time)]
+    chance, made = random.Random(0), 0
+    for _ in range(150):
+        text = yaml.safe_dump_all(broken(chance.choice(samples), chance))
+        with contextlib.suppress(RequestError):
+            compile(text, read(text), {}, BARE)
+            made += 1
+    assert 20 < made < 140
