@@ -73,7 +73,7 @@ def machine_for(platform: str, step: Step, default: str) -> str:
     wanted = [f"{gpus} GPUs {kind}".rstrip() if gpus else "", f"{cpu} CPUs" if cpu else "", memory]
     how = f"no machine has the {', '.join(filter(None, wanted))} that it asks for"
     if gpus:
-        how += f"; there are {_those_there(rows['gpu_machines'])}"
+        how += f"; there are {those_there(rows['gpu_machines'])}"
     fix = "ask for less, or name a machine: rekindle.distribute(task, nodes=1, machine=...)"
     raise UnsupportedError([beyond(platform, step.path, step.where, how, fix)])
 
@@ -95,8 +95,8 @@ def _with_gpus(
             yield name, (cpus, gib)
 
 
-def _those_there(rows: Mapping[str, Sequence[Any]]) -> str:
-    """Which GPUs machines have, and how many at most: `T4 (4), A100 (8)`."""
+def those_there(rows: Mapping[str, Sequence[Any]]) -> str:
+    """Which GPUs machines have, and how many at most: `A100 (up to 8), T4 (up to 4)`."""
     most: dict[str, int] = {}
     for kind, count, *_ in rows.values():
         most[kind] = max(count, most.get(kind, 0))

@@ -10,7 +10,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.graph import Resources
 from rekindle.ir.read import read
-from rekindle.platforms.machines import amount, gpu_kind, machine_for
+from rekindle.platforms.machines import amount, gpu_kind, machine_for, those_there
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -107,3 +107,7 @@ def test_a_gpu_that_a_platform_has_not_is_refused_with_those_it_has() -> None:
         "no machine has the 1 GPUs L4 that it asks for; there are A10 (up to 1), A100 (up to 8), "
         "A100-80GB (up to 8), H100 (up to 8), H200 (up to 8), T4 (up to 4)"
     ) in caught.value.problems[0].what
+
+
+def test_of_the_machines_with_a_gpu_the_most_that_one_has_is_said() -> None:
+    assert those_there({"b": ["T4", 4, 8, 8], "a": ["T4", 1, 4, 4]}) == "T4 (up to 4)"
