@@ -17,6 +17,7 @@ from rekindle.errors import RequestError, SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms.kubeflow.compile import compile
+from rekindle.platforms.kubeflow.pods import MACHINE
 from rekindle.platforms.kubeflow.trainjob import _template_of, unpacked
 from tests.conformance.test_broken import broken
 from tests.platforms.kubeflow.launching import Step
@@ -68,7 +69,7 @@ def seeing(
     pool: dict = {},  # noqa: B006
     empty: str = None,  # noqa: RUF013 - how KFP writes an input that may be absent
 ):
-    task = rekindle.distribute(see(names=NAMES), nodes=2)
+    task = rekindle.distribute(see(names=NAMES), nodes=2, machine="m-8")
     kubernetes.use_secret_as_env(task, secret, {"k": "SECRET"})
     kubernetes.use_secret_as_env(task, empty, {"k": "LEFT_OUT"})
     kubernetes.use_config_map_as_env(task, empty, {"k": "LEFT_OUT"})
@@ -120,7 +121,7 @@ def test_nodes_see_what_settings_gave_them(cluster: FakeCluster, tmp_path: Path)
     (job,) = cluster.jobs.values()
     pod = _template_of(job.object["spec"])["spec"]
     assert pod["tolerations"] == [{"key": "k", "operator": "Exists", "tolerationSeconds": 30}]
-    assert pod["nodeSelector"] == {"pool": "big"}
+    assert pod["nodeSelector"] == {"pool": "big", MACHINE: "m-8"}
     assert pod["imagePullSecrets"] == [{"name": "own"}]
     assert "left-out" not in json.dumps(pod)
     trainer = job.object["spec"]["trainer"]
@@ -136,6 +137,7 @@ def test_nodes_see_what_settings_gave_them(cluster: FakeCluster, tmp_path: Path)
         ({"taints": [{"key": "k", "for": 3}]}, "a toleration has `for`"),
         ({"taints": [3]}, "`tolerations` is not as kfp-kubernetes writes it"),
         ({"pool": {"pool": 3.0}}, "the value of the label `pool` is no text"),
+        ({"pool": {MACHINE: "m-4"}}, "would be both 'm-8' and 'm-4'"),
     ],
 )
 def test_a_value_that_is_no_setting_ends_the_step_before_a_job_is_made(
