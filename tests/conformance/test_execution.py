@@ -20,13 +20,15 @@ from rekindle.records import ArtifactRecord, RunRecord
 from rekindle.spec.places import AzureMLSpec, SageMakerSpec
 from tests.conformance.test_conformance import arguments
 from tests.ir.test_corpus import CORPUS
-from tests.platforms.azureml.test_compile import IMAGE, what_came_of_it
+from tests.platforms.azureml.test_compile import IMAGE
 from tests.platforms.azureml.test_compile import stored as stored_for_azure
-from tests.platforms.local.runs import PIPELINES, plain, run
+from tests.platforms.azureml.test_compile import what_came_of_it as left_on_azure
+from tests.platforms.local.runs import PIPELINES, left_by, plain, run, unnamed
 from tests.platforms.sagemaker.conftest import PLACE, stored
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
+from tests.platforms.sagemaker.test_execution import what_came_of_it as left_on_sagemaker
 from tests.servers.azureml import Workspace
 from tests.servers.sagemaker import Pipelines
 
@@ -120,18 +122,6 @@ def shown(value: Any) -> Any:
     return plain(value)
 
 
-def of_steps(record: RunRecord) -> list[str]:
-    """What each step left, without its name: platforms have their own."""
-    return sorted(
-        json.dumps([
-            dict(step.parameters),
-            {n: [a.schema_title, dict(a.metadata)] for n, a in step.artifacts.items()},
-        ], sort_keys=True)
-        for step in record.steps
-        if step.status == "succeeded" and not step.reason.startswith("imported")
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("name", [*EVERYWHERE, *BRANCHES])
 def test_its_outputs_are_those_of_kfp_local(name: str, installed: Any, tmp_path: Path) -> None:
     record = run_here(name, tmp_path / "home")
@@ -152,14 +142,8 @@ def test_every_step_leaves_on_sagemaker_what_it_leaves_here(
     graph = graph_of(name)
     made = for_sagemaker("", graph, arguments(graph), SageMakerSpec(**PLACE))
     execution = service.execute(stored(service, made.files))
-    results = [execution.result(job, service.s3) for job in execution.jobs]
-    found = sorted(
-        json.dumps([
-            r["parameters"], {n: [a["schema_title"], a["metadata"]] for n, a in r["artifacts"].items()},
-        ], sort_keys=True)
-        for r in results if "skipped" not in r
-    )  # fmt: skip
-    assert found == of_steps(run_here(name, tmp_path / "home"))
+    here = left_by(run_here(name, tmp_path / "home"))
+    assert unnamed(left_on_sagemaker(execution, service.s3)) == unnamed(here)
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
@@ -171,5 +155,5 @@ def test_every_step_leaves_on_azure_what_it_leaves_here(
     (tmp_path / "runs").mkdir()
     workspace = Workspace(tmp_path / "runs", service.environment)
     done = workspace.run(stored_for_azure(made, tmp_path))
-    found = sorted(json.dumps(left, sort_keys=True) for left in what_came_of_it(done).values())
-    assert found == of_steps(run_here(name, tmp_path / "home"))
+    here = left_by(run_here(name, tmp_path / "home"))
+    assert unnamed(left_on_azure(done)) == unnamed(here)

@@ -4,7 +4,6 @@ every step leaves the same everywhere."""
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
@@ -20,14 +19,15 @@ from rekindle.platforms.vertex.compile import compile as for_vertex
 from rekindle.spec.places import AzureMLSpec, KubeflowSpec, SageMakerSpec
 from tests.conformance.generated import source
 from tests.conformance.test_conformance import GOOGLE
-from tests.conformance.test_execution import of_steps
-from tests.platforms.azureml.test_compile import IMAGE, what_came_of_it
+from tests.platforms.azureml.test_compile import IMAGE
 from tests.platforms.azureml.test_compile import stored as stored_for_azure
-from tests.platforms.local.runs import run
+from tests.platforms.azureml.test_compile import what_came_of_it as left_on_azure
+from tests.platforms.local.runs import left_by, run, unnamed
 from tests.platforms.sagemaker.conftest import PLACE, stored
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
+from tests.platforms.sagemaker.test_execution import what_came_of_it as left_on_sagemaker
 from tests.servers.azureml import Workspace
 from tests.servers.sagemaker import Pipelines
 
@@ -50,24 +50,17 @@ def generated(seed: int, folder: Path) -> str:
 
 
 def on_sagemaker(graph: Graph, service: Pipelines) -> list[str]:
-    """What each step left, as `of_steps` has it."""
+    """What each step left."""
     made = for_sagemaker("", graph, {}, SageMakerSpec(**PLACE))
-    execution = service.execute(stored(service, made.files))
-    results = [execution.result(job, service.s3) for job in execution.jobs]
-    return sorted(
-        json.dumps([
-            r["parameters"], {n: [a["schema_title"], a["metadata"]] for n, a in r["artifacts"].items()},
-        ], sort_keys=True)
-        for r in results if "skipped" not in r
-    )  # fmt: skip
+    return unnamed(left_on_sagemaker(service.execute(stored(service, made.files)), service.s3))
 
 
 def on_azure(graph: Graph, service: Pipelines, folder: Path) -> list[str]:
-    """What each step left, as `of_steps` has it."""
+    """What each step left."""
     made = for_azure("", graph, {}, AzureMLSpec(image=IMAGE))
     (folder / "runs").mkdir()
     done = Workspace(folder / "runs", service.environment).run(stored_for_azure(made, folder))
-    return sorted(json.dumps(left, sort_keys=True) for left in what_came_of_it(done).values())
+    return unnamed(left_on_azure(done))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -80,5 +73,6 @@ def test_every_step_leaves_the_same_everywhere(
     for_vertex(text, graph, {}, GOOGLE)
     record = run(graph, tmp_path / "home", {})
     assert record.status == "succeeded"
-    assert on_sagemaker(graph, service) == of_steps(record)
-    assert on_azure(graph, service, tmp_path) == of_steps(record)
+    here = unnamed(left_by(record))
+    assert on_sagemaker(graph, service) == here
+    assert on_azure(graph, service, tmp_path) == here

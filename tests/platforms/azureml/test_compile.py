@@ -16,7 +16,7 @@ from rekindle.ir.read import read
 from rekindle.platforms.azureml.compile import compile, dangling
 from rekindle.platforms.definition import Definition
 from rekindle.spec.places import AzureMLSpec
-from tests.platforms.local.runs import FLAT, module
+from tests.platforms.local.runs import FLAT, content, module
 from tests.platforms.sagemaker.conftest import can_mount
 from tests.platforms.sagemaker.test_compile import changed, spread
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
@@ -35,9 +35,9 @@ def compiled(made: Any, arguments: dict[str, Any] | None = None, **place: Any) -
 
 def stored(made: Definition, folder: Path) -> Path:
     """The files where they belong; the job's."""
-    for name, content in made.files.items():
+    for name, code in made.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+        (folder / name).write_bytes(code)
     (job,) = folder.glob("*.azureml.yaml")
     return job
 
@@ -74,7 +74,8 @@ def what_came_of_it(done: dict[str, Path]) -> dict[str, Any]:
         result = json.loads((home / "outputs" / "rekindle_result" / "result.json").read_text())
         if "skipped" not in result:
             artifacts = {
-                n: [a["schema_title"], a["metadata"]] for n, a in result["artifacts"].items()
+                n: [a["schema_title"], a["metadata"], content(home / "outputs" / n / "data")]
+                for n, a in result["artifacts"].items()
             }
             found[name] = [result["parameters"], artifacts]
     return found

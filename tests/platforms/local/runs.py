@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
+import json
 import os
 import sys
 import uuid
@@ -83,6 +85,36 @@ def plain(value: Any) -> Any:
 
 
 # what a platform has to show in the quick tests; the other cases of same.py are for `make test-all`
+def content(place: Path) -> dict[str, str]:
+    """What lies at a place: the hash of each file by its path below; a file itself is "."."""
+    files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file())
+    return {
+        str(file.relative_to(place)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+    }
+
+
+def left_by(record: RunRecord) -> dict[str, Any]:
+    """What each step left, but importers: its parameters, and of its artifacts the schema, the
+    metadata and what is in them."""
+    return {
+        step.name: [
+            dict(step.parameters),
+            {
+                n: [a.schema_title, dict(a.metadata), content(Path(a.uri))]
+                for n, a in step.artifacts.items()
+            },
+        ]
+        for step in record.steps
+        if step.status == "succeeded" and not step.reason.startswith("imported")
+    }
+
+
+def unnamed(left: Mapping[str, Any]) -> list[str]:
+    """The same without the names of steps, which platforms have their own for."""
+    return sorted(json.dumps(one, sort_keys=True) for one in left.values())
+
+
 QUICK = (
     "all kinds of arguments", "artifacts and metadata", "named tuple", "nested pipelines", "list of artifacts",
     "loop over structs", "loops over what was given", "loop with a limit", "branches inside a nested pipeline", "OneOf over artifacts", "branch on a number: elif",
