@@ -2,7 +2,8 @@
 # Builds images as far as this machine can and prints name, id and size of each: build.sh [cpu] [train]
 # An image's base is CPU_BASE or TRAIN_BASE, or what its Dockerfile says. Where no registry can be
 # reached, the cpu image gets a base that debootstrap makes (as root), and its packages come from
-# containers/wheelhouse, without a network.
+# containers/wheelhouse, without a network. BUILD_ARGS are more words for docker build:
+#   BUILD_ARGS="--build-arg EFA_VERSION=1.51.0" containers/build.sh train
 set -euo pipefail
 cd "$(dirname "$0")/.."
 docker=docker
@@ -62,6 +63,7 @@ for image in "${@:-cpu}"; do
     fi
     base=${!asked:-$(default_base "$image")}
     if is_here "$base"; then
+        # shellcheck disable=SC2086 # words
         build "$image" "$base" --build-arg "PIP_EXTRA_INDEX_URL=${PIP_EXTRA_INDEX_URL:-}" ${BUILD_ARGS:-}
     elif [ "$image" = cpu ] && [ -z "${CPU_BASE:-}" ]; then
         fill_wheelhouse &
