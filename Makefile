@@ -6,7 +6,7 @@ TORCH := torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install demo test test-all test-containers conformance check format generate bench bench-gpu clean
+.PHONY: help install demo test test-all images test-containers conformance check format generate bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -37,12 +37,20 @@ test: install  ## the tests, within ten minutes
 test-all: install .venv/models  ## all tests, the slow ones too
 	$(PYTEST) --durations=25
 
-# steps that docker runs; the tests skip where no daemon answers, so it has to be there first
-test-containers: install  ## steps in containers, with docker (installed and started where root may)
-	command -v dockerd >/dev/null || (apt-get update -qq && apt-get install -y -qq docker.io >/dev/null)
-	docker info >/dev/null 2>&1 || (setsid dockerd >/tmp/dockerd.log 2>&1 &)
+# docker and its daemon, where root may install and start them
+DOCKERD := command -v dockerd >/dev/null || (apt-get update -qq && apt-get install -y -qq docker.io >/dev/null); \
+	docker info >/dev/null 2>&1 || (setsid dockerd >/tmp/dockerd.log 2>&1 &); \
 	timeout 30 sh -c 'until docker info >/dev/null 2>&1; do sleep 0.2; done'
-	$(BIN)/python -m pytest -q tests/platforms/local/test_containers.py
+
+images: install  ## the images of containers/, as far as this machine can build them
+	$(DOCKERD)
+	containers/build.sh cpu train
+
+# the tests skip where no daemon answers, so it has to be there first
+test-containers: install  ## steps in containers, and our image, with docker (installed and started where root may)
+	$(DOCKERD)
+	containers/build.sh cpu
+	$(BIN)/python -m pytest -q tests/platforms/local/test_containers.py tests/containers
 
 conformance: install  ## KFP's own samples (../shared/kfp-corpus) on every platform, as a table
 	$(BIN)/python -m pytest -q -s tests/conformance

@@ -293,7 +293,8 @@ def argv(script: Sequence[str], place: Rendezvous, port: int) -> list[str]:
     """torchrun's arguments for `script` (a path or `-m module`, and its arguments)."""
     words = [f"--nproc-per-node={place.ranks_per_node}", "--max-restarts=0"]
     if place.nodes == 1:
-        return [*words, "--standalone", *script]
+        # by address: a container without a network cannot look its own name up
+        return [*words, "--standalone", "--local-addr=127.0.0.1", *script]
     return [
         *words,
         f"--nnodes={place.nodes}",

@@ -1,0 +1,77 @@
+#!/bin/bash
+# Builds images as far as this machine can and prints name, id and size of each: build.sh [cpu] [train]
+# An image's base is CPU_BASE or TRAIN_BASE, or what its Dockerfile says. Where no registry can be
+# reached, the cpu image gets a base that debootstrap makes (as root), and its packages come from
+# containers/wheelhouse, without a network. BUILD_ARGS are more words for docker build:
+#   BUILD_ARGS="--build-arg EFA_VERSION=1.51.0" containers/build.sh train
+set -euo pipefail
+cd "$(dirname "$0")/.."
+docker=docker
+if [ -x /usr/bin/docker ]; then
+    docker=/usr/bin/docker  # Debian's, as old as its daemon
+fi
+export DOCKER_BUILDKIT=1
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+commit=$(git rev-parse HEAD 2>/dev/null || true)
+
+default_base() {
+    sed -n 's/^ARG BASE_IMAGE=//p' "containers/$1/Dockerfile"
+}
+
+is_here() {
+    "$docker" image inspect "$1" >/dev/null 2>&1 || timeout 900 "$docker" pull -q "$1" >/dev/null 2>&1
+}
+
+made_base() {
+    local name=rekindle-base:bookworm
+    if ! "$docker" image inspect "$name" >/dev/null 2>&1; then
+        bash containers/debootstrap.sh build/base.tar.gz 1>&2
+        "$docker" import build/base.tar.gz "$name" >/dev/null
+    fi
+    echo "$name"
+}
+
+# the wheels of what is pinned, as .venv's pip finds them; again when the pins change
+fill_wheelhouse() {
+    local wheels=containers/wheelhouse
+    local mark
+    mark=$(cat constraints.txt containers/requirements.txt pyproject.toml | sha256sum | cut -d' ' -f1)
+    if [ "$(cat $wheels/.filled 2>/dev/null)" = "$mark" ]; then
+        return
+    fi
+    find "$wheels" -name '*.whl' -delete
+    .venv/bin/python -m pip download -q --only-binary :all: -d "$wheels" \
+        -c constraints.txt -r containers/requirements.txt hatchling
+    .venv/bin/python -m pip wheel -q --no-deps -w "$wheels" -c constraints.txt kfp
+    echo "$mark" >"$wheels/.filled"
+}
+
+build() {
+    local image=$1 base=$2
+    shift 2
+    "$docker" build -q -f "containers/$image/Dockerfile" -t "rekindle-$image" "$@" \
+        --build-arg "BASE_IMAGE=$base" --build-arg "VERSION=$version" \
+        --build-arg "COMMIT=$commit" . >/dev/null
+    "$docker" image inspect "rekindle-$image" \
+        --format "rekindle-$image {{.Id}} {{.Size}}" | awk '{ printf "%s %s %d MB\n", $1, $2, $3 / 1e6 }'
+}
+
+for image in "${@:-cpu}"; do
+    asked=CPU_BASE
+    if [ "$image" = train ]; then
+        asked=TRAIN_BASE
+    fi
+    base=${!asked:-$(default_base "$image")}
+    if is_here "$base"; then
+        # shellcheck disable=SC2086 # words
+        build "$image" "$base" --build-arg "PIP_EXTRA_INDEX_URL=${PIP_EXTRA_INDEX_URL:-}" ${BUILD_ARGS:-}
+    elif [ "$image" = cpu ] && [ -z "${CPU_BASE:-}" ]; then
+        fill_wheelhouse &
+        base=$(made_base)
+        wait $!
+        build "$image" "$base" --network=none
+    else
+        echo "rekindle-$image is not built: its base $base cannot be had" >&2
+        [ -z "${!asked:-}" ]
+    fi
+done

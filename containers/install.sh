@@ -1,0 +1,44 @@
+#!/bin/sh
+# Fills /opt/rekindle, a virtual environment, while an image is built:
+#   install.sh packages [WORDS FOR venv]     what steps import
+#   install.sh rekindle                      rekindle itself, from /source; then pip goes
+# Wheels come from /wheelhouse where it holds some (no network then), otherwise from pip's index.
+# What the base image has already stays as it is: constraints do not touch it.
+set -eu
+prefix=/opt/rekindle
+python="$prefix/bin/python3"
+pip() {
+    "$python" -m pip --disable-pip-version-check --no-cache-dir "$@"
+}
+from=""
+if ls /wheelhouse/*.whl >/dev/null 2>&1; then
+    from="--no-index --find-links=/wheelhouse"
+fi
+
+packages() {
+    python3 -m venv "$@" "$prefix"
+    pip list --format=freeze >/tmp/held
+    awk -F'[=@ ]' '
+        { name = tolower($1); gsub(/[._]/, "-", name) }
+        NR == FNR { held[name]; next }
+        !(name in held)' /tmp/held /constraints.txt >/tmp/constraints.txt
+    # shellcheck disable=SC2086 # words
+    pip install --no-compile $from -c /tmp/constraints.txt -r /requirements.txt
+    # its executor needs none of its dependencies
+    # shellcheck disable=SC2086
+    pip install --no-compile $from -c /tmp/constraints.txt --no-deps kfp
+    # nobody may do it later. Of transformers' models a step imports one or two, and packages carry
+    # templates that are no Python yet
+    "$python" -m compileall -q -j 0 -x 'transformers/models/|/tests/' "$prefix/lib" >/dev/null || true
+}
+
+rekindle() {
+    # shellcheck disable=SC2086
+    pip wheel $from --no-deps --wheel-dir /tmp/rekindle /source
+    pip install --no-index --no-deps /tmp/rekindle/*.whl
+    pip uninstall --yes pip
+}
+
+command="$1"
+shift
+"$command" "$@"

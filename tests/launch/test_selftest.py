@@ -1,0 +1,103 @@
+"""The self-test of images, on this machine, and what it says of images that lack something."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from rekindle.launch import selftest
+from rekindle.launch.gang import argv
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.selftest import Check
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*words, path):
+    return subprocess.run(
+        [sys.executable, "-m", "rekindle.launch.selftest", *words], capture_output=True, text=True,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def test_all_but_the_user_is_as_it_has_to_be_on_this_machine():
+    done = run("--json", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    said = json.loads(done.stdout)
+    found = {check["name"]: check["ok"] for check in said["checks"]}
+    is_root = os.getuid() == 0
+    assert found.pop("user") is not is_root
+    assert list(found) == ["python", "rekindle", "temporary", "kfp", "torch", "ranks"]
+    assert all(found.values()), done.stdout
+    assert (said["ok"], done.returncode) == (not is_root, int(is_root))
+
+
+def test_platforms_call_python3():
+    path = os.environ["PATH"]
+    try:
+        os.environ["PATH"] = "/nowhere"
+        check = selftest.check_python()
+    finally:
+        os.environ["PATH"] = path
+    assert not check.ok
+    assert "python3 is not on PATH" in check.what
+    assert "put " in str(check)
+
+
+def test_an_image_says_what_was_built_into_it(tmp_path):
+    assert selftest.read_image(tmp_path) == {}
+    image = {"image": "train", "version": "9.9", "efa": "1.51.0"}
+    (tmp_path / "image.json").write_text(json.dumps(image))
+    assert selftest.read_image(tmp_path) == image
+    check = selftest.check_rekindle(image)
+    assert (check.ok, check.fix) == (False, "build the image from containers/ once more")
+
+
+def test_there_has_to_be_a_place_to_write(tmp_path):
+    assert selftest.check_temporary(tmp_path).ok
+    check = selftest.check_temporary(tmp_path / "none")
+    assert not check.ok
+    assert "mount a volume" in check.fix
+
+
+@pytest.fixture
+def libraries(tmp_path):
+    """A folder for a plugin: `whole` has one that loads, `broken` one that does not, `empty` none."""
+    some = next(Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("_struct*.so"))
+    for name in ("whole", "broken", "empty"):
+        (tmp_path / name / "lib" / "x86_64-linux-gnu").mkdir(parents=True)
+    place = Path("lib", "x86_64-linux-gnu", "libnccl-net.so")
+    shutil.copy(some, tmp_path / "whole" / place)
+    (tmp_path / "broken" / place).write_text("no library")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("image", "folder", "expected"),
+    [
+        ({"efa": ""}, "whole", []),
+        ({}, "empty", []),
+        ({"efa": "1.51.0"}, "whole", [""]),
+        ({"efa": "1.51.0"}, "empty", ["build the image from containers/ once more"]),
+        ({"efa": "1.51.0"}, "broken", ["give the image what the plugin links to"]),
+    ],
+)
+def test_plugins_have_to_load_where_they_were_built_in(image, folder, expected, libraries):
+    found = selftest.check_plugins(image, {"efa": libraries / folder})
+    assert [check.fix for check in found] == expected
+
+
+def test_a_line_says_what_to_do():
+    assert str(Check("user", "10001")) == "ok      user        10001"
+    assert str(Check("user", "root", "do this")).splitlines() == [
+        "not ok  user        root",
+        " " * 20 + "do this",
+    ]
+
+
+def test_ranks_of_one_node_meet_where_no_name_can_be_looked_up():
+    assert "--local-addr=127.0.0.1" in argv(["-m", "x"], Rendezvous(), 0)
