@@ -20,6 +20,8 @@ VERBS = {
     "run": "the whole pipeline here and now",
     "compile": "write the pipeline for a platform",
     "diff": "which steps of a compiled pipeline will run again, and why",
+    "submit": "have a platform run the pipeline, once",
+    "schedule": "have a platform run the pipeline by itself, or no longer",
     "promote": "make a candidate the champion that waits for approval",
     "runs": "the ledger: every run, its model, its gate",
     "status": "the steps of a run",

@@ -21,6 +21,25 @@ class Placed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Planned:
+    """A step that is to run: `machines` of the platform's kind `machine`."""
+
+    step: str
+    machine: str
+    machines: int = 1
+    spot: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Outline:
+    """What a submission will make: a run called `id`, in the place that `where` names."""
+
+    where: str
+    id: str
+    steps: tuple[Planned, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Schedule:
     """What a platform starts by itself: its `id` there, when (five fields of cron, and the name of
     a time zone as the platform has it), and whether it does so now."""

@@ -231,7 +231,8 @@ def _check_field(*path):
 
 def _options(verb):
     command = cli.get_command(None, verb)
-    return {o for p in command.params for o in p.opts} if command else set()
+    below = list(getattr(command, "commands", {}).values())  # of `schedule`
+    return {o for one in (command, *below) if one for p in one.params for o in p.opts}
 
 
 def test_the_exit_codes_are_those_of_the_errors():

@@ -275,6 +275,11 @@ class Workspace:
         for node in properties["jobs"].values():
             _only(node, _NODE, _NODE_MORE)
             self.known(node["componentId"])
+            tier = _only(node.get("queue_settings", {}), set(), {"job_tier"}).get(
+                "job_tier", "null"
+            )
+            if tier.lower() not in ("null", "basic", "standard", "premium", "spot"):
+                raise Refused(400, "BadArgument", f"no tier {tier}")
             if compute := node.get("computeId"):
                 self.known_compute(compute)
         self.known_compute(properties["settings"]["default_compute"])
@@ -341,14 +346,9 @@ _JOB_MORE = {
 }  # fmt: skip
 _NODE = {"componentId", "type", "inputs", "outputs", "name"}
 _NODE_MORE = {
-    "distribution",
-    "resources",
-    "limits",
-    "identity",
-    "environment_variables",
-    "computeId",
-    "_source",
-}
+    "resources", "distribution", "limits", "identity", "environment_variables", "computeId",
+    "queue_settings", "_source",
+}  # fmt: skip
 
 
 def _properties(asked: Asked, required: set[str], more: set[str]) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, Problem, SpecError
+from rekindle.platforms.azureml.outline import SUFFIX, job_file, steps
 from rekindle.platforms.azureml.schedule import lowered, schedule_id
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Placed, Schedule, digest_of
+from rekindle.platforms.submission import Outline, Placed, Schedule, digest_of
 from rekindle.spec.places import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
 
@@ -128,8 +129,13 @@ def schedule_delete(place: AzureMLSpec, name: str) -> bool:
 
 def job_name(definition: Definition, token: str) -> str:
     """Name of the job of this submission."""
-    (job,) = (name for name in definition.files if name.endswith(".azureml.yaml"))
-    return f"{job.removesuffix('.azureml.yaml')[:80]}-{digest_of(definition.files, token)}"
+    job = job_file(definition).removesuffix(SUFFIX)
+    return f"{job[:80]}-{digest_of(definition.files, token)}"
+
+
+def outline(definition: Definition, place: AzureMLSpec, token: str) -> Outline:
+    """What `submit` with the same arguments will make; asks nobody."""
+    return Outline(where(place), job_name(definition, token), steps(definition))
 
 
 def lacks(place: AzureMLSpec) -> tuple[Problem, ...]:
@@ -151,24 +157,24 @@ def _connected(place: AzureMLSpec) -> Iterator[MLClient]:
     """The SDK's client; what it raises becomes a PlatformError, what it prints is dropped."""
     if problems := lacks(place):
         raise SpecError(problems)
-    try:
-        from azure.ai.ml import MLClient
-        from azure.core.exceptions import AzureError
-        from azure.identity import DefaultAzureCredential
-    except ImportError as error:
-        raise PlatformError(
-            f"{error.name} is not installed here", where="azureml",
-            fix="pip install azure-ai-ml azure-identity",
-        ) from None  # fmt: skip
-    credential: TokenCredential = DefaultAzureCredential()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            from azure.ai.ml import MLClient
+            from azure.core.exceptions import AzureError
+            from azure.identity import DefaultAzureCredential
+        except ImportError as error:
+            raise PlatformError(
+                f"{error.name} is not installed here", where="azureml",
+                fix="pip install 'rekindle[azure]'",
+            ) from None  # fmt: skip
+        credential: TokenCredential = DefaultAzureCredential()
+        try:
             yield MLClient(
                 credential, place.subscription, place.resource_group, place.workspace,
                 show_progress=False, enable_telemetry=False, **_PATIENCE,
             )  # fmt: skip
-    except AzureError as error:
-        raise _explained(error, place) from error
+        except AzureError as error:
+            raise _explained(error, place) from error
 
 
 def _found(client: MLClient, name: str) -> Any:
@@ -218,8 +224,7 @@ def _written(definition: Definition, folder: Path) -> Path:
     for name, content in definition.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    (file,) = folder.glob("*.azureml.yaml")
-    return file
+    return folder / job_file(definition)
 
 
 def _loaded(file: Path, name: str) -> Any:

@@ -1,0 +1,127 @@
+"""`rekindle submit CONFIG --platform P`: compiles, shows what will be made where, asks, sends it
+once, and says where to look."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rekindle.cli.compile import PLATFORMS, compiled
+from rekindle.cli.options import config, overrides, shared
+from rekindle.errors import PlatformError, Problem, RequestError
+
+if TYPE_CHECKING:
+    from rekindle.platforms.definition import Definition
+    from rekindle.platforms.submission import Outline
+    from rekindle.spec.model import Spec
+
+# each has `lacks(place)`, `outline(definition, place, token)`, `submit(definition, place, token)`,
+# and `schedule_set`, `schedule_list`, `schedule_pause`, `schedule_delete`
+CLIENTS = {"azureml": "rekindle.platforms.azureml.client"}
+
+platform = click.option(
+    "--platform", type=click.Choice(list(PLATFORMS)), required=True, help="Where it shall run.",
+)  # fmt: skip
+yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+@click.command("submit")
+@config
+@overrides
+@platform
+@yes
+@click.option("--token", default=None, metavar="TEXT",
+              help="Says that it is the same submission: with the same config and token nothing is "
+              "sent twice. Default: a new one each time.")  # fmt: skip
+@shared
+def command(
+    config: Path,
+    overrides: tuple[str, ...],
+    platform: str,
+    yes: bool,
+    token: str | None,
+    home: Path,
+    as_json: bool,
+) -> int:
+    """Compile CONFIG, show what the platform will get, ask, and have the platform run it."""
+    from rekindle.spec.load import load_target
+
+    client = client_of(platform, config)
+    spec = load_target(config, overrides)
+    definition = ready(client, platform, spec)
+    place, token = getattr(spec.platforms, platform), token or secrets.token_hex(8)
+    outline = client.outline(definition, place, token)
+    show(outline, outline.id)
+    agree(yes, "Submit it?")
+    try:
+        placed = client.submit(definition, place, token)
+    except PlatformError as error:
+        again = f"; with --token {token} it stays one run"
+        raise PlatformError(
+            [dataclasses.replace(p, fix=p.fix + again) for p in error.problems]
+        ) from error
+    if as_json:
+        document = {
+            "schema_version": 1, "platform": platform, "where": outline.where, "token": token,
+            **dataclasses.asdict(placed), "steps": [dataclasses.asdict(s) for s in outline.steps],
+        }  # fmt: skip
+        print(json.dumps(document))
+    else:
+        click.echo(f"{'submitted' if placed.anew else 'submitted before'}: {placed.id}")
+        click.echo(placed.url)
+    return 0
+
+
+def client_of(platform: str, config: Path) -> Any:
+    """The module that speaks to the platform; RequestError where nobody has written it."""
+    if platform not in CLIENTS:
+        raise RequestError(
+            f"rekindle sends nothing to {platform} yet", where="--platform",
+            fix=f"rekindle compile {config} --platform {platform} -o compiled, and hand on what "
+            f"it writes as docs/{platform}.md says",
+        )  # fmt: skip
+    return importlib.import_module(CLIENTS[platform])
+
+
+def ready(client: Any, platform: str, spec: Spec) -> Definition:
+    """The definition; RequestError with everything that is wrong with it or not said."""
+    from rekindle.cli.job import graph_of
+
+    problems: list[Problem] = list(client.lacks(getattr(spec.platforms, platform)))
+    try:
+        definition = compiled(platform, spec, *graph_of(spec))
+    except RequestError as error:
+        problems += error.problems
+    if problems:
+        raise RequestError(dict.fromkeys(problems))
+    return definition
+
+
+def show(outline: Outline, what: str) -> None:
+    """What will be made, for whoever decides."""
+    click.echo(f"{what} in {outline.where}, {len(outline.steps)} steps:", err=True)
+    width = max((len(planned.step) for planned in outline.steps), default=0)
+    for planned in outline.steps:
+        spot = " (spot)" if planned.spot else ""
+        machine = f"{planned.machines} x {planned.machine}{spot}"
+        click.echo(f"  {planned.step:<{width}}  {machine}", err=True)
+
+
+def agree(yes: bool, question: str) -> None:
+    """Go on if whoever sits there says so; RequestError if not, or if nobody does."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise RequestError(
+            "nobody is here to be asked, and nothing was sent", where="--yes",
+            fix="say it with --yes",
+        )  # fmt: skip
+    if not click.confirm(question, err=True):
+        raise RequestError("nothing was sent", fix="answer y, or say it with --yes")

@@ -1,0 +1,33 @@
+"""What a definition for Azure ML will make of a workspace, read from the definition itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from rekindle.ir.compile import LOADER
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Planned
+
+SUFFIX = ".azureml.yaml"
+
+
+def job_file(definition: Definition) -> str:
+    """Name of the job's file; the others are code of its steps."""
+    (name,) = (name for name in definition.files if name.endswith(SUFFIX))
+    return name
+
+
+def steps(definition: Definition) -> tuple[Planned, ...]:
+    """The steps by name: on which cluster, or on machines of which size."""
+    job = yaml.load(definition.files[job_file(definition)], LOADER)  # noqa: S506 - the safe one
+    return tuple(_planned(name, command) for name, command in job["jobs"].items())
+
+
+def _planned(name: str, command: dict[str, Any]) -> Planned:
+    resources = command["resources"]
+    cluster = command.get("compute", "").removeprefix("azureml:")
+    machine = f"cluster {cluster}" if cluster else resources["instance_type"]
+    spot = command.get("queue_settings", {}).get("job_tier") == "spot"
+    return Planned(name, machine, resources["instance_count"], spot)

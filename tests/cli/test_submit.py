@@ -1,0 +1,163 @@
+"""`submit` and `schedule`: what is shown, asked, sent and said; the workspace is played over TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from rekindle.cli.main import invoke
+from rekindle.cli.submit import CLIENTS
+from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
+from tests.platforms.azureml.conftest import service as service
+from tests.servers.azure_rest import SUBSCRIPTION, Fault
+
+WORKSPACE = [
+    f"platforms.azureml.subscription={SUBSCRIPTION}", "platforms.azureml.resource_group=rg",
+    "platforms.azureml.workspace=forge",
+]  # fmt: skip
+WEEKLY = "schedule={cron: 0 3 * * 1, timezone: Europe/Berlin}"
+
+
+def words(*verb, settings=WORKSPACE):
+    """The digits job for Azure ML."""
+    asked = [*PLATFORMS["azureml"][0], *TRACKED]
+    asked += [word for setting in settings for word in ("--set", setting)]
+    return [*verb, str(ROOT / "configs" / "digits.yaml"), "--platform", "azureml", *asked]
+
+
+def told(capsys):
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_every_client_has_what_the_verbs_call(name):
+    client = importlib.import_module(CLIENTS[name])
+    for function in ("lacks", "outline", "submit", "schedule_set", "schedule_list",
+                     "schedule_pause", "schedule_delete"):  # fmt: skip
+        assert callable(getattr(client, function))
+
+
+def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys):
+    assert invoke(words("submit", "--yes", "--json", "--token", "a")) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert [document["id"]] == list(service.jobs)
+    assert document["url"].startswith(f"https://ml.azure.com/runs/{document['id']}")
+    assert (document["schema_version"], document["anew"], document["token"]) == (1, True, "a")
+    assert {"step": "finetune", "machine": "Standard_D4s_v5", "machines": 1, "spot": False} in (
+        document["steps"]
+    )
+    assert f"workspace forge of rg ({SUBSCRIPTION}), {len(document['steps'])} steps" in captured.err
+    assert re.search(r"finetune +1 x Standard_D4s_v5\n", captured.err)
+    assert invoke(words("submit", "--yes", "--token", "a")) == 0
+    said = capsys.readouterr().out
+    assert said == f"submitted before: {document['id']}\n{document['url']}\n"
+    assert invoke(words("submit", "--yes")) == 0
+    assert len(service.jobs) == 2
+
+
+def test_machines_are_shown_as_the_config_asks_for_them(service, capsys):
+    more = ["resources.nodes=2", "resources.gpus_per_node=8", "resources.accelerator=H100", "resources.spot=true"]  # fmt: skip
+    assert invoke(words("submit", "--yes", settings=[*WORKSPACE, *more])) == 0
+    assert re.search(r"finetune +2 x Standard_ND96isr_H100_v5 \(spot\)\n", capsys.readouterr().err)
+    (job,) = service.jobs.values()
+    trained = job["resource"]["properties"]["jobs"]["finetune"]
+    assert trained["resources"]["instance_count"] == 2
+
+
+def test_without_a_terminal_nothing_is_sent_unless_one_says_yes(service, capsys):
+    assert invoke(words("submit", "--json")) == 2
+    (problem,) = told(capsys)["errors"]
+    assert (problem["where"], problem["fix"]) == ("--yes", "say it with --yes")
+    assert service.calls == {}
+
+
+@pytest.mark.parametrize(("answer", "code", "jobs"), [("y", 0, 1), ("n", 2, 0)])
+def test_on_a_terminal_one_is_asked(answer, code, jobs, service):
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "rekindle.cli.main", *words("submit")],
+        cwd=ROOT, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = ""
+    while "[y/N]" not in shown:
+        shown += os.read(ours, 1 << 12).decode()
+    assert "workspace forge" in shown
+    assert service.calls == {}
+    os.write(ours, f"{answer}\n".encode())
+    out, _ = child.communicate(timeout=60)
+    with contextlib.suppress(OSError):  # Linux' word for a terminal that nobody has open
+        while more := os.read(ours, 1 << 12).decode():
+            shown += more
+    os.close(ours)
+    assert "experimental" not in shown, "what the SDK prints is its own affair"
+    assert child.returncode == code
+    assert len(service.jobs) == jobs
+    assert out.startswith("submitted: ") == (jobs == 1)
+
+
+def test_everything_that_lacks_is_said_at_once(service, capsys):
+    asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "azureml", "--yes", "--json"]  # fmt: skip
+    assert invoke(asked) == 2
+    where = {problem["where"] for problem in told(capsys)["errors"]}
+    section = "platforms.azureml"
+    assert {f"{section}.subscription", f"{section}.workspace", f"{section}.image"} <= where
+    assert "register.tracking_uri" in where
+    assert service.calls == {}
+
+
+@pytest.mark.parametrize("platform", sorted(set(PLATFORMS) - set(CLIENTS)))
+@pytest.mark.parametrize("verb", [["submit"], ["schedule", "set"]])
+def test_where_rekindle_sends_nothing_yet_it_says_what_to_do(platform, verb, capsys):
+    assert invoke([*verb, "c.yaml", "--platform", platform, "--json"]) == 2
+    (problem,) = told(capsys)["errors"]
+    assert f"rekindle compile c.yaml --platform {platform}" in problem["fix"]
+
+
+def test_what_the_workspace_refuses_fails_with_a_way_to_say_it_again(service, capsys):
+    service.faults = [Fault("PUT jobs", 403)]
+    assert invoke(words("submit", "--yes", "--json", "--token", "mine")) == 1
+    (problem,) = told(capsys)["errors"]
+    assert problem["code"] == "E-PLATFORM"
+    assert "`AzureML Data Scientist`" in problem["fix"]
+    assert "--token mine" in problem["fix"]
+
+
+def test_a_schedule_is_set_listed_paused_and_deleted(service, capsys):
+    settings = [*WORKSPACE, WEEKLY]
+    assert invoke(words("schedule", "set", "--yes", "--json", settings=settings)) == 0
+    expected = {
+        "id": "digits", "cron": "0 3 * * 1", "timezone": "W. Europe Standard Time", "enabled": True,
+    }  # fmt: skip
+    assert told(capsys)["schedules"] == [expected]
+    assert invoke(words("schedule", "pause", settings=settings)) == 0
+    capsys.readouterr()
+    assert invoke(words("schedule", "list")) == 0
+    assert capsys.readouterr().out == "digits  paused  0 3 * * 1  W. Europe Standard Time\n"
+    for said in ("deleted\n", "there was none\n"):
+        assert invoke(words("schedule", "delete")) == 0
+        assert capsys.readouterr().out == said
+    assert service.schedules == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (WORKSPACE, "the config has no schedule"),
+        ([*WORKSPACE, "schedule={cron: 0 3 1 * *}"], "Azure ML ignores days of the month"),
+        ([*WORKSPACE, "schedule={cron: 61 3 * * *}"], "minute: 61 is not in 0-59"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_and_nothing_is_sent(settings, says, service, capsys):
+    assert invoke(words("schedule", "set", "--yes", settings=settings)) == 2
+    assert says in capsys.readouterr().err
+    assert service.calls == {}
