@@ -1,4 +1,5 @@
-"""Settings of NCCL and libfabric by the machine's name; the rows are in network.yaml."""
+"""Settings of NCCL and libfabric by the machine's name; the rows are in network.yaml, each with
+what it `needs` that a step does not bring."""
 
 from __future__ import annotations
 

@@ -162,13 +162,14 @@ class Resources:
 
 @dataclasses.dataclass(frozen=True)
 class Secret:
-    """The value under `key` of a secret called `name`, in the environment variable `env` of a
-    step."""
+    """The value under `key` of a secret called `name`, in the environment variable `env` of a step;
+    an `optional` one may be missing."""
 
     env: str
     name: Binding
     key: str
     where: str
+    optional: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rekindle.ir.distribution import PLATFORM
 from rekindle.ir.documents import documents
 from rekindle.ir.graph import Graph, Step
+from rekindle.ir.unread import check_all
 
 OWN_IMAGES = "rekindle/"
 
@@ -20,9 +22,11 @@ def rewritten(
     """The pipeline, and the documents of platform settings behind it.
 
     `arguments` become the defaults of the pipeline's parameters; `image` stands in for the images
-    whose repository begins with `rekindle/`."""
+    whose repository begins with `rekindle/`. RequestError, with its place, for what nobody refers
+    to, and so nobody has read, where it is no pipeline: whoever runs this will not take it."""
     spec, *settings = documents(ir_text)
     spec = spec.get("pipelineSpec", spec)
+    check_all(spec)
     parameters = _at(_at(spec["root"], "inputDefinitions"), "parameters")
     for name, value in arguments.items():
         parameters[name] |= {"defaultValue": value, "isOptional": True}
@@ -117,19 +121,20 @@ def with_output(
 
 
 def with_retries(
-    spec: Mapping[str, Any], labels: Container[str], more: int, for_seconds: int
+    spec: Mapping[str, Any],
+    labels: Container[str],
+    count: Callable[[int], int],
+    policy: Mapping[str, Any],
+    always: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The pipeline with `more` retries for the tasks of the executors in `labels`.
-
-    KFP hands `backoffMaxDuration` to Argo as `maxDuration`, which is not the longest pause but the
-    time since the first attempt in which there are retries, and in which pods may run at all
-    (processNodeRetries in argo-workflows); hence `for_seconds`."""
+    """The pipeline with other retries for the tasks of the executors in `labels`: `count` says how
+    many, from how many the author allows; `policy` is for who says nothing of a field, `always` for
+    everybody."""
     made = copy.deepcopy(dict(spec))
     for task in tasks_of(made, labels):
-        policy = {"backoffDuration": "10s", "backoffFactor": 2.0, **_at(task, "retryPolicy")}
-        policy["maxRetryCount"] = int(policy.get("maxRetryCount", 0)) + more
-        policy["backoffMaxDuration"] = f"{for_seconds}s"
-        task["retryPolicy"] = policy
+        own = _at(task, "retryPolicy")
+        retries = count(int(own.get("maxRetryCount", 0)))
+        task["retryPolicy"] = {**policy, **own, "maxRetryCount": retries, **always}
     return made
 
 
@@ -137,18 +142,20 @@ def with_secrets(
     spec: Mapping[str, Any],
     settings: Sequence[Mapping[str, Any]],
     secrets: Mapping[str, tuple[str, str]],
-    bare: Container[str] = (),
+    kept: Mapping[str, Container[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
-    step: variable -> name of the secret, key in it. Executors in `bare` lose all other settings."""
+    step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
+    that it names."""
     documents = [copy.deepcopy(dict(document)) for document in settings]
     if not documents:
         documents = [{"platforms": {}}]
     kubernetes = _made(_made(documents[0], "platforms"), "kubernetes")
     wishes = _made(_made(kubernetes, "deploymentSpec"), "executors")
     for label, executor in executors_of(spec).items():
-        if label in bare:
-            wishes.pop(label, None)
+        if kept and label in kept:
+            there = {k: v for k, v in wishes.pop(label, {}).items() if k in kept[label]}
+            wishes |= {label: there} if there else {}
         if "container" in executor and secrets:
             wanted = _made(wishes, label).setdefault("secretAsEnv", [])
             wanted += [_secret_as_env(env, *place) for env, place in sorted(secrets.items())]
@@ -167,16 +174,6 @@ def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
         "secretName": name,
         "secretNameParameter": {"runtimeValue": {"constant": name}},
     }
-
-
-def retried(spec: Mapping[str, Any], graph: Graph, least: int) -> dict[str, Any]:
-    """The pipeline with at least `least` retries for the task of every launcher, so that one that
-    was killed comes back to its job; a policy of the author's that allows more stays."""
-    made = copy.deepcopy(dict(spec))
-    for task in tasks_of(made, distributed(made, graph)):
-        policy = task.setdefault("retryPolicy", {"backoffDuration": "30s", "backoffFactor": 2.0})
-        policy["maxRetryCount"] = max(int(policy.get("maxRetryCount", 0)), least)
-    return made
 
 
 def prefixed(spec: Mapping[str, Any], image: str | None, words: Sequence[str]) -> dict[str, Any]:

@@ -78,13 +78,14 @@ def _settings(fields: Fields, taken: set[str]) -> list[Setting]:
 def _secrets(fields: Fields) -> list[Secret]:
     plain = fields.take("secretName", str, "")
     named = read_parameter(fields.fields("secretNameParameter"), None) or Constant(plain)
-    fields.take("optional", bool, False)
+    optional = fields.take("optional", bool, False)
     found = [
         Secret(
             env=pair.take("envVar", str, ""),
             name=named,
             key=pair.take("secretKey", str, ""),
             where=pair.where,
+            optional=optional,
         )
         for pair in fields.list_of("keyToEnv")
     ]

@@ -81,8 +81,8 @@ class _Routes:
         self.telling: set[tuple[str, str]] = set()
 
     def replace_artifacts(self, name: str, component: dict[str, Any]) -> None:
-        inputs = component.get("inputDefinitions", {})
-        for artifact, definition in inputs.get("artifacts", {}).items():
+        inputs = component.get("inputDefinitions") or {}
+        for artifact, definition in (inputs.get("artifacts") or {}).items():
             where = f"components.{name}.inputDefinitions.artifacts.{artifact}"
             if definition.get("isArtifactList"):
                 _refuse("a step on several nodes reads a list of artifacts", where)

@@ -20,6 +20,7 @@ from rekindle.launch.events import emit
 from rekindle.launch.gang import Gang, Halt, Report
 from rekindle.launch.nodes import Coordinator, Member, judge
 from rekindle.launch.process import on_signal
+from rekindle.launch.profile import profiled
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.model import TrainSpec
 
@@ -48,13 +49,14 @@ def torchrun(
     Raises PreemptedError after a SIGTERM, or if other nodes did not come; StepError, which names
     the first rank at fault and its cause, when the gang cannot go on."""
     place = rendezvous or Rendezvous.current()
-    gang = Gang(script, train, status, place, environment or {})
+    told, how = profiled(os.environ) if place.nodes > 1 else ({}, "")
+    gang = Gang(script, train, status, place, {**told, **(environment or {})})
     with on_signal(gang.stop), _team(gang) as team:
         restart = 0
         while True:
             restart, port = team.meet(restart) if team else (restart, 0)
             if team and restart == 0:
-                emit("notice", text=_network({**os.environ, **place.network()}))
+                emit("notice", text=_network({**os.environ, **place.network(), **told}, how))
             report = gang.run(restart, port, lambda: _polled(team, on_poll))
             verdict = team.settle(report) if team else judge({0: report})
             if verdict.ending == "done":
@@ -74,10 +76,11 @@ def torchrun(
             emit("notice", text=text)
 
 
-def _network(environment: Mapping[str, str]) -> str:
+def _network(environment: Mapping[str, str], how: str) -> str:
     """What NCCL, libfabric and gloo are told about the network, for whoever reads the log."""
     told = [f"{n}={v}" for n, v in sorted(environment.items()) if n.startswith(_NETWORK)]
-    return f"network: {', '.join(told) or 'nothing set, NCCL chooses'}"
+    said = f"network: {', '.join(told) or 'nothing set, NCCL chooses'}"
+    return f"{said}; {how}" if how else said
 
 
 @contextlib.contextmanager

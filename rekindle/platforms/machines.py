@@ -72,6 +72,8 @@ def machine_for(platform: str, step: Step, default: str) -> str:
         return name
     wanted = [f"{gpus} GPUs {kind}".rstrip() if gpus else "", f"{cpu} CPUs" if cpu else "", memory]
     how = f"no machine has the {', '.join(filter(None, wanted))} that it asks for"
+    if gpus:
+        how += f"; there are {those_there(rows['gpu_machines'])}"
     fix = "ask for less, or name a machine: rekindle.distribute(task, nodes=1, machine=...)"
     raise UnsupportedError([beyond(platform, step.path, step.where, how, fix)])
 
@@ -91,3 +93,11 @@ def _with_gpus(
     for name, (has, count, cpus, gib) in sorted(rows.items(), key=lambda row: int(row[1][1])):
         if count >= gpus and kind in ("", has):
             yield name, (cpus, gib)
+
+
+def those_there(rows: Mapping[str, Sequence[Any]]) -> str:
+    """Which GPUs machines have, and how many at most: `A100 (up to 8), T4 (up to 4)`."""
+    most: dict[str, int] = {}
+    for kind, count, *_ in rows.values():
+        most[kind] = max(count, most.get(kind, 0))
+    return ", ".join(f"{kind} (up to {count})" for kind, count in sorted(most.items()))

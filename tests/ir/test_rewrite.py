@@ -7,10 +7,11 @@ import yaml
 from kfp import dsl, kubernetes
 
 import rekindle
+from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.graph import Step
 from rekindle.ir.read import read
-from rekindle.ir.rewrite import rewritten, with_launchers
+from rekindle.ir.rewrite import rewritten, with_launchers, with_retries
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -62,3 +63,69 @@ def test_a_launcher_stands_where_a_distributed_step_was(pipeline, documents) -> 
 
 def _together(text: str) -> Step:
     return next(step for step in read(text).steps() if step.name == "together")
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, {"maxRetryCount": 3, "backoffDuration": "9s", "backoffMaxDuration": "5s"}),
+        (
+            {"maxRetryCount": 4.0, "backoffDuration": "1s", "backoffMaxDuration": "1s"},
+            {"maxRetryCount": 7, "backoffDuration": "1s", "backoffMaxDuration": "5s"},
+        ),
+    ],
+)
+def test_a_launcher_is_retried_as_the_author_says_and_as_it_needs(own, expected) -> None:
+    spec, _ = rewritten(compile_function(outer), {}, None)
+    task = spec["components"]["comp-inner"]["dag"]["tasks"]["together"]
+    task["retryPolicy"] = own
+    made = with_retries(
+        spec, {"exec-together"}, lambda count: count + 3, {"backoffDuration": "9s"},
+        {"backoffMaxDuration": "5s"},
+    )  # fmt: skip
+    assert made["components"]["comp-inner"]["dag"]["tasks"]["together"]["retryPolicy"] == expected
+    assert "retryPolicy" not in made["root"]["dag"]["tasks"]["alone"]
+    assert task["retryPolicy"] == own, "the argument is left alone"
+
+
+BROKEN = {
+    "a component that is null": ({"components": {"c": None}}, "components.c"),
+    "a list of tasks": ({"components": {"c": {"dag": {"tasks": []}}}}, "components.c.dag.tasks"),
+    "a task that is none": (
+        {"components": {"c": {"dag": {"tasks": {"t": "x"}}}}}, "components.c.dag.tasks.t",
+    ),
+    "a task that is no component": (
+        {"components": {"c": {"dag": {"tasks": {"t": {}}}}}}, "components.c.dag.tasks.t.componentRef.name",
+    ),
+    "an input that is bound to nothing": (
+        {"components": {"c": {"dag": {"tasks": {"t": {
+            "componentRef": {"name": "c"}, "inputs": {"parameters": {"a": 1}},
+        }}}}}},
+        "components.c.dag.tasks.t.inputs.parameters.a",
+    ),
+    "an output without a type": (
+        {"components": {"c": {"outputDefinitions": {"artifacts": {"a": []}}}}},
+        "components.c.outputDefinitions.artifacts.a",
+    ),
+    "an executor that is null": (
+        {"deploymentSpec": {"executors": {"e": None}}}, "deploymentSpec.executors.e",
+    ),
+    "an image that is no text": (
+        {"deploymentSpec": {"executors": {"e": {"container": {"image": 3}}}}},
+        "deploymentSpec.executors.e.container.image",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_nobody_refers_to_is_checked_before_it_is_rewritten(case: str) -> None:
+    addition, where = BROKEN[case]
+    spec = yaml.safe_load(compile_function(outer).split("\n---")[0])
+    for key, value in addition.items():
+        for kind, more in value.items():
+            spec[key][kind] = {**spec[key][kind], **more} if key == "deploymentSpec" else more
+    text = yaml.safe_dump(spec)
+    read(text)  # which follows references, and so does not see it
+    with pytest.raises(RequestError, match="this is no KFP pipeline") as caught:
+        rewritten(text, {}, None)
+    assert caught.value.problems[0].where == where

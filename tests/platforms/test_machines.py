@@ -5,13 +5,12 @@ import dataclasses
 import pytest
 from kfp import dsl
 
-from rekindle.catalog.network import network
 from rekindle.errors import UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.graph import Resources
 from rekindle.ir.read import read
-from rekindle.platforms.machines import amount, gpu_kind, machine_for
+from rekindle.platforms.machines import amount, gpu_kind, machine_for, those_there
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -90,19 +89,6 @@ def test_a_gpu_has_one_name(accelerator: str, kind: str) -> None:
     assert gpu_kind(accelerator) == kind
 
 
-@pytest.mark.parametrize(
-    ("machine", "provider"),
-    [("ml.p5.48xlarge", "efa"), ("p4d.24xlarge", "efa"), ("ml.g5.48xlarge", "efa"), ("ml.g5.xlarge", None),
-     ("Standard_ND96isr_H100_v5", None), ("", None)],
-)  # fmt: skip
-def test_the_network_of_a_machine_is_known_by_its_name(machine: str, provider: str | None) -> None:
-    assert network(machine).get("FI_PROVIDER") == provider
-
-
-def test_machines_with_infiniband_are_told_so() -> None:
-    assert network("Standard_ND96isr_H100_v5")["NCCL_SOCKET_IFNAME"] == "eth0"
-
-
 def test_what_is_no_quantity_is_refused_with_its_place() -> None:
     (step,) = read(compile_function(one)).steps()
     asked = dataclasses.replace(step.container, resources=Resources(cpu_limit="four"))
@@ -110,3 +96,18 @@ def test_what_is_no_quantity_is_refused_with_its_place() -> None:
     with pytest.raises(UnsupportedError, match="'four' is no quantity") as caught:
         machine_for("sagemaker", step, "ml.m5.xlarge")
     assert caught.value.problems[0].where == "root.dag.tasks.hello"
+
+
+def test_a_gpu_that_a_platform_has_not_is_refused_with_those_it_has() -> None:
+    (step,) = read(compile_function(one)).steps()
+    step = dataclasses.replace(step, distribution=Distribution(1, 1, accelerator="L4"))
+    with pytest.raises(UnsupportedError) as caught:
+        machine_for("azureml", step, "")
+    assert (
+        "no machine has the 1 GPUs L4 that it asks for; there are A10 (up to 1), A100 (up to 8), "
+        "A100-80GB (up to 8), H100 (up to 8), H200 (up to 8), T4 (up to 4)"
+    ) in caught.value.problems[0].what
+
+
+def test_of_the_machines_with_a_gpu_the_most_that_one_has_is_said() -> None:
+    assert those_there({"b": ["T4", 4, 8, 8], "a": ["T4", 1, 4, 4]}) == "T4 (up to 4)"

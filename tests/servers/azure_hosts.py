@@ -225,26 +225,49 @@ def identity(tokens: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """The endpoint of managed identities on Azure ML's compute, as an environment; it gives
     `tokens`, by what they are for, to whoever knows its secret."""
 
-    class Msi(_Handler):
-        def reply(self, asked: Asked) -> Answer:
-            if (asked.method, asked.path) != ("GET", "/msi/token"):
-                return Answer(404, {"error": f"no {asked.method} {asked.path}"})
-            if asked.headers.get("secret") != "of-this-container":
-                return Answer(401, {"error": "unknown caller"})
-            resource = asked.query.get("resource", "")
-            known = {"api-version": "2017-09-01", "resource": resource}
-            if asked.query != known or resource not in tokens:
-                return Answer(400, {"error": f"asked with {asked.query}"})
-            until = str(int(time.time()) + 3_600)
-            told = {"access_token": tokens[resource], "expires_on": until, "resource": resource}
-            return Answer(200, {**told, "token_type": "Bearer"})
+    def reply(asked: Asked) -> Answer:
+        if (asked.method, asked.path) != ("GET", "/msi/token"):
+            return Answer(404, {"error": f"no {asked.method} {asked.path}"})
+        if asked.headers.get("secret") != "of-this-container":
+            return Answer(401, {"error": "unknown caller"})
+        resource = asked.query.get("resource", "")
+        if asked.query != {"api-version": "2017-09-01", "resource": resource}:
+            return Answer(400, {"error": f"asked with {asked.query}"})
+        return _token(tokens, resource)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Msi)
+    with _answering(reply) as url:
+        yield {"MSI_ENDPOINT": f"{url}/msi/token", "MSI_SECRET": "of-this-container"}
+
+
+@contextlib.contextmanager
+def on_behalf(tokens: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The same for jobs that act as whoever submitted them."""
+
+    def reply(asked: Asked) -> Answer:
+        if (asked.method, asked.path, list(asked.query)) != ("GET", "/obo/token", ["resource"]):
+            return Answer(404, {"error": f"no {asked}"})
+        return _token(tokens, asked.query["resource"])
+
+    with _answering(reply) as url:
+        yield {"OBO_ENDPOINT": f"{url}/obo/token"}
+
+
+def _token(tokens: Mapping[str, str], resource: str) -> Answer:
+    if resource not in tokens:
+        return Answer(400, {"error": f"no token for {resource}"})
+    until = str(int(time.time()) + 3_600)
+    told = {"access_token": tokens[resource], "expires_on": until, "resource": resource}
+    return Answer(200, {**told, "token_type": "Bearer"})
+
+
+@contextlib.contextmanager
+def _answering(reply: Callable[[Asked], Answer]) -> Iterator[str]:
+    handler = type("Endpoint", (_Handler,), {"reply": lambda _, asked: reply(asked)})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
-        url = f"http://127.0.0.1:{server.server_address[1]}/msi/token"
-        yield {"MSI_ENDPOINT": url, "MSI_SECRET": "of-this-container"}
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

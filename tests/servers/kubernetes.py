@@ -27,6 +27,8 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 from tests.servers.trainer import JOBSET, ROOT, Job, labels, now
+from tests.servers.trainer_pods import problems as pod_problems
+from tests.servers.trainer_pods import template_of
 from tests.servers.trainer_schema import problems
 
 MANIFESTS = ROOT / "rekindle" / "platforms" / "kubeflow" / "manifests"
@@ -70,7 +72,8 @@ class FakeCluster:
         self.workflows: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, Path] = {}
-        self.secrets: dict[tuple[str, str], str] = {}
+        # secrets by (name, key), config maps by ("configmap", name, key)
+        self.secrets: dict[tuple[str, ...], str] = {}
         self.troubles: list[Trouble] = []
         self.requests: list[str] = []
         self.environment: dict[str, str] = {}
@@ -234,6 +237,8 @@ class FakeCluster:
         runtime = self.runtimes.get(body["spec"]["runtimeRef"]["name"])
         if runtime is None:
             raise Refused(422, "spec.RuntimeRef: Invalid value: must be an existing runtime")
+        if wrong := list(pod_problems(template_of(runtime, body))):
+            raise Refused(422, "; ".join(wrong))
         made = copy.deepcopy(body)
         made["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
         made["status"] = {}

@@ -17,6 +17,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.servers.trainer_pods import mount, template_of, variable
+
 if TYPE_CHECKING:
     from tests.servers.kubernetes import FakeCluster
 
@@ -41,6 +43,7 @@ class Job:
 
     def __init__(self, cluster: FakeCluster, made: dict[str, Any], runtime: dict[str, Any]) -> None:
         self.cluster, self.object = cluster, made
+        self.template = template_of(runtime, made)
         self.name = made["metadata"]["name"]
         template = runtime["spec"]["template"]["spec"]
         job = template["replicatedJobs"][0]["template"]["spec"]
@@ -137,22 +140,32 @@ class Job:
         (folder / "tmp").mkdir(parents=True)
         log = folder / "log.txt"
         self.cluster.logs[pod] = log
-        self.cluster.pods[pod] = {
+        said = self.template.get("metadata", {})
+        made = self.cluster.pods[pod] = {
             "metadata": {
                 "name": pod, "uid": str(uuid.uuid4()), "creationTimestamp": stamp(),
+                "namespace": "kubeflow",
                 "labels": {
+                    **said.get("labels", {}),
                     JOBSET: self.name, "jobset.sigs.k8s.io/replicatedjob-name": "node",
                     "batch.kubernetes.io/job-completion-index": str(rank),
                 },
-                "annotations": {"jobset.sigs.k8s.io/restart-attempt": str(self.restarts)},
+                "annotations": {
+                    **said.get("annotations", {}),
+                    "jobset.sigs.k8s.io/restart-attempt": str(self.restarts),
+                },
             },
-            "spec": {"serviceAccountName": "default"}, "status": {"phase": "Running"},
+            "spec": self.template["spec"], "status": {"phase": "Running"},
         }  # fmt: skip
+        mount(made, folder / "root", self.cluster.folder / "claims", self.cluster.secrets)
+        (node,) = made["spec"]["containers"]
+        found = {one["name"]: variable(one, made, self.cluster.secrets) for one in node["env"]}
         env = {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(ROOT),
             "HOME": str(folder), "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1",
             **self.cluster.environment, "RESTARTS": str(self.restarts),
-            **{one["name"]: self.value(one) for one in trainer.get("env", [])},
+            "POD_ROOT": str(folder / "root"),
+            **{name: value for name, value in found.items() if value is not None},
             "PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
             "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port),
         }  # fmt: skip
@@ -161,12 +174,6 @@ class Job:
             [sys.executable, "-c", _STAMPS, str(log), *words], env=env, cwd=folder,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-
-    def value(self, one: dict[str, Any]) -> str:
-        if "value" in one:
-            return str(one["value"])
-        reference = one["valueFrom"]["secretKeyRef"]
-        return self.cluster.secrets[reference["name"], reference["key"]]
 
 
 # The container runtime: runs the words, stamps every line they say, hands signals on, exits as they.

@@ -21,7 +21,7 @@ KINDS = {
 
 def problems(kind: str, body: Any) -> list[str]:
     """Everything that is wrong with the object."""
-    found = list(_unknown(KINDS[kind], body, kind))
+    found = list(unknown_fields(KINDS[kind], body, kind))
     try:
         KINDS[kind].model_validate(body)
     except ValidationError as error:
@@ -36,7 +36,8 @@ def problems(kind: str, body: Any) -> list[str]:
     return found
 
 
-def _unknown(model: type[BaseModel], data: Any, where: str) -> Iterator[str]:
+def unknown_fields(model: type[BaseModel], data: Any, where: str) -> Iterator[str]:
+    """Fields that the model has not, and quantities that are none."""
     if not isinstance(data, dict):
         yield f"{where}: is no object"
         return
@@ -71,7 +72,7 @@ def _object(model: type[BaseModel], value: Any, where: str) -> Iterator[str]:
         if not isinstance(value, str) or not QUANTITY.fullmatch(value):
             yield f"{where}: {value!r} is no quantity"
     elif model is not models.IoK8sApimachineryPkgUtilIntstrIntOrString:
-        yield from _unknown(model, value, where)
+        yield from unknown_fields(model, value, where)
 
 
 def _limits(job: Any) -> Iterator[str]:
@@ -90,8 +91,25 @@ def _limits(job: Any) -> Iterator[str]:
             yield f"spec.trainer.{field}: too long"
     if any(one["name"].startswith("PET_") for one in trainer.get("env", [])):
         yield "spec.trainer.env: must not have reserved envs"
+    yield from _patches(spec)
     if spec.get("activeDeadlineSeconds", 1) < 1:
         yield "spec.activeDeadlineSeconds: must be positive"
     for label in {**job["metadata"].get("labels", {})}.values():
         if not re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", label):
             yield f"metadata.labels: {label!r} is no value of a label"
+
+
+def _patches(spec: Any) -> Iterator[str]:
+    """What Trainer's webhook refuses in patches (pkg/runtime/framework/plugins/jobset)."""
+    for patch in spec.get("runtimePatches", []):
+        for job in patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]:
+            template = job["template"]["spec"]["template"]
+            if job["name"] != "node":
+                yield f"runtimePatches: the runtime has no job {job['name']}"
+            if not set(template.get("metadata", {})) <= {"labels", "annotations"}:
+                yield "runtimePatches.metadata: only labels and annotations are allowed"
+            for container in template.get("spec", {}).get("containers", []):
+                if container["name"] != "node":
+                    yield f"runtimePatches: the runtime has no container {container['name']}"
+                if container.get("env"):
+                    yield "runtimePatches: must not have envs for the node containers"

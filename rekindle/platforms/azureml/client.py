@@ -169,9 +169,10 @@ def _connected(place: AzureMLSpec) -> Iterator[MLClient]:
             ) from None  # fmt: skip
         credential: TokenCredential = DefaultAzureCredential()
         try:
+            # without its bars nobody hears that an upload failed, and the SDK waits for ever
             yield MLClient(
                 credential, place.subscription, place.resource_group, place.workspace,
-                show_progress=False, enable_telemetry=False, **_PATIENCE,
+                show_progress=True, enable_telemetry=False, **_PATIENCE,
             )  # fmt: skip
         except AzureError as error:
             raise _explained(error, place) from error
@@ -250,6 +251,12 @@ def _status(error: Exception) -> int:
     return int(getattr(error, "status_code", None) or 0)
 
 
+def _asked(error: Exception) -> str:
+    """The address that refused, if one did."""
+    request = getattr(getattr(error, "response", None), "request", None)
+    return str(getattr(request, "url", "")).partition("?")[0]
+
+
 def _of_the_workspace(error: Exception) -> bool:
     """Whether it is not the job that lacks, but where it would be."""
     code = getattr(getattr(error, "error", None), "code", "") or ""
@@ -264,6 +271,8 @@ def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     status = _status(error)
     if isinstance(error, ClientAuthenticationError) or status == 401:
         fix = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
+    elif status == 403 and ".blob." in _asked(error):
+        fix = "ask for `Storage Blob Data Contributor`, and see the firewall of the storage account"
     elif status == 403:
         fix = "ask for the role `AzureML Data Scientist` on the workspace"
     elif status == 404 and _of_the_workspace(error):

@@ -210,7 +210,7 @@ class _Compiler:
                 task["env"] = {**network(machine), **task["env"]}
             task["ranks_per_node"] = max(1, gpus_of(step)[1])
         if _knows_secrets(step, self.place):
-            more, task["secrets"] = (*more, *_SECRETS), True
+            more, task["secrets"] = (*more, *_SECRETS), sorted(self.place.secrets)
         folder, files = packed(_ENTRY, more, json.dumps(task, sort_keys=True, allow_nan=False))
         self.bundles |= {f"{folder}/{name}": content for name, content in files.items()}
         return folder

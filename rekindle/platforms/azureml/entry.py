@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
         if "nodes" in task:
             place = place.of_node(_meet(task))
         if task.get("secrets"):
-            _read_secrets()
+            _read_secrets(task["secrets"])
     except Exception as error:  # noqa: BLE001 - it is the job's last word
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
@@ -74,14 +74,13 @@ def _meet(task: Task) -> int:
     return found.node_rank
 
 
-def _read_secrets() -> None:
-    """Every secret that the environment names becomes a variable of the step."""
+def _read_secrets(names: list[str]) -> None:
+    """Every secret whose address the environment has becomes a variable of the step."""
     from rekindle.platforms.azureml import secrets
 
-    found = secrets.read(secrets.named(os.environ), os.environ)
-    for name, value in found.items():
+    os.environ.update(secrets.read(names, os.environ))
+    for name in names:
         del os.environ[secrets.PREFIX + name]
-        os.environ[name] = value
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import logging
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 PREFIX = "REKINDLE_SECRET_"
@@ -56,14 +56,12 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def named(environment: Mapping[str, str]) -> dict[str, str]:
-    """Addresses of secrets by the name of the variable that shall have their value."""
-    found = {name: text for name, text in environment.items() if name.startswith(PREFIX)}
-    return {name.removeprefix(PREFIX): text for name, text in found.items()}
-
-
-def read(references: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The values by variable; SecretError with the first that cannot be read."""
+def read(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The values of the secrets whose addresses are in the environment, as REKINDLE_SECRET_NAME;
+    SecretError with the first that cannot be read."""
+    references = {name: environment.get(PREFIX + name, "") for name in names}
+    if lost := [name for name, url in references.items() if not url]:
+        raise SecretError(f"the address of {lost[0]} did not reach the step as {PREFIX}{lost[0]}")
     token = _token(environment)
     return {variable: _value(variable, url, token) for variable, url in references.items()}
 

@@ -9,6 +9,7 @@ their files go to the nodes and not to the launcher."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,9 +19,9 @@ import yaml
 from rekindle.catalog.network import network
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.compile import DUMPER
-from rekindle.ir.graph import Graph, Ports, Step
+from rekindle.ir.graph import Constant, Graph, Ports, Step
+from rekindle.ir.inputs import with_inputs
 from rekindle.ir.rewrite import (
-    OWN_IMAGES,
     distributed,
     rewritten,
     with_launchers,
@@ -33,12 +34,17 @@ from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.kubeflow import trainjob
+from rekindle.platforms.kubeflow import pods, trainjob
 from rekindle.spec.places import KubeflowSpec
 
 RESULT_OUTPUT = "rekindle-result"
 # A launcher that lost its pod comes back and finds its job, for as long as a job may take.
+# KFP hands `backoffMaxDuration` to Argo as `maxDuration`, which is not the longest pause but the
+# time since the first attempt in which there are retries, and in which pods may run at all
+# (processNodeRetries in argo-workflows).
 RELAUNCHES, RELAUNCHING_SECONDS = 10, 90 * 24 * 3_600
+_PAUSES = {"backoffDuration": "10s", "backoffFactor": 2.0}
+_RELAUNCHING = {"backoffMaxDuration": f"{RELAUNCHING_SECONDS}s"}
 
 
 def compile(
@@ -56,25 +62,28 @@ def compile(
     labels = distributed(spec, graph)
     if labels:
         spec, settings = with_launchers(spec, settings, graph, lambda step: launcher(step, place))
+        spec = with_inputs(
+            spec, {label: pods.late(step).bindings for label, step in labels.items()}
+        )
         spec = with_places(spec, labels)
         spec = with_output(spec, labels, RESULT_OUTPUT, "system.Artifact")
-        spec = with_retries(spec, labels, RELAUNCHES, RELAUNCHING_SECONDS)
-    settings = with_secrets(spec, settings, trainjob.secrets_of(place), bare=labels)
+        spec = with_retries(spec, labels, lambda own: own + RELAUNCHES, _PAUSES, _RELAUNCHING)
+    kept = dict.fromkeys(labels, pods.LAUNCHERS_TOO)
+    settings = with_secrets(spec, settings, pods.secrets_of(place), kept)
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)
     return Definition({f"{graph.name}.yaml": text.encode()})
 
 
 def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The container of the launcher of a step."""
-    image = step.container.image
-    if place.image and image.startswith(OWN_IMAGES):
-        image = place.image
     wanted = {
         "task": _task(step),
         "inputs": _types(step.inputs),
         "retries": step.retry.count,
-        "job": trainjob.template(step, image, place),
+        "job": trainjob.template(step, place),
     }
+    if waiting := pods.late(step).settings:
+        wanted["late"] = [dataclasses.asdict(setting) for setting in waiting]
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return {
         "image": place.image,
@@ -93,6 +102,8 @@ def _task(step: Step) -> dict[str, Any]:
     wanted, task = step.distribution, lowered_container(step)
     assert wanted is not None, step.path
     found = network(wanted.machine) if wanted.nodes > 1 else {}
+    by_reference = pods.own_variables(step)  # a step's own win over what the machine is known for
+    found = {name: value for name, value in found.items() if name not in by_reference}
     return {**task, "name": step.name, "env": {**found, **task["env"]}}
 
 
@@ -113,3 +124,19 @@ def _problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
         )
     for step in steps:
         yield from trainjob.problems(step, place)
+    for step in graph.steps():
+        if step.distribution is None:
+            yield from _twice(step, place)
+
+
+def _twice(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
+    """Variables that a step takes from one secret, and the config from another."""
+    for secret in step.secrets:
+        said = place.secrets.get(secret.env)
+        name, _, key = (said or "").partition("/")
+        if said and (secret.name, secret.key) != (Constant(name), key):
+            yield Problem(
+                f"`{step.path}` takes {secret.env} from a secret, and the config from {said}",
+                secret.where,
+                f"take it out, or platforms.kubeflow.secrets.{secret.env}",
+            )

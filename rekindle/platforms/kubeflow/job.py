@@ -17,7 +17,8 @@ from typing import Any, Literal
 from rekindle.errors import StepError
 from rekindle.launch.failure import failure_from_log
 from rekindle.platforms.kubeflow.cluster import Cluster
-from rekindle.platforms.kubeflow.trainjob import ATTEMPT, IDENTITY, NODE, STEP, digest_of
+from rekindle.platforms.kubeflow.pieces import NODE
+from rekindle.platforms.kubeflow.trainjob import ATTEMPT, IDENTITY, STEP, digest_of
 
 State = Literal["active", "complete", "failed", "going"]
 _LAST_LINES = 30

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import RekindleError, StepError
+from rekindle.ir.graph import Setting
 from rekindle.ir.uris import PREFIX, as_place, read_place
 from rekindle.launch import carry
 from rekindle.platforms.kubeflow import trainjob
@@ -43,6 +44,9 @@ from rekindle.platforms.kubeflow.job import (
     jobs_path,
     state_of,
 )
+from rekindle.platforms.kubeflow.pieces import Clash, Misfit
+from rekindle.platforms.kubeflow.pods import Late
+from rekindle.platforms.kubeflow.settings import INPUT
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run, utc_now
 
 log = logging.getLogger(__name__)
@@ -143,7 +147,7 @@ class Launch:
         name = trainjob.job_name(self.definition["task"]["name"], self.run.identity, attempt)
         result = f"{self.result_place()}/{name}.json"
         wanted = trainjob.manifest(
-            self.definition["job"],
+            self.whole_job(),
             name=name,
             identity=self.run.identity,
             attempt=attempt,
@@ -166,7 +170,27 @@ class Launch:
         log.info("TrainJob %s created", name)
         return job
 
+    def whole_job(self) -> Mapping[str, Any]:
+        """The TrainJob of the definition, with the settings that had to wait for values; StepError
+        if these do not fit."""
+        job: Mapping[str, Any] = self.definition["job"]
+        late = Late(tuple(Setting(**one) for one in self.definition.get("late", ())))
+        try:
+            for piece in late.pieces(self.given(), job["spec"]["trainer"]["image"]):
+                job = trainjob.with_pod(job, piece)
+        except (Misfit, Clash) as error:
+            raise StepError(
+                f"a setting of the nodes came out wrong at run time: {error}",
+                where=", ".join(setting.where for setting in late.settings),
+                fix="give the pipeline's parameter another value",
+            ) from error
+        return job
+
     # What it is to do
+
+    def given(self) -> dict[str, Any]:
+        """The values of the launcher's own inputs."""
+        return dict(self.executor_input.get("inputs", {}).get("parameterValues", {}))
 
     def result_place(self) -> str:
         outputs = self.executor_input["outputs"]["artifacts"]
@@ -175,7 +199,7 @@ class Launch:
     def task(self, name: str, result: str) -> dict[str, Any]:
         """What the nodes run."""
         task = self.definition["task"]
-        values = dict(self.executor_input.get("inputs", {}).get("parameterValues", {}))
+        values = {n: v for n, v in self.given().items() if not n.startswith(INPUT)}
         places = {n: values.pop(PREFIX + n, None) for n in self.definition["inputs"]}
         artifacts = {
             n: _artifact(n, self.definition["inputs"][n], *read_place(text))

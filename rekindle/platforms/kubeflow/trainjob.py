@@ -21,25 +21,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import Problem, StepError
-from rekindle.ir.graph import Constant, Resources, Setting, Step
+from rekindle.ir.graph import Resources, Step
+from rekindle.platforms.kubeflow import pods
+from rekindle.platforms.kubeflow.pieces import NODE, Piece, joined
 from rekindle.spec.places import KubeflowSpec
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
 GPU = "nvidia.com/gpu"
-NODE = "node"  # the replicated job, and the container in its pods, that Trainer looks for
 MANAGER = "rekindle.dev/launcher"
 RESULT = "rekindle.dev/result"
 IDENTITY = "rekindle.dev/identity"
 STEP, ATTEMPT = "rekindle.dev/step", "rekindle.dev/attempt"
-MACHINE = "node.kubernetes.io/instance-type"
 COMMAND = ("python3", "-m", "rekindle.platforms.kubeflow.node")
 _MOST_ARGUMENTS, _LONGEST_ARGUMENT = 128, 65_536
 # JobSet adds `-node-0-` and Kubernetes an index of up to 4 digits and 5 random letters, 63 in all
 _LONGEST_NAME = 44
-_CARRIED = ("nodeSelector", "tolerations", "pvcMount", "imagePullSecret")
 
 
-def template(step: Step, image: str, place: KubeflowSpec) -> dict[str, Any]:
+def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The TrainJob of a step without anything of a run in it."""
     wanted = step.distribution
     assert wanted is not None
@@ -50,14 +49,12 @@ def template(step: Step, image: str, place: KubeflowSpec) -> dict[str, Any]:
             "name": place.runtime,
         },
         "trainer": {
-            "image": image,
+            "image": pods.image_of(step, place),
             "command": list(COMMAND),
             "numNodes": wanted.nodes,
             "numProcPerNode": max(1, wanted.gpus_per_node),
             "resourcesPerNode": _resources(step.container.resources, wanted.gpus_per_node),
-            "env": [_secret(env, *found) for env, found in sorted(_secrets(step, place).items())],
         },
-        "runtimePatches": [_patch(_pod(step, place))],
     }
     if step.time_limit_seconds is not None:
         spec["activeDeadlineSeconds"] = max(1, round(step.time_limit_seconds))
@@ -65,12 +62,36 @@ def template(step: Step, image: str, place: KubeflowSpec) -> dict[str, Any]:
     if place.queue:
         labels["kueue.x-k8s.io/queue-name"] = place.queue
         spec["suspend"] = True  # until Kueue admits it
-    return {
+    job = {
         "apiVersion": API_VERSION,
         "kind": "TrainJob",
         "metadata": {"labels": labels},
         "spec": spec,
     }
+    return with_pod(job, pods.pod(step, place))
+
+
+def with_pod(job: Mapping[str, Any], pod: Piece) -> dict[str, Any]:
+    """The TrainJob with this in the pods of its nodes, besides what it says of them already;
+    Clash where the two differ."""
+    made = copy.deepcopy(dict(job))
+    spec = made["spec"]
+    said = {"env": spec["trainer"].get("env", []), **_template_of(spec)}
+    whole = joined(said, pod)
+    spec["trainer"]["env"] = sorted(whole.pop("env"), key=lambda variable: str(variable["name"]))
+    job_patch = {"name": NODE, "template": {"spec": {"template": {"spec": {}, **whole}}}}
+    patch = {"template": {"spec": {"replicatedJobs": [job_patch]}}}
+    spec["runtimePatches"] = [{"manager": MANAGER, "trainingRuntimeSpec": patch}]
+    return made
+
+
+def _template_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The patch of the pod's template in a TrainJob that has one."""
+    if "runtimePatches" not in spec:
+        return {}
+    jobs = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    template: dict[str, Any] = jobs[0]["template"]["spec"]["template"]
+    return template
 
 
 def manifest(
@@ -106,9 +127,7 @@ def manifest(
         ],
     }
     made["spec"]["trainer"]["args"] = list(payload)
-    jobs = made["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
-    pod = jobs["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    pod["serviceAccountName"] = service_account
+    _template_of(made["spec"])["spec"]["serviceAccountName"] = service_account
     return made
 
 
@@ -168,16 +187,8 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
         yield Problem(f"{who}, whose resources depend on an input", step.where, "write them down")
     if "{{$" in step.container.image:
         yield Problem(f"{who}, whose image depends on an input", step.where, "write it down")
-    for secret in step.secrets:
-        if not isinstance(secret.name, Constant):
-            yield Problem(f"{who}, a secret's name depends on an input", secret.where, "write it")
-    for setting in step.settings:
-        if setting.name not in _CARRIED or _carried(setting) is None:
-            yield Problem(
-                f"{who}, and `{setting.name}` is not carried to them",
-                setting.where,
-                f"take it out; fixed values of {', '.join(_CARRIED)} are carried",
-            )
+    if not wanted.accelerator or wanted.accelerator in place.accelerator_nodes:
+        yield from pods.problems(step, place)
 
 
 def _resources(asked: Resources, gpus: int) -> dict[str, dict[str, str]]:
@@ -195,100 +206,3 @@ def _resources(asked: Resources, gpus: int) -> dict[str, dict[str, str]]:
         if given:
             found[name] = given
     return found
-
-
-def _secrets(step: Step, place: KubeflowSpec) -> dict[str, tuple[str, str]]:
-    """Variable -> secret and key; the step's own win over those for all steps."""
-    own = {s.env: (str(s.name.value), s.key) for s in step.secrets if isinstance(s.name, Constant)}
-    return {**secrets_of(place), **own}
-
-
-def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
-    """Variable -> secret and key, for all steps."""
-    pairs = {env: reference.partition("/") for env, reference in place.secrets.items()}
-    return {env: (name, key) for env, (name, _, key) in pairs.items()}
-
-
-def _secret(env: str, name: str, key: str) -> dict[str, Any]:
-    return {"name": env, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
-
-
-def _pod(step: Step, place: KubeflowSpec) -> dict[str, Any]:
-    """Where the pods go, and what is mounted in them."""
-    wanted = step.distribution
-    assert wanted is not None
-    pod: dict[str, Any] = {}
-    selector: dict[str, str] = {}
-    tolerations: list[dict[str, Any]] = []
-    for setting in step.settings:
-        carried = _carried(setting) or {}
-        selector |= carried.pop("nodeSelector", {})
-        tolerations += carried.pop("tolerations", [])
-        pod |= carried
-    if wanted.machine:
-        selector[MACHINE] = wanted.machine
-    if wanted.accelerator:
-        selector |= place.accelerator_nodes[wanted.accelerator]
-    if wanted.spot:
-        selector |= place.spot_nodes
-        tolerations += [
-            {"key": key, "operator": "Equal", "value": value}
-            for key, value in sorted(place.spot_nodes.items())
-        ]
-    if selector:
-        pod["nodeSelector"] = selector
-    if tolerations:
-        pod["tolerations"] = tolerations
-    return pod
-
-
-def _carried(setting: Setting) -> dict[str, Any] | None:
-    """A setting of kfp-kubernetes in the words of a pod; None where its value is not written down
-    but depends on the run."""
-    value = setting.value
-    match setting.name:
-        case "nodeSelector" if set(value) == {"labels"}:
-            return {"nodeSelector": dict(value["labels"])}
-        case "tolerations":
-            known = {"key", "operator", "value", "effect", "tolerationSeconds"}
-            return {"tolerations": list(value)} if all(set(t) <= known for t in value) else None
-        case "imagePullSecret":
-            names = [_constant(one, "secretName") for one in value]
-            return {"imagePullSecrets": [{"name": n} for n in names]} if all(names) else None
-        case "pvcMount":
-            return _volumes(value)
-    return None
-
-
-def _volumes(mounts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    claims = [_constant(mount, "constant", "pvcName") for mount in mounts]
-    if not all(claims):
-        return None
-    names = [f"claim-{i}" for i in range(len(mounts))]
-    found = [
-        {"name": name, "mountPath": mount["mountPath"]}
-        | ({"subPath": mount["subPath"]} if mount.get("subPath") else {})
-        for name, mount in zip(names, mounts, strict=True)
-    ]
-    return {
-        "volumes": [
-            {"name": name, "persistentVolumeClaim": {"claimName": claim}}
-            for name, claim in zip(names, claims, strict=True)
-        ],
-        "containers": [{"name": NODE, "volumeMounts": found}],
-    }
-
-
-def _constant(value: Mapping[str, Any], plain: str, parameter: str = "") -> str:
-    """A name that kfp-kubernetes writes as a parameter, and for older servers plainly; "" where it
-    is no constant."""
-    given = value.get(f"{parameter or plain}Parameter")
-    if given is not None:
-        return str(given.get("runtimeValue", {}).get("constant", ""))
-    return str(value.get(plain, ""))
-
-
-def _patch(pod: Mapping[str, Any]) -> dict[str, Any]:
-    job = {"name": NODE, "template": {"spec": {"template": {"spec": dict(pod)}}}}
-    spec = {"template": {"spec": {"replicatedJobs": [job]}}}
-    return {"manager": MANAGER, "trainingRuntimeSpec": spec}

@@ -16,7 +16,14 @@ from typing import Any
 from rekindle.catalog.limits import limits
 from rekindle.errors import Problem
 from rekindle.ir.graph import Graph
-from rekindle.ir.rewrite import needs_our_image, prefixed, retried, rewritten, with_launchers
+from rekindle.ir.rewrite import (
+    distributed,
+    needs_our_image,
+    prefixed,
+    rewritten,
+    with_launchers,
+    with_retries,
+)
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit, beyond, refusal
 from rekindle.platforms.definition import Definition
@@ -26,6 +33,7 @@ from rekindle.spec.places import VertexSpec
 _SECTION = "platforms.vertex"
 # A launcher that is killed comes back and finds its job; one that gave up gives up again at once
 LAUNCHER_RETRIES = 3
+_PAUSES = {"backoffDuration": "30s", "backoffFactor": 2.0}
 
 
 def compile(
@@ -75,7 +83,8 @@ def _pipeline(ir_text: str, graph: Graph, place: VertexSpec) -> dict[str, Any]:
     spec, _ = with_launchers(
         spec, settings, graph, lambda step: lowering.launcher(step, graph.name, place)
     )
-    return retried(spec, graph, LAUNCHER_RETRIES)
+    labels = distributed(spec, graph)
+    return with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
 
 
 def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from rekindle.catalog.network import network
 from rekindle.ir.graph import Step
 from rekindle.ir.placeholders import references
 from rekindle.ir.rewrite import OWN_IMAGES
@@ -42,25 +43,30 @@ def _payload(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     image = step.container.image
     if image.startswith(OWN_IMAGES) and place.image:
         image = place.image
+    job = custom_job(step, pipeline, image, place)
+    machine = job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
     return {
         "project": place.project,
         "region": place.region,
-        "job": custom_job(step, pipeline, image, place),
+        "job": job,
         "jobs": f"{place.artifact_root.rstrip('/')}/jobs",
         "nodes": step.distribution.nodes,
         "spot": provisioning(step.distribution, place) == "spot",
         "limit_seconds": limit_seconds(step),
         "failures": step.retry.count,
         "preemptions": place.max_preemptions,
-        "task": _task(step, place),
+        "task": _task(step, place, machine),
     }
 
 
-def _task(step: Step, place: VertexSpec) -> dict[str, Any]:
-    """What every node is told, before the run adds its ExecutorInput."""
+def _task(step: Step, place: VertexSpec, machine: str) -> dict[str, Any]:
+    """What every node on a machine of this name is told, before the run adds its ExecutorInput."""
     assert step.distribution is not None, step.path
+    task = lowered_container(step)
+    known = network(machine) if step.distribution.nodes > 1 else {}
     return {
-        **lowered_container(step),
+        **task,
+        "env": {**known, **task["env"]},
         "secrets": dict(place.secrets),
         "gpus": step.distribution.gpus_per_node,
     }

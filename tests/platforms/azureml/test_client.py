@@ -113,6 +113,7 @@ def test_two_that_submit_the_same_at_once_make_one_job(service: Workspace) -> No
 REFUSALS: dict[str, tuple[list[Fault], str]] = {
     "no permission": ([Fault("GET jobs", 403)], "`AzureML Data Scientist`"),
     "no permission to create": ([Fault("PUT jobs", 403)], "`AzureML Data Scientist`"),
+    "no permission to upload": ([Fault("PUT blob", 403)], "`Storage Blob Data Contributor`"),
     "nobody knows who it is": ([Fault("PUT components", 401)], "az login"),
     "the service is away": ([Fault("GET jobs", 503) for _ in range(9)], "say it again"),
     "something the service does not like": ([Fault("PUT environments", 400)], "mistake of rekindle's"),

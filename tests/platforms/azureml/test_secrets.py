@@ -28,12 +28,13 @@ from tests.platforms.azureml.test_compile import (
     what_came_of_it,
 )
 from tests.platforms.azureml.test_compile import workspace as workspace
-from tests.servers.azure_hosts import Hosts, identity
+from tests.servers.azure_hosts import Hosts, identity, on_behalf
 from tests.servers.azureml import Failed, Workspace
 from tests.servers.key_vault import Vault
 
 REFERENCE = "https://my-vault.vault.azure.net/secrets/hub"
 TOKEN = "a-token-for-key-vault"
+NAMED = {"REKINDLE_SECRET_HF_TOKEN": REFERENCE}
 VALUE = "hf-of-the-hub-and-nobody-else"
 
 
@@ -113,10 +114,25 @@ def test_without_an_identity_the_step_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("MSI_SECRET", "of-another-container")
     with pytest.raises(secrets.SecretError, match=r"platforms\.azureml\.identity: managed"):
-        secrets.read({"HF_TOKEN": REFERENCE}, {})
+        secrets.read(["HF_TOKEN"], NAMED)
     monkeypatch.setitem(sys.modules, "azure.identity", None)
     with pytest.raises(secrets.SecretError, match="pip install azure-identity"):
-        secrets.read({"HF_TOKEN": REFERENCE}, {})
+        secrets.read(["HF_TOKEN"], NAMED)
+    assert vault.asked == []
+
+
+def test_a_step_that_acts_as_whoever_submitted_reads_as_them(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MSI_ENDPOINT")
+    with on_behalf({"https://vault.azure.net": TOKEN}) as obo:
+        monkeypatch.setenv("OBO_ENDPOINT", obo["OBO_ENDPOINT"])
+        assert secrets.read(["HF_TOKEN"], {**NAMED, **obo}) == {"HF_TOKEN": VALUE}
+
+
+def test_an_address_that_got_lost_is_missed(vault: Vault) -> None:
+    with pytest.raises(secrets.SecretError, match="REKINDLE_SECRET_OTHER"):
+        secrets.read(["HF_TOKEN", "OTHER"], NAMED)
     assert vault.asked == []
 
 
@@ -125,12 +141,12 @@ def test_the_token_follows_no_redirection_and_patience_ends(
 ) -> None:
     vault.faults = [302]
     with pytest.raises(secrets.SecretError, match="HTTP 302"):
-        secrets.read({"HF_TOKEN": REFERENCE}, {})
+        secrets.read(["HF_TOKEN"], NAMED)
     assert len(vault.asked) == 1
     monkeypatch.setattr(secrets, "PAUSES_SECONDS", (0.0, 0.0))
     vault.faults = [503] * 9
     with pytest.raises(secrets.SecretError, match="HTTP 503"):
-        secrets.read({"HF_TOKEN": REFERENCE}, {})
+        secrets.read(["HF_TOKEN"], NAMED)
     assert len(vault.faults) == 6
 
 

@@ -33,7 +33,7 @@ RICH = KubeflowSpec(
     queue="gpus",
     spot_nodes={"cloud.example.com/spot": "true"},
     accelerator_nodes={"H100": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}},
-    secrets={"HF_TOKEN": "hub/token", "WORD": "words/first"},
+    secrets={"HF_TOKEN": "hub/token", "SECOND": "words/first"},
 )
 
 
@@ -74,7 +74,7 @@ def documents(source: Any, place: KubeflowSpec) -> list[Any]:
 
 
 def test_all_that_a_step_asks_for_is_in_its_trainjob() -> None:
-    template = trainjob.template(step_of(rich), "example.com/ours@sha256:1", RICH)
+    template = trainjob.template(step_of(rich), RICH)
     made = trainjob.manifest(
         template, name="work-1", identity="u-1/run.root.work", attempt=2, owner=OWNER,
         service_account="runner", result="s3://b/r/work-1.json", payload=["abc"],
@@ -117,6 +117,7 @@ def test_all_that_a_step_asks_for_is_in_its_trainjob() -> None:
                 },
                 "env": [
                     {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+                    {"name": "SECOND", "valueFrom": {"secretKeyRef": {"name": "words", "key": "first"}}},
                     {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "own", "key": "key"}}},
                 ],
             },
@@ -133,8 +134,8 @@ def test_all_that_a_step_asks_for_is_in_its_trainjob() -> None:
                             "cloud.example.com/spot": "true",
                         },
                         "tolerations": [
-                            {"key": "big", "operator": "Exists", "effect": "NoSchedule"},
                             {"key": "cloud.example.com/spot", "operator": "Equal", "value": "true"},
+                            {"key": "big", "operator": "Exists", "effect": "NoSchedule"},
                         ],
                         "imagePullSecrets": [{"name": "pull"}],
                         "volumes": [{"name": "claim-0", "persistentVolumeClaim": {"claimName": "data"}}],
@@ -206,10 +207,10 @@ def test_kfp_takes_it_and_nothing_of_the_extension_is_left() -> None:
         assert [(s.env, s.name.value, s.key) for s in step.secrets] == [("WORD", "words", "first")]
 
 
-def test_a_launcher_has_none_of_the_settings_of_its_nodes() -> None:
+def test_a_launcher_has_of_the_settings_of_its_nodes_what_its_own_pod_needs() -> None:
     spec, settings = documents(rich, RICH)
     (executor,) = settings["platforms"]["kubernetes"]["deploymentSpec"]["executors"].values()
-    assert list(executor) == ["secretAsEnv"]
+    assert list(executor) == ["imagePullSecret", "secretAsEnv"]
     assert [one["secretName"] for one in executor["secretAsEnv"]] == ["hub", "words"]
     container = spec["deploymentSpec"]["executors"]["exec-work"]["container"]
     assert container["image"] == RICH.image
@@ -236,23 +237,6 @@ def run_time_resources(cpu: str = "4"):
 
 
 @dsl.pipeline(name="p")
-def run_time_secret(name: str = "x"):
-    task = rekindle.distribute(work(), nodes=2)
-    kubernetes.use_secret_as_env(task, name, {"k": "E"})
-
-
-@dsl.pipeline(name="p")
-def run_time_claim(name: str = "x"):
-    task = rekindle.distribute(work(), nodes=2)
-    kubernetes.mount_pvc(task, pvc_name=name, mount_path="/m")
-
-
-@dsl.pipeline(name="p")
-def other_setting():
-    kubernetes.add_pod_label(rekindle.distribute(work(), nodes=2), "a", "b")
-
-
-@dsl.pipeline(name="p")
 def spot():
     rekindle.distribute(work(save_to="x"), nodes=2, spot=True, checkpoint="save_to")
 
@@ -272,9 +256,6 @@ REFUSED = [
     (spot, PLACE, "nothing says which nodes these are", "platforms.kubeflow.spot_nodes"),
     (accelerator, PLACE, "nothing says which nodes have it", "platforms.kubeflow.accelerator_nodes.B200"),
     (run_time_resources, PLACE, "resources depend on an input", "root.dag.tasks.work"),
-    (run_time_secret, PLACE, "a secret's name depends on an input", "platforms.kubernetes.deploymentSpec.executors.exec-work.secretAsEnv[0].keyToEnv[0]"),
-    (run_time_claim, PLACE, "`pvcMount` is not carried", "platforms.kubernetes.deploymentSpec.executors.exec-work.pvcMount"),
-    (other_setting, PLACE, "`podMetadata` is not carried", "platforms.kubernetes.deploymentSpec.executors.exec-work.podMetadata"),
 ]  # fmt: skip
 
 

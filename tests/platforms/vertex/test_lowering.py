@@ -1,5 +1,6 @@
 """A distributed step in the definition: its launcher, the CustomJob inside, and what is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import rekindle
 from rekindle.catalog.limits import limits
 from rekindle.errors import SpecError
 from rekindle.ir.compile import compile_function
+from rekindle.ir.distribution import Distribution
 from rekindle.ir.read import read
+from rekindle.launch.profile import PROFILE
 from rekindle.platforms.vertex.compile import compile
+from rekindle.platforms.vertex.lowering import launcher
 from rekindle.spec.places import VertexSpec
 from tests.platforms.vertex.distributed import PLACE, container, ir
 
@@ -212,3 +216,11 @@ def test_the_permissions_have_reasons_and_roles() -> None:
         rules["secret_permission"],
     ]:
         assert f"`{name}`" in text, name
+
+
+def test_nodes_are_told_of_the_network_of_their_machines_and_a_single_one_is_not() -> None:
+    step = next(step for step in read(ir()).steps() if step.name == "fit")
+    for nodes, expected in ((2, "/usr/local/gib/scripts/set_nccl_env.sh"), (1, None)):
+        over = Distribution(nodes, 8, machine="a3-ultragpu-8g")
+        made = launcher(dataclasses.replace(step, distribution=over), "p", VertexSpec(**PLACE))
+        assert json.loads(made["args"][0])["task"]["env"].get(PROFILE) == expected

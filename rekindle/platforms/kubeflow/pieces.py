@@ -1,0 +1,81 @@
+"""Pieces of a pod, put together: nothing that one piece says is dropped for what another says.
+
+A piece is what Kubernetes would write: `{"env": [...], "metadata": {...}, "spec": {...}}`, where
+`env` is for the container of the node (Trainer takes it in its own field, and refuses it in a
+patch) and the rest is a patch of the pod's template. Lists that Kubernetes merges by a key are
+merged by that key here; others have every item of both once."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+Piece = Mapping[str, Any]
+NODE = "node"  # the replicated job, and the container in its pods, that Trainer looks for
+_KEYS = {
+    "env": "name", "containers": "name", "volumes": "name", "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+}  # fmt: skip
+
+
+class Clash(Exception):
+    """Two pieces say different things of one; the text says what."""
+
+
+class Misfit(Exception):
+    """A setting that the pods of a TrainJob cannot have: `what` it is, and the `fix`."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.fix = fix
+
+
+def joined(first: Piece, second: Piece, where: str = "") -> dict[str, Any]:
+    """What both say; Clash where they differ. `joined({"a": {"x": 1}}, {"a": {"y": 2}})` is
+    `{"a": {"x": 1, "y": 2}}`."""
+    made = dict(first)
+    for key, value in second.items():
+        made[key] = _both(made[key], value, key, f"{where}.{key}") if key in made else value
+    return made
+
+
+def _both(first: Any, second: Any, key: str, where: str) -> Any:
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return joined(first, second, where)
+    if isinstance(first, list) and isinstance(second, list):
+        return _lists(first, second, key, where)
+    if first != second:
+        raise Clash(f"`{where.lstrip('.')}` would be both {first!r} and {second!r}")
+    return first
+
+
+def _lists(first: list[Any], second: list[Any], key: str, where: str) -> list[Any]:
+    if key not in _KEYS:
+        return [*first, *(item for item in second if item not in first)]
+    made = {_name(item, key): item for item in first}
+    for item in second:
+        name = _name(item, key)
+        if key == "containers" and name in made:
+            made[name] = joined(made[name], item, f"{where}.{name}")
+        elif made.setdefault(name, item) != item:
+            raise Clash(f"`{where.lstrip('.')}` would have two of the name `{name}`")
+    return list(made.values())
+
+
+def _name(item: Mapping[str, Any], key: str) -> str:
+    name = str(item[_KEYS[key]])
+    return posixpath.normpath(name) if key == "volumeMounts" else name
+
+
+def given(entry: Mapping[str, Any], parameter: str, plain: str = "") -> Any:
+    """What an entry names; None if the run gives nothing."""
+    if parameter not in entry:
+        return entry[plain]
+    value: Any = entry[parameter]["runtimeValue"]["constant"]
+    if isinstance(value, str) and "{{" in value:
+        raise Misfit(
+            f"`{parameter}` holds a placeholder, which Kubeflow itself does not fill in there",
+            "pass the whole name as one parameter",
+        )
+    return value

@@ -1,0 +1,152 @@
+"""The pods of a step on several nodes: what the step's own settings ask for, and the config's
+section, together.
+
+What only the run knows (a secret named by a parameter, tolerations from JSON) waits in `Late` until
+the launcher has the values. Two who ask for different things are an error, at compile time as far
+as both are written down, in the launcher otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rekindle.errors import Problem
+from rekindle.ir.graph import Setting, Step
+from rekindle.ir.rewrite import OWN_IMAGES
+from rekindle.platforms.kubeflow.pieces import Clash, Misfit, Piece, joined
+from rekindle.platforms.kubeflow.settings import (
+    INPUT,
+    closed,
+    opened,
+    piece,
+    settings_of,
+    variable,
+    variables,
+)
+from rekindle.spec.places import KubeflowSpec
+
+MACHINE = "node.kubernetes.io/instance-type"
+# What the pod of a launcher has of its step's settings: its image comes from a registry as private,
+# and namespaces that demand a user, a label or an annotation demand them of every pod. All else is
+# for the nodes: their machines, their volumes, their variables.
+LAUNCHERS_TOO = ("imagePullSecret", "podMetadata", "securityContext")
+
+_FIX = "take it out, or what says the other"
+Part = tuple[str, Callable[[], Piece]]  # the place of a wish, and what it asks for
+
+
+@dataclasses.dataclass(frozen=True)
+class Late:
+    """Settings that need values of the run: each with `{"input": NAME}` where a value is to be, and
+    what these inputs are bound to, as the IR writes it."""
+
+    settings: tuple[Setting, ...] = ()
+    bindings: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def pieces(self, inputs: Mapping[str, Any], image: str) -> Iterator[Piece]:
+        """The parts of the pod, with the values of the run."""
+        for setting in self.settings:
+            yield piece(setting.name, closed(setting.value, inputs), image)
+
+
+def late(step: Step) -> Late:
+    """What waits for the run."""
+    found: list[Setting] = []
+    bindings: dict[str, Mapping[str, Any]] = {}
+
+    def take(binding: Mapping[str, Any]) -> str:
+        name = next((n for n, known in bindings.items() if known == binding), "")
+        name = name or f"{INPUT}{len(bindings)}"
+        bindings[name] = dict(binding)
+        return name
+
+    for setting in settings_of(step):
+        value = opened(setting.value, take)
+        if value != setting.value:
+            found.append(dataclasses.replace(setting, value=value))
+    return Late(tuple(found), bindings)
+
+
+def image_of(step: Step, place: KubeflowSpec) -> str:
+    """The image of a step's nodes, which is ours by another name if it is one of ours."""
+    image = step.container.image
+    return place.image if place.image and image.startswith(OWN_IMAGES) else image
+
+
+def pod(step: Step, place: KubeflowSpec) -> Piece:
+    """All that is written down, as far as `problems` has nothing to say."""
+    return _put_together(step, place)[0]
+
+
+def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
+    """What keeps the settings of a step from its nodes, each with its place in the IR."""
+    who = f"`{step.path}` runs on several nodes"
+    yield from _put_together(step, place)[1]
+    for setting in late(step).settings:
+        if twice := sorted(variables([setting]) & {*place.secrets}):
+            what = f"{who}, and platforms.kubeflow.secrets has `{twice[0]}` as well"
+            yield Problem(what, setting.where, _FIX)
+    for name in sorted(set(step.container.env) & ({*place.secrets} | own_variables(step))):
+        what = f"{who}, and `{name}` is in its environment twice: as a value and by reference"
+        yield Problem(what, step.where, _FIX)
+
+
+def _put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
+    """What fits together, and what does not."""
+    made: Piece = {"env": [], "spec": {}}
+    found: list[Problem] = []
+    who = f"`{step.path}` runs on several nodes"
+    for where, part in (*_of_place(step, place), *_of_step(step, image_of(step, place))):
+        try:
+            made = joined(made, part())
+        except Misfit as misfit:
+            found.append(Problem(f"{who}, and {misfit}", where, misfit.fix))
+        except Clash as clash:
+            found.append(Problem(f"{who}, and {clash}", where, _FIX))
+    return made, found
+
+
+def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
+    """What the config says of the nodes of this step."""
+    wanted, here = step.distribution, "platforms.kubeflow"
+    assert wanted is not None
+    yield f"{here}.secrets", lambda: {"env": _secret_variables(place)}
+    if wanted.machine:
+        yield step.where, lambda: {"spec": {"nodeSelector": {MACHINE: wanted.machine}}}
+    if wanted.accelerator:
+        labels = dict(place.accelerator_nodes[wanted.accelerator])
+        yield f"{here}.accelerator_nodes", lambda: {"spec": {"nodeSelector": labels}}
+    if wanted.spot:
+        taints = [
+            {"key": key, "operator": "Equal", "value": value}
+            for key, value in sorted(place.spot_nodes.items())
+        ]
+        spot = {"nodeSelector": dict(place.spot_nodes), "tolerations": taints}
+        yield f"{here}.spot_nodes", lambda: {"spec": spot}
+
+
+def _of_step(step: Step, image: str) -> Iterator[Part]:
+    """What its settings say that need no value of the run."""
+    waiting = {setting.where for setting in late(step).settings}
+    for one in settings_of(step):
+        if one.where not in waiting:
+            yield one.where, functools.partial(piece, one.name, one.value, image)
+
+
+def own_variables(step: Step) -> set[str]:
+    """The environment variables that the step's own settings fill."""
+    return variables(settings_of(step))
+
+
+def _secret_variables(place: KubeflowSpec) -> list[dict[str, Any]]:
+    """Environment variables for all steps."""
+    found = sorted(secrets_of(place).items())
+    return [variable(env, "secretKeyRef", {"name": name, "key": key}) for env, (name, key) in found]
+
+
+def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
+    """Variable -> secret and key, for all steps."""
+    pairs = {env: reference.partition("/") for env, reference in place.secrets.items()}
+    return {env: (name, key) for env, (name, _, key) in pairs.items()}

@@ -1,0 +1,94 @@
+"""Volumes of the nodes of a TrainJob, and where they are mounted.
+
+They are named after their kind and place in the list (`claim-0`), so that none meets a volume of
+the runtime by chance: there Trainer merges by name, and mounts by their path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rekindle.platforms.kubeflow.pieces import NODE, Clash, Piece, given
+
+Entries = Sequence[Mapping[str, Any]]
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the place of shared memory, no file of ours
+
+
+def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece:
+    """Volumes of a kind; an entry whose source is None is left out."""
+    found = [(f"{kind}-{i}", entry, source(entry)) for i, entry in enumerate(entries)]
+    there = [(name, entry, what) for name, entry, what in found if what is not None]
+    mounts = [
+        {"name": name, "mountPath": e["mountPath"]}
+        | ({"subPath": e["subPath"]} if e.get("subPath") else {})
+        for name, e, _ in there
+    ]
+    paths = [mount["mountPath"] for mount in mounts]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise Clash(f"two volumes would be mounted at {twice[0]}")
+    container = {"name": NODE, "volumeMounts": mounts}
+    volumes = [{"name": name, **what} for name, _, what in there]
+    return {"spec": {"volumes": volumes, "containers": [container]}} if there else {}
+
+
+def claims(entries: Entries) -> Piece:
+    """Persistent volume claims."""
+
+    def source(entry: Mapping[str, Any]) -> Piece | None:
+        name = given(entry, "pvcNameParameter")
+        return None if name is None else {"persistentVolumeClaim": {"claimName": name}}
+
+    return _mounted("claim", entries, source)
+
+
+def secret_files(entries: Entries) -> Piece:
+    """Secrets as files."""
+
+    def source(entry: Mapping[str, Any]) -> Piece | None:
+        name = given(entry, "secretNameParameter", "secretName")
+        files = {"secretName": name, "optional": bool(entry.get("optional"))}
+        return None if name is None else {"secret": files}
+
+    return _mounted("secret", entries, source)
+
+
+def config_files(entries: Entries) -> Piece:
+    """Config maps as files."""
+
+    def source(entry: Mapping[str, Any]) -> Piece | None:
+        name = given(entry, "configMapNameParameter", "configMapName")
+        files = {"name": name, "optional": bool(entry.get("optional"))}
+        return None if name is None else {"configMap": files}
+
+    return _mounted("config", entries, source)
+
+
+def ephemeral(entries: Entries) -> Piece:
+    """A claim that comes and goes with each pod."""
+
+    def source(entry: Mapping[str, Any]) -> Piece:
+        asked = {
+            "accessModes": list(entry["accessModes"]),
+            "resources": {"requests": {"storage": entry["size"]}},
+        }
+        if not entry.get("defaultStorageClass"):
+            asked["storageClassName"] = entry.get("storageClassName", "")
+        claim = {"metadata": dict(entry.get("metadata", {})), "spec": asked}
+        return {"ephemeral": {"volumeClaimTemplate": claim}}
+
+    return _mounted("ephemeral", entries, source)
+
+
+def empty(entries: Entries) -> Piece:
+    """Folders that are empty when a pod begins."""
+    return _mounted("empty", entries, _folder)
+
+
+def shared_memory(value: Mapping[str, Any]) -> Piece:
+    """Shared memory of this size; without one, as much as there is."""
+    size = {"sizeLimit": value["size"]} if value.get("size") else {}
+    return _mounted("memory", [{"mountPath": SHARED_MEMORY, "medium": "Memory", **size}], _folder)
+
+
+def _folder(entry: Mapping[str, Any]) -> Piece:
+    return {"emptyDir": {key: entry[key] for key in ("medium", "sizeLimit") if entry.get(key)}}
