@@ -129,7 +129,8 @@ class Account:
     def describe(self, PipelineName: str, PipelineVersionId: int = 0) -> dict[str, Any]:
         found = self.pipeline(PipelineName)[PipelineVersionId - 1]
         kept = ("PipelineDefinition", "RoleArn")
-        return {"PipelineName": PipelineName, **{name: found[name] for name in kept}}
+        arn = {"PipelineName": PipelineName, "PipelineArn": _arn(PipelineName)}
+        return {**arn, **{name: found[name] for name in kept}}
 
     def versions(self, PipelineName: str, SortOrder: str, MaxResults: int) -> dict[str, Any]:
         count = len(self.pipeline(PipelineName))

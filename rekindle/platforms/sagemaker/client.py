@@ -1,5 +1,5 @@
 """SageMaker Pipelines in an account: a definition is published as a version of its pipeline, run,
-looked at and stopped; boto3 is imported when that is done.
+looked at and stopped, schedules are set and taken away; boto3 is imported when that is done.
 
 Bundles go to S3 first, under names that are their content. An execution runs the very version that
 holds its definition, whatever somebody else publishes meanwhile. It is started with a token that
@@ -12,22 +12,26 @@ Authority: botocore's model, as tests/servers/sagemaker_rest.py has seen it ask.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from rekindle.errors import PlatformError, Problem, SpecError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker.outline import SUFFIX, definition_file, steps
-from rekindle.platforms.submission import Outline, Placed, digest_of
+from rekindle.platforms.sagemaker.schedule import lowered, schedule_id
+from rekindle.platforms.submission import Outline, Placed, Schedule, digest_of
 from rekindle.spec.places import SageMakerSpec
-
-if TYPE_CHECKING:
-    from botocore.client import BaseClient
+from rekindle.spec.schedule import ScheduleSpec
 
 OVER = frozenset({"Stopped", "Failed", "Succeeded", "CompletedWithFailures"})
 _SECTION = "platforms.sagemaker"
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
 _MOST_LISTED = 1_000
+_GROUP = "rekindle"  # of schedules
+_KEPT = (
+    "Description", "ScheduleExpression", "ScheduleExpressionTimezone", "FlexibleTimeWindow",
+    "Target",
+)  # fmt: skip
 _EXAMPLES = {
     "region": "eu-central-1",
     "role_arn": "arn:aws:iam::123456789012:role/NAME",
@@ -39,13 +43,14 @@ def submit(definition: Definition, place: SageMakerSpec, token: str) -> Placed:
     """The execution, started now or by the same submission before; PlatformError if the account
     refuses it or does not answer, SpecError if `place` does not say where."""
     name, id = pipeline_name(definition), execution_name(definition, token)
-    with _connected(place) as (sagemaker, s3):
+    with _connected(place) as session:
+        sagemaker = session("sagemaker")
         if arn := _found(sagemaker, name, id):
             return Placed(arn, page(place, arn), anew=False)
-        _upload(s3, definition, place)
+        _upload(session("s3"), definition, place)
         started = sagemaker.start_pipeline_execution(
             PipelineName=name,
-            PipelineVersionId=_version(sagemaker, definition, place),
+            PipelineVersionId=_version(sagemaker, name, definition, place),
             PipelineExecutionDisplayName=id,
             ClientRequestToken=digest_of(definition.files, token) * 2,
         )
@@ -55,18 +60,97 @@ def submit(definition: Definition, place: SageMakerSpec, token: str) -> Placed:
 
 def status(place: SageMakerSpec, id: str) -> str:
     """The execution's status in the service's words, such as `Executing`; `OVER` are the last."""
-    with _connected(place) as (sagemaker, _):
-        return _status_of(sagemaker, id)
+    with _connected(place) as session:
+        return _status_of(session("sagemaker"), id)
 
 
 def cancel(place: SageMakerSpec, id: str) -> str:
     """Have the execution stopped; its status then. One that is over stays as it is."""
-    with _connected(place) as (sagemaker, _):
+    with _connected(place) as session:
+        sagemaker = session("sagemaker")
         if (now := _status_of(sagemaker, id)) not in OVER | {"Stopping"}:
             token = digest_of({id: b"stop"}) * 2
             sagemaker.stop_pipeline_execution(PipelineExecutionArn=id, ClientRequestToken=token)
             now = _status_of(sagemaker, id)
         return now
+
+
+def schedule_set(
+    definition: Definition, place: SageMakerSpec, schedule: ScheduleSpec, name: str
+) -> Schedule:
+    """The schedule of the config `name`, made or changed to this; UnsupportedError for what AWS has
+    no words for. It starts a pipeline of its own, which no submission changes."""
+    expression = lowered(schedule)
+    pipeline = f"{pipeline_name(definition)[:200].rstrip('-')}-scheduled"
+    with _connected(place) as session:
+        sagemaker, scheduler = session("sagemaker"), session("scheduler")
+        _upload(session("s3"), definition, place)
+        _version(sagemaker, pipeline, definition, place)
+        arn = sagemaker.describe_pipeline(PipelineName=pipeline)["PipelineArn"]
+        _group_is_there(scheduler)
+        body = {
+            "Name": schedule_id(name), "GroupName": _GROUP, "State": "ENABLED",
+            "Description": f"{name}: {schedule.cron}", "ScheduleExpression": expression,
+            "ScheduleExpressionTimezone": schedule.timezone, "FlexibleTimeWindow": {"Mode": "OFF"},
+            "Target": {
+                "Arn": arn, "RoleArn": place.schedule_role_arn or place.role_arn,
+                "SageMakerPipelineParameters": {"PipelineParameterList": []},
+            },
+        }  # fmt: skip
+        try:
+            scheduler.update_schedule(**body)
+        except scheduler.exceptions.ResourceNotFoundException:
+            with contextlib.suppress(scheduler.exceptions.ConflictException):  # or somebody did
+                scheduler.create_schedule(**body)
+        return _schedule(scheduler, schedule_id(name))
+
+
+def schedule_list(place: SageMakerSpec) -> tuple[Schedule, ...]:
+    """Schedules that were set here, those that pause too, by name."""
+    with _connected(place) as session:
+        scheduler, found = session("scheduler"), list[str]()
+        try:
+            for listed in scheduler.get_paginator("list_schedules").paginate(GroupName=_GROUP):
+                found += [one["Name"] for one in listed["Schedules"]]
+        except scheduler.exceptions.ResourceNotFoundException:
+            return ()  # no group yet
+        return tuple(_schedule(scheduler, name) for name in sorted(found))
+
+
+def schedule_pause(place: SageMakerSpec, name: str) -> Schedule:
+    """The schedule of the config `name`, which starts nothing until it is set again."""
+    with _connected(place) as session:
+        scheduler, id = session("scheduler"), schedule_id(name)
+        found = scheduler.get_schedule(Name=id, GroupName=_GROUP)
+        same = {member: found[member] for member in _KEPT}
+        scheduler.update_schedule(Name=id, GroupName=_GROUP, State="DISABLED", **same)
+        return _schedule(scheduler, id)
+
+
+def schedule_delete(place: SageMakerSpec, name: str) -> bool:
+    """Whether there was one to take away. Its pipeline stays, with the runs that it started."""
+    with _connected(place) as session:
+        scheduler = session("scheduler")
+        try:
+            scheduler.delete_schedule(Name=schedule_id(name), GroupName=_GROUP)
+        except scheduler.exceptions.ResourceNotFoundException:
+            return False
+        return True
+
+
+def _group_is_there(scheduler: Any) -> None:
+    try:
+        scheduler.get_schedule_group(Name=_GROUP)
+    except scheduler.exceptions.ResourceNotFoundException:
+        with contextlib.suppress(scheduler.exceptions.ConflictException):  # or somebody made it
+            scheduler.create_schedule_group(Name=_GROUP)
+
+
+def _schedule(scheduler: Any, id: str) -> Schedule:
+    found = scheduler.get_schedule(Name=id, GroupName=_GROUP)
+    cron = str(found.get("Description", "")).rpartition(": ")[2]
+    zone = found["ScheduleExpressionTimezone"]
+    return Schedule(id, cron or found["ScheduleExpression"], zone, found["State"] == "ENABLED")
 
 
 def pipeline_name(definition: Definition) -> str:
@@ -106,8 +190,8 @@ def page(place: SageMakerSpec, arn: str) -> str:
 
 
 @contextlib.contextmanager
-def _connected(place: SageMakerSpec) -> Iterator[tuple[BaseClient, BaseClient]]:
-    """Clients of SageMaker and S3; what they raise becomes a PlatformError."""
+def _connected(place: SageMakerSpec) -> Iterator[Callable[[str], Any]]:
+    """Clients by the name of a service; what they raise becomes a PlatformError."""
     if problems := lacks(place):
         raise SpecError(problems)
     try:
@@ -121,7 +205,7 @@ def _connected(place: SageMakerSpec) -> Iterator[tuple[BaseClient, BaseClient]]:
     config = Config(region_name=place.region, retries=_RETRIES, user_agent_extra="rekindle")
     session = Session()  # of its own: the shared one keeps who was logged in, and is no thread's
     try:
-        yield session.client("sagemaker", config=config), session.client("s3", config=config)
+        yield lambda service: session.client(service, config=config)
     except (BotoCoreError, ClientError) as error:
         raise _explained(error, place) from error
 
@@ -165,14 +249,15 @@ def _is_there(s3: Any, bucket: str, key: str, size: int) -> bool:
         raise
 
 
-def _version(sagemaker: Any, definition: Definition, place: SageMakerSpec) -> int:
-    """The number of the version with this definition: the newest one, or one that is made now."""
-    name, text = pipeline_name(definition), definition.files[definition_file(definition)].decode()
+def _version(sagemaker: Any, name: str, definition: Definition, place: SageMakerSpec) -> int:
+    """The number of the pipeline's version with this definition: the newest one, or one that is
+    made now."""
+    text = definition.files[definition_file(definition)].decode()
     body = {"PipelineName": name, "PipelineDefinition": text, "RoleArn": place.role_arn}
     newest = _newest(sagemaker, name)
     if newest is None:
         tags = [{"Key": key, "Value": value} for key, value in sorted(place.tags.items())]
-        token = digest_of(definition.files, "create") * 2
+        token = digest_of(definition.files, f"create {name}") * 2
         meanwhile = sagemaker.exceptions.ConflictException, sagemaker.exceptions.ResourceInUse
         with contextlib.suppress(*meanwhile):  # or somebody made it
             sagemaker.create_pipeline(**body, ClientRequestToken=token, Tags=tags)
@@ -218,8 +303,8 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
         fix = f"make the bucket of {_SECTION}.artifact_root, or name another"
     elif code in ("PermanentRedirect", "301", "AuthorizationHeaderMalformed"):
         fix = f"the bucket of {_SECTION}.artifact_root is in another region than {place.region}"
-    elif code == "ResourceNotFound":
-        fix = "see what there is: aws sagemaker list-pipelines"
+    elif code in ("ResourceNotFound", "ResourceNotFoundException"):
+        fix = "see what there is: aws sagemaker list-pipelines, rekindle schedule list"
     elif code == "ResourceLimitExceeded":
         fix = "wait until others end, or ask for a higher quota: Service Quotas, Amazon SageMaker"
     elif isinstance(error, EndpointConnectionError):
