@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CLIENTS = {
     "azureml": "rekindle.platforms.azureml.client",
     "sagemaker": "rekindle.platforms.sagemaker.client",
+    "vertex": "rekindle.platforms.vertex.client",
 }
 
 platform = click.option(

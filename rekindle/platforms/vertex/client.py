@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import re
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "PARTIALLY_SUCCEEDED", "EXPIRED"})
 _SECTION = "platforms.vertex"
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS, FIRST_PAUSE_SECONDS = 120.0, 1.0
 _EXAMPLES = {
     "project": "my-project", "region": "europe-west4", "artifact_root": "gs://my-bucket/rekindle",
 }  # fmt: skip
@@ -51,7 +53,7 @@ def submit(definition: Definition, place: VertexSpec, token: str) -> Placed:
     or does not answer, SpecError if `place` does not say which."""
     id = job_id(definition, token)
     with _connected(place) as project:
-        from google.api_core.exceptions import AlreadyExists
+        from google.api_core.exceptions import Conflict
         from google.cloud import aiplatform_v1 as api
 
         name = f"{project.parent}/pipelineJobs/{id}"
@@ -61,7 +63,7 @@ def submit(definition: Definition, place: VertexSpec, token: str) -> Placed:
                 parent=project.parent, pipeline_job=_job(api, definition), pipeline_job_id=id,
                 retry=project.retry,
             )  # fmt: skip
-        except AlreadyExists:  # by the same submission, or by a call whose answer was lost
+        except Conflict:  # by the same submission, or by a call whose answer was lost
             anew = False
         return Placed(name, page(place, id), anew)
 
@@ -77,10 +79,13 @@ def cancel(place: VertexSpec, id: str) -> str:
     with _connected(place) as project:
         if (now := _state_of(project, id)) in OVER:
             return now
-        from google.api_core.exceptions import FailedPrecondition
+        from google.api_core.exceptions import ClientError
 
-        with contextlib.suppress(FailedPrecondition):  # it ended meanwhile
+        try:
             project.pipelines.cancel_pipeline_job(name=id, retry=project.retry)
+        except ClientError:
+            if _state_of(project, id) not in OVER:  # it may have ended meanwhile
+                raise
         return _state_of(project, id)
 
 
@@ -102,8 +107,7 @@ def schedule_set(
         )
         found = _schedule_of(project, name)
         if found is None:
-            made = project.schedules.create_schedule(parent=project.parent, schedule=wanted)
-            return _shown(made)
+            return _shown(_created(project, wanted))
         wanted.name = found.name
         mask = field_mask_pb2.FieldMask(
             paths=["cron", "max_concurrent_run_count", "create_pipeline_job_request"]
@@ -144,9 +148,8 @@ def schedule_delete(place: VertexSpec, name: str) -> bool:
         from google.api_core.exceptions import NotFound
 
         with contextlib.suppress(NotFound):  # somebody else took it away
-            project.schedules.delete_schedule(name=found.name, retry=project.retry).result(
-                timeout=_PATIENCE_SECONDS
-            )
+            going: Any = project.schedules.delete_schedule(name=found.name, retry=project.retry)
+            going.result(timeout=_PATIENCE_SECONDS)
         return True
 
 
@@ -207,30 +210,23 @@ def _connected(place: VertexSpec) -> Iterator[_Project]:
             f"{error.name} is not installed here", where="vertex",
             fix="pip install google-cloud-aiplatform",
         ) from None  # fmt: skip
-    import requests
+    from requests import RequestException
 
     at = {"api_endpoint": f"{place.region}-aiplatform.googleapis.com"}
-    again = retry.if_exception_type(
-        exceptions.TooManyRequests, exceptions.ServerError, requests.ConnectionError,
-        requests.Timeout,
-    )  # fmt: skip
     try:
         yield _Project(
             f"projects/{place.project}/locations/{place.region}",
             api.PipelineServiceClient(transport="rest", client_options=at),
             api.ScheduleServiceClient(transport="rest", client_options=at),
-            retry.Retry(predicate=again, initial=FIRST_PAUSE_SECONDS, timeout=_PATIENCE_SECONDS),
+            retry.Retry(
+                predicate=_may_succeed, initial=FIRST_PAUSE_SECONDS, timeout=_PATIENCE_SECONDS
+            ),
         )
-    except (exceptions.GoogleAPIError, GoogleAuthError, requests.RequestException) as error:
+    except (exceptions.GoogleAPIError, GoogleAuthError, RequestException) as error:
         raise _explained(error, place) from error
 
 
-FIRST_PAUSE_SECONDS = 1.0
-
-
 def _job(api: Any, definition: Definition) -> Any:
-    import json
-
     return api.PipelineJob.from_json(json.dumps(job_of(definition)))
 
 
@@ -249,6 +245,32 @@ def _ours(project: _Project) -> list[api.Schedule]:
     ]
 
 
+def _created(project: _Project, wanted: api.Schedule) -> api.Schedule:
+    """The schedule, made once: whether a call that failed took effect is looked for."""
+    from google.api_core.exceptions import GoogleAPIError
+    from requests import RequestException
+
+    for last in (False, False, True):
+        try:
+            return project.schedules.create_schedule(parent=project.parent, schedule=wanted)
+        except (GoogleAPIError, RequestException) as error:
+            if last or not _may_succeed(error):
+                raise
+            if found := _schedule_of(project, wanted.display_name):
+                return found
+            time.sleep(FIRST_PAUSE_SECONDS)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _may_succeed(error: Exception) -> bool:
+    """Whether the same call may yet succeed, or did."""
+    from google.api_core import exceptions
+    from requests import ConnectionError, Timeout
+
+    kinds = (exceptions.TooManyRequests, exceptions.ServerError, ConnectionError, Timeout)
+    return isinstance(error, kinds)
+
+
 def _schedule_of(project: _Project, name: str) -> api.Schedule | None:
     """The oldest of that name: two who made it at once are settled on one."""
     found = [one for one in _ours(project) if one.display_name == name]
@@ -265,9 +287,9 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError
 
-    if isinstance(error, GoogleAuthError | exceptions.Unauthenticated):
+    if isinstance(error, GoogleAuthError | exceptions.Unauthorized):
         fix = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
-    elif isinstance(error, exceptions.PermissionDenied | exceptions.Forbidden):
+    elif isinstance(error, exceptions.Forbidden):
         fix = "rekindle doctor CONFIG --platform vertex prints the roles that are needed"
     elif isinstance(error, exceptions.NotFound):
         fix = f"see whether {_SECTION} names the right project and region, and what is there"
