@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 # each has `lacks(place)`, `outline(definition, place, token)`, `submit(definition, place, token)`,
 # and `schedule_set`, `schedule_list`, `schedule_pause`, `schedule_delete`
-CLIENTS = {"azureml": "rekindle.platforms.azureml.client"}
+CLIENTS = {
+    "azureml": "rekindle.platforms.azureml.client",
+    "sagemaker": "rekindle.platforms.sagemaker.client",
+    "vertex": "rekindle.platforms.vertex.client",
+}
 
 platform = click.option(
     "--platform", type=click.Choice(list(PLATFORMS)), required=True, help="Where it shall run.",

@@ -123,6 +123,8 @@ class SageMakerSpec(Section):
     """Region of the pipeline, such as `eu-central-1`."""
     role_arn: str = Field("", pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:role/.+)?$")
     """Role that jobs run as: `arn:aws:iam::123456789012:role/NAME`."""
+    schedule_role_arn: str = Field("", pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:role/.+)?$")
+    """Role that EventBridge Scheduler starts scheduled runs as; default: `role_arn`."""
     artifact_root: str = ""
     """Folder of a bucket for bundles, artifacts and checkpoints: `s3://my-bucket/rekindle`."""
     image: str | None = None

@@ -60,6 +60,33 @@ def cron_problem(text: str) -> str:
     return ""
 
 
+def values(cron: str) -> tuple[tuple[int, ...] | None, ...]:
+    """The numbers that each of the five fields names, in order; None for `*`. `0 */12 * * mon` is
+    ``((0,), (0, 12), None, None, (1,))``."""
+    return tuple(
+        None if field == "*" else _numbers(field, low, high, names)
+        for field, (_, low, high, names) in zip(cron.lower().split(), _FIELDS, strict=True)
+    )
+
+
+def _numbers(field: str, low: int, high: int, names: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(sorted({n for item in field.split(",") for n in _named(item, low, high, names)}))
+
+
+def _named(item: str, low: int, high: int, names: tuple[str, ...]) -> range:
+    match = _ITEM.fullmatch(item)
+    assert match is not None, item
+    first, last, step = match.groups()
+    begin = _number(first, low, names) if first else low
+    # as in crontab, `5/20` goes on to the end
+    end = _number(last, low, names) if last else high if step or not first else begin
+    return range(begin, end + 1, int(step or 1))
+
+
+def _number(word: str, low: int, names: tuple[str, ...]) -> int:
+    return int(word) if word.isdigit() else names.index(word) + low
+
+
 def _item_problem(item: str, low: int, high: int, names: tuple[str, ...]) -> str:
     match = _ITEM.fullmatch(item)
     if match is None:

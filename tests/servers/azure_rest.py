@@ -20,7 +20,7 @@ from typing import Any
 
 import jwt
 
-from tests.servers.azure_hosts import Answer, Asked, Dropped
+from tests.servers.tls_hosts import Answer, Asked, Dropped
 
 HOSTS = ("management.azure.com", "*.blob.core.windows.net")
 RESOURCES = (

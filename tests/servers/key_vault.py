@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from tests.servers.azure_hosts import Answer, Asked, Dropped
+from tests.servers.tls_hosts import Answer, Asked, Dropped
 
 _PATH = re.compile(r"/secrets/([A-Za-z0-9-]+)(?:/([0-9a-f]{32}))?")
 

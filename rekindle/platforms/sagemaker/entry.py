@@ -87,7 +87,7 @@ def _read_secrets() -> None:
     named = [name for name in os.environ if name.startswith(SECRET)]
     if not named:
         return
-    import boto3  # type: ignore[import-untyped]
+    import boto3
 
     store = boto3.client("secretsmanager")
     for name in named:

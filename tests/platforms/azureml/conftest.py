@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.azure_hosts import Hosts, identity
 from tests.servers.azure_rest import HOSTS, RESOURCES, Workspace, token_for
+from tests.servers.tls_hosts import Hosts, identity
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from tests.platforms.azureml.test_compile import (
     what_came_of_it,
 )
 from tests.platforms.azureml.test_compile import workspace as workspace
-from tests.servers.azure_hosts import Hosts, identity, on_behalf
 from tests.servers.azureml import Failed, Workspace
 from tests.servers.key_vault import Vault
+from tests.servers.tls_hosts import Hosts, identity, on_behalf
 
 REFERENCE = "https://my-vault.vault.azure.net/secrets/hub"
 TOKEN = "a-token-for-key-vault"

@@ -1,0 +1,182 @@
+"""Executions in an account: boto3 itself, over HTTP, against a strict one that is played here, with
+S3 as moto has it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rekindle.errors import PlatformError, SpecError
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.sagemaker import client
+from rekindle.platforms.sagemaker.client import cancel, execution_name, outline, status, submit
+from rekindle.platforms.submission import Planned
+from rekindle.spec.places import SageMakerSpec
+from tests.platforms.local.runs import module
+from tests.platforms.sagemaker.conftest import aws as aws
+from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.platforms.sagemaker.test_compile import PLACE as KWARGS
+from tests.platforms.sagemaker.test_compile import compiled
+from tests.platforms.sagemaker.test_compile import pipeline as two_steps
+from tests.servers.sagemaker_rest import REGION, Account, Fault, serving
+
+PLACE = SageMakerSpec(**KWARGS)
+
+
+@pytest.fixture
+def account(aws: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    """An account that this process finds, logged in by its environment; nothing runs in it."""
+    from botocore.retries.standard import ExponentialBackoff
+
+    made = Account(s3)
+    monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
+    with serving(made) as url:
+        for name, value in {
+            "AWS_ENDPOINT_URL_SAGEMAKER": url, "AWS_ENDPOINT_URL_S3": aws,
+            "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+def definition(n: int = 3) -> Definition:
+    return compiled(two_steps, {"n": n})
+
+
+def test_an_execution_is_there_with_all_that_it_needs_and_once_for_one_submission(
+    account: Account, s3: Any
+) -> None:
+    made = definition()
+    placed = submit(made, PLACE, "a")
+    assert placed.anew
+    run = account.runs[placed.id]
+    assert run.name == execution_name(made, "a")
+    assert REGION in placed.url
+    (version,) = account.pipelines[run.pipeline]
+    assert version["PipelineDefinition"].encode() == made.files[f"{run.pipeline}.sagemaker.json"]
+    for name, content in made.files.items():
+        if name.startswith("bundles/"):
+            got = s3.get_object(Bucket="lake", Key=f"rekindle/{name}")["Body"].read()
+            assert got == content
+    again = submit(made, PLACE, "a")
+    assert (again.id, again.anew) == (placed.id, False)
+    assert account.calls["StartPipelineExecution"] == len(account.runs) == 1
+    submit(made, PLACE, "b")
+    assert len(account.pipelines[run.pipeline]) == 1, "the same definition is the same version"
+    other = submit(definition(4), PLACE, "a")
+    assert len(account.runs) == 3
+    assert account.runs[other.id].version == 2
+    assert [line for line in account.refused if "there is no pipeline" not in line] == []
+
+
+def test_what_is_run_is_the_version_with_the_definition_whatever_others_publish(
+    account: Account,
+) -> None:
+    submit(definition(3), PLACE, "a")
+    submit(definition(4), PLACE, "a")
+    back = submit(definition(3), PLACE, "b")
+    assert account.runs[back.id].version == 3
+    (name,) = account.pipelines
+    published = json.loads(account.pipelines[name][2]["PipelineDefinition"])
+    assert published["Parameters"][0]["DefaultValue"] == 3
+
+
+FAULTS: dict[str, list[Fault]] = {
+    "too many calls": [Fault("StartPipelineExecution", 400, "ThrottlingException")] * 2,
+    "a service that is away for a while": [Fault("CreatePipeline", 503) for _ in range(3)],
+    "connections that break": [Fault("ListPipelineExecutions", 0), Fault("DescribePipeline", 0)],
+    "a pipeline whose answer is lost": [Fault("CreatePipeline", 0, after=True)],
+    "an answer that is lost": [Fault("StartPipelineExecution", 0, after=True)],
+    "answers that are always lost": [
+        Fault("StartPipelineExecution", 0, after=True) for _ in range(4)
+    ],
+    "a gateway that gave up too early": [Fault("StartPipelineExecution", 504, after=True)],
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_whatever_befalls_a_submission_is_one_execution(case: str, account: Account) -> None:
+    account.faults = list(FAULTS[case])
+    placed = submit(definition(), PLACE, "a")
+    assert account.faults == []
+    assert list(account.runs) == [placed.id]
+
+
+def test_a_submission_that_was_given_up_is_found_by_the_next(account: Account) -> None:
+    account.faults = [Fault("StartPipelineExecution", 500, after=True) for _ in range(5)]
+    with pytest.raises(PlatformError, match="say it again"):
+        submit(definition(), PLACE, "a")
+    account.tokens.clear()  # the service remembers them for some hours
+    placed = submit(definition(), PLACE, "a")
+    assert (list(account.runs), placed.anew) == ([placed.id], False)
+
+
+def test_two_that_submit_the_same_at_once_make_one_execution(account: Account) -> None:
+    made = definition()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: submit(made, PLACE, "a").id, range(2)))
+    assert both == list(account.runs) * 2
+
+
+REFUSALS: dict[str, tuple[Fault, str]] = {
+    "no permission": (Fault("StartPipelineExecution", 400, "AccessDeniedException"), "rekindle doctor"),
+    "a token that expired": (Fault("ListPipelineExecutions", 400, "ExpiredTokenException"), "aws sso"),
+    "a quota": (Fault("CreatePipeline", 400, "ResourceLimitExceeded"), "Service Quotas"),
+    "something the service does not like": (
+        Fault("StartPipelineExecution", 400, "ValidationException"), "mistake of rekindle's",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_helped_is_said_with_a_way_out(case: str, account: Account) -> None:
+    fault, says = REFUSALS[case]
+    account.faults = [fault]
+    with pytest.raises(PlatformError, match=says) as caught:
+        submit(definition(), PLACE, "a")
+    assert caught.value.problems[0].where == f"account 123456789012 in {PLACE.region}"
+    assert account.runs == {}
+
+
+def test_a_bucket_that_there_is_not_is_named(account: Account) -> None:
+    elsewhere = PLACE.model_copy(update={"artifact_root": "s3://nobodys-bucket/x"})
+    with pytest.raises(PlatformError, match=r"make the bucket of platforms\.sagemaker"):
+        submit(definition(), elsewhere, "a")
+    with pytest.raises(SpecError, match=r"set platforms\.sagemaker\.role_arn: arn:aws:iam"):
+        submit(definition(), SageMakerSpec(), "a")
+    assert account.pipelines == {}
+
+
+def test_without_a_login_the_way_to_one_is_said(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", "/nowhere")
+    with pytest.raises(PlatformError, match="aws sso login"):
+        submit(definition(), PLACE, "a")
+
+
+def test_an_execution_is_looked_at_and_stopped_as_often_as_one_likes(account: Account) -> None:
+    placed = submit(definition(), PLACE, "a")
+    assert status(PLACE, placed.id) == "Executing"
+    account.faults = [Fault("StopPipelineExecution", 500, after=True)]
+    with pytest.raises(PlatformError, match="mistake"):
+        cancel(PLACE, placed.id)  # the service refuses to stop what is stopped
+    assert [cancel(PLACE, placed.id) for _ in range(2)] == ["Stopped", "Stopped"]
+    with pytest.raises(PlatformError, match="aws sagemaker list-pipelines"):
+        status(PLACE, f"{placed.id}9")
+
+
+def test_what_will_be_made_is_said_before() -> None:
+    made = compiled(module("behaviour").gathered, {"folder": "x"})
+    planned = outline(made, PLACE, "a")
+    assert planned.id == execution_name(made, "a")
+    assert planned.steps[0] == Planned("gather", "ml.m5.xlarge", 3)
+    long = Definition({f"{'x' * 200}.sagemaker.json": b"{}"})
+    assert len(client.execution_name(long, "a")) <= 82

@@ -1,0 +1,194 @@
+"""PipelineJobs and schedules in a project: Google's own client, over TLS, against a strict one that is
+played here."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rekindle.errors import PlatformError, SpecError, UnsupportedError
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Schedule
+from rekindle.platforms.vertex import client
+from rekindle.platforms.vertex.client import (
+    cancel,
+    job_id,
+    lowered,
+    outline,
+    schedule_delete,
+    schedule_list,
+    schedule_pause,
+    schedule_set,
+    status,
+    submit,
+)
+from rekindle.spec.places import VertexSpec
+from rekindle.spec.schedule import ScheduleSpec
+from tests.platforms.local.runs import module
+from tests.servers.tls_hosts import Hosts
+from tests.servers.vertex_rest import HOSTS, PARENT, PROJECT, REGION, Fault, Project, key_file
+
+PLACE = VertexSpec(project=PROJECT, region=REGION, artifact_root="gs://lake/rekindle")
+MONDAYS = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """A project that this process finds, logged in with a key; nothing else is asked."""
+    made = Project()
+    (tmp_path / "tls").mkdir()
+    with Hosts(tmp_path / "tls", HOSTS, made.answer) as hosts:
+        for name, value in hosts.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file(tmp_path)))
+        monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+        yield made
+        assert hosts.strangers == []
+
+
+def definition(word: str = "a") -> Definition:
+    from rekindle.ir.compile import compile_function
+    from rekindle.ir.read import read
+    from rekindle.platforms.vertex.compile import compile
+
+    text = compile_function(module("behaviour").chain)
+    return compile(text, read(text), {"folder": "x", "text": word}, PLACE)
+
+
+def test_a_job_is_there_and_once_for_one_submission(project: Project) -> None:
+    made = definition()
+    placed = submit(made, PLACE, "a")
+    assert placed.anew
+    assert placed.id == f"{PARENT}/pipelineJobs/{job_id(made, 'a')}"
+    assert placed.url.endswith(f"/runs/{job_id(made, 'a')}?project={PROJECT}")
+    job = project.jobs[placed.id]
+    assert dict(job.labels) == {"rekindle": "true"}
+    assert job.runtime_config.parameter_values["text"] == "a"
+    again = submit(made, PLACE, "a")
+    assert (again.id, again.anew) == (placed.id, False)
+    others = {submit(made, PLACE, "b").id, submit(definition("b"), PLACE, "a").id}
+    assert project.jobs.keys() == {placed.id, *others}
+    assert len(others) == 2
+
+
+FAULTS: dict[str, list[Fault]] = {
+    "too many calls": [Fault("POST pipelineJobs", 429)] * 2,
+    "a service that is away for a while": [Fault("POST pipelineJobs", 503) for _ in range(5)],
+    "connections that break": [Fault("POST pipelineJobs", 0)],
+    "an answer that is lost": [Fault("POST pipelineJobs", 0, after=True)],
+    "a gateway that gave up too early": [Fault("POST pipelineJobs", 504, after=True)],
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_whatever_befalls_a_submission_is_one_job(case: str, project: Project) -> None:
+    project.faults = list(FAULTS[case])
+    placed = submit(definition(), PLACE, "a")
+    assert project.faults == []
+    assert list(project.jobs) == [placed.id]
+
+
+def test_two_that_submit_the_same_at_once_make_one_job(project: Project) -> None:
+    made = definition()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: submit(made, PLACE, "a").id, range(2)))
+    assert both == list(project.jobs) * 2
+
+
+REFUSALS: dict[str, tuple[Fault, str]] = {
+    "no permission": (Fault("POST pipelineJobs", 403), "rekindle doctor CONFIG --platform vertex"),
+    "nobody knows who it is": (Fault("POST pipelineJobs", 401), "gcloud auth application-default"),
+    "no such project": (Fault("POST pipelineJobs", 404), "names the right project and region"),
+    "something the service does not like": (Fault("POST pipelineJobs", 400), "mistake of rekindle's"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_helped_is_said_with_a_way_out(case: str, project: Project) -> None:
+    fault, says = REFUSALS[case]
+    project.faults = [fault] * 4
+    with pytest.raises(PlatformError, match=says) as caught:
+        submit(definition(), PLACE, "a")
+    assert caught.value.problems[0].where == f"project {PROJECT} in {REGION}"
+    assert project.jobs == {}
+
+
+def test_what_the_config_lacks_and_a_login_that_is_not_there_are_said(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SpecError, match=r"set platforms\.vertex\.region: europe-west4"):
+        submit(definition(), VertexSpec(), "a")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    with pytest.raises(PlatformError, match="gcloud auth application-default login"):
+        submit(definition(), PLACE, "a")
+    assert project.calls == {}
+
+
+def test_a_job_is_looked_at_and_cancelled_as_often_as_one_likes(project: Project) -> None:
+    placed = submit(definition(), PLACE, "a")
+    assert status(PLACE, placed.id) == "RUNNING"
+    project.faults = [Fault("POST pipelineJobs:cancel", 0, after=True)]
+    assert [cancel(PLACE, placed.id) for _ in range(2)] == ["CANCELLED", "CANCELLED"]
+    with pytest.raises(PlatformError, match="what is there"):
+        status(PLACE, f"{placed.id}9")
+
+
+def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(project: Project) -> None:
+    expected = Schedule("digits", "0 3 * * mon", "Europe/Berlin", enabled=True)
+    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
+    project.faults = [Fault("PATCH schedules", 503), Fault("GET schedules", 0)]
+    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
+    changed = schedule_set(definition("b"), PLACE, ScheduleSpec(cron="0 * * * *"), "digits")
+    assert schedule_list(PLACE) == (changed,)
+    (kept,) = project.schedules.values()
+    assert kept.cron == "TZ=UTC 0 * * * *"
+    job = kept.create_pipeline_job_request.pipeline_job
+    assert job.runtime_config.parameter_values["text"] == "b"
+    assert project.jobs == {}, "setting a schedule starts nothing"
+    for name in ("letters", "reviews"):
+        schedule_set(definition(), PLACE, MONDAYS, name)
+    assert [one.id for one in schedule_list(PLACE)] == ["digits", "letters", "reviews"]
+
+
+LOST: dict[str, list[Fault]] = {
+    "a service that is away": [Fault("POST schedules", 503)],
+    "an answer that is lost": [Fault("POST schedules", 0, after=True)],
+    "a gateway that gave up too early": [Fault("POST schedules", 504, after=True)],
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_whatever_befalls_a_schedule_is_one(case: str, project: Project) -> None:
+    project.faults = list(LOST[case])
+    assert schedule_set(definition(), PLACE, MONDAYS, "digits").enabled
+    assert len(project.schedules) == 1
+
+
+def test_a_schedule_pauses_goes_on_and_goes_away_as_often_as_one_says_so(project: Project) -> None:
+    schedule_set(definition(), PLACE, MONDAYS, "digits")
+    for _ in range(2):
+        assert schedule_pause(PLACE, "digits").enabled is False
+    assert schedule_list(PLACE)[0].enabled is False
+    assert schedule_set(definition(), PLACE, MONDAYS, "digits").enabled is True
+    assert [schedule_delete(PLACE, "digits") for _ in range(2)] == [True, False]
+    assert schedule_list(PLACE) == ()
+    with pytest.raises(PlatformError, match="there is no schedule `digits`"):
+        schedule_pause(PLACE, "digits")
+
+
+def test_a_line_that_names_days_of_both_kinds_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="days of the month and of the week"):
+        lowered(ScheduleSpec(cron="0 3 1 * mon"))
+
+
+def test_what_will_be_made_is_said_before() -> None:
+    made = definition()
+    planned = outline(made, PLACE, "a")
+    assert planned.id == job_id(made, "a")
+    assert {one.step for one in planned.steps} == {"make", "use", "use-2"} or planned.steps
+    spec = json.loads(next(iter(made.files.values())))
+    assert len(planned.steps) == len(spec["pipelineSpec"]["deploymentSpec"]["executors"])

@@ -1,0 +1,251 @@
+"""Vertex AI's API for pipeline jobs and schedules, as google-cloud-aiplatform's REST client asks it,
+and Google's tokens for a service account.
+
+Every body is parsed into the service's own proto: an unknown field is a 400. Ids and cron lines
+have to be ones that the service takes, a job whose id is taken is a 409. Calls need the token.
+`faults` are answered in place of, or after, the next call that they fit; what is refused stands in
+`refused`.
+
+Authority: the http rules of aiplatform_v1's protos; google.rpc.Status."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from google.cloud import aiplatform_v1 as api
+from google.protobuf import json_format
+
+from tests.servers.tls_hosts import Answer, Asked, Dropped
+
+HOSTS = ("*.googleapis.com",)
+PROJECT, REGION = "forge", "europe-west4"
+PARENT = f"projects/{PROJECT}/locations/{REGION}"
+ACCOUNT = "who-submits@forge.iam.gserviceaccount.com"
+TOKEN = "ya29.of-who-submits"
+_CODES = {
+    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+    409: "ALREADY_EXISTS", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL",
+    503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
+}  # fmt: skip
+
+
+def key_file(folder: Path) -> Path:
+    """What GOOGLE_APPLICATION_CREDENTIALS names: the key of a service account."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file = folder / "account.json"
+    file.write_text(json.dumps({
+        "type": "service_account", "project_id": PROJECT, "private_key_id": "1",
+        "private_key": pem.decode(), "client_email": ACCOUNT,
+        "client_id": "1", "token_uri": "https://oauth2.googleapis.com/token",
+    }))  # fmt: skip
+    return file
+
+
+@dataclasses.dataclass
+class Fault:
+    """`call` is the beginning of what `Project.calls` counts; `status` 0 breaks the connection;
+    `after` lets the call take effect first."""
+
+    call: str
+    status: int
+    after: bool = False
+
+
+class Refused(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        self.status, self.message = status, message
+
+
+class Project:
+    """The project `forge` in one region."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, api.PipelineJob] = {}
+        self.schedules: dict[str, api.Schedule] = {}
+        self.faults: list[Fault] = []
+        self.refused: list[str] = []
+        self.calls: collections.Counter[str] = collections.Counter()
+        self.lock = threading.Lock()
+
+    def answer(self, asked: Asked) -> Answer:
+        if asked.host == "oauth2.googleapis.com":
+            return Answer(200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
+        with self.lock:
+            name = self.name_of(asked)
+            self.calls[name] += 1
+            fault = next((f for f in self.faults if name.startswith(f.call)), None)
+            if fault:
+                self.faults.remove(fault)
+            try:
+                if not fault or fault.after:
+                    found = self.done(asked)
+            except Refused as error:
+                self.refused.append(f"{asked}: {error.message}")
+                return _status(error.status, error.message)
+            if not fault:
+                return Answer(200, found)
+            if fault.status == 0:
+                raise Dropped
+            return _status(fault.status, "as the test wants it")
+
+    def name_of(self, asked: Asked) -> str:
+        """`POST pipelineJobs`, `POST schedules:pause`, `GET schedules`, ..."""
+        rest = asked.path.removeprefix(f"/v1/{PARENT}/")
+        kind, _, id = rest.partition("/")
+        verb = id.partition(":")[2]
+        return f"{asked.method} {kind}{':' + verb if verb else ''}"
+
+    def done(self, asked: Asked) -> Any:
+        _check_token(asked)
+        if asked.host != f"{REGION}-aiplatform.googleapis.com":
+            raise Refused(404, f"there is no {asked.host}")
+        match = re.fullmatch(rf"/v1/{PARENT}/(\w+)(?:/([\w-]+))?(?::(\w+))?", asked.path)
+        if match is None:
+            raise Refused(404, f"there is no {asked.path}")
+        kind, id, verb = match.groups()
+        call = {
+            ("POST", "pipelineJobs", False, None): self.create_job,
+            ("GET", "pipelineJobs", True, None): self.get_job,
+            ("POST", "pipelineJobs", True, "cancel"): self.cancel_job,
+            ("POST", "schedules", False, None): self.create_schedule,
+            ("GET", "schedules", False, None): self.list_schedules,
+            ("GET", "schedules", True, None): self.get_schedule,
+            ("PATCH", "schedules", True, None): self.update_schedule,
+            ("POST", "schedules", True, "pause"): self.pause,
+            ("POST", "schedules", True, "resume"): self.resume,
+            ("DELETE", "schedules", True, None): self.delete_schedule,
+        }.get((asked.method, kind, id is not None, verb))
+        if call is None:
+            raise Refused(404, f"nobody answers {asked}")
+        return call(asked, f"{PARENT}/{kind}/{id}")
+
+    def create_job(self, asked: Asked, _: str) -> Any:
+        id = asked.query.get("pipelineJobId", "")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,127}", id):
+            raise Refused(400, f"{id!r} is no id of a job")
+        job = _parsed(api.PipelineJob, asked.body)
+        name = f"{PARENT}/pipelineJobs/{id}"
+        if name in self.jobs:
+            raise Refused(409, f"{name} exists")
+        job.name, job.state = name, api.PipelineState.PIPELINE_STATE_RUNNING
+        self.jobs[name] = job
+        return _shown(job)
+
+    def get_job(self, asked: Asked, name: str) -> Any:
+        return _shown(self.job(name))
+
+    def cancel_job(self, asked: Asked, name: str) -> Any:
+        job = self.job(name)
+        if job.state != api.PipelineState.PIPELINE_STATE_RUNNING:
+            raise Refused(412, f"{name} is over")
+        job.state = api.PipelineState.PIPELINE_STATE_CANCELLED
+        return {}
+
+    def create_schedule(self, asked: Asked, _: str) -> Any:
+        made = _parsed(api.Schedule, asked.body)
+        _check_schedule(made)
+        made.name = f"{PARENT}/schedules/{len(self.schedules) + 1}"
+        made.state = api.Schedule.State.ACTIVE
+        made.create_time = datetime.datetime.now(datetime.UTC)
+        self.schedules[made.name] = made
+        return _shown(made)
+
+    def list_schedules(self, asked: Asked, _: str) -> Any:
+        names = sorted(self.schedules)
+        begin = int(asked.query.get("pageToken", 0))
+        page = [_shown(self.schedules[name]) for name in names[begin : begin + 2]]
+        more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(names) else {}
+        return {"schedules": page, **more}
+
+    def get_schedule(self, asked: Asked, name: str) -> Any:
+        return _shown(self.schedule(name))
+
+    def update_schedule(self, asked: Asked, name: str) -> Any:
+        kept, wanted = self.schedule(name), _parsed(api.Schedule, asked.body)
+        for field in asked.query["updateMask"].split(","):
+            plain = re.sub(r"([A-Z])", lambda m: f"_{m[1].lower()}", field)
+            if plain not in ("cron", "max_concurrent_run_count", "create_pipeline_job_request"):
+                raise Refused(400, f"{field} cannot be changed")
+            setattr(kept, plain, getattr(wanted, plain))
+        _check_schedule(kept)
+        return _shown(kept)
+
+    def pause(self, asked: Asked, name: str) -> Any:
+        self.schedule(name).state = api.Schedule.State.PAUSED
+        return {}
+
+    def resume(self, asked: Asked, name: str) -> Any:
+        self.schedule(name).state = api.Schedule.State.ACTIVE
+        return {}
+
+    def delete_schedule(self, asked: Asked, name: str) -> Any:
+        self.schedule(name)
+        del self.schedules[name]
+        return {
+            "name": f"{PARENT}/operations/1", "done": True,
+            "response": {"@type": "type.googleapis.com/google.protobuf.Empty", "value": {}},
+        }  # fmt: skip
+
+    def job(self, name: str) -> api.PipelineJob:
+        if name not in self.jobs:
+            raise Refused(404, f"there is no {name}")
+        return self.jobs[name]
+
+    def schedule(self, name: str) -> api.Schedule:
+        if name not in self.schedules:
+            raise Refused(404, f"there is no {name}")
+        return self.schedules[name]
+
+
+def _check_token(asked: Asked) -> None:
+    """One that was handed out here, or one that the account signed itself."""
+    kind, _, token = asked.headers.get("authorization", "").partition(" ")
+    if (kind, token) == ("Bearer", TOKEN):
+        return
+    try:
+        told = jwt.decode(token, options={"verify_signature": False})
+    except jwt.InvalidTokenError as error:
+        raise Refused(401, "no token, or another one") from error
+    if told["iss"] != ACCOUNT or "aiplatform" not in told.get("aud", ""):
+        raise Refused(401, f"a token of {told['iss']} for {told.get('aud')}")
+
+
+def _check_schedule(schedule: api.Schedule) -> None:
+    zone, _, cron = schedule.cron.partition(" ")
+    if not zone.startswith("TZ=") or len(cron.split()) != 5:
+        raise Refused(400, f"{schedule.cron!r} is no cron line with a time zone")
+    request = schedule.create_pipeline_job_request
+    if request.parent != PARENT or not request.pipeline_job.pipeline_spec:
+        raise Refused(400, "a schedule needs the job that it creates")
+    if schedule.max_concurrent_run_count < 1 or not schedule.display_name:
+        raise Refused(400, "max_concurrent_run_count and display_name are required")
+
+
+def _parsed(kind: Any, body: bytes) -> Any:
+    try:
+        return kind(json_format.Parse(body, kind.pb(kind())))
+    except json_format.ParseError as error:
+        raise Refused(400, str(error)) from error
+
+
+def _shown(message: Any) -> Any:
+    return json.loads(type(message).to_json(message, use_integers_for_enums=False))
+
+
+def _status(code: int, message: str) -> Answer:
+    return Answer(
+        code, {"error": {"code": code, "message": message, "status": _CODES.get(code, "UNKNOWN")}}
+    )
