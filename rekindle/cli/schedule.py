@@ -35,7 +35,7 @@ def set_(
 ) -> int:
     """Run CONFIG as its `schedule` says. Said again, it changes the schedule to what the config is
     now; one that pauses goes on."""
-    client, spec = client_of(platform, config), _spec(config, overrides)
+    client, spec = client_of(platform), _spec(config, overrides)
     if spec.schedule is None:
         raise RequestError(
             "the config has no schedule", where="schedule",
@@ -59,7 +59,7 @@ def list_(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """List the schedules that rekindle set where CONFIG runs, with those of other configs."""
-    client, spec = client_of(platform, config), _spec(config, overrides)
+    client, spec = client_of(platform), _spec(config, overrides)
     found = client.schedule_list(getattr(spec.platforms, platform))
     return _told(platform, list(found), as_json)
 
@@ -73,7 +73,7 @@ def pause(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """Start CONFIG no longer, until `schedule set`."""
-    client, spec = client_of(platform, config), _spec(config, overrides)
+    client, spec = client_of(platform), _spec(config, overrides)
     paused = client.schedule_pause(getattr(spec.platforms, platform), spec.name)
     return _told(platform, [paused], as_json)
 
@@ -87,7 +87,7 @@ def delete(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """Take the schedule of CONFIG away; runs that it started go on."""
-    client, spec = client_of(platform, config), _spec(config, overrides)
+    client, spec = client_of(platform), _spec(config, overrides)
     deleted = client.schedule_delete(getattr(spec.platforms, platform), spec.name)
     if as_json:
         print(json.dumps({"schema_version": 1, "platform": platform, "deleted": deleted}))

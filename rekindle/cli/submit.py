@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # and `schedule_set`, `schedule_list`, `schedule_pause`, `schedule_delete`
 CLIENTS = {
     "azureml": "rekindle.platforms.azureml.client",
+    "kubeflow": "rekindle.platforms.kubeflow.client",
     "sagemaker": "rekindle.platforms.sagemaker.client",
     "vertex": "rekindle.platforms.vertex.client",
 }
@@ -57,7 +58,7 @@ def command(
     """Compile CONFIG, show what the platform will get, ask, and have the platform run it."""
     from rekindle.spec.load import load_target
 
-    client = client_of(platform, config)
+    client = client_of(platform)
     spec = load_target(config, overrides)
     definition = ready(client, platform, spec)
     place, token = getattr(spec.platforms, platform), token or secrets.token_hex(8)
@@ -83,14 +84,8 @@ def command(
     return 0
 
 
-def client_of(platform: str, config: Path) -> Any:
-    """The module that speaks to the platform; RequestError where nobody has written it."""
-    if platform not in CLIENTS:
-        raise RequestError(
-            f"rekindle sends nothing to {platform} yet", where="--platform",
-            fix=f"rekindle compile {config} --platform {platform} -o compiled, and hand on what "
-            f"it writes as docs/{platform}.md says",
-        )  # fmt: skip
+def client_of(platform: str) -> Any:
+    """The module that speaks to the platform."""
     return importlib.import_module(CLIENTS[platform])
 
 

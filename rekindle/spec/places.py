@@ -61,6 +61,13 @@ class LocalSpec(Section):
 class KubeflowSpec(Section):
     """Kubeflow Pipelines."""
 
+    host: str = Field("", pattern=r"^(https?://\S+)?$")
+    """API of Kubeflow Pipelines: `https://kubeflow.example.com/pipeline`, or `http://localhost:8080`
+    behind `kubectl port-forward`."""
+    token: SecretReference | None = None
+    """Token for `host`, by reference: `env:KFP_TOKEN`."""
+    timezone: str = "UTC"
+    """Clock of scheduled runs: what CRON_SCHEDULE_TIMEZONE says to the cluster's controller."""
     namespace: ClusterName = "kubeflow"
     """Namespace that runs live in: of the service account, the secrets and the queue."""
     service_account: ClusterName = "pipeline-runner"

@@ -45,6 +45,7 @@ RESULT_OUTPUT = "rekindle-result"
 RELAUNCHES, RELAUNCHING_SECONDS = 10, 90 * 24 * 3_600
 _PAUSES = {"backoffDuration": "10s", "backoffFactor": 2.0}
 _RELAUNCHING = {"backoffMaxDuration": f"{RELAUNCHING_SECONDS}s"}
+LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
 
 
 def compile(
@@ -87,7 +88,7 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return {
         "image": place.image,
-        "command": ["python3", "-m", "rekindle.platforms.kubeflow.launcher"],
+        "command": list(LAUNCHER),
         # two braces would be a placeholder, to KFP or to Argo; JSON can do without them
         "args": [text.replace("{{", "{\\u007b"), "{{$}}"],
         "resources": {

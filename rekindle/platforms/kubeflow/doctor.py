@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from rekindle.errors import Problem, RekindleError
-from rekindle.platforms.kubeflow.client import connected
 from rekindle.platforms.kubeflow.cluster import Cluster
+from rekindle.platforms.kubeflow.kubeconfig import connected
 from rekindle.spec.places import KubeflowSpec
 
 MANIFESTS = Path(__file__).with_name("manifests")
