@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 SCHEMA_VERSION = 1
 
 StepStatus = Literal["pending", "running", "succeeded", "failed", "skipped", "cancelled"]
-RunStatus = Literal["running", "succeeded", "failed", "cancelled", "preempted"]
+RunStatus = Literal["submitting", "running", "succeeded", "failed", "cancelled", "preempted"]
 Decision = Literal["promoted", "pending", "approval_needed", "refused"]
 
 
@@ -123,6 +123,16 @@ def _as_row(value: Any) -> Any:
 IgnoredRow = Annotated[Ignored, BeforeValidator(_as_row)]
 
 
+class Submission(Record):
+    """What was sent to a platform: the hash of the `definition`, and the `token` that makes it one
+    submission. `id` and `url` are the platform's, empty while nobody knows whether it arrived."""
+
+    definition: str
+    token: str
+    id: str = ""
+    url: str = ""
+
+
 class RunRecord(Record):
     """`runs/<run_id>/run.json`: everything needed to show, resume, compare or reproduce a run.
 
@@ -142,6 +152,7 @@ class RunRecord(Record):
     arguments: Mapping[str, Any] = Field(default_factory=dict)
     steps: tuple[StepRecord, ...] = ()
     ignored: tuple[IgnoredRow, ...] = ()
+    submission: Submission | None = None
     error: str = ""
     versions: Mapping[str, str] = Field(default_factory=dict)
 

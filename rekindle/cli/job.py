@@ -195,15 +195,16 @@ def _write_card(home: Path, run_id: str) -> None:
         render_index(home)
 
 
-def new_record(spec: Spec, ignored: tuple[Ignored, ...]) -> RunRecord:
+def new_record(spec: Spec, ignored: tuple[Ignored, ...], platform: str = "local") -> RunRecord:
     """The record of a run that is about to begin."""
     now = datetime.datetime.now(datetime.UTC)
     config, overrides = spec.origin
-    words = ["rekindle", "run", config or "CONFIG", *(f"--set={text}" for text in overrides)]
+    verb = ["run"] if platform == "local" else ["submit", f"--platform={platform}"]
+    words = ["rekindle", *verb, config or "CONFIG", *(f"--set={text}" for text in overrides)]
     return RunRecord(
         run_id=f"{spec.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
         name=spec.name,
-        platform="local",
+        platform=platform,
         status="running",
         started_at=now.isoformat(timespec="seconds"),
         config=config,

@@ -40,7 +40,8 @@ def _status(home: Path, record: RunRecord) -> str:
     """The record's status, or `killed` where it was never closed and nobody works on it."""
     from rekindle.platforms.local.execute import is_alive
 
-    killed = record.status == "running" and not is_alive(home, record.run_id)
+    here = record.platform == "local" and record.status == "running"
+    killed = here and not is_alive(home, record.run_id)
     return "killed" if killed else record.status
 
 

@@ -1,4 +1,5 @@
-"""`rekindle status RUN`: the steps of a run, running or ended."""
+"""`rekindle status RUN`: the steps of a run, running or ended; of one on a platform, what that says
+of it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 import click
 
 from rekindle.cli.options import find_run, shared
+from rekindle.records import RunRecord
 
 
 @click.command("status")
@@ -17,7 +19,9 @@ def command(run: str, home: Path, as_json: bool) -> int:
     from rekindle.platforms.local.execute import is_alive
 
     record = find_run(home, run)
-    if record.status == "running" and not is_alive(home, record.run_id):
+    if record.platform != "local":
+        record = _asked(record, home)
+    elif record.status == "running" and not is_alive(home, record.run_id):
         record = record.model_copy(
             update={"status": "cancelled", "error": "killed; the same command resumes"}
         )
@@ -30,7 +34,27 @@ def command(run: str, home: Path, as_json: bool) -> int:
 
     console = Console()
     console.print(f"{record.run_id}  {record.status}", highlight=False)
-    console.print(step_table(record))
+    if record.steps:
+        console.print(step_table(record))
+    if record.submission and record.submission.url:
+        click.echo(record.submission.url)
     if record.error:
         console.print(record.error, markup=False, highlight=False)
     return 0
+
+
+def _asked(record: RunRecord, home: Path) -> RunRecord:
+    """What the platform says of the run now; what it says last is kept."""
+    from rekindle.cli.submit import client_of
+    from rekindle.spec.places import PlatformsSpec
+
+    sent = record.submission
+    if record.status != "running" or sent is None or not sent.id:
+        return record
+    client = client_of(record.platform)
+    places = PlatformsSpec.model_validate(record.spec["platforms"])
+    said = client.status(getattr(places, record.platform), sent.id)
+    now = record.model_copy(update={"status": client.OVER.get(said, "running")})
+    if now.status != "running":
+        now.write(home / "runs" / now.run_id / "run.json")
+    return now

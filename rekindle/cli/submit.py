@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rekindle.cli.compile import PLATFORMS, compiled
-from rekindle.cli.options import config, overrides, shared
+from rekindle.cli.options import all_runs, config, overrides, shared
 from rekindle.errors import PlatformError, Problem, RequestError
+from rekindle.platforms.submission import digest_of
+from rekindle.records import RunRecord, Submission
 
 if TYPE_CHECKING:
     from rekindle.platforms.definition import Definition
@@ -44,7 +46,7 @@ yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @yes
 @click.option("--token", default=None, metavar="TEXT",
               help="Says that it is the same submission: with the same config and token nothing is "
-              "sent twice. Default: a new one each time.")  # fmt: skip
+              "sent twice. Default: the one that was cut off, or a new one.")  # fmt: skip
 @shared
 def command(
     config: Path,
@@ -61,27 +63,59 @@ def command(
     client = client_of(platform)
     spec = load_target(config, overrides)
     definition = ready(client, platform, spec)
-    place, token = getattr(spec.platforms, platform), token or secrets.token_hex(8)
-    outline = client.outline(definition, place, token)
+    place, digest = getattr(spec.platforms, platform), digest_of(definition.files)
+    record = begun(home, platform, digest, token) or _new(spec, platform, digest, token)
+    sent = record.submission
+    assert sent is not None
+    outline = client.outline(definition, place, sent.token)
     show(outline, outline.id)
     agree(yes, "Submit it?")
+    path = home / "runs" / record.run_id / "run.json"
+    record.write(path)  # before anything is sent: what is cut off here is found again
     try:
-        placed = client.submit(definition, place, token)
+        placed = client.submit(definition, place, sent.token)
     except PlatformError as error:
-        again = f"; with --token {token} it stays one run"
+        record.model_copy(update={"error": str(error.problems[0].what)}).write(path)
+        again = "; the same command goes on with this submission"
         raise PlatformError(
             [dataclasses.replace(p, fix=p.fix + again) for p in error.problems]
         ) from error
+    sent = sent.model_copy(update={"id": placed.id, "url": placed.url})
+    status = "running" if record.status == "submitting" else record.status
+    update = {"submission": sent, "status": status, "error": ""}
+    record.model_copy(update=update).write(path)
     if as_json:
         document = {
-            "schema_version": 1, "platform": platform, "where": outline.where, "token": token,
-            **dataclasses.asdict(placed), "steps": [dataclasses.asdict(s) for s in outline.steps],
+            "schema_version": 1, "run_id": record.run_id, "platform": platform,
+            "where": outline.where, "token": sent.token, **dataclasses.asdict(placed),
+            "steps": [dataclasses.asdict(step) for step in outline.steps],
         }  # fmt: skip
         print(json.dumps(document))
     else:
         click.echo(f"{'submitted' if placed.anew else 'submitted before'}: {placed.id}")
         click.echo(placed.url)
+        click.echo(f"next: rekindle status {record.run_id}")
     return 0
+
+
+def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
+    """The submission that this goes on with: the one with the same token, or without a token the
+    newest of the same definition that nobody knows to have arrived."""
+    for record in reversed(all_runs(home)):
+        sent = record.submission
+        if sent is None or (record.platform, sent.definition) != (platform, definition):
+            continue
+        if sent.token == token or (token is None and not sent.id):
+            return record
+    return None
+
+
+def _new(spec: Spec, platform: str, definition: str, token: str | None) -> RunRecord:
+    from rekindle.cli.job import new_record
+
+    sent = Submission(definition=definition, token=token or secrets.token_hex(8))
+    fresh = new_record(spec, (), platform)
+    return fresh.model_copy(update={"status": "submitting", "submission": sent})
 
 
 def client_of(platform: str) -> Any:

@@ -33,6 +33,14 @@ def words(*verb, settings=WORKSPACE):
     return [*verb, str(ROOT / "configs" / "digits.yaml"), "--platform", "azureml", *asked]
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """The records of submissions."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here" / ".rekindle"
+
+
 def told(capsys):
     return json.loads(capsys.readouterr().out)
 
@@ -59,7 +67,8 @@ def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys)
     assert re.search(r"finetune +1 x Standard_D4s_v5\n", captured.err)
     assert invoke(words("submit", "--yes", "--token", "a")) == 0
     said = capsys.readouterr().out
-    assert said == f"submitted before: {document['id']}\n{document['url']}\n"
+    next_one = f"next: rekindle status {document['run_id']}"
+    assert said == f"submitted before: {document['id']}\n{document['url']}\n{next_one}\n"
     assert invoke(words("submit", "--yes")) == 0
     assert len(service.jobs) == 2
 
@@ -125,7 +134,41 @@ def test_what_the_workspace_refuses_fails_with_a_way_to_say_it_again(service, ca
     (problem,) = told(capsys)["errors"]
     assert problem["code"] == "E-PLATFORM"
     assert "`AzureML Data Scientist`" in problem["fix"]
-    assert "--token mine" in problem["fix"]
+    assert "the same command goes on with this submission" in problem["fix"]
+
+
+def test_a_submission_that_was_cut_off_is_gone_on_with(service, capsys):
+    service.faults = [Fault("PUT jobs", 503) for _ in range(20)]
+    assert invoke(words("submit", "--yes", "--json")) == 1
+    capsys.readouterr()
+    assert invoke(["runs", "--json"]) == 0
+    (listed,) = told(capsys)["runs"]
+    assert listed["status"] == "submitting"
+    service.faults = [Fault("PUT jobs", 0, after=True)]
+    assert invoke(words("submit", "--yes", "--json")) == 0
+    document = told(capsys)
+    assert [document["id"]] == list(service.jobs)
+    assert document["run_id"] == listed["run_id"]
+    assert invoke(words("submit", "--yes", "--json")) == 0
+    assert told(capsys)["run_id"] != listed["run_id"], "what arrived is not said again unasked"
+    assert len(service.jobs) == 2
+
+
+def test_a_run_on_a_platform_has_the_status_that_it_has_there(service, home, capsys):
+    assert invoke(words("submit", "--yes", "--json")) == 0
+    sent = told(capsys)
+    assert invoke(["status", "--json"]) == 0
+    assert told(capsys)["status"] == "running"
+    job = service.jobs[sent["id"]]["resource"]["properties"]
+    job["status"] = "Completed"
+    assert invoke(["status", sent["run_id"], "--json"]) == 0
+    record = told(capsys)
+    assert (record["status"], record["platform"]) == ("succeeded", "azureml")
+    assert record["submission"]["url"] == sent["url"]
+    calls = sum(service.calls.values())
+    assert invoke(["status"]) == 0
+    assert sent["url"] in capsys.readouterr().out
+    assert sum(service.calls.values()) == calls, "a run that is over is not asked for again"
 
 
 def test_a_schedule_is_set_listed_paused_and_deleted(service, capsys):

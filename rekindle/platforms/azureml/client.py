@@ -23,6 +23,7 @@ from rekindle.platforms.azureml.outline import SUFFIX, job_file, steps
 from rekindle.platforms.azureml.schedule import lowered, schedule_id
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Outline, Placed, Schedule, digest_of
+from rekindle.records import RunStatus
 from rekindle.spec.places import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from azure.ai.ml import MLClient
     from azure.core.credentials import TokenCredential
 
-OVER = frozenset({"Completed", "Failed", "Canceled"})
+OVER: dict[str, RunStatus] = {
+    "Completed": "succeeded", "Failed": "failed", "Canceled": "cancelled",
+}  # fmt: skip
 _SECTION = "platforms.azureml"
 _PATIENCE: dict[str, Any] = {"retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30}
 _PAUSES_SECONDS = (1.0, 4.0)

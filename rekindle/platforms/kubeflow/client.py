@@ -25,10 +25,13 @@ from rekindle.errors import PlatformError, Problem, SpecError, UnsupportedError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.outline import pipeline_file, steps
 from rekindle.platforms.submission import Outline, Placed, Schedule, digest_of
+from rekindle.records import RunStatus
 from rekindle.spec.places import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 
-OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
+OVER: dict[str, RunStatus] = {
+    "SUCCEEDED": "succeeded", "SKIPPED": "succeeded", "FAILED": "failed", "CANCELED": "cancelled",
+}  # fmt: skip
 FIRST_PAUSE_SECONDS = 1.0
 _ATTEMPTS = 4
 _MARK = "rekindle"  # begins the description of what is ours

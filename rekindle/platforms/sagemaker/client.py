@@ -20,10 +20,14 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker.outline import SUFFIX, definition_file, steps
 from rekindle.platforms.sagemaker.schedule import lowered, schedule_id
 from rekindle.platforms.submission import Outline, Placed, Schedule, digest_of
+from rekindle.records import RunStatus
 from rekindle.spec.places import SageMakerSpec
 from rekindle.spec.schedule import ScheduleSpec
 
-OVER = frozenset({"Stopped", "Failed", "Succeeded", "CompletedWithFailures"})
+OVER: dict[str, RunStatus] = {
+    "Succeeded": "succeeded", "Failed": "failed", "CompletedWithFailures": "failed",
+    "Stopped": "cancelled",
+}  # fmt: skip
 _SECTION = "platforms.sagemaker"
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
 _MOST_LISTED = 1_000
@@ -68,7 +72,7 @@ def cancel(place: SageMakerSpec, id: str) -> str:
     """Have the execution stopped; its status then. One that is over stays as it is."""
     with _connected(place) as session:
         sagemaker = session("sagemaker")
-        if (now := _status_of(sagemaker, id)) not in OVER | {"Stopping"}:
+        if (now := _status_of(sagemaker, id)) not in (*OVER, "Stopping"):
             token = digest_of({id: b"stop"}) * 2
             sagemaker.stop_pipeline_execution(PipelineExecutionArn=id, ClientRequestToken=token)
             now = _status_of(sagemaker, id)

@@ -24,13 +24,16 @@ from rekindle.errors import PlatformError, Problem, SpecError, UnsupportedError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Outline, Placed, Schedule, digest_of
 from rekindle.platforms.vertex.outline import job_of, steps
+from rekindle.records import RunStatus
 from rekindle.spec.places import VertexSpec
 from rekindle.spec.schedule import ScheduleSpec, values
 
 if TYPE_CHECKING:
     from google.cloud import aiplatform_v1 as api
 
-OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "PARTIALLY_SUCCEEDED", "EXPIRED"})
+OVER: dict[str, RunStatus] = {
+    "SUCCEEDED": "succeeded", "FAILED": "failed", "CANCELLED": "cancelled",
+}  # fmt: skip
 _SECTION = "platforms.vertex"
 _PATIENCE_SECONDS, FIRST_PAUSE_SECONDS = 120.0, 1.0
 _EXAMPLES = {
