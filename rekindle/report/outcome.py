@@ -44,6 +44,9 @@ def verdict(run: RunRecord, found: Findings) -> Verdict:
         return _registered(found.registration, found)
     if found.evidence:
         return _judged(found)
+    if run.platform != "local" and not run.steps:
+        sentence = f"Finished on {run.platform}, which has its steps and logs."
+        return Verdict("quiet", "finished", sentence)
     done = sum(step.status == "succeeded" for step in run.steps)
     steps = f"{done} step{'' if done == 1 else 's'}"
     return Verdict("quiet", "finished", f"Finished: {steps} done, and no gate in this pipeline.")
@@ -85,6 +88,11 @@ def _unfinished(run: RunRecord, found: Findings) -> Verdict:
         (line.strip() for line in (run.error or _error(steps)).splitlines() if line.strip()), ""
     )
     match run.status:
+        case "submitting":
+            sentence = "Sent, or about to be: nobody knows yet whether it arrived. Submit it again."
+            return Verdict("wait", "submitting", sentence, reason)
+        case "running" if run.platform != "local":
+            return Verdict("wait", "running", f"Running on {run.platform} when last looked at.")
         case "running":
             sentence = (
                 "Still running, or killed: the record was never closed."

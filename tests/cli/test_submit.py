@@ -169,6 +169,9 @@ def test_a_run_on_a_platform_has_the_status_that_it_has_there(service, home, cap
     assert invoke(["status"]) == 0
     assert sent["url"] in capsys.readouterr().out
     assert sum(service.calls.values()) == calls, "a run that is over is not asked for again"
+    assert invoke(["report", sent["run_id"]]) == 0
+    card = (home / "runs" / sent["run_id"] / "card.html").read_text()
+    assert "Finished on azureml, which has its steps and logs." in card
 
 
 def test_a_schedule_is_set_listed_paused_and_deleted(service, capsys):
