@@ -13,7 +13,7 @@ import yaml
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
-from rekindle.platforms.azureml.compile import compile, dangling
+from rekindle.platforms.azureml.compile import _identifiers, compile, dangling
 from rekindle.platforms.definition import Definition
 from rekindle.spec.places import AzureMLSpec
 from tests.platforms.local.runs import FLAT, content, module
@@ -74,11 +74,21 @@ def what_came_of_it(done: dict[str, Path]) -> dict[str, Any]:
         result = json.loads((home / "outputs" / "rekindle_result" / "result.json").read_text())
         if "skipped" not in result:
             artifacts = {
-                n: [a["schema_title"], a["metadata"], content(home / "outputs" / n / "data")]
+                n: [a["schema_title"], a["metadata"], content(_place(home, n))]
                 for n, a in result["artifacts"].items()
             }
             found[name] = [result["parameters"], artifacts]
     return found
+
+
+def _place(home: Path, artifact: str) -> Path:
+    """The files of an artifact; Azure's names are small."""
+    (folder,) = (
+        f
+        for f in (home / "outputs").iterdir()
+        if f.name == _identifiers({artifact: None})[artifact]
+    )
+    return folder / "data"
 
 
 def here(home: Path, pipeline: Any, arguments: dict[str, Any]) -> dict[str, Any]:
