@@ -49,7 +49,7 @@ def submit(definition: Definition, place: AzureMLSpec, token: str) -> Placed:
     """The job, made now or by the same submission before; PlatformError if the workspace refuses
     it or does not answer, SpecError if `place` does not say which workspace."""
     name = job_name(definition, token)
-    with _connected(place) as client:
+    with connected(place) as client:
         if found := _found(client, name):
             return Placed(name, found.studio_url or "", anew=False)
         return Placed(name, _created(client, name, definition).studio_url or "")
@@ -57,13 +57,13 @@ def submit(definition: Definition, place: AzureMLSpec, token: str) -> Placed:
 
 def status(place: AzureMLSpec, id: str) -> str:
     """The job's status in Azure's words, such as `Running`; `OVER` are the last ones."""
-    with _connected(place) as client:
+    with connected(place) as client:
         return _status_of(client, id)
 
 
 def cancel(place: AzureMLSpec, id: str) -> str:
     """Have the job cancelled; its status then. A job that is over stays as it is."""
-    with _connected(place) as client:
+    with connected(place) as client:
         if (now := _status_of(client, id)) in OVER:
             return now
         try:
@@ -80,7 +80,7 @@ def schedule_set(
     """The schedule of the config `name`, made or changed to this; UnsupportedError with what Azure
     would not heed."""
     expression, zone = lowered(schedule)
-    with _connected(place) as client, tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
+    with connected(place) as client, tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
         from azure.ai.ml import load_job
         from azure.ai.ml.entities import CronTrigger, JobSchedule
 
@@ -98,7 +98,7 @@ def schedule_set(
 
 def schedule_list(place: AzureMLSpec) -> tuple[Schedule, ...]:
     """Schedules that were set here, those that pause too, by name."""
-    with _connected(place) as client:
+    with connected(place) as client:
         from azure.ai.ml.constants import ListViewType
 
         found = list(client.schedules.list(list_view_type=ListViewType.ALL))
@@ -108,14 +108,14 @@ def schedule_list(place: AzureMLSpec) -> tuple[Schedule, ...]:
 
 def schedule_pause(place: AzureMLSpec, name: str) -> Schedule:
     """The schedule of the config `name`, which starts nothing until it is set again."""
-    with _connected(place) as client:
+    with connected(place) as client:
         paused = client.schedules.begin_disable(schedule_id(name))
         return _schedule(paused.result(timeout=_LONGEST_SECONDS))
 
 
 def schedule_delete(place: AzureMLSpec, name: str) -> bool:
     """Whether there was one to take away. Azure deletes only those that pause."""
-    with _connected(place) as client:
+    with connected(place) as client:
         from azure.core.exceptions import ResourceNotFoundError
 
         try:
@@ -156,7 +156,7 @@ def where(place: AzureMLSpec) -> str:
 
 
 @contextlib.contextmanager
-def _connected(place: AzureMLSpec) -> Iterator[MLClient]:
+def connected(place: AzureMLSpec) -> Iterator[MLClient]:
     """The SDK's client; what it raises becomes a PlatformError, what it prints is dropped."""
     if problems := lacks(place):
         raise SpecError(problems)

@@ -39,7 +39,7 @@ _SECTION = "platforms.kubeflow"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Server:
+class Server:
     """KFP's client, and where what it says of runs is shown."""
 
     kfp: Any
@@ -76,12 +76,12 @@ def submit(definition: Definition, place: KubeflowSpec, token: str) -> Placed:
     """The run, made now or by the same submission before; PlatformError if the server refuses it or
     does not answer, SpecError if `place` does not say which."""
     name = run_name(definition, token)
-    with _connected(place) as server, _written(definition) as file:
+    with connected(place) as server, _written(definition) as file:
         experiment = _experiment(server, definition)
 
         def named() -> list[Any]:
             listed = server.kfp.list_runs(
-                experiment_id=experiment, filter=_equals("display_name", name), page_size=100,
+                experiment_id=experiment, filter=equals("display_name", name), page_size=100,
                 sort_by="created_at",
             )  # fmt: skip
             return list(listed.runs or ())
@@ -102,13 +102,13 @@ def submit(definition: Definition, place: KubeflowSpec, token: str) -> Placed:
 
 def status(place: KubeflowSpec, id: str) -> str:
     """The run's state in KFP's words, such as `RUNNING`; `OVER` are the last ones."""
-    with _connected(place) as server:
+    with connected(place) as server:
         return str(server.call(server.kfp.get_run, id).state)
 
 
 def cancel(place: KubeflowSpec, id: str) -> str:
     """Have the run terminated; its state then. A run that is over stays as it is."""
-    with _connected(place) as server:
+    with connected(place) as server:
         if (now := str(server.call(server.kfp.get_run, id).state)) in OVER:
             return now
         server.call(server.kfp.terminate_run, id)
@@ -122,7 +122,7 @@ def schedule_set(
     in place of those that were."""
     cron = lowered(schedule, place)
     described = f"{_MARK} {digest_of(definition.files, cron)} {schedule.cron}"
-    with _connected(place) as server, _written(definition) as file:
+    with connected(place) as server, _written(definition) as file:
         kfp = server.kfp
         experiment = _experiment(server, definition)
 
@@ -148,14 +148,14 @@ def schedule_set(
 
 def schedule_list(place: KubeflowSpec) -> tuple[Schedule, ...]:
     """Recurring runs that were set here, those that pause too, by name."""
-    with _connected(place) as server:
+    with connected(place) as server:
         found = server.call(_recurring, server)
         return tuple(sorted((_shown(one, place) for one in found), key=lambda one: one.id))
 
 
 def schedule_pause(place: KubeflowSpec, name: str) -> Schedule:
     """The recurring run of the config `name`, which starts nothing until it is set again."""
-    with _connected(place) as server:
+    with connected(place) as server:
         found = server.call(_recurring, server, name)
         if not found:
             raise PlatformError(
@@ -168,7 +168,7 @@ def schedule_pause(place: KubeflowSpec, name: str) -> Schedule:
 
 def schedule_delete(place: KubeflowSpec, name: str) -> bool:
     """Whether there was one to take away."""
-    with _connected(place) as server:
+    with connected(place) as server:
         found = server.call(_recurring, server, name)
         for one in found:
             _deleted(server, one)
@@ -218,7 +218,7 @@ def page(place: KubeflowSpec, id: str) -> str:
 
 
 @contextlib.contextmanager
-def _connected(place: KubeflowSpec) -> Iterator[_Server]:
+def connected(place: KubeflowSpec) -> Iterator[Server]:
     """KFP's client; what it raises becomes a PlatformError, what it prints is dropped."""
     if problems := lacks(place):
         raise SpecError(problems)
@@ -240,7 +240,7 @@ def _connected(place: KubeflowSpec) -> Iterator[_Server]:
         warnings.simplefilter("ignore", FutureWarning)  # that it needs KFP 2
         try:
             found = Client(place.host, existing_token=token, namespace=place.namespace)
-            yield _Server(found, namespace)
+            yield Server(found, namespace)
         except (OpenApiException, HTTPError) as error:
             raise _explained(error, place) from error
 
@@ -268,7 +268,7 @@ def _pipeline(definition: Definition) -> str:
     return pipeline_file(definition).removesuffix(".yaml")
 
 
-def _experiment(server: _Server, definition: Definition) -> str:
+def _experiment(server: Server, definition: Definition) -> str:
     """The experiment of the pipeline's runs, looked for and else made."""
     from kfp_server_api import ApiException
 
@@ -282,13 +282,13 @@ def _experiment(server: _Server, definition: Definition) -> str:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _recurring(server: _Server, name: str = "") -> list[Any]:
+def _recurring(server: Server, name: str = "") -> list[Any]:
     """Recurring runs that are ours, of a config or all, the oldest first."""
     found, page_token = list[Any](), ""
     while True:
         listed = server.kfp.list_recurring_runs(
             page_token=page_token, page_size=100, sort_by="created_at", namespace=server.namespace,
-            filter=_equals("display_name", name) if name else None,
+            filter=equals("display_name", name) if name else None,
         )  # fmt: skip
         found += listed.recurring_runs or ()
         page_token = listed.next_page_token
@@ -297,7 +297,7 @@ def _recurring(server: _Server, name: str = "") -> list[Any]:
     return [one for one in found if (one.description or "").startswith(f"{_MARK} ")]
 
 
-def _deleted(server: _Server, one: Any) -> None:
+def _deleted(server: Server, one: Any) -> None:
     from kfp_server_api import ApiException
 
     try:
@@ -307,7 +307,7 @@ def _deleted(server: _Server, one: Any) -> None:
             raise
 
 
-def _equals(key: str, value: str) -> str:
+def equals(key: str, value: str) -> str:
     predicate = {"operation": "EQUALS", "key": key, "stringValue": value}
     return json.dumps({"predicates": [predicate]})
 

@@ -47,7 +47,7 @@ def submit(definition: Definition, place: SageMakerSpec, token: str) -> Placed:
     """The execution, started now or by the same submission before; PlatformError if the account
     refuses it or does not answer, SpecError if `place` does not say where."""
     name, id = pipeline_name(definition), execution_name(definition, token)
-    with _connected(place) as session:
+    with connected(place) as session:
         sagemaker = session("sagemaker")
         if arn := _found(sagemaker, name, id):
             return Placed(arn, page(place, arn), anew=False)
@@ -64,13 +64,13 @@ def submit(definition: Definition, place: SageMakerSpec, token: str) -> Placed:
 
 def status(place: SageMakerSpec, id: str) -> str:
     """The execution's status in the service's words, such as `Executing`; `OVER` are the last."""
-    with _connected(place) as session:
+    with connected(place) as session:
         return _status_of(session("sagemaker"), id)
 
 
 def cancel(place: SageMakerSpec, id: str) -> str:
     """Have the execution stopped; its status then. One that is over stays as it is."""
-    with _connected(place) as session:
+    with connected(place) as session:
         sagemaker = session("sagemaker")
         if (now := _status_of(sagemaker, id)) not in (*OVER, "Stopping"):
             token = digest_of({id: b"stop"}) * 2
@@ -86,7 +86,7 @@ def schedule_set(
     no words for. It starts a pipeline of its own, which no submission changes."""
     expression = lowered(schedule)
     pipeline = f"{pipeline_name(definition)[:200].rstrip('-')}-scheduled"
-    with _connected(place) as session:
+    with connected(place) as session:
         sagemaker, scheduler = session("sagemaker"), session("scheduler")
         _upload(session("s3"), definition, place)
         _version(sagemaker, pipeline, definition, place)
@@ -111,7 +111,7 @@ def schedule_set(
 
 def schedule_list(place: SageMakerSpec) -> tuple[Schedule, ...]:
     """Schedules that were set here, those that pause too, by name."""
-    with _connected(place) as session:
+    with connected(place) as session:
         scheduler, found = session("scheduler"), list[str]()
         try:
             for listed in scheduler.get_paginator("list_schedules").paginate(GroupName=_GROUP):
@@ -123,7 +123,7 @@ def schedule_list(place: SageMakerSpec) -> tuple[Schedule, ...]:
 
 def schedule_pause(place: SageMakerSpec, name: str) -> Schedule:
     """The schedule of the config `name`, which starts nothing until it is set again."""
-    with _connected(place) as session:
+    with connected(place) as session:
         scheduler, id = session("scheduler"), schedule_id(name)
         found = scheduler.get_schedule(Name=id, GroupName=_GROUP)
         same = {member: found[member] for member in _KEPT}
@@ -133,7 +133,7 @@ def schedule_pause(place: SageMakerSpec, name: str) -> Schedule:
 
 def schedule_delete(place: SageMakerSpec, name: str) -> bool:
     """Whether there was one to take away. Its pipeline stays, with the runs that it started."""
-    with _connected(place) as session:
+    with connected(place) as session:
         scheduler = session("scheduler")
         try:
             scheduler.delete_schedule(Name=schedule_id(name), GroupName=_GROUP)
@@ -194,7 +194,7 @@ def page(place: SageMakerSpec, arn: str) -> str:
 
 
 @contextlib.contextmanager
-def _connected(place: SageMakerSpec) -> Iterator[Callable[[str], Any]]:
+def connected(place: SageMakerSpec) -> Iterator[Callable[[str], Any]]:
     """Clients by the name of a service; what they raise becomes a PlatformError."""
     if problems := lacks(place):
         raise SpecError(problems)

@@ -42,7 +42,7 @@ _EXAMPLES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Project:
+class Project:
     """The clients of one project and region, and how each call is repeated."""
 
     parent: str
@@ -55,7 +55,7 @@ def submit(definition: Definition, place: VertexSpec, token: str) -> Placed:
     """The job, made now or by the same submission before; PlatformError if the project refuses it
     or does not answer, SpecError if `place` does not say which."""
     id = job_id(definition, token)
-    with _connected(place) as project:
+    with connected(place) as project:
         from google.api_core.exceptions import Conflict
         from google.cloud import aiplatform_v1 as api
 
@@ -73,13 +73,13 @@ def submit(definition: Definition, place: VertexSpec, token: str) -> Placed:
 
 def status(place: VertexSpec, id: str) -> str:
     """The job's state in Google's words, such as `RUNNING`; `OVER` are the last ones."""
-    with _connected(place) as project:
+    with connected(place) as project:
         return _state_of(project, id)
 
 
 def cancel(place: VertexSpec, id: str) -> str:
     """Have the job cancelled; its state then. A job that is over stays as it is."""
-    with _connected(place) as project:
+    with connected(place) as project:
         if (now := _state_of(project, id)) in OVER:
             return now
         from google.api_core.exceptions import ClientError
@@ -96,7 +96,7 @@ def schedule_set(
     definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
     """The schedule of the config `name`, made or changed to this; one that pauses goes on."""
-    with _connected(place) as project:
+    with connected(place) as project:
         from google.cloud import aiplatform_v1 as api
         from google.protobuf import field_mask_pb2
 
@@ -126,13 +126,13 @@ def schedule_set(
 
 def schedule_list(place: VertexSpec) -> tuple[Schedule, ...]:
     """Schedules that were set here, those that pause too, by name."""
-    with _connected(place) as project:
+    with connected(place) as project:
         return tuple(sorted(map(_shown, _ours(project)), key=lambda one: one.id))
 
 
 def schedule_pause(place: VertexSpec, name: str) -> Schedule:
     """The schedule of the config `name`, which starts nothing until it is set again."""
-    with _connected(place) as project:
+    with connected(place) as project:
         found = _schedule_of(project, name)
         if found is None:
             raise PlatformError(
@@ -144,7 +144,7 @@ def schedule_pause(place: VertexSpec, name: str) -> Schedule:
 
 def schedule_delete(place: VertexSpec, name: str) -> bool:
     """Whether there was one to take away."""
-    with _connected(place) as project:
+    with connected(place) as project:
         found = _schedule_of(project, name)
         if found is None:
             return False
@@ -200,7 +200,7 @@ def page(place: VertexSpec, id: str) -> str:
 
 
 @contextlib.contextmanager
-def _connected(place: VertexSpec) -> Iterator[_Project]:
+def connected(place: VertexSpec) -> Iterator[Project]:
     """The project's clients; what they raise becomes a PlatformError."""
     if problems := lacks(place):
         raise SpecError(problems)
@@ -217,7 +217,7 @@ def _connected(place: VertexSpec) -> Iterator[_Project]:
 
     at = {"api_endpoint": f"{place.region}-aiplatform.googleapis.com"}
     try:
-        yield _Project(
+        yield Project(
             f"projects/{place.project}/locations/{place.region}",
             api.PipelineServiceClient(transport="rest", client_options=at),
             api.ScheduleServiceClient(transport="rest", client_options=at),
@@ -233,12 +233,12 @@ def _job(api: Any, definition: Definition) -> Any:
     return api.PipelineJob.from_json(json.dumps(job_of(definition)))
 
 
-def _state_of(project: _Project, id: str) -> str:
+def _state_of(project: Project, id: str) -> str:
     found = project.pipelines.get_pipeline_job(name=id, retry=project.retry)
     return str(found.state.name).removeprefix("PIPELINE_STATE_")
 
 
-def _ours(project: _Project) -> list[api.Schedule]:
+def _ours(project: Project) -> list[api.Schedule]:
     """Schedules whose jobs carry our label."""
     found = project.schedules.list_schedules(parent=project.parent, retry=project.retry)
     return [
@@ -248,7 +248,7 @@ def _ours(project: _Project) -> list[api.Schedule]:
     ]
 
 
-def _created(project: _Project, wanted: api.Schedule) -> api.Schedule:
+def _created(project: Project, wanted: api.Schedule) -> api.Schedule:
     """The schedule, made once: whether a call that failed took effect is looked for."""
     from google.api_core.exceptions import GoogleAPIError
     from requests import RequestException
@@ -274,7 +274,7 @@ def _may_succeed(error: Exception) -> bool:
     return isinstance(error, kinds)
 
 
-def _schedule_of(project: _Project, name: str) -> api.Schedule | None:
+def _schedule_of(project: Project, name: str) -> api.Schedule | None:
     """The oldest of that name: two who made it at once are settled on one."""
     found = [one for one in _ours(project) if one.display_name == name]
     return min(found, key=lambda one: one.create_time, default=None)
