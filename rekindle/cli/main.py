@@ -26,6 +26,8 @@ VERBS = {
     "runs": "the ledger: every run, its model, its gate",
     "status": "the steps of a run",
     "logs": "what a step printed",
+    "cancel": "have a run stop",
+    "resume": "go on with a run that failed or was stopped",
     "report": "the HTML card of a run, and the index of all",
 }
 

@@ -97,7 +97,7 @@ def _locate(run: RunRecord) -> Iterator[tuple[str, Path]]:
         for artifact in step.artifacts.values():
             kind = artifact.metadata.get("record")
             if isinstance(kind, str) and kind in RECORD_KINDS and artifact.uri:
-                path = local_path(artifact.uri)
+                path = local_path(artifact.kept or artifact.uri)
                 yield kind, path / FILE_NAMES[kind] if path.is_dir() else path
 
 

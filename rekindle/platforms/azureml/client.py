@@ -22,8 +22,7 @@ from rekindle.errors import PlatformError, Problem, SpecError
 from rekindle.platforms.azureml.outline import SUFFIX, job_file, steps
 from rekindle.platforms.azureml.schedule import lowered, schedule_id
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Outline, Placed, Schedule, digest_of
-from rekindle.records import RunStatus
+from rekindle.platforms.submission import Mark, Outline, Placed, Schedule, digest_of
 from rekindle.spec.places import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
 
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from azure.ai.ml import MLClient
     from azure.core.credentials import TokenCredential
 
-OVER: dict[str, RunStatus] = {
-    "Completed": "succeeded", "Failed": "failed", "Canceled": "cancelled",
-}  # fmt: skip
 _SECTION = "platforms.azureml"
 _PATIENCE: dict[str, Any] = {"retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30}
 _PAUSES_SECONDS = (1.0, 4.0)
@@ -45,33 +41,14 @@ _EXAMPLES = {
 }
 
 
-def submit(definition: Definition, place: AzureMLSpec, token: str) -> Placed:
+def submit(definition: Definition, place: AzureMLSpec, mark: Mark) -> Placed:
     """The job, made now or by the same submission before; PlatformError if the workspace refuses
     it or does not answer, SpecError if `place` does not say which workspace."""
-    name = job_name(definition, token)
+    name = job_name(definition, mark.token)
     with connected(place) as client:
         if found := _found(client, name):
             return Placed(name, found.studio_url or "", anew=False)
         return Placed(name, _created(client, name, definition).studio_url or "")
-
-
-def status(place: AzureMLSpec, id: str) -> str:
-    """The job's status in Azure's words, such as `Running`; `OVER` are the last ones."""
-    with connected(place) as client:
-        return _status_of(client, id)
-
-
-def cancel(place: AzureMLSpec, id: str) -> str:
-    """Have the job cancelled; its status then. A job that is over stays as it is."""
-    with connected(place) as client:
-        if (now := _status_of(client, id)) in OVER:
-            return now
-        try:
-            client.jobs.begin_cancel(id, polling=False)
-        except Exception:
-            if _status_of(client, id) not in OVER:  # it may have ended meanwhile
-                raise
-        return _status_of(client, id)
 
 
 def schedule_set(
@@ -191,11 +168,6 @@ def _found(client: MLClient, name: str) -> Any:
         if _of_the_workspace(error):
             raise
         return None
-
-
-def _status_of(client: MLClient, id: str) -> str:
-    found: Any = client.jobs.get(id).status
-    return str(getattr(found, "value", found))
 
 
 def _schedule(found: Any) -> Schedule:

@@ -24,14 +24,10 @@ from typing import Any
 from rekindle.errors import PlatformError, Problem, SpecError, UnsupportedError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.outline import pipeline_file, steps
-from rekindle.platforms.submission import Outline, Placed, Schedule, digest_of
-from rekindle.records import RunStatus
+from rekindle.platforms.submission import Mark, Outline, Placed, Schedule, digest_of
 from rekindle.spec.places import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 
-OVER: dict[str, RunStatus] = {
-    "SUCCEEDED": "succeeded", "SKIPPED": "succeeded", "FAILED": "failed", "CANCELED": "cancelled",
-}  # fmt: skip
 FIRST_PAUSE_SECONDS = 1.0
 _ATTEMPTS = 4
 _MARK = "rekindle"  # begins the description of what is ours
@@ -72,10 +68,10 @@ class Server:
         raise AssertionError("the last attempt returns or raises")
 
 
-def submit(definition: Definition, place: KubeflowSpec, token: str) -> Placed:
+def submit(definition: Definition, place: KubeflowSpec, mark: Mark) -> Placed:
     """The run, made now or by the same submission before; PlatformError if the server refuses it or
     does not answer, SpecError if `place` does not say which."""
-    name = run_name(definition, token)
+    name = run_name(definition, mark.token)
     with connected(place) as server, _written(definition) as file:
         experiment = _experiment(server, definition)
 
@@ -98,21 +94,6 @@ def submit(definition: Definition, place: KubeflowSpec, token: str) -> Placed:
         if first.run_id != made.run_id:
             server.call(server.kfp.terminate_run, made.run_id)
         return Placed(first.run_id, page(place, first.run_id), first.run_id == made.run_id)
-
-
-def status(place: KubeflowSpec, id: str) -> str:
-    """The run's state in KFP's words, such as `RUNNING`; `OVER` are the last ones."""
-    with connected(place) as server:
-        return str(server.call(server.kfp.get_run, id).state)
-
-
-def cancel(place: KubeflowSpec, id: str) -> str:
-    """Have the run terminated; its state then. A run that is over stays as it is."""
-    with connected(place) as server:
-        if (now := str(server.call(server.kfp.get_run, id).state)) in OVER:
-            return now
-        server.call(server.kfp.terminate_run, id)
-        return str(server.call(server.kfp.get_run, id).state)
 
 
 def schedule_set(

@@ -1,5 +1,5 @@
-"""SageMaker Pipelines in an account: a definition is published as a version of its pipeline, run,
-looked at and stopped, schedules are set and taken away; boto3 is imported when that is done.
+"""SageMaker Pipelines in an account: a definition is published as a version of its pipeline, and
+run, schedules are set and taken away; boto3 is imported when that is done.
 
 Bundles go to S3 first, under names that are their content. An execution runs the very version that
 holds its definition, whatever somebody else publishes meanwhile. It is started with a token that
@@ -15,19 +15,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rekindle.errors import PlatformError, Problem, SpecError
+from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker.outline import SUFFIX, definition_file, steps
 from rekindle.platforms.sagemaker.schedule import lowered, schedule_id
-from rekindle.platforms.submission import Outline, Placed, Schedule, digest_of
-from rekindle.records import RunStatus
+from rekindle.platforms.submission import Mark, Outline, Placed, Schedule, digest_of
 from rekindle.spec.places import SageMakerSpec
 from rekindle.spec.schedule import ScheduleSpec
 
-OVER: dict[str, RunStatus] = {
-    "Succeeded": "succeeded", "Failed": "failed", "CompletedWithFailures": "failed",
-    "Stopped": "cancelled",
-}  # fmt: skip
 _SECTION = "platforms.sagemaker"
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
 _MOST_LISTED = 1_000
@@ -43,10 +38,10 @@ _EXAMPLES = {
 }
 
 
-def submit(definition: Definition, place: SageMakerSpec, token: str) -> Placed:
+def submit(definition: Definition, place: SageMakerSpec, mark: Mark) -> Placed:
     """The execution, started now or by the same submission before; PlatformError if the account
     refuses it or does not answer, SpecError if `place` does not say where."""
-    name, id = pipeline_name(definition), execution_name(definition, token)
+    name, id = pipeline_name(definition), execution_name(definition, mark.token)
     with connected(place) as session:
         sagemaker = session("sagemaker")
         if arn := _found(sagemaker, name, id):
@@ -56,27 +51,11 @@ def submit(definition: Definition, place: SageMakerSpec, token: str) -> Placed:
             PipelineName=name,
             PipelineVersionId=_version(sagemaker, name, definition, place),
             PipelineExecutionDisplayName=id,
-            ClientRequestToken=digest_of(definition.files, token) * 2,
+            PipelineExecutionDescription=str(mark),
+            ClientRequestToken=digest_of(definition.files, mark.token) * 2,
         )
         arn = started["PipelineExecutionArn"]
         return Placed(arn, page(place, arn))
-
-
-def status(place: SageMakerSpec, id: str) -> str:
-    """The execution's status in the service's words, such as `Executing`; `OVER` are the last."""
-    with connected(place) as session:
-        return _status_of(session("sagemaker"), id)
-
-
-def cancel(place: SageMakerSpec, id: str) -> str:
-    """Have the execution stopped; its status then. One that is over stays as it is."""
-    with connected(place) as session:
-        sagemaker = session("sagemaker")
-        if (now := _status_of(sagemaker, id)) not in (*OVER, "Stopping"):
-            token = digest_of({id: b"stop"}) * 2
-            sagemaker.stop_pipeline_execution(PipelineExecutionArn=id, ClientRequestToken=token)
-            now = _status_of(sagemaker, id)
-        return now
 
 
 def schedule_set(
@@ -248,7 +227,7 @@ def _is_there(s3: Any, bucket: str, key: str, size: int) -> bool:
     try:
         return bool(s3.head_object(Bucket=bucket, Key=key)["ContentLength"] == size)
     except ClientError as error:
-        if _code(error) in ("404", "NoSuchKey"):
+        if code_of(error) in ("404", "NoSuchKey"):
             return False
         raise
 
@@ -284,21 +263,17 @@ def _newest(sagemaker: Any, name: str) -> int | None:
     return int(found[0]["PipelineVersionId"]) if found else None
 
 
-def _status_of(sagemaker: Any, id: str) -> str:
-    found = sagemaker.describe_pipeline_execution(PipelineExecutionArn=id)
-    return str(found["PipelineExecutionStatus"])
-
-
-def _code(error: Exception) -> str:
-    response: Any = getattr(error, "response", {})
+def code_of(error: Exception) -> str:
+    response: Any = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
     """What AWS says, and what to do about it."""
-    from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
+    from botocore import exceptions as of
+    from botocore.exceptions import ClientError, NoCredentialsError
 
-    code = _code(error)
+    code = code_of(error)
     if isinstance(error, NoCredentialsError) or code in _NOT_LOGGED_IN:
         fix = "aws sso login, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     elif code in ("AccessDenied", "AccessDeniedException", "403"):
@@ -311,10 +286,12 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
         fix = "see what there is: aws sagemaker list-pipelines, rekindle schedule list"
     elif code == "ResourceLimitExceeded":
         fix = "wait until others end, or ask for a higher quota: Service Quotas, Amazon SageMaker"
-    elif isinstance(error, EndpointConnectionError):
-        fix = f"see whether the network is there, and whether {_SECTION}.region is a region"
-    elif isinstance(error, ClientError) and _may_succeed(error):
-        fix = "say it again; what was done already is found"
+    elif isinstance(error, of.ConnectionError | of.HTTPClientError) or (
+        isinstance(error, ClientError) and _later(error)
+    ):
+        fix = f"see whether the network is there, and {_SECTION}.region a region; say it again, "
+        fix += "what was done already is found"
+        return UnreachableError(_said(error), where=where(place), fix=fix)
     else:
         fix = "this may be a mistake of rekindle's: the service refuses what was sent"
     return PlatformError(_said(error), where=where(place), fix=fix)
@@ -326,13 +303,14 @@ _NOT_LOGGED_IN = frozenset({
 })  # fmt: skip
 
 
-def _may_succeed(error: Any) -> bool:
+def _later(error: Any) -> bool:
+    """Whether the same call may yet succeed."""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status == 429 or status >= 500 or "Throttl" in _code(error)
+    return status == 429 or status >= 500 or "Throttl" in code_of(error)
 
 
 def _said(error: Exception) -> str:
     """The service's own sentence."""
-    response: Any = getattr(error, "response", {})
+    response: Any = getattr(error, "response", None) or {}
     text = response.get("Error", {}).get("Message") or str(error)
     return str(text).strip().splitlines()[0] if str(text).strip() else type(error).__name__

@@ -22,18 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, Problem, SpecError, UnsupportedError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Outline, Placed, Schedule, digest_of
+from rekindle.platforms.submission import Mark, Outline, Placed, Schedule, digest_of
 from rekindle.platforms.vertex.outline import job_of, steps
-from rekindle.records import RunStatus
 from rekindle.spec.places import VertexSpec
 from rekindle.spec.schedule import ScheduleSpec, values
 
 if TYPE_CHECKING:
     from google.cloud import aiplatform_v1 as api
 
-OVER: dict[str, RunStatus] = {
-    "SUCCEEDED": "succeeded", "FAILED": "failed", "CANCELLED": "cancelled",
-}  # fmt: skip
 _SECTION = "platforms.vertex"
 _PATIENCE_SECONDS, FIRST_PAUSE_SECONDS = 120.0, 1.0
 _EXAMPLES = {
@@ -51,10 +47,10 @@ class Project:
     retry: Any
 
 
-def submit(definition: Definition, place: VertexSpec, token: str) -> Placed:
+def submit(definition: Definition, place: VertexSpec, mark: Mark) -> Placed:
     """The job, made now or by the same submission before; PlatformError if the project refuses it
     or does not answer, SpecError if `place` does not say which."""
-    id = job_id(definition, token)
+    id = job_id(definition, mark.token)
     with connected(place) as project:
         from google.api_core.exceptions import Conflict
         from google.cloud import aiplatform_v1 as api
@@ -69,27 +65,6 @@ def submit(definition: Definition, place: VertexSpec, token: str) -> Placed:
         except Conflict:  # by the same submission, or by a call whose answer was lost
             anew = False
         return Placed(name, page(place, id), anew)
-
-
-def status(place: VertexSpec, id: str) -> str:
-    """The job's state in Google's words, such as `RUNNING`; `OVER` are the last ones."""
-    with connected(place) as project:
-        return _state_of(project, id)
-
-
-def cancel(place: VertexSpec, id: str) -> str:
-    """Have the job cancelled; its state then. A job that is over stays as it is."""
-    with connected(place) as project:
-        if (now := _state_of(project, id)) in OVER:
-            return now
-        from google.api_core.exceptions import ClientError
-
-        try:
-            project.pipelines.cancel_pipeline_job(name=id, retry=project.retry)
-        except ClientError:
-            if _state_of(project, id) not in OVER:  # it may have ended meanwhile
-                raise
-        return _state_of(project, id)
 
 
 def schedule_set(
@@ -231,11 +206,6 @@ def connected(place: VertexSpec) -> Iterator[Project]:
 
 def _job(api: Any, definition: Definition) -> Any:
     return api.PipelineJob.from_json(json.dumps(job_of(definition)))
-
-
-def _state_of(project: Project, id: str) -> str:
-    found = project.pipelines.get_pipeline_job(name=id, retry=project.retry)
-    return str(found.state.name).removeprefix("PIPELINE_STATE_")
 
 
 def _ours(project: Project) -> list[api.Schedule]:

@@ -29,6 +29,7 @@ from rekindle.platforms.vertex.client import (
 from rekindle.spec.places import VertexSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.local.runs import module
+from tests.platforms.marks import mark
 from tests.servers.tls_hosts import Hosts
 from tests.servers.vertex_rest import HOSTS, PARENT, PROJECT, REGION, Fault, Project, key_file
 
@@ -61,16 +62,16 @@ def definition(word: str = "a") -> Definition:
 
 def test_a_job_is_there_and_once_for_one_submission(project: Project) -> None:
     made = definition()
-    placed = submit(made, PLACE, "a")
+    placed = submit(made, PLACE, mark("a"))
     assert placed.anew
     assert placed.id == f"{PARENT}/pipelineJobs/{job_id(made, 'a')}"
     assert placed.url.endswith(f"/runs/{job_id(made, 'a')}?project={PROJECT}")
     job = project.jobs[placed.id]
     assert dict(job.labels) == {"rekindle": "true"}
     assert job.runtime_config.parameter_values["text"] == "a"
-    again = submit(made, PLACE, "a")
+    again = submit(made, PLACE, mark("a"))
     assert (again.id, again.anew) == (placed.id, False)
-    others = {submit(made, PLACE, "b").id, submit(definition("b"), PLACE, "a").id}
+    others = {submit(made, PLACE, mark("b")).id, submit(definition("b"), PLACE, mark("a")).id}
     assert project.jobs.keys() == {placed.id, *others}
     assert len(others) == 2
 
@@ -87,7 +88,7 @@ FAULTS: dict[str, list[Fault]] = {
 @pytest.mark.parametrize("case", FAULTS)
 def test_whatever_befalls_a_submission_is_one_job(case: str, project: Project) -> None:
     project.faults = list(FAULTS[case])
-    placed = submit(definition(), PLACE, "a")
+    placed = submit(definition(), PLACE, mark("a"))
     assert project.faults == []
     assert list(project.jobs) == [placed.id]
 
@@ -95,7 +96,7 @@ def test_whatever_befalls_a_submission_is_one_job(case: str, project: Project) -
 def test_two_that_submit_the_same_at_once_make_one_job(project: Project) -> None:
     made = definition()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: submit(made, PLACE, "a").id, range(2)))
+        both = list(pool.map(lambda _: submit(made, PLACE, mark("a")).id, range(2)))
     assert both == list(project.jobs) * 2
 
 
@@ -112,7 +113,7 @@ def test_what_cannot_be_helped_is_said_with_a_way_out(case: str, project: Projec
     fault, says = REFUSALS[case]
     project.faults = [fault] * 4
     with pytest.raises(PlatformError, match=says) as caught:
-        submit(definition(), PLACE, "a")
+        submit(definition(), PLACE, mark("a"))
     assert caught.value.problems[0].where == f"project {PROJECT} in {REGION}"
     assert project.jobs == {}
 
@@ -121,15 +122,15 @@ def test_what_the_config_lacks_and_a_login_that_is_not_there_are_said(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SpecError, match=r"set platforms\.vertex\.region: europe-west4"):
-        submit(definition(), VertexSpec(), "a")
+        submit(definition(), VertexSpec(), mark("a"))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
     with pytest.raises(PlatformError, match="gcloud auth application-default login"):
-        submit(definition(), PLACE, "a")
+        submit(definition(), PLACE, mark("a"))
     assert project.calls == {}
 
 
 def test_a_job_is_looked_at_and_cancelled_as_often_as_one_likes(project: Project) -> None:
-    placed = submit(definition(), PLACE, "a")
+    placed = submit(definition(), PLACE, mark("a"))
     assert status(PLACE, placed.id) == "RUNNING"
     project.faults = [Fault("POST pipelineJobs:cancel", 0, after=True)]
     assert [cancel(PLACE, placed.id) for _ in range(2)] == ["CANCELLED", "CANCELLED"]
