@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 SCHEMA_VERSION = 1
 
@@ -472,3 +472,22 @@ RECORD_KINDS: dict[str, type[Record]] = {
     "evidence": Evidence,
     "registration": Registration,
 }
+
+RECORD_FILES: dict[str, str] = {  # what a record is called in an artifact that is a folder
+    "fingerprint": "fingerprint.json",
+    "shards": "manifest.json",
+    "training": "training.json",
+    "evidence": "evidence.json",
+    "registration": "registration.json",
+}
+
+
+def kind_of(content: bytes) -> str:
+    """The kind of record that `content` is; "" for anything else. Kinds share no set of fields."""
+    for kind, record in RECORD_KINDS.items():
+        try:
+            record.model_validate_json(content)
+        except ValidationError:
+            continue
+        return kind
+    return ""

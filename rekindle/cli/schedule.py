@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from rekindle.cli.options import config, overrides, shared
-from rekindle.cli.submit import agree, client_of, platform, ready, show, yes
+from rekindle.cli.submission import client_of, ready
+from rekindle.cli.submit import agree, platform, show, yes
 from rekindle.errors import RequestError
 
 if TYPE_CHECKING:

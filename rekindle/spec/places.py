@@ -74,6 +74,9 @@ class KubeflowSpec(Section):
     """Service account that steps run as; `rekindle doctor` asks what it may do."""
     artifact_root: str = ""
     """Folder for checkpoints: a URI, or the mount point of a volume that all pods share."""
+    pipeline_root: str = Field("", pattern=r"^((s3|gs|abfs|file)://.+)?$")
+    """Where KFP keeps artifacts: `s3://my-bucket/kfp`. `status` and `report` read there what steps
+    found out; default: the cluster's own choice, which mostly cannot be read from outside."""
     image: str | None = None
     """Container image of rekindle's steps, best by digest; a step on several nodes is launched from
     it."""

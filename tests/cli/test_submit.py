@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from rekindle.cli.main import invoke
-from rekindle.cli.submit import CLIENTS
+from rekindle.cli.submission import CLIENTS
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
 from tests.platforms.azureml.conftest import service as service
 from tests.servers.azure_rest import SUBSCRIPTION, Fault
@@ -67,8 +67,9 @@ def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys)
     assert re.search(r"finetune +1 x Standard_D4s_v5\n", captured.err)
     assert invoke(words("submit", "--yes", "--token", "a")) == 0
     said = capsys.readouterr().out
-    next_one = f"next: rekindle status {document['run_id']}"
-    assert said == f"submitted before: {document['id']}\n{document['url']}\n{next_one}\n"
+    verbs = ("status", "logs -f", "cancel")
+    following = "".join(f"next: rekindle {verb} {document['run_id']}\n" for verb in verbs)
+    assert said == f"submitted before: {document['id']}\n{document['url']}\n{following}"
     assert invoke(words("submit", "--yes")) == 0
     assert len(service.jobs) == 2
 

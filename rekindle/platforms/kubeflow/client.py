@@ -21,7 +21,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import PlatformError, Problem, SpecError, UnsupportedError
+import yaml
+
+from rekindle.errors import (
+    PlatformError,
+    Problem,
+    SpecError,
+    UnreachableError,
+    UnsupportedError,
+)
+from rekindle.ir.compile import LOADER
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.outline import pipeline_file, steps
 from rekindle.platforms.submission import Mark, Outline, Placed, Schedule, digest_of
@@ -40,6 +49,23 @@ class Server:
 
     kfp: Any
     namespace: str | None
+
+    @property
+    def runs(self) -> Any:
+        """What KFP's client itself asks of runs with; it has more to say than the client does."""
+        return self.kfp._run_api
+
+    def every_run(self, experiment: str) -> list[Any]:
+        """The runs of an experiment, the oldest first."""
+        found, page_token = list[Any](), ""
+        while True:
+            listed = self.kfp.list_runs(
+                page_token=page_token, page_size=100, sort_by="created_at", experiment_id=experiment
+            )
+            found += listed.runs or ()
+            page_token = listed.next_page_token
+            if not page_token:
+                return found
 
     def call(self, function: Callable[..., Any], *words: Any, **more: Any) -> Any:
         """A call that may be said twice, repeated some times where it may yet succeed."""
@@ -72,8 +98,8 @@ def submit(definition: Definition, place: KubeflowSpec, mark: Mark) -> Placed:
     """The run, made now or by the same submission before; PlatformError if the server refuses it or
     does not answer, SpecError if `place` does not say which."""
     name = run_name(definition, mark.token)
-    with connected(place) as server, _written(definition) as file:
-        experiment = _experiment(server, definition)
+    with connected(place) as server:
+        experiment = experiment_of(server, definition)
 
         def named() -> list[Any]:
             listed = server.kfp.list_runs(
@@ -84,10 +110,9 @@ def submit(definition: Definition, place: KubeflowSpec, mark: Mark) -> Placed:
 
         if found := server.call(named):
             return Placed(found[0].run_id, page(place, found[0].run_id), anew=False)
+        body = _run(definition, experiment, name, mark, place)
         made = server.created(
-            lambda: server.kfp.run_pipeline(
-                experiment, name, str(file), service_account=place.service_account
-            ),
+            lambda: server.runs.run_service_create_run(run=body),
             lambda: next(iter(named()), None),
         )
         first = server.call(named)[0]  # somebody may have submitted the same meanwhile
@@ -105,7 +130,7 @@ def schedule_set(
     described = f"{_MARK} {digest_of(definition.files, cron)} {schedule.cron}"
     with connected(place) as server, _written(definition) as file:
         kfp = server.kfp
-        experiment = _experiment(server, definition)
+        experiment = experiment_of(server, definition)
 
         def same() -> Any:
             listed = _recurring(server, name)
@@ -236,6 +261,25 @@ def _token(place: KubeflowSpec) -> str | None:
     return os.environ[name]
 
 
+def _run(
+    definition: Definition, experiment: str, name: str, mark: Mark, place: KubeflowSpec
+) -> Any:
+    """The body of a run; the client's own has no place for a description."""
+    import kfp_server_api
+
+    documents = list(yaml.load_all(definition.files[pipeline_file(definition)], LOADER))
+    spec = documents[0]
+    if len(documents) > 1:
+        spec = {"pipeline_spec": documents[0], "platform_spec": documents[1]}
+    return kfp_server_api.V2beta1Run(
+        experiment_id=experiment, display_name=name, description=str(mark), pipeline_spec=spec,
+        runtime_config=kfp_server_api.V2beta1RuntimeConfig(
+            parameters={}, pipeline_root=place.pipeline_root or None
+        ),
+        service_account=place.service_account,
+    )  # fmt: skip
+
+
 @contextlib.contextmanager
 def _written(definition: Definition) -> Iterator[Path]:
     """The pipeline as a file, as the client wants it."""
@@ -249,7 +293,7 @@ def _pipeline(definition: Definition) -> str:
     return pipeline_file(definition).removesuffix(".yaml")
 
 
-def _experiment(server: Server, definition: Definition) -> str:
+def experiment_of(server: Server, definition: Definition) -> str:
     """The experiment of the pipeline's runs, looked for and else made."""
     from kfp_server_api import ApiException
 
@@ -321,6 +365,7 @@ def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
         fix = "this may be a mistake of rekindle's: the service refuses what was sent"
     else:
         fix = f"see whether {_SECTION}.host answers; say it again, what was done already is found"
+        return UnreachableError(_said(error), where=where(place), fix=fix)
     return PlatformError(_said(error), where=where(place), fix=fix)
 
 

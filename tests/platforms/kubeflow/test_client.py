@@ -14,7 +14,6 @@ from rekindle.ir.read import read
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.client import (
-    cancel,
     lowered,
     outline,
     run_name,
@@ -22,7 +21,6 @@ from rekindle.platforms.kubeflow.client import (
     schedule_list,
     schedule_pause,
     schedule_set,
-    status,
     submit,
 )
 from rekindle.platforms.kubeflow.compile import compile
@@ -139,16 +137,6 @@ def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
     nowhere = KubeflowSpec(host="http://127.0.0.1:9")
     with pytest.raises(PlatformError, match="host answers; say it again"):
         submit(definition(), nowhere, mark("a"))
-
-
-def test_a_run_is_looked_at_and_terminated_as_often_as_one_likes(server: Served) -> None:
-    api, place = server
-    placed = submit(definition(), place, mark("a"))
-    assert status(place, placed.id) == "RUNNING"
-    api.faults = [Fault("POST runs:terminate", 0, after=True)]
-    assert [cancel(place, placed.id) for _ in range(2)] == ["CANCELED", "CANCELED"]
-    with pytest.raises(PlatformError, match="what is there"):
-        status(place, "nothing")
 
 
 def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(server: Served) -> None:
