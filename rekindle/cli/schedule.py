@@ -4,9 +4,10 @@ itself."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,15 @@ from rekindle.errors import RequestError
 if TYPE_CHECKING:
     from rekindle.platforms.submission import Schedule
     from rekindle.spec.model import Spec
+
+# each has `set_(definition, place, schedule, name)`, `list_(place)`, `pause(place, name)` and
+# `delete(place, name)`
+SCHEDULES = {
+    "azureml": "rekindle.platforms.azureml.schedule",
+    "kubeflow": "rekindle.platforms.kubeflow.schedule",
+    "sagemaker": "rekindle.platforms.sagemaker.schedule",
+    "vertex": "rekindle.platforms.vertex.schedule",
+}
 
 
 @click.group("schedule")
@@ -46,7 +56,7 @@ def set_(
     show(client.outline(definition, place, ""), f"the schedule of {spec.name}")
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
     return _told(
-        platform, [client.schedule_set(definition, place, spec.schedule, spec.name)], as_json
+        platform, [_of(platform).set_(definition, place, spec.schedule, spec.name)], as_json
     )
 
 
@@ -59,8 +69,8 @@ def list_(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """List the schedules that rekindle set where CONFIG runs, with those of other configs."""
-    client, spec = client_of(platform), _spec(config, overrides)
-    found = client.schedule_list(getattr(spec.platforms, platform))
+    spec = _spec(config, overrides)
+    found = _of(platform).list_(getattr(spec.platforms, platform))
     return _told(platform, list(found), as_json)
 
 
@@ -73,8 +83,8 @@ def pause(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """Start CONFIG no longer, until `schedule set`."""
-    client, spec = client_of(platform), _spec(config, overrides)
-    paused = client.schedule_pause(getattr(spec.platforms, platform), spec.name)
+    spec = _spec(config, overrides)
+    paused = _of(platform).pause(getattr(spec.platforms, platform), spec.name)
     return _told(platform, [paused], as_json)
 
 
@@ -87,13 +97,18 @@ def delete(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """Take the schedule of CONFIG away; runs that it started go on."""
-    client, spec = client_of(platform), _spec(config, overrides)
-    deleted = client.schedule_delete(getattr(spec.platforms, platform), spec.name)
+    spec = _spec(config, overrides)
+    deleted = _of(platform).delete(getattr(spec.platforms, platform), spec.name)
     if as_json:
         print(json.dumps({"schema_version": 1, "platform": platform, "deleted": deleted}))
     else:
         click.echo("deleted" if deleted else "there was none")
     return 0
+
+
+def _of(platform: str) -> Any:
+    """The module that knows the platform's schedules."""
+    return importlib.import_module(SCHEDULES[platform])
 
 
 def _spec(config: Path, overrides: tuple[str, ...]) -> Spec:

@@ -1,18 +1,82 @@
-"""A schedule as Azure ML has it: its name, its expression and its time zone.
+"""Schedules of a workspace of Azure ML: how one is written there, and how it is set, listed, paused
+and taken away.
 
-Pure. Azure runs cron in a time zone of Windows' and ignores days of the month and months, so those
-are refused. Authority: azure-ai-ml 1.35 (schemas), learn.microsoft.com/azure/machine-learning/
+Azure runs cron in a time zone of Windows' and ignores days of the month and months, so those are
+refused. Authority: azure-ai-ml 1.35 (schemas), learn.microsoft.com/azure/machine-learning/
 how-to-schedule-pipeline-job."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from rekindle.catalog.zones import azure_zone
 from rekindle.errors import Problem, UnsupportedError
+from rekindle.platforms.azureml.client import connected, of_the_workspace, written
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Schedule
+from rekindle.spec.places import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
+
+_LONGEST_SECONDS = 600  # that a schedule may take until it is there
+
+
+def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str) -> Schedule:
+    """The schedule of the config `name`, made or changed to this; UnsupportedError with what Azure
+    would not heed."""
+    expression, zone = lowered(schedule)
+    with connected(place) as client, tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
+        from azure.ai.ml import load_job
+        from azure.ai.ml.entities import CronTrigger, JobSchedule
+
+        made = client.schedules.begin_create_or_update(
+            JobSchedule(
+                name=schedule_id(name),
+                display_name=name,
+                tags={"rekindle": "true", **place.tags},
+                trigger=CronTrigger(expression=expression, time_zone=zone),
+                create_job=load_job(str(written(definition, Path(folder)))),
+            )
+        )
+        return _schedule(made.result(timeout=_LONGEST_SECONDS))
+
+
+def list_(place: AzureMLSpec) -> tuple[Schedule, ...]:
+    """Schedules that were set here, those that pause too, by name."""
+    with connected(place) as client:
+        from azure.ai.ml.constants import ListViewType
+
+        found = list(client.schedules.list(list_view_type=ListViewType.ALL))
+    ours = [one for one in found if (one.tags or {}).get("rekindle") == "true"]
+    return tuple(sorted(map(_schedule, ours), key=lambda one: one.id))
+
+
+def pause(place: AzureMLSpec, name: str) -> Schedule:
+    """The schedule of the config `name`, which starts nothing until it is set again."""
+    with connected(place) as client:
+        paused = client.schedules.begin_disable(schedule_id(name))
+        return _schedule(paused.result(timeout=_LONGEST_SECONDS))
+
+
+def delete(place: AzureMLSpec, name: str) -> bool:
+    """Whether there was one to take away. Azure deletes only those that pause."""
+    with connected(place) as client:
+        from azure.core.exceptions import ResourceNotFoundError
+
+        try:
+            found = client.schedules.get(schedule_id(name))
+        except ResourceNotFoundError as error:
+            if of_the_workspace(error):
+                raise
+            return False
+        if found._is_enabled:
+            client.schedules.begin_disable(found.name).result(timeout=_LONGEST_SECONDS)
+        client.schedules.begin_delete(found.name).result(timeout=_LONGEST_SECONDS)
+        return True
 
 
 def schedule_id(name: str) -> str:
@@ -46,3 +110,9 @@ def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
             "more often than it says", "schedule.cron",
             "write `*` for both, and name days of the week: 0 3 * * 1",
         )  # fmt: skip
+
+
+def _schedule(found: Any) -> Schedule:
+    trigger = found.trigger
+    zone = str(getattr(trigger.time_zone, "value", trigger.time_zone))
+    return Schedule(found.name, trigger.expression, zone, bool(found._is_enabled))

@@ -6,12 +6,7 @@ import pytest
 
 from rekindle.catalog.zones import azure_zone
 from rekindle.errors import PlatformError, UnsupportedError
-from rekindle.platforms.azureml.client import (
-    schedule_delete,
-    schedule_list,
-    schedule_pause,
-    schedule_set,
-)
+from rekindle.platforms.azureml import schedule
 from rekindle.platforms.azureml.schedule import lowered, schedule_id
 from rekindle.platforms.submission import Schedule
 from rekindle.spec.schedule import ScheduleSpec
@@ -37,35 +32,35 @@ def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(
     service: Workspace,
 ) -> None:
     expected = Schedule("digits", "0 3 * * mon", "W. Europe Standard Time", enabled=True)
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
+    assert schedule.set_(definition(), PLACE, MONDAYS, "digits") == expected
     service.faults = [Fault("PUT schedules", 503), Fault("PUT schedules", 0, after=True)]
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
+    assert schedule.set_(definition(), PLACE, MONDAYS, "digits") == expected
     hourly = ScheduleSpec(cron="0 * * * *")
-    changed = schedule_set(definition(4), PLACE, hourly, "digits")
+    changed = schedule.set_(definition(4), PLACE, hourly, "digits")
     assert changed == Schedule("digits", "0 * * * *", "UTC", enabled=True)
-    assert schedule_list(PLACE) == (changed,)
+    assert schedule.list_(PLACE) == (changed,)
     (kept,) = service.schedules.values()
     assert kept["properties"]["trigger"]["timeZone"] == "UTC"
     assert kept["properties"]["tags"] == {"rekindle": "true"}
     job = kept["properties"]["action"]["jobDefinition"]
     assert job["inputs"]["n"]["value"] == "4"
     assert service.jobs == {}, "setting a schedule starts nothing"
-    schedule_set(definition(), PLACE, MONDAYS, "letters")
-    assert [one.id for one in schedule_list(PLACE)] == ["digits", "letters"]
+    schedule.set_(definition(), PLACE, MONDAYS, "letters")
+    assert [one.id for one in schedule.list_(PLACE)] == ["digits", "letters"]
 
 
 def test_a_schedule_pauses_goes_on_and_goes_away_as_often_as_one_says_so(
     service: Workspace,
 ) -> None:
-    schedule_set(definition(), PLACE, MONDAYS, "digits")
+    schedule.set_(definition(), PLACE, MONDAYS, "digits")
     for _ in range(2):
-        assert schedule_pause(PLACE, "digits").enabled is False
-    assert schedule_list(PLACE)[0].enabled is False
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits").enabled is True
-    assert [schedule_delete(PLACE, "digits") for _ in range(2)] == [True, False]
-    assert (service.schedules, schedule_list(PLACE)) == ({}, ())
+        assert schedule.pause(PLACE, "digits").enabled is False
+    assert schedule.list_(PLACE)[0].enabled is False
+    assert schedule.set_(definition(), PLACE, MONDAYS, "digits").enabled is True
+    assert [schedule.delete(PLACE, "digits") for _ in range(2)] == [True, False]
+    assert (service.schedules, schedule.list_(PLACE)) == ({}, ())
     with pytest.raises(PlatformError, match="there is no schedule digits"):
-        schedule_pause(PLACE, "digits")
+        schedule.pause(PLACE, "digits")
 
 
 def test_what_azure_would_not_heed_is_refused() -> None:

@@ -12,16 +12,11 @@ from rekindle.errors import PlatformError, SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.kubeflow import client
+from rekindle.platforms.kubeflow import client, schedule
 from rekindle.platforms.kubeflow.client import (
     cancel,
-    lowered,
     outline,
     run_name,
-    schedule_delete,
-    schedule_list,
-    schedule_pause,
-    schedule_set,
     status,
     submit,
 )
@@ -154,39 +149,39 @@ def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(server: 
     api, place = server
     expected = Schedule("digits", "0 3 * * mon", "UTC", enabled=True)
     api.faults = [Fault("POST recurringruns", 0, after=True)]
-    assert schedule_set(definition(), place, MONDAYS, "digits") == expected
-    assert schedule_set(definition(), place, MONDAYS, "digits") == expected
+    assert schedule.set_(definition(), place, MONDAYS, "digits") == expected
+    assert schedule.set_(definition(), place, MONDAYS, "digits") == expected
     assert api.calls["POST recurringruns"] == len(api.recurring) == 1
-    changed = schedule_set(definition("b"), place, ScheduleSpec(cron="0 * * * *"), "digits")
-    assert schedule_list(place) == (changed,)
+    changed = schedule.set_(definition("b"), place, ScheduleSpec(cron="0 * * * *"), "digits")
+    assert schedule.list_(place) == (changed,)
     (kept,) = api.recurring.values()
     assert kept["trigger"]["cron_schedule"]["cron"] == "0 0 * * * *", "seconds come first"
     assert (kept["no_catchup"], kept["max_concurrency"]) == (True, 1)
     assert api.runs == {}, "setting a schedule starts nothing"
     for name in ("letters", "reviews"):
-        schedule_set(definition(), place, MONDAYS, name)
-    assert [one.id for one in schedule_list(place)] == ["digits", "letters", "reviews"]
+        schedule.set_(definition(), place, MONDAYS, name)
+    assert [one.id for one in schedule.list_(place)] == ["digits", "letters", "reviews"]
     assert api.refused == []
 
 
 def test_a_schedule_pauses_goes_on_and_goes_away_as_often_as_one_says_so(server: Served) -> None:
     _, place = server
-    schedule_set(definition(), place, MONDAYS, "digits")
+    schedule.set_(definition(), place, MONDAYS, "digits")
     for _ in range(2):
-        assert schedule_pause(place, "digits").enabled is False
-    assert schedule_list(place)[0].enabled is False
-    assert schedule_set(definition(), place, MONDAYS, "digits").enabled is True
-    assert [schedule_delete(place, "digits") for _ in range(2)] == [True, False]
-    assert schedule_list(place) == ()
+        assert schedule.pause(place, "digits").enabled is False
+    assert schedule.list_(place)[0].enabled is False
+    assert schedule.set_(definition(), place, MONDAYS, "digits").enabled is True
+    assert [schedule.delete(place, "digits") for _ in range(2)] == [True, False]
+    assert schedule.list_(place) == ()
     with pytest.raises(PlatformError, match="there is no schedule `digits`"):
-        schedule_pause(place, "digits")
+        schedule.pause(place, "digits")
 
 
 def test_another_clock_than_the_clusters_is_refused() -> None:
     berlin = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")
     with pytest.raises(UnsupportedError, match="follow the clock of UTC"):
-        lowered(berlin, KubeflowSpec())
-    assert lowered(berlin, KubeflowSpec(timezone="Europe/Berlin")) == "0 0 3 * * mon"
+        schedule.lowered(berlin, KubeflowSpec())
+    assert schedule.lowered(berlin, KubeflowSpec(timezone="Europe/Berlin")) == "0 0 3 * * mon"
 
 
 def test_what_will_be_made_is_said_before() -> None:

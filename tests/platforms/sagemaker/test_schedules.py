@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, UnsupportedError
-from rekindle.platforms.sagemaker.client import (
-    schedule_delete,
-    schedule_list,
-    schedule_pause,
-    schedule_set,
-)
+from rekindle.platforms.sagemaker import schedule
 from rekindle.platforms.sagemaker.schedule import lowered, schedule_id
 from rekindle.platforms.submission import Schedule
 from rekindle.spec.schedule import ScheduleSpec
@@ -63,36 +58,36 @@ def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(
     account: Account, scheduler: Any
 ) -> None:
     expected = Schedule("digits", "0 3 * * mon", "Europe/Berlin", enabled=True)
-    assert schedule_list(PLACE) == ()
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
+    assert schedule.list_(PLACE) == ()
+    assert schedule.set_(definition(), PLACE, MONDAYS, "digits") == expected
+    assert schedule.set_(definition(), PLACE, MONDAYS, "digits") == expected
     ((name, versions),) = account.pipelines.items()
     assert (name, len(versions)) == ("two-steps-scheduled", 1)
     hourly = ScheduleSpec(cron="0 * * * *")
-    changed = schedule_set(definition(4), PLACE, hourly, "digits")
-    assert schedule_list(PLACE) == (changed,)
+    changed = schedule.set_(definition(4), PLACE, hourly, "digits")
+    assert schedule.list_(PLACE) == (changed,)
     assert len(versions) == 2, "what it starts is the newest"
     kept = scheduler.get_schedule(Name="digits", GroupName="rekindle")
     assert kept["ScheduleExpression"] == "cron(0 * * * ? *)"
     assert kept["Target"]["Arn"].endswith(":pipeline/two-steps-scheduled")
     assert kept["Target"]["RoleArn"] == PLACE.role_arn
     assert account.runs == {}, "setting a schedule starts nothing"
-    schedule_set(definition(), PLACE, MONDAYS, "letters")
-    assert [one.id for one in schedule_list(PLACE)] == ["digits", "letters"]
+    schedule.set_(definition(), PLACE, MONDAYS, "letters")
+    assert [one.id for one in schedule.list_(PLACE)] == ["digits", "letters"]
 
 
 def test_a_schedule_pauses_goes_on_and_goes_away_as_often_as_one_says_so(
     account: Account, scheduler: Any
 ) -> None:
-    schedule_set(definition(), PLACE, MONDAYS, "digits")
+    schedule.set_(definition(), PLACE, MONDAYS, "digits")
     for _ in range(2):
-        assert schedule_pause(PLACE, "digits").enabled is False
-    assert schedule_list(PLACE)[0].enabled is False
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits").enabled is True
-    assert [schedule_delete(PLACE, "digits") for _ in range(2)] == [True, False]
-    assert schedule_list(PLACE) == ()
+        assert schedule.pause(PLACE, "digits").enabled is False
+    assert schedule.list_(PLACE)[0].enabled is False
+    assert schedule.set_(definition(), PLACE, MONDAYS, "digits").enabled is True
+    assert [schedule.delete(PLACE, "digits") for _ in range(2)] == [True, False]
+    assert schedule.list_(PLACE) == ()
     with pytest.raises(PlatformError, match="see what there is"):
-        schedule_pause(PLACE, "digits")
+        schedule.pause(PLACE, "digits")
 
 
 def test_names_that_differ_stay_different() -> None:
