@@ -4,8 +4,10 @@ itself."""
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +15,18 @@ import click
 
 from rekindle.cli.options import config, overrides, shared
 from rekindle.cli.submit import agree, client_of, platform, ready, show, yes
-from rekindle.errors import RequestError
+from rekindle.errors import Problem, RequestError
 
 if TYPE_CHECKING:
-    from rekindle.platforms.submission import Schedule
+    from rekindle.platforms.definition import Definition
+    from rekindle.platforms.submission import Lowered, Schedule
     from rekindle.spec.model import Spec
+    from rekindle.spec.schedule import ScheduleSpec
 
-# each has `set_(definition, place, schedule, name)`, `list_(place)`, `pause(place, name)` and
-# `delete(place, name)`
+_SHOWN = 3  # of the next starts
+
+# each has `lowered(schedule, place)`, `set_(definition, place, schedule, name)`, `list_(place)`,
+# `pause(place, name)` and `delete(place, name)`
 SCHEDULES = {
     "azureml": "rekindle.platforms.azureml.schedule",
     "kubeflow": "rekindle.platforms.kubeflow.schedule",
@@ -51,9 +57,11 @@ def set_(
             "the config has no schedule", where="schedule",
             fix="add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}",
         )  # fmt: skip
-    definition = ready(client, platform, spec)
+    definition, there = _ready(client, platform, spec)
     place = getattr(spec.platforms, platform)
     show(client.outline(definition, place, ""), f"the schedule of {spec.name}")
+    for line in _said(spec.schedule, there):
+        click.echo(line, err=True)
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
     return _told(
         platform, [_of(platform).set_(definition, place, spec.schedule, spec.name)], as_json
@@ -104,6 +112,34 @@ def delete(
     else:
         click.echo("deleted" if deleted else "there was none")
     return 0
+
+
+def _ready(client: Any, platform: str, spec: Spec) -> tuple[Definition, Lowered]:
+    """What is sent; RequestError with everything that is wrong with the job and its schedule."""
+    problems, there = list[Problem](), None
+    try:
+        there = _of(platform).lowered(spec.schedule, getattr(spec.platforms, platform))
+    except RequestError as error:
+        problems += error.problems
+    try:
+        definition = ready(client, platform, spec)
+    except RequestError as error:
+        problems += error.problems
+    if problems:
+        raise RequestError(problems)
+    assert there is not None
+    return definition, there
+
+
+def _said(schedule: ScheduleSpec, there: Lowered) -> Iterator[str]:
+    """What the platform will do by itself, for whoever decides."""
+    from rekindle.spec.cron import starts
+
+    now = datetime.datetime.now(datetime.UTC)
+    for number, moment in enumerate(starts(schedule.cron, schedule.timezone, now, _SHOWN)):
+        yield f"  {'starts' if number == 0 else '':<9}{moment}"
+    yield f"  overlap  a start that falls due while a run goes on {there.overlap}"
+    yield f"  missed   starts that were missed are {there.missed}"
 
 
 def _of(platform: str) -> Any:

@@ -98,7 +98,7 @@ class Server:
             "POST recurringruns": lambda: self.create_recurring(body),
             "POST recurringruns:enable": lambda: self.switch(id, "ENABLED"),
             "POST recurringruns:disable": lambda: self.switch(id, "DISABLED"),
-            "DELETE recurringruns": lambda: _known(self.recurring, id) and self.delete(id),
+            "DELETE recurringruns": lambda: _known(self.recurring, id) and self.delete(id, query),
         }
         if name not in calls:
             raise Refused(404, f"nobody answers {name} {id}")
@@ -133,9 +133,23 @@ class Server:
         _known(self.recurring, id)["status"] = status
         return {}
 
-    def delete(self, id: str) -> Any:
+    def delete(self, id: str, query: dict[str, str]) -> Any:
+        """Runs that it started are its children, and go with it unless they are let go."""
+        if query.keys() - {"propagation_policy"}:
+            raise Refused(400, f"unknown {query}")
         del self.recurring[id]
+        if query.get("propagation_policy") != "ORPHAN":
+            started = [r for r, run in self.runs.items() if run.get("recurring_run_id") == id]
+            for run in started:
+                del self.runs[run]
         return {}
+
+    def start(self, id: str) -> str:
+        """What the controller does when a recurring run falls due; the run's id."""
+        body = {"display_name": "due", "recurring_run_id": id, "experiment_id": "any"}
+        return str(
+            self.keep(self.runs, "run_id", "V2beta1Run", body, {"state": "RUNNING"})["run_id"]
+        )
 
     def check(self, body: dict[str, Any]) -> None:
         if body["experiment_id"] not in self.experiments:

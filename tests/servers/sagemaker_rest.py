@@ -78,7 +78,7 @@ class Account:
             "DescribePipeline": self.describe, "ListPipelineVersions": self.versions,
             "StartPipelineExecution": self.start, "ListPipelineExecutions": self.list,
             "DescribePipelineExecution": self.describe_run, "StopPipelineExecution": self.stop,
-            "ListPipelineExecutionSteps": self.list_steps,
+            "ListPipelineExecutionSteps": self.list_steps, "DeletePipeline": self.delete,
         }  # fmt: skip
 
     def answer(self, call: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -131,6 +131,15 @@ class Account:
         kept = ("PipelineDefinition", "RoleArn")
         arn = {"PipelineName": PipelineName, "PipelineArn": _arn(PipelineName)}
         return {**arn, **{name: found[name] for name in kept}}
+
+    def delete(self, PipelineName: str, ClientRequestToken: str) -> dict[str, Any]:
+        self.pipeline(PipelineName)
+        if any(
+            run.status == "Executing" for run in self.runs.values() if run.pipeline == PipelineName
+        ):
+            raise Refused("ConflictException", f"{PipelineName} has runs that go on")
+        del self.pipelines[PipelineName]
+        return {"PipelineArn": _arn(PipelineName)}
 
     def versions(self, PipelineName: str, SortOrder: str, MaxResults: int) -> dict[str, Any]:
         count = len(self.pipeline(PipelineName))

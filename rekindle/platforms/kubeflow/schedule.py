@@ -1,17 +1,25 @@
 """Schedules of Kubeflow Pipelines, which are recurring runs: how one is written there, and how it
 is set, listed, paused and taken away.
 
-A recurring run cannot be changed: another takes its place, and it goes away when that is there. Its
-cron has seconds, and the clock of the controller (platforms.kubeflow.timezone).
+A recurring run cannot be changed: another takes its place, and the older goes away when that is
+there; of several of one name, left by whatever was cut off, the newest stays. Its cron begins with
+seconds, and follows the clock of the controller (platforms.kubeflow.timezone). The controller
+starts what fell due as soon as it may: after the run before it, after it was down, and after a
+pause. So one that paused is set anew, unless starts are to be made up for. Runs go on when what
+started them is taken away (API servers before 2.16 stop them).
 
-Authority: kfp 2.17's client. No cluster has run it."""
+Authority: kfp 2.17's client; kubeflow/pipelines, backend/src/crd/controller/scheduledworkflow/util/
+{scheduled_workflow,cron_schedule}.go. No cluster has run it."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
-from rekindle.errors import PlatformError, UnsupportedError
+from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.client import (
     Server,
     connected,
@@ -20,63 +28,93 @@ from rekindle.platforms.kubeflow.client import (
     where,
     written,
 )
-from rekindle.platforms.submission import Schedule, digest_of
+from rekindle.platforms.submission import Lowered, Schedule, digest_of
+from rekindle.spec import cron
 from rekindle.spec.places import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 _MARK = "rekindle"  # begins the description of what is ours
 _SECTION = "platforms.kubeflow"
+_MOST = 10  # runs at once that the controller allows (maxMaxConcurrency)
+_TURNS = 3
+
+
+def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
+    """The schedule as the cluster has it: `0 3 * * mon` is ``0 0 3 * * 1``, since the service reads
+    five fields as if they began with seconds. UnsupportedError for what it cannot do."""
+    if problems := list(_problems(schedule, place)):
+        raise UnsupportedError(problems)
+    if schedule.overlap == "parallel":
+        overlap = f"begins beside the run, up to {_MOST} at once"
+    else:
+        several = "all, one after the other" if schedule.catch_up else "the last"
+        overlap = f"waits until the run has ended; of several that wait, {several}"
+    if schedule.catch_up:
+        missed = "made up for, one after the other, after a pause too"
+    else:
+        missed = "left out after a pause; of those while the cluster was down the last is made up"
+    return Lowered(f"0 {cron.written(schedule.cron)}", place.timezone, overlap, missed)
 
 
 def set_(
     definition: Definition, place: KubeflowSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
-    """The recurring run of the config `name`: the one that is there if it is this, else a new one
-    in place of those that were."""
-    cron = lowered(schedule, place)
-    described = f"{_MARK} {digest_of(definition.files, cron)} {schedule.cron}"
+    """The recurring run of the config `name`: the newest if it is this, else a new one in place of
+    those that were."""
+    there = lowered(schedule, place)
+    parallel, catch_up = schedule.overlap == "parallel", schedule.catch_up
+    policy = f"{there.expression} {'parallel' if parallel else 'queue'} {catch_up}"
+    described = f"{_MARK} {digest_of(definition.files, policy)} {schedule.cron}"
     with connected(place) as server, written(definition) as file:
-        kfp = server.kfp
         experiment = experiment_of(server, definition)
 
         def same() -> Any:
-            listed = _recurring(server, name)
-            return next((one for one in listed if one.description == described), None)
+            newest = next(reversed(_recurring(server, name)), None)
+            if newest is None or newest.description != described:
+                return None
+            return newest if catch_up or str(newest.status) == "ENABLED" else None
 
-        made = server.call(same) or server.created(
-            lambda: kfp.create_recurring_run(
-                experiment, name, described, cron_expression=cron, max_concurrency=1,
-                no_catchup=True, pipeline_package_path=str(file),
-                service_account=place.service_account,
-            ),
-            same,
-        )  # fmt: skip
-        if str(made.status) == "DISABLED":
-            server.call(kfp.enable_recurring_run, made.recurring_run_id)
-        for other in server.call(_recurring, server, name):
-            if other.recurring_run_id != made.recurring_run_id:
-                _deleted(server, other)
-        return _shown(server.call(kfp.get_recurring_run, made.recurring_run_id), place)
+        for _ in range(_TURNS):
+            made = server.call(same) or server.created(
+                lambda: server.kfp.create_recurring_run(
+                    experiment, name, described, cron_expression=there.expression,
+                    max_concurrency=_MOST if parallel else 1, no_catchup=not catch_up,
+                    pipeline_package_path=str(file), service_account=place.service_account,
+                ),
+                same,
+            )  # fmt: skip
+            if str(made.status) == "DISABLED":
+                server.call(server.kfp.enable_recurring_run, made.recurring_run_id)
+            kept = _settled(server, name)
+            if kept is not None and kept.description == described:
+                now = server.call(server.kfp.get_recurring_run, kept.recurring_run_id)
+                return _shown(now, place)
+            time.sleep(client.FIRST_PAUSE_SECONDS)  # two of one second: the next one is newer
+    raise PlatformError(
+        f"somebody else sets the schedule `{name}` at this moment", where=where(place),
+        fix="see whose it is, rekindle schedule list, and say it again",
+    )  # fmt: skip
 
 
 def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
-    """Recurring runs that were set here, those that pause too, by name."""
+    """Recurring runs that were set here, those that pause too, by name; an older one of the same
+    name, which a `set` that was cut off has left, is taken away."""
     with connected(place) as server:
-        found = server.call(_recurring, server)
-        return tuple(sorted((_shown(one, place) for one in found), key=lambda one: one.id))
+        names = {one.display_name for one in server.call(_recurring, server)}
+        found = [kept for name in sorted(names) if (kept := _settled(server, name)) is not None]
+        return tuple(_shown(one, place) for one in found)
 
 
 def pause(place: KubeflowSpec, name: str) -> Schedule:
     """The recurring run of the config `name`, which starts nothing until it is set again."""
     with connected(place) as server:
-        found = server.call(_recurring, server, name)
-        if not found:
+        kept = _settled(server, name)
+        if kept is None:
             raise PlatformError(
                 f"there is no schedule `{name}`", where=where(place), fix="rekindle schedule list"
             )
-        for one in found:
-            server.call(server.kfp.disable_recurring_run, one.recurring_run_id)
-        return _shown(server.call(server.kfp.get_recurring_run, found[0].recurring_run_id), place)
+        server.call(server.kfp.disable_recurring_run, kept.recurring_run_id)
+        return _shown(server.call(server.kfp.get_recurring_run, kept.recurring_run_id), place)
 
 
 def delete(place: KubeflowSpec, name: str) -> bool:
@@ -88,17 +126,27 @@ def delete(place: KubeflowSpec, name: str) -> bool:
         return bool(found)
 
 
-def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> str:
-    """The expression: `0 3 * * 1` is ``0 0 3 * * 1``, since the service reads five fields as if
-    they began with seconds. UnsupportedError for another time zone than the controller's."""
+def _problems(schedule: ScheduleSpec, place: KubeflowSpec) -> Iterator[Problem]:
     if schedule.timezone != place.timezone:
-        raise UnsupportedError(
+        yield Problem(
             f"the cluster's schedules follow the clock of {place.timezone}, not of "
-            f"{schedule.timezone}", where="schedule.timezone",
-            fix="write the line for that clock, or, where CRON_SCHEDULE_TIMEZONE of the controller "
+            f"{schedule.timezone}", "schedule.timezone",
+            "write the line for that clock, or, where CRON_SCHEDULE_TIMEZONE of the controller "
             f"says otherwise, set {_SECTION}.timezone",
         )  # fmt: skip
-    return f"0 {' '.join(schedule.cron.split())}"
+    if schedule.overlap == "skip":
+        yield Problem(
+            "Kubeflow starts what fell due as soon as the run before it has ended, and skips no "
+            "start for it", "schedule.overlap", "write schedule.overlap: queue, or leave it out",
+        )  # fmt: skip
+
+
+def _settled(server: Server, name: str) -> Any:
+    """The newest of that name, or None. The others go: whoever looks keeps the same one."""
+    found = server.call(_recurring, server, name)
+    for older in found[:-1]:
+        _deleted(server, older)
+    return found[-1] if found else None
 
 
 def _recurring(server: Server, name: str = "") -> list[Any]:
@@ -113,14 +161,20 @@ def _recurring(server: Server, name: str = "") -> list[Any]:
         page_token = listed.next_page_token
         if not page_token:
             break
-    return [one for one in found if (one.description or "").startswith(f"{_MARK} ")]
+    ours = [one for one in found if (one.description or "").startswith(f"{_MARK} ")]
+    return sorted(ours, key=lambda one: (one.created_at, one.recurring_run_id))
 
 
 def _deleted(server: Server, one: Any) -> None:
+    """Without `ORPHAN`, which the client has no word for, the runs that it started, its children,
+    would be taken away in the middle of their work (kubeflow/pipelines#12573)."""
     from kfp_server_api import ApiException
 
     try:
-        server.call(server.kfp.delete_recurring_run, one.recurring_run_id)
+        server.call(
+            server.kfp._recurring_run_api.recurring_run_service_delete_recurring_run,
+            one.recurring_run_id, propagation_policy="ORPHAN",
+        )  # fmt: skip
     except ApiException as error:
         if error.status != 404:  # somebody else took it away
             raise

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.errors import PlatformError, SpecError, UnsupportedError
+from rekindle.errors import PlatformError, SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.kubeflow import client, schedule
+from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.client import (
     cancel,
     outline,
@@ -21,13 +21,11 @@ from rekindle.platforms.kubeflow.client import (
     submit,
 )
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.platforms.submission import Planned, Schedule
+from rekindle.platforms.submission import Planned
 from rekindle.spec.places import KubeflowSpec
-from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.local.runs import module
 from tests.servers.kfp_rest import TOKEN, Fault, Server, serving
 
-MONDAYS = ScheduleSpec(cron="0 3 * * mon")
 IMAGE = "registry.example.com/train@sha256:" + "0" * 64
 
 
@@ -143,45 +141,6 @@ def test_a_run_is_looked_at_and_terminated_as_often_as_one_likes(server: Served)
     assert [cancel(place, placed.id) for _ in range(2)] == ["CANCELED", "CANCELED"]
     with pytest.raises(PlatformError, match="what is there"):
         status(place, "nothing")
-
-
-def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(server: Served) -> None:
-    api, place = server
-    expected = Schedule("digits", "0 3 * * mon", "UTC", enabled=True)
-    api.faults = [Fault("POST recurringruns", 0, after=True)]
-    assert schedule.set_(definition(), place, MONDAYS, "digits") == expected
-    assert schedule.set_(definition(), place, MONDAYS, "digits") == expected
-    assert api.calls["POST recurringruns"] == len(api.recurring) == 1
-    changed = schedule.set_(definition("b"), place, ScheduleSpec(cron="0 * * * *"), "digits")
-    assert schedule.list_(place) == (changed,)
-    (kept,) = api.recurring.values()
-    assert kept["trigger"]["cron_schedule"]["cron"] == "0 0 * * * *", "seconds come first"
-    assert (kept["no_catchup"], kept["max_concurrency"]) == (True, 1)
-    assert api.runs == {}, "setting a schedule starts nothing"
-    for name in ("letters", "reviews"):
-        schedule.set_(definition(), place, MONDAYS, name)
-    assert [one.id for one in schedule.list_(place)] == ["digits", "letters", "reviews"]
-    assert api.refused == []
-
-
-def test_a_schedule_pauses_goes_on_and_goes_away_as_often_as_one_says_so(server: Served) -> None:
-    _, place = server
-    schedule.set_(definition(), place, MONDAYS, "digits")
-    for _ in range(2):
-        assert schedule.pause(place, "digits").enabled is False
-    assert schedule.list_(place)[0].enabled is False
-    assert schedule.set_(definition(), place, MONDAYS, "digits").enabled is True
-    assert [schedule.delete(place, "digits") for _ in range(2)] == [True, False]
-    assert schedule.list_(place) == ()
-    with pytest.raises(PlatformError, match="there is no schedule `digits`"):
-        schedule.pause(place, "digits")
-
-
-def test_another_clock_than_the_clusters_is_refused() -> None:
-    berlin = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")
-    with pytest.raises(UnsupportedError, match="follow the clock of UTC"):
-        schedule.lowered(berlin, KubeflowSpec())
-    assert schedule.lowered(berlin, KubeflowSpec(timezone="Europe/Berlin")) == "0 0 3 * * mon"
 
 
 def test_what_will_be_made_is_said_before() -> None:
