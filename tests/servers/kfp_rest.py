@@ -178,6 +178,7 @@ def serving(server: Server) -> Iterator[str]:
     """The URL of what answers."""
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.1"
 
         def any(self) -> None:

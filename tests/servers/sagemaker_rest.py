@@ -230,6 +230,7 @@ def serving(account: Account) -> Iterator[str]:
     """The URL of a server that answers for the account."""
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
