@@ -52,6 +52,7 @@ class Server:
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
         self.recurring: dict[str, dict[str, Any]] = {}
+        self.in_seconds = False  # whether its clock has whole seconds only, as KFP's has
         self.faults: list[Fault] = []
         self.refused: list[str] = []
         self.calls: collections.Counter[str] = collections.Counter()
@@ -168,8 +169,9 @@ class Server:
             raise Refused(400, f"unknown fields {sorted(unknown)}")
         if not body.get("display_name"):
             raise Refused(400, "display_name is required")
-        name, now = str(uuid.uuid4()), datetime.datetime.now(datetime.UTC).isoformat()
-        where[name] = {**body, id: name, "created_at": now, **more}
+        name, now = str(uuid.uuid4()), datetime.datetime.now(datetime.UTC)
+        now = now.replace(microsecond=0) if self.in_seconds else now
+        where[name] = {**body, id: name, "created_at": now.isoformat(), **more}
         return where[name]
 
 

@@ -60,7 +60,7 @@ def set_(
     definition: Definition, place: KubeflowSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
     """The recurring run of the config `name`: the newest if it is this, else a new one in place of
-    those that were."""
+    those that were; somebody else's, who set it a moment later."""
     there = lowered(schedule, place)
     parallel, catch_up = schedule.overlap == "parallel", schedule.catch_up
     policy = f"{there.expression} {'parallel' if parallel else 'queue'} {catch_up}"
@@ -86,9 +86,9 @@ def set_(
             if str(made.status) == "DISABLED":
                 server.call(server.kfp.enable_recurring_run, made.recurring_run_id)
             kept = _settled(server, name)
-            if kept is not None and kept.description == described:
-                now = server.call(server.kfp.get_recurring_run, kept.recurring_run_id)
-                return _shown(now, place)
+            ours = kept is not None and kept.description == described
+            if kept is not None and (ours or kept.created_at > made.created_at):
+                return _shown(kept, place)
             time.sleep(client.FIRST_PAUSE_SECONDS)  # two of one second: the next one is newer
     raise PlatformError(
         f"somebody else sets the schedule `{name}` at this moment", where=where(place),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, UnsupportedError
-from rekindle.platforms.kubeflow import schedule
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.kubeflow import client, schedule
 from rekindle.spec.places import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.kubeflow.test_client import Served, definition
@@ -83,15 +84,29 @@ def test_a_pause_is_made_up_for_only_if_one_says_so(server: Served) -> None:
 
 def test_two_that_set_at_once_leave_one(server: Served) -> None:
     api, place = server
+    both = definition("x"), definition("y")
 
-    def say(word: str) -> bool:
-        return schedule.set_(definition(word), place, MONDAYS, "digits").enabled
+    def say(made: Definition) -> bool:
+        return schedule.set_(made, place, MONDAYS, "digits").enabled
 
     for _ in range(3):
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            list(pool.map(say, "xy"))
+            list(pool.map(say, both))
         assert len(api.recurring) == 1
         schedule.delete(place, "digits")
+
+
+def test_what_is_set_twice_in_a_second_is_what_was_set_last(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, place = server
+    api.in_seconds = True
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.5)
+    for word in "abc":
+        schedule.set_(definition(word), place, MONDAYS, "digits")
+        (kept,) = api.recurring
+        assert schedule.set_(definition(word), place, MONDAYS, "digits").enabled
+        assert list(api.recurring) == [kept], "it is that one already"
 
 
 def test_what_others_made_is_left_alone(server: Served) -> None:
