@@ -170,7 +170,11 @@ class Server:
         if not body.get("display_name"):
             raise Refused(400, "display_name is required")
         name, now = str(uuid.uuid4()), datetime.datetime.now(datetime.UTC)
-        now = now.replace(microsecond=0) if self.in_seconds else now
+        if self.in_seconds:  # and of one second the later one is sorted before
+            name, now = (
+                f"{999 - len(self.calls)}-{999 - self.calls.total()}",
+                now.replace(microsecond=0),
+            )
         where[name] = {**body, id: name, "created_at": now.isoformat(), **more}
         return where[name]
 
