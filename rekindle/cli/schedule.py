@@ -133,13 +133,15 @@ def _ready(client: Any, platform: str, spec: Spec) -> tuple[Definition, Lowered]
 
 def _said(schedule: ScheduleSpec, there: Lowered) -> Iterator[str]:
     """What the platform will do by itself, for whoever decides."""
-    from rekindle.spec.cron import starts
+    from rekindle.spec.cron import starts, unsteady
 
     now = datetime.datetime.now(datetime.UTC)
     for number, moment in enumerate(starts(schedule.cron, schedule.timezone, now, _SHOWN)):
         yield f"  {'starts' if number == 0 else '':<9}{moment}"
     yield f"  overlap  a start that falls due while a run goes on {there.overlap}"
     yield f"  missed   starts that were missed are {there.missed}"
+    if odd := ", ".join(unsteady(schedule.cron, schedule.timezone, now)):
+        yield f"  clocks   {odd}: {there.clocks}"
 
 
 def _of(platform: str) -> Any:

@@ -54,12 +54,13 @@ class Schedule:
 class Lowered:
     """A schedule in a platform's own words, `expression` and `timezone`, and what the platform does
     by itself, for people: `overlap`, with a start that falls due while a run goes on; `missed`,
-    with starts that did not happen."""
+    with starts that did not happen; `clocks`, with times that a change of them skips or repeats."""
 
     expression: str
     timezone: str
     overlap: str
     missed: str
+    clocks: str = "what then happens is not documented"
 
 
 def digest_of(files: Mapping[str, bytes], token: str = "") -> str:

@@ -102,6 +102,37 @@ def next_times(
     return found[:count]
 
 
+def starts(cron: str, timezone: str, after: datetime.datetime, count: int) -> Iterator[str]:
+    """The next starts for people: in the zone, and in UTC."""
+    for moment in next_times(cron, timezone, after, count):
+        utc = moment.astimezone(datetime.UTC)
+        yield f"{moment:%a %Y-%m-%d %H:%M} {timezone} = {utc:%Y-%m-%d %H:%M} UTC"
+
+
+def unsteady(cron: str, timezone: str, after: datetime.datetime) -> Iterator[str]:
+    """Of the year after `after`, the first time of the line that a change of clocks skips, and the
+    first that it repeats, for people."""
+    minutes, hours, *_ = fields = values(cron)
+    zone, said = zoneinfo.ZoneInfo(timezone), set[str]()
+    for n in range(366):
+        day = after.astimezone(zone).date() + datetime.timedelta(days=n)
+        noons = [
+            datetime.datetime.combine(day + datetime.timedelta(days=d), datetime.time(12), zone)
+            for d in (-1, 1)
+        ]
+        if noons[0].utcoffset() == noons[1].utcoffset() or not day_fits(fields, day):
+            continue
+        for hour in range(24) if hours is None else hours:
+            for minute in range(60) if minutes is None else minutes:
+                local = datetime.datetime.combine(day, datetime.time(hour, minute), zone)
+                how = "is skipped" if _moment(day, hour, minute, zone) is None else ""
+                if not how and local.utcoffset() != local.replace(fold=1).utcoffset():
+                    how = "comes twice"
+                if how and how not in said:
+                    said.add(how)
+                    yield f"{local:%Y-%m-%d %H:%M} {how}"
+
+
 def day_fits(fields: Fields, day: datetime.date) -> bool:
     """Whether the line may start on this day: of days of the month and of the week either fits."""
     _, _, days, months, weekdays = fields
@@ -181,10 +212,3 @@ def _days_problem(fields: list[str]) -> tuple[str, str] | None:
         if days[0] > longest:
             return f"day {day} of month {month} never comes", "name a day that the month has"
     return None
-
-
-def starts(cron: str, timezone: str, after: datetime.datetime, count: int) -> Iterator[str]:
-    """The next starts for people: in the zone, and in UTC."""
-    for moment in next_times(cron, timezone, after, count):
-        utc = moment.astimezone(datetime.UTC)
-        yield f"{moment:%a %Y-%m-%d %H:%M} {timezone} = {utc:%Y-%m-%d %H:%M} UTC"

@@ -66,6 +66,13 @@ def test_what_a_platform_will_do_is_said_before_one_is_asked(platform, capsys):
     assert said.index("  starts") < said.index("nobody is here")
 
 
+@pytest.mark.parametrize(("cron", "said"), [("30 2 * * *", True), ("0 4 * * *", False)])
+def test_a_time_that_a_clock_skips_or_repeats_is_said_too(cron, said, capsys):
+    assert invoke(words("kubeflow", f"{{cron: {cron}, timezone: Europe/Berlin}}")) == 2
+    found = re.search(r"clocks +\d{4}-\d\d-\d\d 02:30 (is skipped|comes twice), .*: what is skipped is left out", capsys.readouterr().err)  # fmt: skip
+    assert bool(found) == said
+
+
 BAD = [
     ("seven fields", "{cron: 0 0 3 * * 1 2027}", "has 7 fields", "leave seconds and the year out"),
     ("six fields", "{cron: 0 0 3 * * 1}", "has 6 fields", "leave seconds and the year out"),

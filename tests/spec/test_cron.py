@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.spec.cron import cron_problem, listed, next_times, starts, values, written
+from rekindle.spec.cron import cron_problem, listed, next_times, starts, unsteady, values, written
 
 GOOD = [
     "0 3 * * 1",
@@ -112,4 +112,27 @@ def test_starts_are_shown_in_the_zone_and_in_utc() -> None:
     ]
     assert next(starts("30 2 28 3 *", "Europe/Berlin", after, 1)).startswith("Tue 2028-03-28"), (
         "in 2027 the clock skips that time"
+    )
+
+
+UNSTEADY = {
+    ("30 2 * * *", "Europe/Berlin"): [
+        "2027-03-28 02:30 is skipped",
+        "2027-10-31 02:30 comes twice",
+    ],
+    ("*/20 * * * *", "America/New_York"): [
+        "2027-03-14 02:00 is skipped",
+        "2027-11-07 01:00 comes twice",
+    ],
+    ("30 2 * * 1", "Europe/Berlin"): [],
+    ("0 4 * * *", "Europe/Berlin"): [],
+    ("0 2 * * *", "Asia/Kolkata"): [],
+    ("15 2 * * *", "Australia/Lord_Howe"): ["2027-10-03 02:15 is skipped"],
+}
+
+
+@pytest.mark.parametrize(("line", "zone"), UNSTEADY)
+def test_times_that_a_change_of_clocks_skips_or_repeats_are_known(line: str, zone: str) -> None:
+    assert (
+        list(unsteady(line, zone, dt.datetime(2027, 1, 1, tzinfo=dt.UTC))) == UNSTEADY[line, zone]
     )

@@ -53,7 +53,8 @@ def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
         missed = "made up for, one after the other, after a pause too"
     else:
         missed = "left out after a pause; of those while the cluster was down the last is made up"
-    return Lowered(f"0 {cron.written(schedule.cron)}", place.timezone, overlap, missed)
+    clocks = "what is skipped is left out, what comes twice starts twice"
+    return Lowered(f"0 {cron.written(schedule.cron)}", place.timezone, overlap, missed, clocks)
 
 
 def set_(

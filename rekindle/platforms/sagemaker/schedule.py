@@ -47,6 +47,7 @@ def lowered(schedule: ScheduleSpec, place: SageMakerSpec) -> Lowered:
         schedule.timezone,
         "begins beside the run",
         "left out after a pause; one that AWS refuses is tried again for a day",
+        "what is skipped is left out, what comes twice starts once",
     )
 
 

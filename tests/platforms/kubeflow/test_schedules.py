@@ -4,7 +4,11 @@ starts what fell due when it may. tests/platforms/test_schedules.py has what is 
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +22,7 @@ from tests.platforms.kubeflow.test_client import Served, definition
 from tests.platforms.kubeflow.test_client import server as server
 from tests.servers.kfp_rest import Fault
 
+ROOT = Path(__file__).parents[3]
 MONDAYS = ScheduleSpec(cron="0 3 * * mon")
 
 
@@ -66,6 +71,38 @@ def test_what_a_set_that_was_cut_off_has_left_goes_with_the_next_command(
         wanted = schedule.set_(definition(word), place, MONDAYS, "digits")
         assert list(api.recurring) == [kept["recurring_run_id"]], "it is that one already"
         assert wanted.enabled
+
+
+def test_a_set_that_is_killed_between_the_new_one_and_the_old_leaves_nothing_that_starts_twice(
+    server: Served, tmp_path: Path
+) -> None:
+    api, place = server
+    settings = {
+        "schedule": "{cron: 0 3 * * 1}", "platforms.kubeflow.host": place.host,
+        "platforms.kubeflow.token": "env:KFP_TOKEN", "platforms.kubeflow.artifact_root": "/mnt/r",
+        "register.tracking_uri": "https://mlflow.example.com",
+    }  # fmt: skip
+
+    def say(*verb: str, **more: str) -> subprocess.Popen[str]:
+        words = [f"--set={key}={value}" for key, value in {**settings, **more}.items()]
+        return subprocess.Popen(
+            [sys.executable, "-m", "rekindle.cli.main", "schedule", *verb,
+             str(ROOT / "configs" / "digits.yaml"), "--platform", "kubeflow", *words],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    assert say("set", "--yes").wait(60) == 0
+    api.hold = "DELETE recurringruns"
+    with say("set", "--yes", **{"train.seed": "7"}) as killed:
+        assert api.held.wait(60)
+        killed.kill()
+    api.hold = ""
+    api.let_go.set()
+    assert len(api.recurring) == 2
+    newest = list(api.recurring)[-1]
+    with say("list") as listing:
+        assert listing.communicate(timeout=60)[0] == "digits  on  0 3 * * 1  UTC\n"
+    assert list(api.recurring) == [newest]
 
 
 def test_a_pause_is_made_up_for_only_if_one_says_so(server: Served) -> None:
