@@ -6,7 +6,7 @@ there; of several of one name, left by whatever was cut off, the newest stays. I
 seconds, and follows the clock of the controller (platforms.kubeflow.timezone). The controller
 starts what fell due as soon as it may: after the run before it, after it was down, and after a
 pause. So one that paused is set anew, unless starts are to be made up for. Runs go on when what
-started them is taken away (API servers before 2.16 stop them).
+started them is taken away (API servers up to 2.15 stop them).
 
 Authority: kfp 2.17's client; kubeflow/pipelines, backend/src/crd/controller/scheduledworkflow/util/
 {scheduled_workflow,cron_schedule}.go. No cluster has run it."""

@@ -77,8 +77,11 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
         found = _settled(project, name)
         if found is None or (found.allow_queueing and not queues):
             _created(project, wanted)
-            made = _settled(project, name)
-            assert made is not None
+            if (made := _settled(project, name)) is None:
+                raise PlatformError(
+                    f"somebody else took the schedule `{name}` away at this moment",
+                    where=where(place), fix="say it again",
+                )  # fmt: skip
             return _shown(made)
         wanted.name = found.name
         mask = field_mask_pb2.FieldMask(paths=list(_CHANGED))
