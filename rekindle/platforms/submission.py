@@ -73,6 +73,19 @@ class Schedule:
     enabled: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A schedule in a platform's own words, `expression` and `timezone`, and what the platform does
+    by itself, for people: `overlap`, with a start that falls due while a run goes on; `missed`,
+    with starts that did not happen; `clocks`, with times that a change of them skips or repeats."""
+
+    expression: str
+    timezone: str
+    overlap: str
+    missed: str
+    clocks: str = "what then happens is not documented"
+
+
 def digest_of(files: Mapping[str, bytes], token: str = "") -> str:
     """16 characters that stand for the files and the token."""
     digest = hashlib.sha256(f"{len(token)}\0{token}".encode())

@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from rekindle.cli.main import invoke
+from rekindle.cli.schedule import SCHEDULES
 from rekindle.cli.submission import CLIENTS
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
 from tests.platforms.azureml.conftest import service as service
@@ -48,9 +49,11 @@ def told(capsys):
 @pytest.mark.parametrize("name", CLIENTS)
 def test_every_client_has_what_the_verbs_call(name):
     client = importlib.import_module(CLIENTS[name])
-    for function in ("lacks", "outline", "submit", "schedule_set", "schedule_list",
-                     "schedule_pause", "schedule_delete"):  # fmt: skip
+    for function in ("lacks", "outline", "submit"):
         assert callable(getattr(client, function))
+    schedules = importlib.import_module(SCHEDULES[name])
+    for function in ("set_", "list_", "pause", "delete"):
+        assert callable(getattr(schedules, function))
 
 
 def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys):

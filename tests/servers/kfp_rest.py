@@ -70,6 +70,9 @@ class Server:
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
         self.recurring: dict[str, dict[str, Any]] = {}
+        self.hold = ""  # a call that gets no answer, and takes no effect, until it is let go
+        self.held, self.let_go = threading.Event(), threading.Event()
+        self.in_seconds = False  # whether its clock has whole seconds only, as KFP's has
         self.faults: list[Fault] = []
         self.refused: list[str] = []
         self.calls: collections.Counter[str] = collections.Counter()
@@ -87,6 +90,10 @@ class Server:
         words = re.split(r"[/:]", path.removeprefix(ROOT))
         verb = f":{words[2]}" if len(words) > 2 else ""
         name = f"{method} log" if log else f"{method} {words[0]}{verb}"
+        if name == self.hold:
+            self.held.set()
+            self.let_go.wait(30)
+            raise ConnectionError
         with self.lock:
             self.calls[name] += 1
             fault = next((f for f in self.faults if name.startswith(f.call)), None)
@@ -133,7 +140,7 @@ class Server:
             "POST recurringruns": lambda: self.create_recurring(body),
             "POST recurringruns:enable": lambda: self.switch(id, "ENABLED"),
             "POST recurringruns:disable": lambda: self.switch(id, "DISABLED"),
-            "DELETE recurringruns": lambda: _known(self.recurring, id) and self.delete(id),
+            "DELETE recurringruns": lambda: _known(self.recurring, id) and self.delete(id, query),
         }
         if name not in calls:
             raise Refused(404, f"nobody answers {name} {id}")
@@ -204,9 +211,23 @@ class Server:
         _known(self.recurring, id)["status"] = status
         return {}
 
-    def delete(self, id: str) -> Any:
+    def delete(self, id: str, query: dict[str, str]) -> Any:
+        """Runs that it started are its children, and go with it unless they are let go."""
+        if query.keys() - {"propagation_policy"}:
+            raise Refused(400, f"unknown {query}")
         del self.recurring[id]
+        if query.get("propagation_policy") != "ORPHAN":
+            started = [r for r, run in self.runs.items() if run.get("recurring_run_id") == id]
+            for run in started:
+                del self.runs[run]
         return {}
+
+    def start(self, id: str) -> str:
+        """What the controller does when a recurring run falls due; the run's id."""
+        body = {"display_name": "due", "recurring_run_id": id, "experiment_id": "any"}
+        return str(
+            self.keep(self.runs, "run_id", "V2beta1Run", body, {"state": "RUNNING"})["run_id"]
+        )
 
     def check(self, body: dict[str, Any]) -> None:
         if body["experiment_id"] not in self.experiments:
@@ -225,8 +246,13 @@ class Server:
             raise Refused(400, f"unknown fields {sorted(unknown)}")
         if not body.get("display_name"):
             raise Refused(400, "display_name is required")
-        name, now = str(uuid.uuid4()), datetime.datetime.now(datetime.UTC).isoformat()
-        where[name] = {**body, id: name, "created_at": now, **more}
+        name, now = str(uuid.uuid4()), datetime.datetime.now(datetime.UTC)
+        if self.in_seconds:  # and of one second the later one is sorted before
+            name, now = (
+                f"{999 - len(self.calls)}-{999 - self.calls.total()}",
+                now.replace(microsecond=0),
+            )
+        where[name] = {**body, id: name, "created_at": now.isoformat(), **more}
         return where[name]
 
 
@@ -235,6 +261,7 @@ def serving(server: Server) -> Iterator[str]:
     """The URL of what answers."""
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.1"
 
         def any(self) -> None:

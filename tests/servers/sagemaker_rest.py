@@ -88,6 +88,7 @@ class Account:
             "RetryPipelineExecution": self.retry, "DescribeProcessingJob": self.describe_processing,
             "DescribeTrainingJob": self.describe_training,
             "DescribeLogStreams": self.log_streams, "GetLogEvents": self.log_events,
+            "DeletePipeline": self.delete,
         }  # fmt: skip
 
     def answer(self, target: str, call: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -140,6 +141,15 @@ class Account:
         kept = ("PipelineDefinition", "RoleArn")
         arn = {"PipelineName": PipelineName, "PipelineArn": _arn(PipelineName)}
         return {**arn, **{name: found[name] for name in kept}}
+
+    def delete(self, PipelineName: str, ClientRequestToken: str) -> dict[str, Any]:
+        self.pipeline(PipelineName)
+        if any(
+            run.status == "Executing" for run in self.runs.values() if run.pipeline == PipelineName
+        ):
+            raise Refused("ConflictException", f"{PipelineName} has runs that go on")
+        del self.pipelines[PipelineName]
+        return {"PipelineArn": _arn(PipelineName)}
 
     def versions(self, PipelineName: str, SortOrder: str, MaxResults: int) -> dict[str, Any]:
         count = len(self.pipeline(PipelineName))
@@ -321,6 +331,7 @@ def serving(account: Account) -> Iterator[str]:
     """The URL of a server that answers for the account."""
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:

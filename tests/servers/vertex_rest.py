@@ -39,6 +39,12 @@ _CODES = {
 }  # fmt: skip
 
 
+_CHANGEABLE = (
+    "cron", "max_concurrent_run_count", "max_concurrent_active_run_count", "allow_queueing",
+    "create_pipeline_job_request",
+)  # fmt: skip
+
+
 def key_file(folder: Path) -> Path:
     """What GOOGLE_APPLICATION_CREDENTIALS names: the key of a service account."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -75,6 +81,7 @@ class Project:
     def __init__(self) -> None:
         self.jobs: dict[str, api.PipelineJob] = {}
         self.schedules: dict[str, api.Schedule] = {}
+        self.made = 0
         self.faults: list[Fault] = []
         self.refused: list[str] = []
         self.calls: collections.Counter[str] = collections.Counter()
@@ -157,7 +164,8 @@ class Project:
     def create_schedule(self, asked: Asked, _: str) -> Any:
         made = _parsed(api.Schedule, asked.body)
         _check_schedule(made)
-        made.name = f"{PARENT}/schedules/{len(self.schedules) + 1}"
+        self.made += 1
+        made.name = f"{PARENT}/schedules/{self.made}"
         made.state = api.Schedule.State.ACTIVE
         made.create_time = datetime.datetime.now(datetime.UTC)
         self.schedules[made.name] = made
@@ -177,8 +185,10 @@ class Project:
         kept, wanted = self.schedule(name), _parsed(api.Schedule, asked.body)
         for field in asked.query["updateMask"].split(","):
             plain = re.sub(r"([A-Z])", lambda m: f"_{m[1].lower()}", field)
-            if plain not in ("cron", "max_concurrent_run_count", "create_pipeline_job_request"):
+            if plain not in _CHANGEABLE:
                 raise Refused(400, f"{field} cannot be changed")
+            if getattr(kept, plain) and not getattr(wanted, plain):
+                raise Refused(400, f"{field} cannot be unset")
             setattr(kept, plain, getattr(wanted, plain))
         _check_schedule(kept)
         return _shown(kept)
@@ -188,7 +198,9 @@ class Project:
         return {}
 
     def resume(self, asked: Asked, name: str) -> Any:
-        self.schedule(name).state = api.Schedule.State.ACTIVE
+        found = self.schedule(name)
+        found.state = api.Schedule.State.ACTIVE
+        found.catch_up = json.loads(asked.body or b"{}").get("catchUp", False)
         return {}
 
     def delete_schedule(self, asked: Asked, name: str) -> Any:
