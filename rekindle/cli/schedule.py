@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rekindle.cli.doctor import refuse_early
 from rekindle.cli.options import config, overrides, shared
 from rekindle.cli.submit import agree, client_of, platform, ready, show, yes
 from rekindle.errors import RequestError
@@ -45,6 +46,7 @@ def set_(
     place = getattr(spec.platforms, platform)
     show(client.outline(definition, place, ""), f"the schedule of {spec.name}")
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
+    refuse_early(platform, place, definition)
     return _told(
         platform, [client.schedule_set(definition, place, spec.schedule, spec.name)], as_json
     )

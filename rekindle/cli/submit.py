@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rekindle.cli.compile import PLATFORMS, compiled
+from rekindle.cli.doctor import refuse_early
 from rekindle.cli.options import all_runs, config, overrides, shared
 from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.platforms.submission import digest_of
@@ -70,6 +71,7 @@ def command(
     outline = client.outline(definition, place, sent.token)
     show(outline, outline.id)
     agree(yes, "Submit it?")
+    refuse_early(platform, place, definition)
     path = home / "runs" / record.run_id / "run.json"
     record.write(path)  # before anything is sent: what is cut off here is found again
     try:

@@ -66,6 +66,7 @@ class Workspace:
             "Microsoft.MachineLearningServices/workspaces/forge"
         )
         self.compute = compute
+        self.around: Any = None  # azure_facts.py's, where it is played too
         self.assets: dict[str, dict[str, Any]] = {}  # by path below the workspace
         self.blobs: dict[str, bytes] = {}
         self.uploads: set[str] = set()
