@@ -17,6 +17,7 @@ Finding = tuple[KeyPath, str, str]
 
 _TOKEN = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|ghp_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})"
+    r"|[?&]sig=[^&]{20,}"
 )
 
 
@@ -157,6 +158,7 @@ def _schedule(spec: Spec) -> Iterator[Finding]:
 
 def _secrets(spec: Spec) -> Iterator[Finding]:
     places: tuple[tuple[KeyPath, str], ...] = (
+        (("platforms", "kubeflow", "host"), spec.platforms.kubeflow.host),
         (("data", "source"), spec.data.source if spec.data else ""),
         (("register", "tracking_uri"), spec.registration.tracking_uri),
         (("model", "init_from"), spec.model.init_from),
