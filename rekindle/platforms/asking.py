@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from rekindle.errors import Problem, RekindleError
+from rekindle.masking import masked
 from rekindle.records import ReadinessCheck
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ def problems(found: Iterable[ReadinessCheck]) -> tuple[Problem, ...]:
 def _answer(question: Question) -> tuple[ReadinessCheck, ...]:
     made = functools.partial(ReadinessCheck, name=question.name)
     try:
-        return (made(where=question.where, state="ok", said=question.ask()),)
+        return (made(where=question.where, state="ok", said=masked(question.ask())),)
     except Unasked as error:
         return (_unasked(question, str(error)),)
     except RekindleError as error:
@@ -101,4 +102,5 @@ def _answer(question: Question) -> tuple[ReadinessCheck, ...]:
 
 
 def _unasked(question: Question, why: str) -> ReadinessCheck:
-    return ReadinessCheck(name=question.name, where=question.where, state="not asked", said=why)
+    said = masked(why)  # a service may send back what it was sent
+    return ReadinessCheck(name=question.name, where=question.where, state="not asked", said=said)

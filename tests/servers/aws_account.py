@@ -232,7 +232,7 @@ def serving(facts: Facts) -> Iterator[str]:
 def _answered(facts: Facts, target: str | None, body: bytes) -> tuple[int, bytes, dict[str, str]]:
     if target:
         prefix, _, operation = target.partition(".")
-        service, given = _JSON[prefix], json.loads(body)
+        service, given = _JSON.get(prefix, prefix.lower()), json.loads(body)
     else:
         form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
         operation, version = form.pop("Action"), form.pop("Version")
