@@ -322,6 +322,10 @@ CASES: dict[str, Wrong] = {
         "run", "", "--set platforms.local.secrets", "keep the value out of the config",
         ("platforms.local.secrets={HF_TOKEN: planted-in-clear}",), code="E-SPEC",
     ),
+    "a secret of the environment in clear": Wrong(
+        "submit", "vertex", "--set arguments", "name an environment variable", ("arguments={n: 3, text: a-planted-in-clear-b}",),
+        environment={"MY_API_KEY": "planted-in-clear"}, code="E-SPEC",
+    ),
     "a password in an address": Wrong(
         "compile", "vertex", "--set register.tracking_uri", "put it into the environment",
         ("register.tracking_uri=https://me:planted-in-clear@m.example.com",), code="E-SPEC",

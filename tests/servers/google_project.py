@@ -78,7 +78,8 @@ class Facts:
             if call.startswith(begin):
                 if status == 0:
                     raise Dropped
-                return _error(status, "as the test wants it", "SERVICE_DISABLED")
+                reason = "" if service == "storage" else "SERVICE_DISABLED"
+                return _error(status, "as the test wants it", reason)
         try:
             if asked.headers.get("authorization") != f"Bearer {TOKEN}":
                 raise Refused(401, "no token, or another one")

@@ -98,7 +98,7 @@ def permitted(project: Project) -> str:
     try:
         found = project.post(url, {"permissions": list(_YOURS)}).get("permissions", [])
     except Said as error:
-        if error.status not in (403, 404) or error.code == "SERVICE_DISABLED":
+        if not _plain(error):
             raise
         what = f"there is no project {name}, or you may not see it"
         raise RequestError(what, fix="gcloud projects list; or log in as another") from None
@@ -146,7 +146,7 @@ def bucket(project: Project) -> str:
     try:
         mine = project.get(f"{url}/iam/testPermissions", permissions=_OBJECTS).get("permissions")
     except Said as error:
-        if error.status not in (403, 404):
+        if not _plain(error):
             raise
         mine = []
         if error.status == 404:
@@ -283,6 +283,14 @@ def key(project: Project) -> str:
     if state != "ENABLED":
         raise RequestError(f"the key {name} is {state}", fix="enable a version of it")
     return name
+
+
+def _plain(error: Said) -> bool:
+    """Whether it is about the resource: an API that is off and a perimeter are refusals, too."""
+    return error.status == 404 or (
+        error.status == 403
+        and error.code in ("", "403", "PERMISSION_DENIED", "IAM_PERMISSION_DENIED")
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,9 +13,11 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker.doctor import checks
 from rekindle.records import ReadinessCheck
 from rekindle.spec.places import SageMakerSpec
+from tests.platforms.sagemaker.conftest import aws as aws
+from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.test_compile import compiled
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
-from tests.servers.aws_account import ACCOUNT, REGION, Bucket, Facts, serving
+from tests.servers.aws_account import ACCOUNT, REGION, TRUST, Bucket, Facts, serving
 
 pytest.importorskip("boto3", reason="boto3 is a developer's dependency")
 
@@ -79,73 +82,61 @@ def test_before_a_submission_little_is_asked(facts: Facts) -> None:
 
 
 Change = Callable[[Facts], Any]
-WRONG: dict[str, tuple[Change, dict[str, Any], str]] = {
-    "a bucket that is not there": (
-        lambda f: f.buckets.clear(), {}, "there is no bucket bucket | aws s3 mb s3://bucket",
+WRONG: dict[str, tuple[int, Change, dict[str, Any], str]] = {  # what goes together, what, and what is said
+    "a bucket that is not there": (1, lambda f: f.buckets.clear(), {}, "there is no bucket bucket | aws s3 mb s3://bucket",
     ),
-    "a bucket of somebody else": (
-        lambda f: f.buckets.update(bucket=Bucket(owner="999999999999", shared=False)), {},
+    "a bucket of somebody else": (2, lambda f: f.buckets.update(bucket=Bucket(owner="999999999999", shared=False)), {},
         "the bucket bucket is somebody else's, or you may not look at it | name a bucket of yours",
     ),
-    "a bucket elsewhere": (
-        lambda f: f.buckets.update(bucket=Bucket(region="us-east-1")), {},
+    "a bucket elsewhere": (3, lambda f: f.buckets.update(bucket=Bucket(region="us-east-1")), {},
         "the bucket bucket is in us-east-1, the pipeline in eu-central-1 | name a bucket in",
     ),
-    "a role that is not there": (lambda f: f.roles.clear(), {}, "there is no role arn:aws:iam::"),
-    "a role that the service may not assume": (
-        lambda f: f.roles.update(me={"Statement": []}), {},
+    "a role that is not there": (1, lambda f: f.roles.clear(), {}, "there is no role arn:aws:iam::"),
+    "a role that the service may not assume": (2, lambda f: f.roles.update(me={"Statement": []}), {},
         "sagemaker.amazonaws.com may not assume the role me | aws iam update-assume-role-policy",
     ),
-    "a role that may not read": (
-        lambda f: f.denied.update({"me s3:GetObject", "me s3:PutObject"}), {},
+    "a role that may not read": (3, lambda f: f.denied.update({"me s3:GetObject", "me s3:PutObject"}), {},
         "the role's policies do not allow s3:GetObject, s3:PutObject on arn:aws:s3:::bucket/rekindle/* | add",
     ),
-    "somebody who may not pass the role": (
-        lambda f: f.denied.add("who-asks iam:PassRole"), {},
+    "somebody who may not pass the role": (2, lambda f: f.denied.add("who-asks iam:PassRole"), {},
         "your policies do not allow iam:PassRole on arn:aws:iam::123456789012:role/me | ask",
     ),
-    "a key that is not there": (lambda f: f.keys.clear(), {}, f"there is no key {KEY} | aws kms list-keys"),
-    "a key that nobody may use": (
-        lambda f: f.keys.update({KEY: "PendingDeletion"}), {}, f"the key {KEY} is PendingDeletion | aws kms",
+    "a key that is not there": (1, lambda f: f.keys.clear(), {}, f"there is no key {KEY} | aws kms list-keys"),
+    "a key that nobody may use": (2, lambda f: f.keys.update({KEY: "PendingDeletion"}), {}, f"the key {KEY} is PendingDeletion | aws kms",
     ),
-    "an image that is not there": (
-        lambda f: f.images.update(train=["latest"]), {}, f"ECR has no image {ECR}/train@{DIGEST} | push it",
+    "an image that is not there": (1, lambda f: f.images.update(train=["latest"]), {}, f"ECR has no image {ECR}/train@{DIGEST} | push it",
     ),
-    "a repository that is not there": (
-        lambda f: f.images.clear(), {}, "ECR has no repository train | aws ecr create-repository",
+    "a repository that is not there": (2, lambda f: f.images.clear(), {}, "ECR has no repository train | aws ecr create-repository",
     ),
-    "an image elsewhere": (
-        lambda f: None, {"image": f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/train@{DIGEST}"},
+    "an image elsewhere": (3, lambda f: None, {"image": f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/train@{DIGEST}"},
         "the image is in us-east-1, the jobs are in eu-central-1 | push it to ECR in eu-central-1",
     ),
-    "too small a quota": (
-        lambda f: f.quotas.update({"ml.m5.xlarge for processing job usage": 0}), {},
+    "too small a quota": (1, lambda f: f.quotas.update({"ml.m5.xlarge for processing job usage": 0}), {},
         "wants 1 of `ml.m5.xlarge for processing job usage`, the account may have 0 | aws service-quotas",
     ),
-    "a subnet that is not there": (
-        lambda f: f.subnets.clear(), NETWORK, "The subnet ID 'subnet-1' does not exist | aws ec2",
+    "a subnet that is not there": (1, lambda f: f.subnets.clear(), NETWORK, "The subnet ID 'subnet-1' does not exist | aws ec2",
     ),
-    "a network of two halves": (
-        lambda f: f.groups.update({"sg-1": "vpc-2"}), NETWORK, "are of several networks: vpc-1, vpc-2 | name",
+    "a network of two halves": (2, lambda f: f.groups.update({"sg-1": "vpc-2"}), NETWORK, "are of several networks: vpc-1, vpc-2 | name",
     ),
-    "a secret that is not there": (lambda f: f.secrets.clear(), {}, f"there is no secret {HF} | aws"),
-    "a region that is not there": (
-        lambda f: None, {"region": "eu-central-9", "secrets": {}, "image": KWARGS["image"].replace(REGION, "eu-central-9")},
+    "a secret that is not there": (1, lambda f: f.secrets.clear(), {}, f"there is no secret {HF} | aws"),
+    "a region that is not there": (4, lambda f: None, {"region": "eu-central-9", "secrets": {}, "image": KWARGS["image"].replace(REGION, "eu-central-9")},
         "there is no region `eu-central-9` with SageMaker | such as eu-central-",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_an_account_lacks_is_said_with_its_fix(case: str, facts: Facts) -> None:
-    change, settings, says = WRONG[case]
-    change(facts)
-    assert [line for line in wrong(asked(**settings)) if says in line]
-
-
-def test_everything_that_is_wrong_is_said_at_once(facts: Facts) -> None:
-    facts.buckets.clear(), facts.images.clear(), facts.keys.clear(), facts.secrets.clear()
-    assert len(wrong(asked())) == 4
+@pytest.mark.parametrize("together", sorted({case[0] for case in WRONG.values()}))
+def test_all_that_an_account_lacks_is_said_at_once_with_its_fix(
+    together: int, facts: Facts
+) -> None:
+    cases = {name: case for name, case in WRONG.items() if case[0] == together}
+    settings: dict[str, Any] = {}
+    for _, change, more, _ in cases.values():
+        change(facts)
+        settings |= more
+    found = wrong(asked(**settings))
+    missed = [name for name, (*_, says) in cases.items() if not any(says in line for line in found)]
+    assert missed == [], found
 
 
 LOGINS: dict[str, tuple[Change, str]] = {
@@ -217,3 +208,47 @@ def test_machines_on_spot_are_another_quota(facts: Facts) -> None:
         "ml.p4d.24xlarge for spot training job usage": (4, "b"),
         "ml.p4d.24xlarge for training job usage": (1, "c"),
     }
+
+
+def test_moto_is_asked_in_the_same_words(
+    aws: str, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another's idea of AWS: what it knows it finds, and what it lacks is not asked."""
+    import boto3
+
+    def client(service: str) -> Any:
+        return boto3.client(
+            service,
+            endpoint_url=aws,
+            region_name=REGION,
+            aws_access_key_id="x",
+            aws_secret_access_key="x",
+        )
+
+    key = client("kms").create_key()["KeyMetadata"]["Arn"]
+    trust = json.dumps(TRUST)
+    role = client("iam").create_role(RoleName="me", AssumeRolePolicyDocument=trust)["Role"]["Arn"]
+    client("ecr").create_repository(repositoryName="train")
+    client("s3").create_bucket(
+        Bucket="near", CreateBucketConfiguration={"LocationConstraint": REGION}
+    )
+    secret = client("secretsmanager").create_secret(Name="hub", SecretString="x")["ARN"]
+    subnet = client("ec2").describe_subnets()["Subnets"][0]
+    group = client("ec2").create_security_group(
+        GroupName="g", Description="g", VpcId=subnet["VpcId"]
+    )["GroupId"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    account = role.split(":")[4]
+    found = asked(
+        role_arn=role, kms_key=key, artifact_root="s3://near/r", secrets={"HF_TOKEN": secret},
+        subnets=(subnet["SubnetId"],), security_groups=(group,), image=f"{ECR}/train:1".replace(ACCOUNT, account),
+    )  # fmt: skip
+    states = {check.name: check.state for check in found}
+    assert states == {
+        "credentials": "ok", "region": "ok", "role": "ok", "the role may": "not asked", "you may": "not asked",
+        "bucket": "ok", "key": "ok", "image": "problem", "quota": "not asked", "network": "ok", "secret HF_TOKEN": "ok",
+    }, found  # fmt: skip
+    (said, *_) = [line for line in wrong(found) if "train:1" in line]
+    assert "ECR has no image" in said
