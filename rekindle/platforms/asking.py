@@ -19,7 +19,7 @@ from rekindle.records import ReadinessCheck
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS, EARLY_SECONDS = 30.0, 10.0
 
 
 class Unasked(Exception):
@@ -39,16 +39,17 @@ class Question:
 
 
 def checks(
-    login: Question, more: Iterable[Question], early: bool = False,
-    patience_seconds: float = PATIENCE_SECONDS,
-) -> tuple[ReadinessCheck, ...]:  # fmt: skip
-    """What came of all questions, or of the early ones, in their order; only of `login` if that is
-    a problem."""
+    login: Question, more: Iterable[Question], early: bool = False
+) -> tuple[ReadinessCheck, ...]:
+    """What came of all questions, or of the early ones, in their order; only of `login` unless that
+    is well."""
     wanted = [question for question in more if question.early or not early]
+    patience_seconds = EARLY_SECONDS if early else PATIENCE_SECONDS
     first = answered([login], patience_seconds)
-    if all(check.state != "problem" for check in first):
+    if all(check.state == "ok" for check in first):
         return (*first, *answered(wanted, patience_seconds))
-    why = "nobody is logged in"
+    is_wrong = any(check.state == "problem" for check in first)
+    why = "nobody is logged in" if is_wrong else f"it is not known who asks: {first[0].said}"
     return (*first, *(_unasked(question, why) for question in wanted))
 
 

@@ -22,6 +22,7 @@ from rekindle.platforms.asking import Unasked
 
 TIMEOUT_SECONDS = 8.0
 _PAUSE_SECONDS = 0.5
+_DIGEST = "Docker-Content-Digest"
 _MANIFESTS = ", ".join((
     "application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -90,9 +91,13 @@ def image(reference: str) -> Image | None:
     return Image(match["host"], match["name"], match["digest"] or match["tag"] or "latest")
 
 
-def manifest(wanted: Image, headers: Mapping[str, str] | None = None) -> None:
-    """Nothing, if the registry has the image; otherwise like `read`."""
-    read(wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD")
+def manifest(wanted: Image, headers: Mapping[str, str] | None = None) -> str:
+    """What to say of an image that the registry has; otherwise like `read`."""
+    found = read(wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD")
+    digest = found.get(_DIGEST.lower(), "")
+    if not digest or ":" in wanted.version:
+        return f"{wanted.name} {wanted.version}"
+    return f"{wanted.name} {wanted.version} is {digest} now; better name that digest"
 
 
 def _answer(request: urllib.request.Request) -> dict[str, Any]:
@@ -106,8 +111,8 @@ def _answer(request: urllib.request.Request) -> dict[str, Any]:
     except (OSError, http.client.HTTPException) as error:
         host, reason = urlsplit(request.full_url).netloc, getattr(error, "reason", error)
         raise Unasked(f"no answer from {host}: {reason}") from None
-    if not text:
-        return {}
+    if not text:  # of a HEAD
+        return {name.lower(): value for name, value in response.headers.items()}
     try:
         told = json.loads(text)
     except ValueError:

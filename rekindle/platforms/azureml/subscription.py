@@ -229,7 +229,7 @@ def image(there: Subscription, wanted: Image) -> str:
     }  # fmt: skip
     token = read(f"https://{host}/oauth2/token", form=scope)["access_token"]
     try:
-        manifest(wanted, {"Authorization": f"Bearer {token}"})
+        return manifest(wanted, {"Authorization": f"Bearer {token}"})
     except Said as error:
         if error.status != 404:
             raise
@@ -237,7 +237,6 @@ def image(there: Subscription, wanted: Image) -> str:
         fix = f"push it: az acr build, or az acr repository show-manifests --name {registry}"
         what = f"{host} has no image {wanted.name} {wanted.version}"
         raise RequestError(what, fix=fix) from None
-    return f"{wanted.name} {wanted.version}"
 
 
 def secret(there: Subscription, url: str) -> str:

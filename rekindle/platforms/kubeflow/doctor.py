@@ -91,8 +91,7 @@ class _There:
 
     def of(self, ask: Any, *words: Any) -> str:
         """What `ask(cluster, place, *words)` finds."""
-        if self._cluster is None:
-            raise Unasked("no cluster is configured")
+        assert self._cluster is not None
         try:
             found: str = ask(self._cluster, self.place, *words)
         except StepError as error:

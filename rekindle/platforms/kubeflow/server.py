@@ -66,20 +66,19 @@ def anonymously(wanted: Image) -> str:
     """Whether the registry has the image, where it answers anybody."""
     try:
         try:
-            manifest(wanted)
+            return manifest(wanted)
         except Said as error:
             challenge = error.headers.get("Www-Authenticate", "") or error.headers.get(
                 "WWW-Authenticate", ""
             )
             if error.status != 401 or not challenge.startswith("Bearer "):
                 raise
-            manifest(wanted, {"Authorization": f"Bearer {_token(challenge)}"})
+            return manifest(wanted, {"Authorization": f"Bearer {_token(challenge)}"})
     except Said as error:
         if error.status != 404:
             raise Unasked(f"{wanted.host} answers not anybody: {error}") from error
         what = f"{wanted.host} has no image {wanted.name} {wanted.version}"
         raise RequestError(what, fix="push it, then name its digest") from None
-    return f"{wanted.name} {wanted.version}"
 
 
 def _token(challenge: str) -> str:

@@ -217,14 +217,13 @@ def image(project: Project, wanted: Image) -> str:
     if not wanted.host.endswith((".pkg.dev", "gcr.io")):
         raise Unasked(f"{wanted.host} is none of Google's registries")
     try:
-        manifest(wanted, project.headers("HEAD", wanted.url))
+        return manifest(wanted, project.headers("HEAD", wanted.url))
     except Said as error:
         if error.status != 404:
             raise
         fix = f"push it, then name its digest: gcloud artifacts docker images list {wanted.host}/"
         what = f"{wanted.host} has no image {wanted.name} {wanted.version}"
         raise RequestError(what, fix=fix + wanted.name.rpartition("/")[0]) from None
-    return f"{wanted.name} {wanted.version}"
 
 
 def quota(project: Project, metric: str, count: int, step: str) -> str:

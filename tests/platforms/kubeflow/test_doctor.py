@@ -183,7 +183,9 @@ def test_an_image_is_looked_for_where_a_registry_answers_anybody(
                 f'Bearer realm="https://registry.example.com/token",service="here",scope="{scope}"'
             )
             return Answer(401, None, {"WWW-Authenticate": realm})
-        return Answer(200 if asked.path == "/v2/open/train/manifests/1" else 404)
+        if asked.path != "/v2/open/train/manifests/1":
+            return Answer(404)
+        return Answer(200, None, {"Docker-Content-Digest": "sha256:1234"})
 
     with Hosts(tmp_path, ("registry.example.com",), answer) as hosts:
         for variable, value in hosts.environment.items():
@@ -192,6 +194,8 @@ def test_an_image_is_looked_for_where_a_registry_answers_anybody(
         assert wanted
         (found,) = answered([Question("image", "", lambda: anonymously(wanted))])
     assert found.state == state, found
+    if state == "ok":
+        assert found.said == "open/train 1 is sha256:1234 now; better name that digest"
 
 
 def test_a_cluster_that_is_not_there_is_told_so(cluster: FakeCluster, tmp_path: Path) -> None:
