@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -137,6 +138,18 @@ def _spread(spec: Spec, graph: Graph) -> Graph:
     return graph.spread(_TRAINING_STEP, wanted)
 
 
+def _only_here(uri: str) -> str:
+    """What a tracking URI means that steps elsewhere do not see, or ""."""
+    found = urlsplit(uri)
+    if not uri:
+        return "the embedded registry"
+    if found.scheme in ("", "file", "sqlite") or found.scheme.startswith("sqlite+"):
+        return f"`{uri}`"
+    if found.hostname in ("localhost", "127.0.0.1", "::1", "0.0.0.0"):  # noqa: S104 - refused
+        return f"`{uri}`"
+    return ""
+
+
 _ROOTS = {
     "azureml": "abfs://container@account.dfs.core.windows.net/rekindle",
     "kubeflow": "s3://my-bucket/rekindle, or the mount point of a volume that all pods share",
@@ -147,9 +160,9 @@ def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
     """What rekindle's own pipeline needs of a platform beside what its compiler asks for."""
     if spec.pipeline is not None:
         return
-    if not spec.registration.tracking_uri:
+    if what := _only_here(spec.registration.tracking_uri):
         yield Problem(
-            "the embedded registry lives on this machine, and a cluster cannot reach it",
+            f"{what} lives on this machine, and a cluster cannot reach it",
             "register.tracking_uri",
             "name a tracking server, such as https://mlflow.example.com",
         )

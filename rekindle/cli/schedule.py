@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rekindle.cli.doctor import refuse_early
 from rekindle.cli.options import config, overrides, shared
 from rekindle.cli.submission import client_of, ready
 from rekindle.cli.submit import agree, platform, show, yes
@@ -64,6 +65,7 @@ def set_(
     for line in _said(spec.schedule, there):
         click.echo(line, err=True)
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
+    refuse_early(platform, place, definition)
     return _told(
         platform, [_of(platform).set_(definition, place, spec.schedule, spec.name)], as_json
     )

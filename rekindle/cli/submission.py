@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.cli.compile import compiled
+from rekindle.cli.doctor import refuse_early
 from rekindle.cli.options import all_runs
 from rekindle.cli.remote import keep_definition
 from rekindle.errors import PlatformError, Problem, RequestError
@@ -50,6 +51,7 @@ def submitted(
     assert record.submission is not None
     outline: Outline = client.outline(definition, place, record.submission.token)
     consent(outline)
+    refuse_early(platform, place, definition)
     if not record.steps:
         steps = tuple(StepRecord(name=planned.step) for planned in outline.steps)
         record = record.model_copy(update={"steps": steps})

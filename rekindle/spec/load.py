@@ -173,7 +173,7 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
         raise SpecError(
-            f"`--set {override}` is not of the form a.b=c",
+            f"`--set {override[:20]}` is not of the form a.b=c",
             where="--set",
             fix="--set train.lr=1e-4",
         )
@@ -213,7 +213,7 @@ def _problem(error: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str
         return _unknown_key(path, lines, origin)
     if error["type"] == "missing":
         return _located(path, "is missing", f"add `{path[-1]}:`", lines, origin)
-    if "secrets" in path:  # it may be one, and errors end up in logs
+    if "secrets" in path or path[-1] == "token":  # it may be one, and errors end up in logs
         fix = f"{_hint(path[:-1]).rstrip(':')}; keep the value out of the config"
         return _located(path, "names a secret in another way than it should", fix, lines, origin)
     shown = repr(error.get("input"))

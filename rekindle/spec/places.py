@@ -6,13 +6,26 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-SecretReference = Annotated[str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")]
+from rekindle.masking import name_secret
+
+
+def _secret(name: str) -> str:
+    """From when a config names it, no error and no log shows its value."""
+    name_secret(name.removeprefix("env:"))
+    return name
+
+
+SecretReference = Annotated[
+    str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_secret)
+]
 SecretArn = Annotated[
     str, StringConstraints(pattern=r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:\S+$")
 ]
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_secret)
+]
 ClusterName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
 ]

@@ -66,6 +66,8 @@ class Workspace:
             "Microsoft.MachineLearningServices/workspaces/forge"
         )
         self.compute = compute
+        self.most = 4  # nodes of a cluster
+        self.around: Any = None  # azure_facts.py's, where it is played too
         self.assets: dict[str, dict[str, Any]] = {}  # by path below the workspace
         self.blobs: dict[str, bytes] = {}
         self.uploads: set[str] = set()
@@ -176,7 +178,11 @@ class Workspace:
     def get_compute(self, asked: Asked, name: str) -> Answer:
         if name not in self.compute:
             raise Refused(404, "ResourceNotFound", f"there is no compute {name}")
-        scale = {"minNodeCount": 0, "maxNodeCount": 4, "nodeIdleTimeBeforeScaleDown": "PT2M"}
+        scale = {
+            "minNodeCount": 0,
+            "maxNodeCount": self.most,
+            "nodeIdleTimeBeforeScaleDown": "PT2M",
+        }
         cluster = {"vmSize": "Standard_D4s_v5", "vmPriority": "Dedicated", "scaleSettings": scale}
         properties = {"computeType": "AmlCompute", "computeLocation": "here", "properties": cluster}
         return Answer(200, self.resource(f"computes/{name}", properties))

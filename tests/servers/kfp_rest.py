@@ -129,6 +129,7 @@ class Server:
     def done(self, name: str, words: list[str], query: dict[str, str], body: Any) -> Any:
         id = words[1] if len(words) > 1 else ""
         calls: dict[str, Callable[[], Any]] = {
+            "GET healthz": lambda: {"multi_user": False},
             "GET experiments": lambda: {"experiments": _listed(self.experiments, query)[0]},
             "POST experiments": lambda: self.create_experiment(body),
             "GET runs": lambda: self.look(self.runs, "runs", id, query),

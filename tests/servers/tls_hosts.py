@@ -78,6 +78,7 @@ class Hosts:
 
         class Tls(ThreadingHTTPServer):
             daemon_threads = True
+            request_queue_size = 64  # doctor asks everything at once
 
             def get_request(self) -> tuple[ssl.SSLSocket, Any]:
                 connection, address = super().get_request()
@@ -171,7 +172,9 @@ def _proxy(hosts: Hosts, port: int) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    server = type("Many", (ThreadingHTTPServer,), {"request_queue_size": 64})(
+        ("127.0.0.1", 0), Proxy
+    )
     server.daemon_threads = True
     return server
 

@@ -31,3 +31,9 @@ def _planned(name: str, command: dict[str, Any]) -> Planned:
     machine = f"cluster {cluster}" if cluster else resources["instance_type"]
     spot = command.get("queue_settings", {}).get("job_tier") == "spot"
     return Planned(name, machine, resources["instance_count"], spot)
+
+
+def images(definition: Definition) -> frozenset[str]:
+    """Images of the steps."""
+    job = yaml.load(definition.files[job_file(definition)], LOADER)  # noqa: S506 - the safe one
+    return frozenset(one["component"]["environment"]["image"] for one in job["jobs"].values())

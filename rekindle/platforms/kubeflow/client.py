@@ -163,7 +163,7 @@ def connected(place: KubeflowSpec) -> Iterator[Server]:
         def get_kfp_healthz(self, sleep_duration: int = 0) -> Any:
             return V2beta1GetHealthzResponse(multi_user=False)
 
-    token = _token(place)
+    token = token_of(place)
     namespace = place.namespace if place.namespace != "kubeflow" else None
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore", FutureWarning)  # that it needs KFP 2
@@ -174,7 +174,7 @@ def connected(place: KubeflowSpec) -> Iterator[Server]:
             raise _explained(error, place) from error
 
 
-def _token(place: KubeflowSpec) -> str | None:
+def token_of(place: KubeflowSpec) -> str | None:
     if not place.token:
         return None
     name = place.token.removeprefix("env:")

@@ -35,3 +35,16 @@ def _planned(step: str, container: Mapping[str, Any]) -> Planned:
     limits = trainer["resourcesPerNode"].get("limits", {})
     asked = [f"{amount} {name}" for name, amount in sorted(limits.items())]
     return Planned(step, f"node {', '.join(asked)}".rstrip(), trainer["numNodes"])
+
+
+def images(definition: Definition) -> frozenset[str]:
+    """Images of the steps, and of the nodes of distributed ones."""
+    spec = next(iter(yaml.load_all(definition.files[pipeline_file(definition)], LOADER)))
+    found = set[str]()
+    for executor in spec["deploymentSpec"].get("executors", {}).values():
+        container = executor.get("container", {})
+        found.add(container.get("image", ""))
+        if container.get("command") == list(LAUNCHER):
+            trainer = json.loads(container["args"][0])["job"]["spec"]["trainer"]
+            found.add(trainer.get("image", ""))
+    return frozenset(found - {""})

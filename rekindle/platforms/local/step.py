@@ -21,6 +21,7 @@ from rekindle.ir.placeholders import Template, lower
 from rekindle.launch.failure import failure_from_log
 from rekindle.launch.nursery import Nursery
 from rekindle.launch.shim import PREEMPTED
+from rekindle.masking import masked
 from rekindle.platforms.local import cache, nodes
 from rekindle.platforms.local.cache import NOTHING, Identity, Stored, Values
 from rekindle.platforms.local.containers import Containers
@@ -330,7 +331,7 @@ def _failure(step: Step, ended: Ended, last_words: bytes) -> Outcome | None:
 
 def _error_text(ended: Ended, last_words: bytes) -> str:
     if error := ended.result.get("error"):
-        return str(error)
+        return masked(str(error))
     if ended.exit_code > 128:
         number = ended.exit_code - 128
         note = " (out of memory?)" if number == 9 else ""

@@ -88,8 +88,11 @@ def page(place: SageMakerSpec, arn: str) -> str:
 
 
 @contextlib.contextmanager
-def connected(place: SageMakerSpec) -> Iterator[Callable[[str], Any]]:
-    """Clients by the name of a service; what they raise becomes a PlatformError."""
+def connected(
+    place: SageMakerSpec, session: Any = None, **more: Any
+) -> Iterator[Callable[[str], Any]]:
+    """Clients by the name of a service, of boto3's `session` if there is one, with `more` of
+    botocore's settings; what they raise becomes a PlatformError."""
     if problems := lacks(place):
         raise SpecError(problems)
     try:
@@ -100,8 +103,10 @@ def connected(place: SageMakerSpec) -> Iterator[Callable[[str], Any]]:
         raise PlatformError(
             f"{error.name} is not installed here", where="sagemaker", fix="pip install boto3"
         ) from None
-    config = Config(region_name=place.region, retries=_RETRIES, user_agent_extra="rekindle")
-    session = Session()  # of its own: the shared one keeps who was logged in, and is no thread's
+    settings = {"region_name": place.region, "retries": _RETRIES, **more}
+    config = Config(user_agent_extra="rekindle", **settings)
+    # of its own: the shared one keeps who was logged in, and is no thread's
+    session = session or Session()
     try:
         yield lambda service: session.client(service, config=config)
     except (BotoCoreError, ClientError) as error:
