@@ -1,0 +1,229 @@
+"""`rekindle images build` and `push` against a real daemon and a real registry, and steps that run
+one's own task in what they made."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rekindle.cli.main import invoke
+from rekindle.data.ingest import ingest
+from rekindle.errors import RequestError
+from rekindle.platforms.local.docker import Docker, find
+from rekindle.records import TrainingSummary
+from rekindle.spec import lock
+from rekindle.spec.lock import Pin
+from rekindle.spec.model import DataSpec
+from tests.platforms.local.images import make
+
+HERE = Path(__file__).parent
+SMALL, OURS, BUILT = "rekindle-test/below:1", "rekindle-cpu", "rekindle-code/own"
+HARDENED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none")
+UNTRACKED = "--env=MLFLOW_HTTP_REQUEST_MAX_RETRIES=0"  # no server answers, and training goes on
+
+
+@pytest.fixture(scope="module")
+def docker() -> Iterator[Docker]:
+    try:
+        found = find(os.environ)
+    except RequestError as error:
+        pytest.skip(f"{error.problems[0].what}; `make test-containers` starts it")
+    yield found
+    names = (BUILT, SMALL)
+    subprocess.run(found.words("image", "rm", "--force", *names), capture_output=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Host and port of a fresh registry, which wants no password."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("there is no docker-registry here; `make test-containers` installs it")
+    folder = tmp_path_factory.mktemp("registry")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = {
+        "version": 0.1, "http": {"addr": address},
+        "storage": {"filesystem": {"rootdirectory": str(folder / "store")}},
+    }  # fmt: skip
+    (folder / "config.yml").write_text(yaml.safe_dump(config))
+    command = [program, "serve", str(folder / "config.yml")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        for line in server.stderr:
+            if "listening on" in line:
+                break
+        drain = subprocess.Popen(["cat"], stdin=server.stderr, stdout=subprocess.DEVNULL)
+        yield address
+        server.terminate()
+        drain.wait()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A config with a task of its own, in a folder with other things."""
+    for name in ("linear.py", "scale.py"):
+        shutil.copy(HERE / name, tmp_path)
+    (tmp_path / "secret.txt").write_text("mine")
+    config: dict[str, Any] = {
+        "name": "own", "task": "linear.py:Linear", "data": {"source": "sklearn:digits"},
+        "model": {"source": {"linear": True}},
+        "train": {"epochs": 2, "lr": 1e-2},
+        "register": {"tracking_uri": "https://mlflow.example.com"},
+        "platforms": {"kubeflow": {"artifact_root": "/gcs/lake/rekindle", "image": "r.example/own:1"}},
+    }  # fmt: skip
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+def say(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """What a command says as JSON; it has to succeed."""
+    code = invoke([*words, "--json"])
+    said = capsys.readouterr()
+    assert code == 0, said
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def test_an_image_is_built_pushed_and_from_then_on_known_by_its_digest(
+    docker: Docker, registry: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(docker, SMALL)
+    config, name = str(project / "own.yaml"), f"{registry}/team/own:1"
+    words = (f"--set=platforms.kubeflow.image={name}", f"--set=image.base={SMALL}")
+    first = say(capsys, "images", "build", config, *words)
+    assert first["files"] == ["linear.py", "scale.py"]
+    assert say(capsys, "images", "build", config, *words) == first, "the same files, the same image"
+    pushed = say(capsys, "images", "push", config, *words)
+    assert pushed["lock"] == str(project / lock.NAME)
+    digest = _digest(registry, "team/own", "1")
+    assert pushed["images"] == [f"{registry}/team/own@{digest}"]
+
+    listing = ["run", "--rm", "--network=none", f"{registry}/team/own@{digest}", "/bin/ls"]
+    done = subprocess.run(
+        docker.words(*listing, "-nR", "/opt/rekindle/code"), capture_output=True, text=True, check=True
+    )  # fmt: skip
+    files = re.findall(r"^-rw-r--r-- .* (\S+)$", done.stdout, re.MULTILINE)
+    assert files == ["linear.py", "scale.py"]
+
+    out = project / "out"
+    compiling = ("compile", config, "--platform", "kubeflow", *words, "-o", str(out))
+    say(capsys, *compiling)
+    text = (out / "continuous-training.yaml").read_text()
+    assert set(re.findall(r"image: (\S+)", text)) == set(pushed["images"])
+
+    (project / "scale.py").write_text((project / "scale.py").read_text() + "# changed\n")
+    assert invoke(list(compiling)) == 2
+    assert "was built from other files than those here" in capsys.readouterr().err
+    assert invoke(["images", "push", config, *words]) == 2
+    assert f"{BUILT} was built from other files" in capsys.readouterr().err
+
+
+def _digest(registry: str, repository: str, tag: str) -> str:
+    """Of a manifest, as the registry itself says."""
+    kind = "application/vnd.docker.distribution.manifest.v2+json"
+    url = f"http://{registry}/v2/{repository}/manifests/{tag}"
+    request = urllib.request.Request(url, headers={"Accept": kind})
+    with urllib.request.urlopen(request) as answer:
+        return str(answer.headers["Docker-Content-Digest"])
+
+
+def test_a_registry_that_does_not_answer_is_an_error_with_a_way_out(
+    docker: Docker, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(docker, SMALL)
+    config = str(project / "own.yaml")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    words = (f"--set=platforms.kubeflow.image={address}/own:1", f"--set=image.base={SMALL}")
+    say(capsys, "images", "build", config, *words)
+    assert invoke(["images", "push", config, *words]) == 1
+    said = capsys.readouterr().err
+    assert f"{address}/own:1 cannot be pushed" in said
+    assert f"fix:   docker login {address}" in said
+    assert not (project / lock.NAME).exists()
+
+
+def test_a_base_that_nobody_has_is_refused(
+    docker: Docker, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--set=image.base=localhost:1/no-such-image:1",)
+    assert invoke(["images", "build", str(project / "own.yaml"), *words]) == 2
+    assert "the image localhost:1/no-such-image:1 cannot be had" in capsys.readouterr().err
+
+
+def test_steps_as_kubeflow_starts_them_run_the_task_that_the_image_has(
+    docker: Docker, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not docker.image_id(OURS):
+        pytest.skip(f"there is no image {OURS}; `make images` builds it")
+    config = str(project / "own.yaml")
+    built = say(capsys, "images", "build", config)
+    # its registry has nothing to say here, and a push of it takes a minute
+    pin = Pin(digest="sha256:" + "0" * 64, code=built["code"])
+    lock.write(project, {"r.example/own:1": pin})
+    out = project / "out"
+    say(capsys, "compile", config, "--platform", "kubeflow", "-o", str(out))
+    pipeline = yaml.safe_load((out / "continuous-training.yaml").read_text().split("\n---\n")[0])
+    for file in ("linear.py", "scale.py"):  # nothing of this machine is needed any more
+        (project / file).unlink()
+
+    lake = tmp_path / "lake"
+    ingest(DataSpec(source="sklearn:digits"), "image", "", lake / "examples")
+    steps = Steps(docker, pipeline, lake)
+    steps.run("shard", reads=["examples"], leaves=["shards"])
+    steps.run(
+        "finetune", reads=["shards"], leaves=["network", "training"], run_key="k", init_from="base"
+    )
+    assert (lake / "network" / "model.safetensors").is_file()
+    summary = TrainingSummary.read(lake / "training" / "training.json")
+    assert summary.task == "/opt/rekindle/code/linear.py:Linear"
+    assert summary.steps > 0
+
+
+class Steps:
+    """Steps of a compiled pipeline in containers, as KFP's launcher starts them: artifacts under
+    /gcs, the pipeline's own defaults as parameters."""
+
+    def __init__(self, docker: Docker, pipeline: dict[str, Any], lake: Path) -> None:
+        self.docker, self.pipeline, self.lake = docker, pipeline, lake
+        lake.chmod(0o777)
+        for path in lake.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+    def run(self, step: str, reads: list[str], leaves: list[str], **parameters: str) -> None:
+        """Run it as a user without rights, to its end."""
+        container = self.pipeline["deploymentSpec"]["executors"][f"exec-{step}"]["container"]
+        given = self.pipeline["root"]["inputDefinitions"]["parameters"]
+        wanted = self.pipeline["components"][f"comp-{step}"]["inputDefinitions"]["parameters"]
+        values = {n: parameters.get(n) or given[n]["defaultValue"] for n in wanted}
+        executor_input = json.dumps({
+            "inputs": {"parameterValues": values, "artifacts": dict(map(_artifact, reads))},
+            "outputs": {"artifacts": dict(map(_artifact, leaves)), "outputFile": "/tmp/result.json"},
+        })  # fmt: skip
+        words = [*container["command"], *container["args"]]
+        words = [executor_input if word == "{{$}}" else word for word in words]
+        done = subprocess.run(
+            self.docker.words(
+                "run", "--rm", *HARDENED, UNTRACKED, f"--volume={self.lake}:/gcs/lake", BUILT, *words
+            ),
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _artifact(name: str) -> tuple[str, dict[str, Any]]:
+    kind = {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}
+    one = {"name": name, "type": kind, "uri": f"gs://lake/{name}", "metadata": {}}
+    return name, {"artifacts": [one]}
