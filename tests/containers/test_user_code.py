@@ -168,14 +168,7 @@ def test_steps_as_kubeflow_starts_them_run_the_task_that_the_image_has(
 ) -> None:
     if not docker.image_id(OURS):
         pytest.skip(f"there is no image {OURS}; `make images` builds it")
-    config = str(project / "own.yaml")
-    built = say(capsys, "images", "build", config)
-    # its registry has nothing to say here, and a push of it takes a minute
-    pin = Pin(digest="sha256:" + "0" * 64, code=built["code"])
-    lock.write(project, {"r.example/own:1": pin})
-    out = project / "out"
-    say(capsys, "compile", config, "--platform", "kubeflow", "-o", str(out))
-    pipeline = yaml.safe_load((out / "continuous-training.yaml").read_text().split("\n---\n")[0])
+    pipeline = compiled(project, capsys, "continuous-training")
     for file in ("linear.py", "scale.py"):  # nothing of this machine is needed any more
         (project / file).unlink()
 
@@ -192,35 +185,83 @@ def test_steps_as_kubeflow_starts_them_run_the_task_that_the_image_has(
     assert summary.steps > 0
 
 
+COMPONENT = """
+from kfp import dsl
+
+@dsl.component(base_image="rekindle/cpu", install_kfp_package=False)
+def count(text: str) -> int:
+    from tools.words import split
+    return len(split(text))
+
+@dsl.pipeline(name="counting")
+def counting(text: str = "a b c"):
+    count(text=text)
+"""
+
+
+def test_a_component_imports_a_module_of_ones_own_from_the_image(
+    docker: Docker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(docker, SMALL)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "words.py").write_text("split = str.split\n")
+    (tmp_path / "counting.py").write_text(COMPONENT)
+    config = {
+        "name": "own", "pipeline": "counting.py:counting", "image": {"base": SMALL},
+        "platforms": {"kubeflow": {"image": "r.example/own:1"}},
+    }  # fmt: skip
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
+    pipeline = compiled(tmp_path, capsys, "counting")
+    (tmp_path / "tools" / "words.py").unlink()
+    steps = Steps(docker, pipeline, tmp_path / "lake")
+    assert steps.run("count", [], []) == {"parameterValues": {"Output": 3}}
+
+
+def compiled(project: Path, capsys: pytest.CaptureFixture[str], name: str) -> dict[str, Any]:
+    """The Kubeflow definition for an image that was built and is known, though not pushed: no
+    registry has to say anything here, and a push of rekindle's image takes a minute."""
+    config = str(project / "own.yaml")
+    built = say(capsys, "images", "build", config)
+    pin = Pin(digest="sha256:" + "0" * 64, code=built["code"])
+    lock.write(project, {"r.example/own:1": pin})
+    say(capsys, "compile", config, "--platform", "kubeflow", "-o", str(project / "out"))
+    text = (project / "out" / f"{name}.yaml").read_text()
+    found: dict[str, Any] = yaml.safe_load(text.split("\n---\n")[0])
+    return found
+
+
 class Steps:
     """Steps of a compiled pipeline in containers, as KFP's launcher starts them: artifacts under
     /gcs, the pipeline's own defaults as parameters."""
 
     def __init__(self, docker: Docker, pipeline: dict[str, Any], lake: Path) -> None:
         self.docker, self.pipeline, self.lake = docker, pipeline, lake
+        lake.mkdir(exist_ok=True)
         lake.chmod(0o777)
         for path in lake.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
 
-    def run(self, step: str, reads: list[str], leaves: list[str], **parameters: str) -> None:
-        """Run it as a user without rights, to its end."""
+    def run(self, step: str, reads: list[str], leaves: list[str], **parameters: str) -> Any:
+        """What it returned, run to its end as a user without rights."""
         container = self.pipeline["deploymentSpec"]["executors"][f"exec-{step}"]["container"]
         given = self.pipeline["root"]["inputDefinitions"]["parameters"]
         wanted = self.pipeline["components"][f"comp-{step}"]["inputDefinitions"]["parameters"]
         values = {n: parameters.get(n) or given[n]["defaultValue"] for n in wanted}
         executor_input = json.dumps({
             "inputs": {"parameterValues": values, "artifacts": dict(map(_artifact, reads))},
-            "outputs": {"artifacts": dict(map(_artifact, leaves)), "outputFile": "/tmp/result.json"},
+            "outputs": {"artifacts": dict(map(_artifact, leaves)), "outputFile": "/gcs/lake/result.json"},
         })  # fmt: skip
         words = [*container["command"], *container["args"]]
         words = [executor_input if word == "{{$}}" else word for word in words]
         done = subprocess.run(
             self.docker.words(
-                "run", "--rm", *HARDENED, UNTRACKED, f"--volume={self.lake}:/gcs/lake", BUILT, *words
+                "run", "--rm", *HARDENED, UNTRACKED, "--user=10001", "--tmpfs=/tmp",
+                f"--volume={self.lake}:/gcs/lake", BUILT, *words,
             ),
             capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads((self.lake / "result.json").read_text())
 
 
 def _artifact(name: str) -> tuple[str, dict[str, Any]]:
