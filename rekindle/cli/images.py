@@ -70,15 +70,18 @@ def push(
     names = _names(spec, platforms)
     docker, local = _docker(), images.local_name(spec.name)
     _check(docker, local, code, config)
-    pins = {name: images.push(docker, local, name) for name in names}
-    path = lock.write(config.parent, pins)
-    pushed = [lock.by_digest(name, pin) for name, pin in pins.items()]
+    pushed = []
+    for name in names:
+        pin = images.push(docker, local, name)
+        lock.write(config.parent, {name: pin})  # one by one: the next may fail
+        pushed.append(lock.by_digest(name, pin))
+        if not as_json:
+            click.echo(pushed[-1])
+    path = config.parent / lock.NAME
     if as_json:
         print(json.dumps({"schema_version": 1, "images": pushed, "lock": str(path)}))
-        return 0
-    for image in pushed:
-        click.echo(image)
-    click.echo(f"written into {path}: commit it", err=True)
+    else:
+        click.echo(f"written into {path}: commit it", err=True)
     return 0
 
 

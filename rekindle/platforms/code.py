@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import glob
 import hashlib
+import logging
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -24,7 +26,11 @@ from rekindle.spec import lock
 from rekindle.spec.imports import closure, folders_of
 from rekindle.spec.model import Spec
 
+log = logging.getLogger(__name__)
+
 HOME = PurePosixPath("/opt/rekindle/code")
+# has nobody's modules; of other images only their makers know
+_BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
 _LEFT_OUT = ("__pycache__", ".git")
 
 
@@ -100,8 +106,12 @@ def problems(platform: str, spec: Spec, graph: Graph, code: Code) -> Iterator[Pr
     config = spec.origin[0] or "CONFIG"
     fix = f"rekindle images build {config} && rekindle images push {config}"
     for step, module in _abroad(platform, spec, graph, image):
+        own = step.container.image
+        if not _BARE.match(own):
+            log.warning("`%s` imports %s, which its image %s has to have", step.path, module, own)
+            continue
         yield Problem(
-            f"`{step.path}` imports {module}, which its image {step.container.image} does not have",
+            f"`{step.path}` imports {module}, which its image {own} does not have",
             step.where,
             "let it run in rekindle's image, base_image='rekindle/cpu', which gets your code: "
             f"{fix}",

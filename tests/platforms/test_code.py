@@ -179,6 +179,19 @@ def test_a_component_that_imports_a_module_of_ones_own_needs_an_image_that_has_i
         assert f"own@{DIGEST}" in compile_for(platform, spec_of(project, *words))
 
 
+def test_an_image_of_ones_own_may_have_the_module_and_is_said_to_need_it(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (project / "pipelines").mkdir()
+    (project / "pipelines" / "own.py").write_text(PIPELINE.replace("{image}", "r.example/mine:1"))
+    words = ("task=''", f"pipeline={project}/pipelines/own.py:own", "data=null")
+    pin(project, *words)
+    assert "r.example/mine:1" in compile_for("kubeflow", spec_of(project, *words))
+    assert [record.getMessage() for record in caplog.records] == [
+        "`count` imports words.py, which its image r.example/mine:1 has to have"
+    ]
+
+
 def test_a_config_without_code_of_its_own_needs_no_pin(project: Path) -> None:
     spec = spec_of(project, "task=image_classification")
     assert "registry.example.com/own:1" in compile_for("kubeflow", spec)
