@@ -168,7 +168,7 @@ def test_steps_as_kubeflow_starts_them_run_the_task_that_the_image_has(
 ) -> None:
     if not docker.image_id(OURS):
         pytest.skip(f"there is no image {OURS}; `make images` builds it")
-    pipeline = compiled(project, capsys, "continuous-training")
+    pipeline = _first(compiled(project, capsys) / "continuous-training.yaml")
     for file in ("linear.py", "scale.py"):  # nothing of this machine is needed any more
         (project / file).unlink()
 
@@ -199,7 +199,21 @@ def counting(text: str = "a b c"):
 """
 
 
-def test_a_component_imports_a_module_of_ones_own_from_the_image(
+PLACES = {
+    "azureml": {"image": "lake.azurecr.io/own:1"},
+    "kubeflow": {"image": "r.example/own:1"},
+    "sagemaker": {
+        "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/own:1", "region": "eu-central-1",
+        "role_arn": "arn:aws:iam::123456789012:role/me", "artifact_root": "s3://b/r",
+    },
+    "vertex": {
+        "image": "europe-docker.pkg.dev/p/r/own:1", "project": "p", "region": "europe-west4",
+        "artifact_root": "gs://b/r",
+    },
+}  # fmt: skip
+
+
+def test_on_every_platform_a_component_imports_a_module_of_ones_own_from_the_image(
     docker: Docker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(docker, SMALL)
@@ -208,26 +222,89 @@ def test_a_component_imports_a_module_of_ones_own_from_the_image(
     (tmp_path / "counting.py").write_text(COMPONENT)
     config = {
         "name": "own", "pipeline": "counting.py:counting", "image": {"base": SMALL},
-        "platforms": {"kubeflow": {"image": "r.example/own:1"}},
+        "platforms": PLACES,
     }  # fmt: skip
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
-    pipeline = compiled(tmp_path, capsys, "counting")
+    out = compiled(tmp_path, capsys)
     (tmp_path / "tools" / "words.py").unlink()
-    steps = Steps(docker, pipeline, tmp_path / "lake")
-    assert steps.run("count", [], []) == {"parameterValues": {"Output": 3}}
+    lake = tmp_path / "lake"
+    pipelines = {
+        "kubeflow": _first(out / "counting.yaml"),
+        "vertex": json.loads((out / "counting.vertex.json").read_text())["pipelineSpec"],
+    }
+    vertex = pipelines["vertex"]["root"]["inputDefinitions"]["parameters"]["text"]
+    assert vertex["defaultValue"] == "a b c"
+    found = {
+        platform: Steps(docker, pipeline, lake).run("count", [], [])["parameterValues"]["Output"]
+        for platform, pipeline in pipelines.items()
+    }
+    found["sagemaker"] = _processing(docker, out, lake)
+    found["azureml"] = _command(docker, out, lake)
+    assert found == dict.fromkeys(PLACES, 3)
 
 
-def compiled(project: Path, capsys: pytest.CaptureFixture[str], name: str) -> dict[str, Any]:
-    """The Kubeflow definition for an image that was built and is known, though not pushed: no
+def _processing(docker: Docker, out: Path, lake: Path) -> Any:
+    """What the step returns in a container as SageMaker starts it."""
+    job = json.loads((out / "counting.sagemaker.json").read_text())["Steps"][0]["Arguments"]
+    (source,) = job["ProcessingInputs"]
+    (left,) = job["ProcessingOutputConfig"]["Outputs"]
+    bundle = out / source["S3Input"]["S3Uri"].removeprefix("s3://b/r/")
+    result = _folder(lake / "sagemaker")
+    python, *words = job["AppSpecification"]["ContainerEntrypoint"]
+    _started(
+        docker, f"--volume={bundle}:{source['S3Input']['LocalPath']}:ro",
+        f"--volume={result}:{left['S3Output']['LocalPath']}", "--tmpfs=/opt/ml/output",
+        "--env=REKINDLE_P0=a b c", f"--entrypoint={python}", BUILT, *words,
+    )  # fmt: skip
+    return json.loads((result / "result.json").read_text())["parameters"]["Output"]
+
+
+def _command(docker: Docker, out: Path, lake: Path) -> Any:
+    """What the step returns in a container as Azure ML starts it."""
+    job = _first(out / "counting.azureml.yaml")
+    component = job["jobs"]["count"]["component"]
+    result = _folder(lake / "azureml")
+    text = component["command"].replace("${{inputs.text}}", job["inputs"]["text"])
+    text = text.replace("${{outputs.rekindle_result}}", "/result")
+    _started(
+        docker, f"--volume={out / component['code']}:/code:ro", f"--volume={result}:/result",
+        "--workdir=/code", "--entrypoint=/bin/sh", BUILT, "-c", text,
+    )  # fmt: skip
+    return json.loads((result / "result.json").read_text())["parameters"]["Output"]
+
+
+def _folder(path: Path) -> Path:
+    """One that everybody may write to."""
+    path.mkdir(parents=True)
+    path.chmod(0o777)
+    return path
+
+
+def _first(path: Path) -> Any:
+    """The first document of a YAML."""
+    return yaml.safe_load(path.read_text().split("\n---\n")[0])
+
+
+def _started(docker: Docker, *words: str) -> None:
+    """A container that runs to its end, as a user without rights."""
+    done = subprocess.run(
+        docker.words("run", "--rm", *HARDENED, UNTRACKED, "--user=10001", "--tmpfs=/tmp", *words),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def compiled(project: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The folder of definitions for an image that was built and is known, though not pushed: no
     registry has to say anything here, and a push of rekindle's image takes a minute."""
-    config = str(project / "own.yaml")
-    built = say(capsys, "images", "build", config)
+    config = project / "own.yaml"
+    built = say(capsys, "images", "build", str(config))
     pin = Pin(digest="sha256:" + "0" * 64, code=built["code"])
-    lock.write(project, {"r.example/own:1": pin})
-    say(capsys, "compile", config, "--platform", "kubeflow", "-o", str(project / "out"))
-    text = (project / "out" / f"{name}.yaml").read_text()
-    found: dict[str, Any] = yaml.safe_load(text.split("\n---\n")[0])
-    return found
+    places = yaml.safe_load(config.read_text())["platforms"]
+    lock.write(project, {place["image"]: pin for place in places.values()})
+    words = ("--platform", ",".join(places), "-o", str(project / "out"))
+    say(capsys, "compile", str(config), *words)
+    return project / "out"
 
 
 class Steps:
@@ -253,14 +330,7 @@ class Steps:
         })  # fmt: skip
         words = [*container["command"], *container["args"]]
         words = [executor_input if word == "{{$}}" else word for word in words]
-        done = subprocess.run(
-            self.docker.words(
-                "run", "--rm", *HARDENED, UNTRACKED, "--user=10001", "--tmpfs=/tmp",
-                f"--volume={self.lake}:/gcs/lake", BUILT, *words,
-            ),
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+        _started(self.docker, f"--volume={self.lake}:/gcs/lake", BUILT, *words)
         return json.loads((self.lake / "result.json").read_text())
 
 
