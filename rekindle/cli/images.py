@@ -97,22 +97,20 @@ def _read(config: Path, overrides: tuple[str, ...]) -> tuple[Spec, Code]:
 
 def _names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
     """What to push it as, each once."""
-    said = {p: getattr(spec.platforms, p).image for p in platforms or PLATFORMS}
+    said = {p: getattr(spec.platforms, p).image or "" for p in platforms or PLATFORMS}
+    names = list(dict.fromkeys(name for name in said.values() if name and "@" not in name))
+    wanting = [p for p, name in said.items() if not name or "@" in name]
     problems = [
         Problem(
-            f"{image} is a digest already, and nothing can be pushed as one"
-            if image else "it says nowhere what to push the image as",
+            f"{said[platform]} is a digest already, and nothing can be pushed as one"
+            if said[platform]
+            else "it says nowhere what to push the image as",
             f"platforms.{platform}.image",
             "name it as REGISTRY/NAME:TAG; its digest is written into rekindle.lock",
         )
-        for platform, image in said.items()
-        if "@" in (image or "") or (not image and platforms)
-    ]  # fmt: skip
-    names = list(dict.fromkeys(image for image in said.values() if image))
-    if not names and not problems:
-        fix = "name it as REGISTRY/NAME:TAG where you want it"
-        problems = [Problem("no platform's image has a name", "platforms.P.image", fix)]
-    if problems:
+        for platform in wanting
+    ]
+    if problems and (platforms or not names):
         raise RequestError(problems)
     return names
 
