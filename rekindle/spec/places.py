@@ -58,6 +58,18 @@ class Section(BaseModel):
     )
 
 
+class ImageSpec(Section):
+    """What `rekindle images build` makes: an image with one's own code."""
+
+    base: str = Field("rekindle-cpu", min_length=1)
+    """Image with rekindle in it, which one's own code is put on top of; `make images` builds
+    `rekindle-cpu` and `rekindle-train`."""
+    include: tuple[str, ...] = ()
+    """Files, folders and patterns (`prompts/*.txt`) that the code needs beside what it imports:
+    relative ones start at the config's folder. `task`, `train.entrypoint`, and the modules that
+    they and the pipeline's components import are there without being named."""
+
+
 class LocalSpec(Section):
     """This machine."""
 
