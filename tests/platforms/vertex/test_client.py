@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from rekindle.errors import PlatformError, SpecError, UnsupportedError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Schedule
-from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import (
-    cancel,
     job_id,
     lowered,
     outline,
@@ -23,32 +19,18 @@ from rekindle.platforms.vertex.client import (
     schedule_list,
     schedule_pause,
     schedule_set,
-    status,
     submit,
 )
+from rekindle.platforms.vertex.labels import labels_of
 from rekindle.spec.places import VertexSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
-from tests.servers.tls_hosts import Hosts
-from tests.servers.vertex_rest import HOSTS, PARENT, PROJECT, REGION, Fault, Project, key_file
+from tests.platforms.vertex.project import project as project
+from tests.servers.vertex_rest import PARENT, PROJECT, REGION, Fault, Project
 
 PLACE = VertexSpec(project=PROJECT, region=REGION, artifact_root="gs://lake/rekindle")
 MONDAYS = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """A project that this process finds, logged in with a key; nothing else is asked."""
-    made = Project()
-    (tmp_path / "tls").mkdir()
-    with Hosts(tmp_path / "tls", HOSTS, made.answer) as hosts:
-        for name, value in hosts.environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file(tmp_path)))
-        monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
-        yield made
-        assert hosts.strangers == []
 
 
 def definition(word: str = "a") -> Definition:
@@ -67,7 +49,7 @@ def test_a_job_is_there_and_once_for_one_submission(project: Project) -> None:
     assert placed.id == f"{PARENT}/pipelineJobs/{job_id(made, 'a')}"
     assert placed.url.endswith(f"/runs/{job_id(made, 'a')}?project={PROJECT}")
     job = project.jobs[placed.id]
-    assert dict(job.labels) == {"rekindle": "true"}
+    assert dict(job.labels) == {"rekindle": "true", **labels_of(mark("a"))}
     assert job.runtime_config.parameter_values["text"] == "a"
     again = submit(made, PLACE, mark("a"))
     assert (again.id, again.anew) == (placed.id, False)
@@ -127,15 +109,6 @@ def test_what_the_config_lacks_and_a_login_that_is_not_there_are_said(
     with pytest.raises(PlatformError, match="gcloud auth application-default login"):
         submit(definition(), PLACE, mark("a"))
     assert project.calls == {}
-
-
-def test_a_job_is_looked_at_and_cancelled_as_often_as_one_likes(project: Project) -> None:
-    placed = submit(definition(), PLACE, mark("a"))
-    assert status(PLACE, placed.id) == "RUNNING"
-    project.faults = [Fault("POST pipelineJobs:cancel", 0, after=True)]
-    assert [cancel(PLACE, placed.id) for _ in range(2)] == ["CANCELLED", "CANCELLED"]
-    with pytest.raises(PlatformError, match="what is there"):
-        status(PLACE, f"{placed.id}9")
 
 
 def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(project: Project) -> None:
