@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
 _MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
@@ -71,6 +71,16 @@ class Schedule:
     cron: str
     timezone: str
     enabled: bool
+
+
+def in_order(needs: Mapping[str, Collection[str]]) -> list[str]:
+    """Names, each after those that it needs and else as they come: `{"b": ["a"], "a": []}` gives
+    a, b. What needs itself comes last."""
+    left, found = dict(needs), list[str]()
+    while ready := next((n for n, on in left.items() if not left.keys() & set(on)), None):
+        found.append(ready)
+        del left[ready]
+    return [*found, *left]
 
 
 def digest_of(files: Mapping[str, bytes], token: str = "") -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Planned
+from rekindle.platforms.submission import Planned, in_order
 from rekindle.platforms.vertex.lowering import LAUNCHER
 
 SUFFIX = ".vertex.json"
@@ -23,14 +23,17 @@ def job_of(definition: Definition) -> dict[str, Any]:
 
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
-    """The steps by name, those of nested pipelines too: on machines of which type."""
+    """The steps by name, as they may begin, those of nested pipelines too: on machines of which
+    type."""
     spec = job_of(definition)["pipelineSpec"]
     return tuple(_inside(spec["root"], spec, ""))
 
 
 def _inside(component: Mapping[str, Any], spec: Mapping[str, Any], path: str) -> Iterator[Planned]:
     executors = spec["deploymentSpec"].get("executors", {})
-    for name, task in component["dag"]["tasks"].items():
+    tasks = component["dag"]["tasks"]
+    for name in in_order({name: task.get("dependentTasks", ()) for name, task in tasks.items()}):
+        task = tasks[name]
         inner = spec["components"][task["componentRef"]["name"]]
         at = f"{path}/{name}" if path else name
         if "dag" in inner:
