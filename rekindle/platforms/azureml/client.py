@@ -14,11 +14,11 @@ import io
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import PlatformError, Problem, SpecError
+from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
 from rekindle.platforms.azureml.outline import SUFFIX, job_file, steps
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _SECTION = "platforms.azureml"
 _PATIENCE: dict[str, Any] = {"retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30}
 _PAUSES_SECONDS = (1.0, 4.0)
+_TAGS = {"run_id": "rekindle-run", "definition": "rekindle-definition", "token": "rekindle-token"}
 _EXAMPLES = {
     "subscription": "00000000-0000-0000-0000-000000000000",
     "resource_group": "my-group",
@@ -45,7 +46,7 @@ def submit(definition: Definition, place: AzureMLSpec, mark: Mark) -> Placed:
     with connected(place) as client:
         if found := _found(client, name):
             return Placed(name, found.studio_url or "", anew=False)
-        return Placed(name, _created(client, name, definition).studio_url or "")
+        return Placed(name, _created(client, name, definition, tags_of(mark)).studio_url or "")
 
 
 def job_name(definition: Definition, token: str) -> str:
@@ -57,6 +58,18 @@ def job_name(definition: Definition, token: str) -> str:
 def outline(definition: Definition, place: AzureMLSpec, token: str) -> Outline:
     """What `submit` with the same arguments will make; asks nobody."""
     return Outline(where(place), job_name(definition, token), steps(definition))
+
+
+def tags_of(mark: Mark) -> dict[str, str]:
+    """The tags of a job with this mark."""
+    return {key: getattr(mark, name) for name, key in _TAGS.items()}
+
+
+def mark_of(tags: Mapping[str, str]) -> Mark | None:
+    """The mark that tags hold; None where there is none of ours."""
+    if not all(key in tags for key in _TAGS.values()):
+        return None
+    return Mark(**{name: tags[key] for name, key in _TAGS.items()})
 
 
 def lacks(place: AzureMLSpec) -> tuple[Problem, ...]:
@@ -111,14 +124,14 @@ def _found(client: MLClient, name: str) -> Any:
         return None
 
 
-def _created(client: MLClient, name: str, definition: Definition) -> Any:
+def _created(client: MLClient, name: str, definition: Definition, tags: dict[str, str]) -> Any:
     from azure.core.exceptions import AzureError
 
     with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
         file = written(definition, Path(folder))
         for pause in (*_PAUSES_SECONDS, None):
             try:
-                return client.jobs.create_or_update(_loaded(file, name))
+                return client.jobs.create_or_update(_loaded(file, name, tags))
             except AzureError as error:
                 if _status(error) in (401, 403):
                     raise
@@ -138,11 +151,11 @@ def written(definition: Definition, folder: Path) -> Path:
     return folder / job_file(definition)
 
 
-def _loaded(file: Path, name: str) -> Any:
+def _loaded(file: Path, name: str, tags: dict[str, str]) -> Any:
     from azure.ai.ml import load_job
 
     job = load_job(str(file))
-    job.name = name
+    job.name, job.tags = name, {**(job.tags or {}), **tags}
     return job
 
 
@@ -178,7 +191,7 @@ def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     from azure.ai.ml.exceptions import MlException
     from azure.core.exceptions import ClientAuthenticationError
 
-    status = _status(error)
+    kind, status = PlatformError, _status(error)
     if isinstance(error, ClientAuthenticationError) or status == 401:
         fix = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
     elif status == 403 and ".blob." in _asked(error):
@@ -192,10 +205,10 @@ def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     elif isinstance(error, MlException):
         fix = f"what {_SECTION} names has to be in the workspace"
     elif _open(error):
-        fix = "say it again; what was done already is found"
+        kind, fix = UnreachableError, "say it again; what was done already is found"
     else:
         fix = "this may be a mistake of rekindle's: the workspace refuses what was sent"
-    return PlatformError(_said(error), where=where(place), fix=fix)
+    return kind(_said(error), where=where(place), fix=fix)
 
 
 def _said(error: Exception) -> str:

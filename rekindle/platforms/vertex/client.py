@@ -17,9 +17,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import PlatformError, Problem, SpecError
+from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
+from rekindle.platforms.vertex.labels import labels_of
 from rekindle.platforms.vertex.outline import job_of, steps
 from rekindle.spec.places import VertexSpec
 
@@ -52,10 +53,11 @@ def submit(definition: Definition, place: VertexSpec, mark: Mark) -> Placed:
         from google.cloud import aiplatform_v1 as api
 
         name = f"{project.parent}/pipelineJobs/{id}"
-        anew = True
+        anew, marked = True, job(api, definition)
+        marked.labels.update(labels_of(mark))
         try:
             project.pipelines.create_pipeline_job(
-                parent=project.parent, pipeline_job=job(api, definition), pipeline_job_id=id,
+                parent=project.parent, pipeline_job=marked, pipeline_job_id=id,
                 retry=project.retry,
             )  # fmt: skip
         except Conflict:  # by the same submission, or by a call whose answer was lost
@@ -140,9 +142,11 @@ def may_succeed(error: Exception) -> bool:
 def _explained(error: Exception, place: VertexSpec) -> PlatformError:
     """What Google says, and what to do about it."""
     from google.api_core import exceptions
-    from google.auth.exceptions import GoogleAuthError
+    from google.auth.exceptions import GoogleAuthError, TransportError
 
-    if isinstance(error, GoogleAuthError | exceptions.Unauthorized):
+    error = getattr(error, "cause", None) or error  # of a RetryError
+    kind, unasked = PlatformError, isinstance(error, TransportError)
+    if isinstance(error, GoogleAuthError | exceptions.Unauthorized) and not unasked:
         fix = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
     elif isinstance(error, exceptions.Forbidden):
         fix = "rekindle doctor CONFIG --platform vertex prints the roles that are needed"
@@ -151,7 +155,7 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
     elif isinstance(error, exceptions.ClientError) and error.code != 429:
         fix = "this may be a mistake of rekindle's: the service refuses what was sent"
     else:
-        fix = "say it again; what was done already is found"
+        kind, fix = UnreachableError, "say it again; what was done already is found"
     text = str(getattr(error, "message", "") or error).strip()
     said = text.splitlines()[0] if text else type(error).__name__
-    return PlatformError(said, where=where(place), fix=fix)
+    return kind(said, where=where(place), fix=fix)

@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.errors import PlatformError, SpecError
 from rekindle.platforms.azureml import client
-from rekindle.platforms.azureml.client import cancel, job_name, status, submit
+from rekindle.platforms.azureml.client import job_name, mark_of, submit
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Placed
 from rekindle.spec.places import AzureMLSpec
@@ -37,6 +37,8 @@ def test_a_job_is_there_with_all_that_it_needs_and_once_for_one_submission(
     assert placed.url.startswith(f"https://ml.azure.com/runs/{placed.id}?wsid=/subscriptions/")
     job = service.jobs[placed.id]["resource"]["properties"]
     assert job["jobs"].keys() == {"make", "condition_1_use"}
+    assert job["tags"]["rekindle"] == "true"
+    assert mark_of(job["tags"]) == mark("a")
     assert job["jobs"]["make"]["identity"] == {"identity_type": "Managed"}
     names = {path.split("/")[-1] for path in service.blobs}
     assert {"entry.py", "task.json", "mounted.py"} <= names
@@ -146,16 +148,6 @@ def test_without_a_login_the_way_to_one_is_said(
     with pytest.raises(PlatformError, match="az login"):
         submit(definition(), PLACE, mark("a"))
     assert service.jobs == {}
-
-
-def test_a_job_is_looked_at_and_cancelled_as_often_as_one_likes(service: Workspace) -> None:
-    placed = submit(definition(), PLACE, mark("a"))
-    assert status(PLACE, placed.id) == "NotStarted"
-    service.faults = [Fault("POST jobs cancel", 0, after=True)]
-    assert [cancel(PLACE, placed.id) for _ in range(2)] == ["Canceled", "Canceled"]
-    assert status(PLACE, placed.id) == "Canceled"
-    with pytest.raises(PlatformError, match="az ml job list"):
-        status(PLACE, "nothing")
 
 
 def test_a_job_has_a_name_that_the_service_takes(monkeypatch: Any) -> None:

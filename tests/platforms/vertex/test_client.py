@@ -5,42 +5,24 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from rekindle.errors import PlatformError, SpecError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import (
-    cancel,
     job_id,
     outline,
-    status,
     submit,
 )
+from rekindle.platforms.vertex.labels import labels_of
 from rekindle.spec.places import VertexSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
-from tests.servers.tls_hosts import Hosts
-from tests.servers.vertex_rest import HOSTS, PARENT, PROJECT, REGION, Fault, Project, key_file
+from tests.platforms.vertex.project import project as project
+from tests.servers.vertex_rest import PARENT, PROJECT, REGION, Fault, Project
 
 PLACE = VertexSpec(project=PROJECT, region=REGION, artifact_root="gs://lake/rekindle")
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """A project that this process finds, logged in with a key; nothing else is asked."""
-    made = Project()
-    (tmp_path / "tls").mkdir()
-    with Hosts(tmp_path / "tls", HOSTS, made.answer) as hosts:
-        for name, value in hosts.environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file(tmp_path)))
-        monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
-        yield made
-        assert hosts.strangers == []
 
 
 def definition(word: str = "a") -> Definition:
@@ -59,7 +41,7 @@ def test_a_job_is_there_and_once_for_one_submission(project: Project) -> None:
     assert placed.id == f"{PARENT}/pipelineJobs/{job_id(made, 'a')}"
     assert placed.url.endswith(f"/runs/{job_id(made, 'a')}?project={PROJECT}")
     job = project.jobs[placed.id]
-    assert dict(job.labels) == {"rekindle": "true"}
+    assert dict(job.labels) == {"rekindle": "true", **labels_of(mark("a"))}
     assert job.runtime_config.parameter_values["text"] == "a"
     again = submit(made, PLACE, mark("a"))
     assert (again.id, again.anew) == (placed.id, False)
@@ -121,19 +103,11 @@ def test_what_the_config_lacks_and_a_login_that_is_not_there_are_said(
     assert project.calls == {}
 
 
-def test_a_job_is_looked_at_and_cancelled_as_often_as_one_likes(project: Project) -> None:
-    placed = submit(definition(), PLACE, mark("a"))
-    assert status(PLACE, placed.id) == "RUNNING"
-    project.faults = [Fault("POST pipelineJobs:cancel", 0, after=True)]
-    assert [cancel(PLACE, placed.id) for _ in range(2)] == ["CANCELLED", "CANCELLED"]
-    with pytest.raises(PlatformError, match="what is there"):
-        status(PLACE, f"{placed.id}9")
-
-
 def test_what_will_be_made_is_said_before() -> None:
     made = definition()
     planned = outline(made, PLACE, "a")
     assert planned.id == job_id(made, "a")
-    assert {one.step for one in planned.steps} == {"make", "use", "use-2"} or planned.steps
+    names = [one.step for one in planned.steps]
+    assert names == ["make", "use", "count"], "one that reads another one follows it"
     spec = json.loads(next(iter(made.files.values())))
     assert len(planned.steps) == len(spec["pipelineSpec"]["deploymentSpec"]["executors"])
