@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rekindle.cli.options import overrides, shared
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import PlatformError, Problem, RekindleError, RequestError
 from rekindle.records import Readiness, ReadinessCheck, ReadinessProblem
 
 if TYPE_CHECKING:
@@ -47,13 +47,19 @@ def command(
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
     spec = load_target(config, overrides) if config else None
     found = _here(spec, home) if platform == LOCAL else _there(spec, platform)
+    silent = bool(found.checks) and all(check.state == "not asked" for check in found.checks)
+    if silent:
+        error = _unanswered(platform, found.checks[0])
+        found = found.model_copy(update={"errors": (*found.errors, *_errors(error))})
     if as_json:
         print(found.model_dump_json())
-        return 2 if found.errors else 0
+        return 0 if not found.errors else 1 if silent and len(found.errors) == 1 else 2
     if found.permissions:
         click.echo(found.permissions)
     for check in found.checks:
         _show(check)
+    if silent and len(found.errors) == 1:
+        raise error
     if found.errors:
         raise RequestError([Problem(e.what, e.where, e.fix, e.code) for e in found.errors])
     if spec or found.checks:
@@ -113,7 +119,15 @@ def _compiled(spec: Spec, platform: str) -> tuple[Definition | None, tuple[Probl
         return None, error.problems
 
 
-def _errors(error: RequestError) -> tuple[ReadinessProblem, ...]:
+def _unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
+    """Nothing at all could be asked: that is no readiness."""
+    return PlatformError(
+        f"{platform} could not be asked: {first.said}", where=first.where,
+        fix="see whether the network is there, and say it again",
+    )  # fmt: skip
+
+
+def _errors(error: RekindleError) -> tuple[ReadinessProblem, ...]:
     return tuple(
         ReadinessProblem(code=p.code, what=p.what, where=p.where, fix=p.fix) for p in error.problems
     )
