@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rekindle.cli.compile import _only_here
 from rekindle.cli.main import invoke
 from rekindle.ir.compile import compile_function
 from tests.cli.test_compile import ROOT
@@ -31,13 +32,17 @@ NOT_LOGGED_IN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATI
 
 
 class World:
-    """All four platforms, each with all that the config names."""
+    """All four platforms, each with all that the config names; `begin` has them as they were."""
 
     def __init__(self) -> None:
-        self.aws = aws_account.Facts()
+        self.aws, self.kfp = aws_account.Facts(), kfp_rest.Server()
+        self.begin()
+
+    def begin(self) -> None:
+        self.aws.__init__()  # servers know these two
+        self.kfp.__init__()
         self.google = google_project.Facts(Project())
         self.azure = azure_facts.Facts(Workspace(compute=("cpus",)))
-        self.kfp = kfp_rest.Server()
 
     def answer(self, asked: Any) -> Answer:
         google = asked.host.endswith((".googleapis.com", ".pkg.dev"))
@@ -66,13 +71,33 @@ class World:
         return [key for one in found for key in one] + calls
 
 
+@dataclasses.dataclass
+class Served:
+    """What answers for `world`, and how it is found."""
+
+    world: World
+    environment: dict[str, str]
+    kfp: str
+
+
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("tls")
-    key_file(folder)
-    names = (*azure_facts.HOSTS, *google_project.HOSTS)
-    with Hosts(folder, names, lambda asked: Answer(500)) as running:
-        yield running
+    made, names = World(), (*azure_facts.HOSTS, *google_project.HOSTS)
+    tokens = {resource: token_for(resource) for resource in azure_facts.RESOURCES}
+    with (
+        Hosts(folder, names, made.answer) as hosts,
+        aws_account.serving(made.aws) as aws,
+        kfp_rest.serving(made.kfp) as kfp,
+        identity(tokens) as msi,
+    ):
+        yield Served(made, {
+            **hosts.environment, **msi, "AWS_ENDPOINT_URL": aws, "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x", "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_SHARED_CREDENTIALS_FILE": "/nowhere", "AWS_CONFIG_FILE": "/nowhere",
+            "GOOGLE_APPLICATION_CREDENTIALS": str(key_file(folder)), "NO_GCE_CHECK": "true",
+            "CLOUDSDK_CONFIG": str(folder), "KFP_TOKEN": kfp_rest.TOKEN,
+        }, kfp)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -83,36 +108,20 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(
-    hosts: Hosts, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[World]:
+def world(served: Served, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """The platforms, as this process finds them; its folder holds a config for all of them."""
     from botocore.retries.standard import ExponentialBackoff
 
     from rekindle.platforms import reads
 
-    made = World()
-    monkeypatch.setattr(hosts, "answer", made.answer)
+    served.world.begin()
     monkeypatch.setattr(reads, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
-    tokens = {resource: token_for(resource) for resource in azure_facts.RESOURCES}
-    with (
-        aws_account.serving(made.aws) as aws,
-        kfp_rest.serving(made.kfp) as kfp,
-        identity(tokens) as msi,
-    ):
-        for name, value in {
-            **hosts.environment, **msi, "AWS_ENDPOINT_URL": aws, "AWS_ACCESS_KEY_ID": "x",
-            "AWS_SECRET_ACCESS_KEY": "x", "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_SHARED_CREDENTIALS_FILE": "/nowhere", "AWS_CONFIG_FILE": "/nowhere",
-            "GOOGLE_APPLICATION_CREDENTIALS": str(hosts.folder / "account.json"), "NO_GCE_CHECK": "true",
-            "CLOUDSDK_CONFIG": str(tmp_path), "KFP_TOKEN": kfp_rest.TOKEN,
-        }.items():  # fmt: skip
-            monkeypatch.setenv(name, value)
-        (tmp_path / "here").mkdir()
-        monkeypatch.chdir(tmp_path / "here")
-        Path("c.yaml").write_text(yaml.safe_dump(config(kfp, compiled), sort_keys=False))
-        yield made
+    for name, value in served.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(yaml.safe_dump(config(served.kfp, compiled), sort_keys=False))
+    return served.world
 
 
 def config(kfp: str, pipeline: Path) -> dict[str, Any]:
@@ -334,10 +343,6 @@ CASES: dict[str, Wrong] = {
         "submit", "azureml", "register.tracking_uri", "name a tracking server",
         (*NODES, "register.tracking_uri=sqlite:///mlflow.db"), config=DIGITS,
     ),
-    "a tracking server on this machine on a cloud": Wrong(
-        "submit", "azureml", "register.tracking_uri", "name a tracking server",
-        (*NODES, "register.tracking_uri=http://localhost:5000"), config=DIGITS,
-    ),
     "an unknown field": Wrong(
         "submit", "azureml", "--set train.epoch", "did you mean `epochs`?", ("train.epoch=1",), code="E-SPEC",
     ),
@@ -347,6 +352,20 @@ CASES: dict[str, Wrong] = {
     "an unknown run": Wrong("status nobody-knows", "", "", "`rekindle run CONFIG`, or name another --home", config=""),
     "a log of an unknown run": Wrong("logs nobody-knows", "", "", "`rekindle run CONFIG`, or name another --home", config=""),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("uri", "here"),
+    [
+        ("sqlite:///mlflow.db", True), ("sqlite+pysqlite:///a", True), ("mlruns", True), ("file:///mnt/m", True),
+        ("http://localhost:5000", True), ("http://127.0.0.1:5000", True), ("", True),
+        ("https://m.example.com", False), ("postgresql://m.example.com/m", False), ("databricks", False),
+    ],
+)  # fmt: skip
+def test_a_registry_that_only_this_machine_reaches_is_told_from_others(
+    uri: str, here: bool
+) -> None:
+    assert bool(_only_here(uri)) == here
 
 
 def test_there_are_at_least_thirty() -> None:
@@ -390,7 +409,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_asked_of_a_platform(
     assert world.aws.calls == []
 
 
-@pytest.mark.parametrize("platform", ["kubeflow", "azureml", "vertex"])
+@pytest.mark.parametrize("platform", ["kubeflow", "vertex"])
 def test_a_right_request_is_not_refused(
     platform: str, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -399,3 +418,13 @@ def test_a_right_request_is_not_refused(
         assert invoke(["submit", "c.yaml", "--platform", platform, "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["id"]
     assert world.made() != []
+
+
+def test_with_a_traceback_an_error_keeps_its_code_and_its_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke(["submit", "none.yaml", "--platform", "vertex", "-v", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert "Traceback (most recent call last)" in captured.err
+    (problem,) = json.loads(captured.out)["errors"]
+    assert problem["fix"] == "check the path, or `rekindle init`"
