@@ -4,6 +4,8 @@ with its answer, every problem at once with its fix; nothing is made or changed.
 from __future__ import annotations
 
 import importlib
+import itertools
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +58,7 @@ def command(
         return 0 if not found.errors else 1 if silent and len(found.errors) == 1 else 2
     if found.permissions:
         click.echo(found.permissions)
-    for check in found.checks:
-        _show(check)
+    _show(found.checks)
     if silent and len(found.errors) == 1:
         raise error
     if found.errors:
@@ -136,7 +137,13 @@ def _errors(error: RekindleError) -> tuple[ReadinessProblem, ...]:
 _COLOURS = {"ok": "green", "problem": "red", "not asked": "yellow"}
 
 
-def _show(check: ReadinessCheck) -> None:
-    """A line a question, on stderr: permissions alone are for a pipe."""
-    click.secho(f"{check.state:<9} ", fg=_COLOURS[check.state], nl=False, err=True)
-    click.echo(f"{check.name}: {check.said}" if check.said else check.name, err=True)
+def _show(checks: tuple[ReadinessCheck, ...]) -> None:
+    """A line a question, on stderr: permissions alone are for a pipe. Those that follow each other
+    and were not asked for the same reason share one."""
+    for (state, said), several in itertools.groupby(
+        checks, lambda check: (check.state, check.said)
+    ):
+        names = Counter(check.name for check in several)
+        shown = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in names.items())
+        click.secho(f"{state:<9} ", fg=_COLOURS[state], nl=False, err=True)
+        click.echo(f"{shown}: {said}" if said else shown, err=True)
