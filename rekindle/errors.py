@@ -8,7 +8,8 @@
     ├── StepError                 a step of the pipeline failed
     ├── CheckpointError           no usable checkpoint where one was promised
     ├── RegistryError             the model registry refused, or holds something else than expected
-    ├── PlatformError             a platform refused what was sent, or did not answer
+    ├── PlatformError             a platform refused what was sent
+    │   └── UnreachableError      it did not answer, and may do so later
     ├── PreemptedError            exit 75: stopped from outside after a save; the same command
     │                             resumes
     └── InterruptedRunError       exit 130: Ctrl-C; the same command resumes
@@ -93,6 +94,10 @@ class RegistryError(RekindleError):
 
 class PlatformError(RekindleError):
     code = "E-PLATFORM"
+
+
+class UnreachableError(PlatformError):
+    code = "E-UNREACHABLE"
 
 
 class PreemptedError(RekindleError):

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 SCHEMA_VERSION = 1
 
@@ -73,10 +73,11 @@ def canonical_json(value: Any) -> str:
 
 class ArtifactRecord(Record):
     """An output artifact of a step: `uri` (here a path), KFP `schema_title`, `metadata`, and the
-    content `digest`.
+    content `digest`. `kept` is a folder with the records in one that lies elsewhere.
     """
 
     uri: str
+    kept: str = ""
     schema_title: str = "system.Artifact"
     metadata: Mapping[str, Any] = Field(default_factory=dict)
     digest: str = ""
@@ -125,12 +126,16 @@ IgnoredRow = Annotated[Ignored, BeforeValidator(_as_row)]
 
 class Submission(Record):
     """What was sent to a platform: the hash of the `definition`, and the `token` that makes it one
-    submission. `id` and `url` are the platform's, empty while nobody knows whether it arrived."""
+    submission. `id` and `url` are the platform's, empty while nobody knows whether it arrived.
+    `resumed` counts how often what failed was tried again; `settled` says that the run is over and
+    all that it left is known here."""
 
     definition: str
     token: str
     id: str = ""
     url: str = ""
+    resumed: int = 0
+    settled: bool = False
 
 
 class RunRecord(Record):
@@ -498,3 +503,22 @@ RECORD_KINDS: dict[str, type[Record]] = {
     "evidence": Evidence,
     "registration": Registration,
 }
+
+RECORD_FILES: dict[str, str] = {  # what a record is called in an artifact that is a folder
+    "fingerprint": "fingerprint.json",
+    "shards": "manifest.json",
+    "training": "training.json",
+    "evidence": "evidence.json",
+    "registration": "registration.json",
+}
+
+
+def kind_of(content: bytes) -> str:
+    """The kind of record that `content` is; "" for anything else. Kinds share no set of fields."""
+    for kind, record in RECORD_KINDS.items():
+        try:
+            record.model_validate_json(content)
+        except ValidationError:
+            continue
+        return kind
+    return ""

@@ -112,7 +112,7 @@ def _there(spec: Spec | None, platform: str) -> Readiness:
 
 def _compiled(spec: Spec, platform: str) -> tuple[Definition | None, tuple[Problem, ...]]:
     """What would be submitted, or why there is no such thing."""
-    from rekindle.cli.submit import client_of, ready
+    from rekindle.cli.submission import client_of, ready
 
     try:
         return ready(client_of(platform), platform, spec), ()

@@ -140,7 +140,7 @@ def execute(
         )
     finally:
         try:
-            _write_card(home, record.run_id)
+            write_card(home, record.run_id)
         except OSError as error:  # what the run came to matters more
             log.warning("the card could not be written: %s", error.strerror)
 
@@ -186,7 +186,8 @@ def resolved(spec: Spec, home: Path) -> Spec:
     )
 
 
-def _write_card(home: Path, run_id: str) -> None:
+def write_card(home: Path, run_id: str) -> None:
+    """The card of a run, and the index of all."""
     from rekindle.report.card import render_card
     from rekindle.report.index import render_index
 

@@ -1,14 +1,19 @@
-"""`rekindle logs RUN [--step S]`: what a step printed."""
+"""`rekindle logs RUN [-f] [--step S]`: what a step printed, here or on a platform."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from rekindle.cli.options import find_run, shared
+from rekindle.cli.options import find_run, read_run, shared
 from rekindle.errors import RequestError
+from rekindle.records import RunRecord, StepRecord
+
+_PAUSE_SECONDS = 0.5
 
 
 @click.command("logs")
@@ -16,23 +21,65 @@ from rekindle.errors import RequestError
 @click.option(
     "--step", help="Name of the step; default: the first that failed, or the last that ran."
 )
+@click.option("-f", "--follow", is_flag=True, help="Go on until the step ends.")
 @shared
-def command(run: str, step: str | None, home: Path, as_json: bool) -> int:
+def command(run: str, step: str | None, follow: bool, home: Path, as_json: bool) -> int:
     """Print the log of one step of RUN (default: the latest)."""
     record = find_run(home, run)
-    ran = [one for one in record.steps if one.log]
-    names = ", ".join(one.name for one in ran)
-    try:
-        chosen = (
-            record.step(step) if step else next((s for s in ran if s.status == "failed"), ran[-1])
-        )
-    except (KeyError, IndexError):
-        raise RequestError(
-            f"the run {record.run_id} has no log of a step `{step or ''}`",
-            fix=f"steps with a log: {names}",
-        ) from None
-    path = Path(chosen.log)
-    if not path.is_file():
-        raise RequestError(f"the step {chosen.name} left no log", fix=f"steps with a log: {names}")
-    sys.stdout.write(path.read_text(errors="replace"))
+    if record.platform != "local":
+        from rekindle.cli.remote import asked
+
+        record = asked(record, home)
+    chosen = _chosen(record, step)
+    if Path(chosen.log).is_file():
+        pieces = _of_file(record, chosen, home, follow)
+    elif record.platform != "local":
+        from rekindle.cli.remote import log_of
+
+        pieces = log_of(record, chosen, home, follow)
+    else:
+        raise RequestError(f"the step {chosen.name} left no log", fix=_with_log(record))
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
     return 0
+
+
+def _chosen(record: RunRecord, wanted: str | None) -> StepRecord:
+    """The step called `wanted`, or the one to look at; RequestError where that printed nothing."""
+    from rekindle.platforms.watch import first_failed
+
+    ran = [one for one in record.steps if one.log]
+    try:
+        found = record.step(wanted) if wanted else first_failed(ran) or ran[-1]
+    except (KeyError, IndexError):
+        found = None
+    if found is None or not found.log:
+        which = f"a step `{wanted}`" if wanted else "any step"
+        raise RequestError(f"the run {record.run_id} has no log of {which}", fix=_with_log(record))
+    return found
+
+
+def _with_log(record: RunRecord) -> str:
+    names = ", ".join(one.name for one in record.steps if one.log)
+    return f"steps with a log: {names}" if names else "no step has begun yet; rekindle status"
+
+
+def _of_file(record: RunRecord, step: StepRecord, home: Path, follow: bool) -> Iterator[str]:
+    """The text of a log that a process here writes."""
+    over = not follow or record.platform != "local"
+    with Path(step.log).open(errors="replace") as file:
+        while True:
+            while text := file.read(1 << 16):
+                yield text
+            if over:
+                return
+            over = not _runs(home, record.run_id, step.name)
+            if not over:
+                time.sleep(_PAUSE_SECONDS)
+
+
+def _runs(home: Path, run_id: str, step: str) -> bool:
+    from rekindle.platforms.local.execute import is_alive
+
+    return is_alive(home, run_id) and read_run(home, run_id).step(step).status == "running"

@@ -19,6 +19,7 @@ VERBS = {
     "init": "a starter config, the shipped pipeline and components to change",
     "doctor": "is everything there that a run needs?",
     "run": "the whole pipeline here and now",
+    "images": "put one's own code into an image, and the image where platforms pull from",
     "compile": "write the pipeline for a platform",
     "diff": "which steps of a compiled pipeline will run again, and why",
     "submit": "have a platform run the pipeline, once",
@@ -27,6 +28,8 @@ VERBS = {
     "runs": "the ledger: every run, its model, its gate",
     "status": "the steps of a run",
     "logs": "what a step printed",
+    "cancel": "have a run stop",
+    "resume": "go on with a run that failed or was stopped",
     "report": "the HTML card of a run, and the index of all",
 }
 

@@ -62,7 +62,7 @@ def command(
 
         return rehearse(windows(spec)[-1], fault, home, as_json)
     options = Options(home, fresh, from_step)
-    results = [_one(one, options, as_json) for one in windows(spec)]
+    results = [carry_out(one, options, as_json) for one in windows(spec)]
     last = results[-1]
     if as_json:
         earlier = tuple(result.run_id for result in results[:-1])
@@ -71,7 +71,7 @@ def command(
     return 1 if require_promotion and not promoted else 0
 
 
-def _one(spec: Spec, options: Options, as_json: bool) -> RunSummary:
+def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
     """Execute one window; prints what came of it."""
     from rekindle.cli.job import execute, summary
     from rekindle.cli.progress import Progress
@@ -81,15 +81,15 @@ def _one(spec: Spec, options: Options, as_json: bool) -> RunSummary:
             record = execute(spec, options, progress.changed, progress.event)
         except RekindleError:
             if progress.record is not None and not as_json:
-                _conclude(progress.record, summary(progress.record, options.home))
+                conclude(progress.record, summary(progress.record, options.home))
             raise
     result = summary(record, options.home)
     if not as_json:
-        _conclude(record, result)
+        conclude(record, result)
     return result
 
 
-def _conclude(record: RunRecord, result: RunSummary) -> None:
+def conclude(record: RunRecord, result: RunSummary) -> None:
     """The step table, the gate, the model, the card."""
     from rich.console import Console
 

@@ -4,40 +4,31 @@ once, and says where to look."""
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
-import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rekindle.cli.compile import PLATFORMS, compiled
-from rekindle.cli.doctor import refuse_early
-from rekindle.cli.options import all_runs, config, overrides, shared
-from rekindle.errors import PlatformError, Problem, RequestError
-from rekindle.platforms.submission import digest_of
-from rekindle.records import RunRecord, Submission
+from rekindle.cli.compile import PLATFORMS
+from rekindle.cli.options import config, overrides, shared
+from rekindle.cli.submission import submitted
+from rekindle.errors import RequestError
+from rekindle.records import RunRecord
 
 if TYPE_CHECKING:
-    from rekindle.platforms.definition import Definition
-    from rekindle.platforms.submission import Outline
-    from rekindle.spec.model import Spec
+    from rekindle.platforms.submission import Outline, Placed
 
-# each has `lacks(place)`, `outline(definition, place, token)`, `submit(definition, place, token)`,
-# and `schedule_set`, `schedule_list`, `schedule_pause`, `schedule_delete`
-CLIENTS = {
-    "azureml": "rekindle.platforms.azureml.client",
-    "kubeflow": "rekindle.platforms.kubeflow.client",
-    "sagemaker": "rekindle.platforms.sagemaker.client",
-    "vertex": "rekindle.platforms.vertex.client",
-}
+_NOTHING: Mapping[str, Any] = {}
 
 platform = click.option(
     "--platform", type=click.Choice(list(PLATFORMS)), required=True, help="Where it shall run.",
 )  # fmt: skip
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+wait = click.option("--wait", is_flag=True,
+                    help="Stay until the run is over, and end as it does.")  # fmt: skip
 
 
 @click.command("submit")
@@ -45,6 +36,7 @@ yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @overrides
 @platform
 @yes
+@wait
 @click.option("--token", default=None, metavar="TEXT",
               help="Says that it is the same submission: with the same config and token nothing is "
               "sent twice. Default: the one that was cut off, or a new one.")  # fmt: skip
@@ -54,6 +46,7 @@ def command(
     overrides: tuple[str, ...],
     platform: str,
     yes: bool,
+    wait: bool,
     token: str | None,
     home: Path,
     as_json: bool,
@@ -61,82 +54,61 @@ def command(
     """Compile CONFIG, show what the platform will get, ask, and have the platform run it."""
     from rekindle.spec.load import load_target
 
-    client = client_of(platform)
     spec = load_target(config, overrides)
-    definition = ready(client, platform, spec)
-    place, digest = getattr(spec.platforms, platform), digest_of(definition.files)
-    record = begun(home, platform, digest, token) or _new(spec, platform, digest, token)
-    sent = record.submission
-    assert sent is not None
-    outline = client.outline(definition, place, sent.token)
-    show(outline, outline.id)
-    agree(yes, "Submit it?")
-    refuse_early(platform, place, definition)
-    path = home / "runs" / record.run_id / "run.json"
-    record.write(path)  # before anything is sent: what is cut off here is found again
-    try:
-        placed = client.submit(definition, place, sent.token)
-    except PlatformError as error:
-        record.model_copy(update={"error": str(error.problems[0].what)}).write(path)
-        again = "; the same command goes on with this submission"
-        raise PlatformError(
-            [dataclasses.replace(p, fix=p.fix + again) for p in error.problems]
-        ) from error
-    sent = sent.model_copy(update={"id": placed.id, "url": placed.url})
-    status = "running" if record.status == "submitting" else record.status
-    update = {"submission": sent, "status": status, "error": ""}
-    record.model_copy(update=update).write(path)
+
+    def consent(outline: Outline) -> None:
+        show(outline, outline.id)
+        agree(yes, "Submit it?")
+
+    record, placed, outline = submitted(spec, platform, home, token, consent)
+    steps = [dataclasses.asdict(step) for step in outline.steps]
+    return told(record, placed, home, wait, as_json, {"where": outline.where, "steps": steps})
+
+
+def told(
+    record: RunRecord,
+    placed: Placed,
+    home: Path,
+    wait: bool,
+    as_json: bool,
+    more: Mapping[str, Any] = _NOTHING,
+) -> int:
+    """Say where the run is and what to do next, or stay until it is over: the exit code."""
+    submission = record.submission
+    assert submission is not None
+    if wait:
+        return _waited(record, home, as_json)
     if as_json:
         document = {
-            "schema_version": 1, "run_id": record.run_id, "platform": platform,
-            "where": outline.where, "token": sent.token, **dataclasses.asdict(placed),
-            "steps": [dataclasses.asdict(step) for step in outline.steps],
+            "schema_version": 1, "run_id": record.run_id, "platform": record.platform,
+            "token": submission.token, **dataclasses.asdict(placed), **more,
         }  # fmt: skip
         print(json.dumps(document))
-    else:
-        click.echo(f"{'submitted' if placed.anew else 'submitted before'}: {placed.id}")
-        click.echo(placed.url)
-        click.echo(f"next: rekindle status {record.run_id}")
+        return 0
+    verb = "submitted" if placed.anew else "submitted before"
+    click.echo(f"{'goes on' if submission.resumed else verb}: {placed.id}\n{placed.url}")
+    for next_one in ("status", "logs -f", "cancel"):
+        click.echo(f"next: rekindle {next_one} {record.run_id}")
     return 0
 
 
-def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
-    """The submission that this goes on with: the one with the same token, or without a token the
-    newest of the same definition that nobody knows to have arrived."""
-    for record in reversed(all_runs(home)):
-        sent = record.submission
-        if sent is None or (record.platform, sent.definition) != (platform, definition):
-            continue
-        if sent.token == token or (token is None and not sent.id):
-            return record
-    return None
+def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
+    from rekindle.cli.job import summary
+    from rekindle.cli.progress import Progress
+    from rekindle.cli.remote import exit_code, waited_for
+    from rekindle.cli.run import conclude
 
-
-def _new(spec: Spec, platform: str, definition: str, token: str | None) -> RunRecord:
-    from rekindle.cli.job import new_record
-
-    sent = Submission(definition=definition, token=token or secrets.token_hex(8))
-    fresh = new_record(spec, (), platform)
-    return fresh.model_copy(update={"status": "submitting", "submission": sent})
-
-
-def client_of(platform: str) -> Any:
-    """The module that speaks to the platform."""
-    return importlib.import_module(CLIENTS[platform])
-
-
-def ready(client: Any, platform: str, spec: Spec) -> Definition:
-    """The definition; RequestError with everything that is wrong with it or not said."""
-    from rekindle.cli.job import graph_of
-
-    problems: list[Problem] = list(client.lacks(getattr(spec.platforms, platform)))
-    try:
-        definition = compiled(platform, spec, *graph_of(spec))
-    except RequestError as error:
-        problems += error.problems
-    if problems:
-        raise RequestError(dict.fromkeys(problems))
-    return definition
+    with Progress() as progress:
+        progress.changed(record)
+        record = waited_for(record, home, progress.changed)
+    result = summary(record, home)
+    if as_json:
+        print(result.model_dump_json())
+    else:
+        conclude(record, result)
+        if record.error:
+            click.echo(f"{record.error}\nnext: rekindle logs {record.run_id}", err=True)
+    return exit_code(record)
 
 
 def show(outline: Outline, what: str) -> None:

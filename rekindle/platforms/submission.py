@@ -7,7 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping
+
+TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
+_MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """What a run on a platform carries, so that it is found again: the id of its record, and the
+    hash of the `definition` and the `token` that make it one submission."""
+
+    run_id: str
+    definition: str
+    token: str
+
+    def __str__(self) -> str:
+        return f"rekindle run {self.run_id} definition {self.definition} token {self.token}"
+
+    @classmethod
+    def read(cls, text: str) -> Mark | None:
+        """The mark in a description; None where there is none of ours."""
+        match = _MARK.search(text)
+        return cls(*match.groups()) if match else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +71,19 @@ class Schedule:
     cron: str
     timezone: str
     enabled: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A schedule in a platform's own words, `expression` and `timezone`, and what the platform does
+    by itself, for people: `overlap`, with a start that falls due while a run goes on; `missed`,
+    with starts that did not happen; `clocks`, with times that a change of them skips or repeats."""
+
+    expression: str
+    timezone: str
+    overlap: str
+    missed: str
+    clocks: str = "what then happens is not documented"
 
 
 def digest_of(files: Mapping[str, bytes], token: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import importlib
 import json
 import os
@@ -14,7 +15,8 @@ import sys
 import pytest
 
 from rekindle.cli.main import invoke
-from rekindle.cli.submit import CLIENTS
+from rekindle.cli.schedule import SCHEDULES
+from rekindle.cli.submission import CLIENTS
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
 from tests.platforms.azureml.conftest import service as service
 from tests.servers.azure_rest import SUBSCRIPTION, Fault
@@ -23,6 +25,7 @@ WORKSPACE = [
     f"platforms.azureml.subscription={SUBSCRIPTION}", "platforms.azureml.resource_group=rg",
     "platforms.azureml.workspace=forge",
 ]  # fmt: skip
+BEGAN = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
 WEEKLY = "schedule={cron: 0 3 * * 1, timezone: Europe/Berlin}"
 
 
@@ -48,9 +51,11 @@ def told(capsys):
 @pytest.mark.parametrize("name", CLIENTS)
 def test_every_client_has_what_the_verbs_call(name):
     client = importlib.import_module(CLIENTS[name])
-    for function in ("lacks", "outline", "submit", "schedule_set", "schedule_list",
-                     "schedule_pause", "schedule_delete"):  # fmt: skip
+    for function in ("lacks", "outline", "submit"):
         assert callable(getattr(client, function))
+    schedules = importlib.import_module(SCHEDULES[name])
+    for function in ("set_", "list_", "pause", "delete"):
+        assert callable(getattr(schedules, function))
 
 
 def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys):
@@ -67,8 +72,9 @@ def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys)
     assert re.search(r"finetune +1 x Standard_D4s_v5\n", captured.err)
     assert invoke(words("submit", "--yes", "--token", "a")) == 0
     said = capsys.readouterr().out
-    next_one = f"next: rekindle status {document['run_id']}"
-    assert said == f"submitted before: {document['id']}\n{document['url']}\n{next_one}\n"
+    verbs = ("status", "logs -f", "cancel")
+    following = "".join(f"next: rekindle {verb} {document['run_id']}\n" for verb in verbs)
+    assert said == f"submitted before: {document['id']}\n{document['url']}\n{following}"
     assert invoke(words("submit", "--yes")) == 0
     assert len(service.jobs) == 2
 
@@ -154,16 +160,26 @@ def test_a_submission_that_was_cut_off_is_gone_on_with(service, capsys):
     assert len(service.jobs) == 2
 
 
-def test_a_run_on_a_platform_has_the_status_that_it_has_there(service, home, capsys):
+def test_a_run_on_a_platform_has_the_status_and_the_steps_that_it_has_there(service, home, capsys):
     assert invoke(words("submit", "--yes", "--json")) == 0
     sent = told(capsys)
+    run = service.history.step(sent["id"], "fingerprint", "Running", start_time_utc=BEGAN)
+    service.history.printed(run, b"32 files\n")
     assert invoke(["status", "--json"]) == 0
-    assert told(capsys)["status"] == "running"
+    record = told(capsys)
+    assert record["status"] == "running"
+    first, *others = record["steps"]
+    assert (first["name"], first["status"]) == ("fingerprint", "running")
+    assert {step["status"] for step in others} == {"pending"}
+    assert invoke(["logs"]) == 0
+    assert capsys.readouterr().out == "32 files\n"
+    service.history.step(sent["id"], "fingerprint", "Completed", end_time_utc=BEGAN)
     job = service.jobs[sent["id"]]["resource"]["properties"]
     job["status"] = "Completed"
     assert invoke(["status", sent["run_id"], "--json"]) == 0
     record = told(capsys)
     assert (record["status"], record["platform"]) == ("succeeded", "azureml")
+    assert [step["status"] for step in record["steps"]] == ["succeeded"] + len(others) * ["skipped"]
     assert record["submission"]["url"] == sent["url"]
     calls = sum(service.calls.values())
     assert invoke(["status"]) == 0
@@ -171,7 +187,7 @@ def test_a_run_on_a_platform_has_the_status_that_it_has_there(service, home, cap
     assert sum(service.calls.values()) == calls, "a run that is over is not asked for again"
     assert invoke(["report", sent["run_id"]]) == 0
     card = (home / "runs" / sent["run_id"] / "card.html").read_text()
-    assert "Finished on azureml, which has its steps and logs." in card
+    assert "Finished: 1 step done, and no gate in this pipeline." in card
 
 
 def test_a_schedule_is_set_listed_paused_and_deleted(service, capsys):

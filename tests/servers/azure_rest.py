@@ -20,9 +20,10 @@ from typing import Any
 
 import jwt
 
+from tests.servers.azure_history import DISCOVERY, SIGNATURE, History
 from tests.servers.tls_hosts import Answer, Asked, Dropped
 
-HOSTS = ("management.azure.com", "*.blob.core.windows.net")
+HOSTS = ("management.azure.com", "*.blob.core.windows.net", "*.api.azureml.ms")
 RESOURCES = (
     "https://management.azure.com",
     "https://management.core.windows.net/",
@@ -60,6 +61,8 @@ class Refused(Exception):
 class Workspace:
     """The workspace `forge` in the group `rg`; `compute` are its clusters."""
 
+    resources = RESOURCES  # any of these tokens is good for its run history
+
     def __init__(self, compute: tuple[str, ...] = ()) -> None:
         self.root = (
             f"/subscriptions/{SUBSCRIPTION}/resourceGroups/rg/providers/"
@@ -76,6 +79,7 @@ class Workspace:
         self.faults: list[Fault] = []
         self.refused: list[str] = []
         self.calls: collections.Counter[str] = collections.Counter()
+        self.history = History(self)
         self.once = False  # whether a job that is there refuses even what it was made with
         self.lock = threading.Lock()
         asset = r"([\w.-]+)/versions/([\w.-]+)"
@@ -87,6 +91,13 @@ class Workspace:
             ("GET", rf"(codes|environments|components)/{asset}", self.get_asset),
             ("PUT", rf"environments/{asset}", self.put_environment),
             ("PUT", rf"components/{asset}", self.put_component),
+            ("GET", r"datastores/(\w+)", lambda a, name: self.history.datastore(a, name, False)),
+            (
+                "POST",
+                r"datastores/(\w+)/listSecrets",
+                lambda a, name: self.history.datastore(a, name, True),
+            ),
+            ("GET", r"jobs", self.list_jobs),
             ("PUT", r"jobs/([\w-]+)", self.put_job),
             ("GET", r"jobs/([\w-]+)", self.get_job),
             ("POST", r"jobs/([\w-]+)/cancel", self.cancel_job),
@@ -117,6 +128,8 @@ class Workspace:
             return Answer(fault.status, _error("Fault", "as the test wants it"), fault.headers)
 
     def name_of(self, asked: Asked) -> str:
+        if asked.host.endswith(".api.azureml.ms"):
+            return f"{asked.method} history {asked.path.rpartition('/')[2]}"
         if asked.host != "management.azure.com":
             return f"{asked.method} blob"
         rest = asked.path.removeprefix(self.root).strip("/").split("/")
@@ -125,11 +138,14 @@ class Workspace:
     def done(self, asked: Asked) -> Answer:
         if asked.host.endswith(".blob.core.windows.net"):
             return self.blob(asked)
+        if asked.host.endswith(".api.azureml.ms"):
+            return self.history.answer(asked)
         self.check_token(asked, "authorization", "Bearer ", RESOURCES[:2])
         if not _VERSION.fullmatch(asked.query.get("api-version", "")):
             raise Refused(400, "MissingApiVersionParameter", f"api-version in {asked.query}")
         if (asked.method, asked.path) == ("GET", self.root):
-            return Answer(200, self.resource("", {"friendlyName": "forge"}))
+            about = {"friendlyName": "forge", "discoveryUrl": DISCOVERY}
+            return Answer(200, self.resource("", about))
         if not asked.path.startswith(f"{self.root}/"):
             raise Refused(404, "ResourceNotFound", f"there is no {asked.path}")
         rest = asked.path.removeprefix(f"{self.root}/")
@@ -154,6 +170,8 @@ class Workspace:
     # storage
 
     def blob(self, asked: Asked) -> Answer:
+        if asked.method == "GET" and f"sig={asked.query.get('sig')}" in SIGNATURE.split("&"):
+            return self.history.file(asked)
         if asked.query.get("sig") != _SIGNATURE or "authorization" in asked.headers:
             raise Refused(403, "AuthenticationFailed", "no signature")
         container, _, name = asked.path.strip("/").partition("/")
@@ -295,6 +313,18 @@ class Workspace:
         known = {f"{self.root}/computes/{name}" for name in ("serverless", *self.compute)}
         if reference not in known:
             raise Refused(400, "UserError", f"there is no compute {reference}")
+
+    def list_jobs(self, asked: Asked) -> Answer:
+        """Those that have a tag, the newest first, in pages of two."""
+        tag = asked.query["tag"]
+        jobs = [job["resource"] for job in reversed(self.jobs.values())]
+        jobs = [job for job in jobs if tag in job["properties"].get("tags", {})]
+        begin = int(asked.query.get("$skip", 0))
+        more = {}
+        if begin + 2 < len(jobs):
+            query = f"api-version={asked.query['api-version']}&tag={tag}&$skip={begin + 2}"
+            more["nextLink"] = f"https://{asked.host}{asked.path}?{query}"
+        return Answer(200, {"value": jobs[begin : begin + 2], **more})
 
     def get_job(self, asked: Asked, name: str) -> Answer:
         if name not in self.jobs:

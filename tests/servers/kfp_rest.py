@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import datetime
 import json
+import os
 import re
+import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -26,8 +30,12 @@ import kfp_server_api
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from tests.servers.kfp_argo import Workflow
+from tests.servers.kubernetes import FakeCluster
+
 ROOT = "/apis/v2beta1/"
 TOKEN = "of-who-submits"
+_LOG = re.compile(r"/apis/v1alpha1/runs/([^/]+)/nodes/([^/]+)/log")
 
 
 @dataclasses.dataclass
@@ -48,10 +56,23 @@ class Refused(Exception):
 class Server:
     """The API server, for whoever has the token."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, folder: Path | None = None, cluster: FakeCluster | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """With a `folder` runs really run, their launchers on `cluster`."""
+        self.folder, self.cluster, self.environment = folder, cluster, environment or {}
+        self.workflows: dict[str, Workflow] = {}
+        self.url = ""
+        # the number of a call, and whether it takes effect first, at which `whom` is killed
+        self.kill_at: tuple[int, bool] | None = None
+        self.whom = 0
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
         self.recurring: dict[str, dict[str, Any]] = {}
+        self.hold = ""  # a call that gets no answer, and takes no effect, until it is let go
+        self.held, self.let_go = threading.Event(), threading.Event()
+        self.in_seconds = False  # whether its clock has whole seconds only, as KFP's has
         self.faults: list[Fault] = []
         self.refused: list[str] = []
         self.calls: collections.Counter[str] = collections.Counter()
@@ -62,11 +83,17 @@ class Server:
     ) -> tuple[int, Any]:
         """HTTP's status and the answer; ConnectionError where there shall be none."""
         path, query = urlsplit(url).path, dict(parse_qsl(urlsplit(url).query))
+        if log := _LOG.fullmatch(path):
+            path = f"{ROOT}log/{log[1]}:{log[2]}"
         if not path.startswith(ROOT):
             return 404, {"error": "Not Found"}
         words = re.split(r"[/:]", path.removeprefix(ROOT))
         verb = f":{words[2]}" if len(words) > 2 else ""
-        name = f"{method} {words[0]}{verb}"
+        name = f"{method} log" if log else f"{method} {words[0]}{verb}"
+        if name == self.hold:
+            self.held.set()
+            self.let_go.wait(30)
+            raise ConnectionError
         with self.lock:
             self.calls[name] += 1
             fault = next((f for f in self.faults if name.startswith(f.call)), None)
@@ -75,8 +102,10 @@ class Server:
             try:
                 if headers.get("authorization") != f"Bearer {TOKEN}":
                     raise Refused(401, "no token, or another one")
+                self.kill(after=False)
                 if not fault or fault.after:
                     found = self.done(name, words, query, json.loads(body or b"null"))
+                self.kill(after=True)
             except Refused as error:
                 self.refused.append(f"{name}: {error.message}")
                 return error.status, {"error": error.message, "message": error.message}
@@ -86,6 +115,17 @@ class Server:
                 raise ConnectionError
             return fault.status, {"error": "as the test wants it"}
 
+    def kill(self, after: bool) -> None:
+        """End whoever asks, if this is the call."""
+        if self.kill_at is None or self.kill_at[1] != after:
+            return
+        if self.kill_at[0]:
+            self.kill_at = self.kill_at[0] - 1, after
+            return
+        self.kill_at = None
+        os.kill(self.whom, signal.SIGKILL)
+        raise ConnectionError
+
     def done(self, name: str, words: list[str], query: dict[str, str], body: Any) -> Any:
         id = words[1] if len(words) > 1 else ""
         calls: dict[str, Callable[[], Any]] = {
@@ -94,12 +134,14 @@ class Server:
             "POST experiments": lambda: self.create_experiment(body),
             "GET runs": lambda: self.look(self.runs, "runs", id, query),
             "POST runs": lambda: self.create_run(body),
-            "POST runs:terminate": lambda: _known(self.runs, id).update(state="CANCELED") or {},
+            "GET log": lambda: self.log(id, words[2]),
+            "POST runs:terminate": lambda: self.terminate(id),
+            "POST runs:retry": lambda: self.retry(id),
             "GET recurringruns": lambda: self.look(self.recurring, "recurringRuns", id, query),
             "POST recurringruns": lambda: self.create_recurring(body),
             "POST recurringruns:enable": lambda: self.switch(id, "ENABLED"),
             "POST recurringruns:disable": lambda: self.switch(id, "DISABLED"),
-            "DELETE recurringruns": lambda: _known(self.recurring, id) and self.delete(id),
+            "DELETE recurringruns": lambda: _known(self.recurring, id) and self.delete(id, query),
         }
         if name not in calls:
             raise Refused(404, f"nobody answers {name} {id}")
@@ -109,7 +151,7 @@ class Server:
         self, where: dict[str, dict[str, Any]], called: str, id: str, query: dict[str, str]
     ) -> Any:
         if id:
-            return _known(where, id)
+            return self.shown(_known(where, id))
         found, more = _listed(where, query)
         return {called: found, **more}
 
@@ -120,7 +162,43 @@ class Server:
 
     def create_run(self, body: Any) -> Any:
         self.check(body)
-        return self.keep(self.runs, "run_id", "V2beta1Run", body, {"state": "RUNNING"})
+        made = self.keep(self.runs, "run_id", "V2beta1Run", body, {"state": "RUNNING"})
+        if self.folder:
+            id, spec = made["run_id"], copy.deepcopy(body["pipeline_spec"])
+            self.workflows[id] = Workflow(
+                self.folder / id, id, spec.get("pipeline_spec", spec),
+                body["runtime_config"].get("pipeline_root", ""), self.cluster, self.environment,
+            )  # fmt: skip
+        return made
+
+    def shown(self, run: dict[str, Any]) -> Any:
+        """A run as it is now."""
+        if workflow := self.workflows.get(run.get("run_id", "")):
+            run |= {"state": workflow.state, "run_details": {"task_details": workflow.details()}}
+            run |= {"finished_at": workflow.ended} if workflow.ended else {}
+        return run
+
+    def terminate(self, id: str) -> Any:
+        run = _known(self.runs, id)
+        if workflow := self.workflows.get(id):
+            workflow.terminate()
+        else:
+            run["state"] = "CANCELED"
+        return {}
+
+    def retry(self, id: str) -> Any:
+        state = self.shown(_known(self.runs, id))["state"]
+        if state not in ("FAILED", "CANCELED"):
+            raise Refused(400, f"a run that is {state} cannot be retried")
+        self.workflows[id].go()
+        return {}
+
+    def log(self, run: str, pod: str) -> str:
+        """What /apis/v1alpha1 has of a pod."""
+        text = self.workflows[run].log(pod) if run in self.workflows else None
+        if text is None:
+            raise Refused(404, f'pods "{pod}" not found')
+        return text
 
     def create_recurring(self, body: Any) -> Any:
         self.check(body)
@@ -134,9 +212,23 @@ class Server:
         _known(self.recurring, id)["status"] = status
         return {}
 
-    def delete(self, id: str) -> Any:
+    def delete(self, id: str, query: dict[str, str]) -> Any:
+        """Runs that it started are its children, and go with it unless they are let go."""
+        if query.keys() - {"propagation_policy"}:
+            raise Refused(400, f"unknown {query}")
         del self.recurring[id]
+        if query.get("propagation_policy") != "ORPHAN":
+            started = [r for r, run in self.runs.items() if run.get("recurring_run_id") == id]
+            for run in started:
+                del self.runs[run]
         return {}
+
+    def start(self, id: str) -> str:
+        """What the controller does when a recurring run falls due; the run's id."""
+        body = {"display_name": "due", "recurring_run_id": id, "experiment_id": "any"}
+        return str(
+            self.keep(self.runs, "run_id", "V2beta1Run", body, {"state": "RUNNING"})["run_id"]
+        )
 
     def check(self, body: dict[str, Any]) -> None:
         if body["experiment_id"] not in self.experiments:
@@ -155,8 +247,13 @@ class Server:
             raise Refused(400, f"unknown fields {sorted(unknown)}")
         if not body.get("display_name"):
             raise Refused(400, "display_name is required")
-        name, now = str(uuid.uuid4()), datetime.datetime.now(datetime.UTC).isoformat()
-        where[name] = {**body, id: name, "created_at": now, **more}
+        name, now = str(uuid.uuid4()), datetime.datetime.now(datetime.UTC)
+        if self.in_seconds:  # and of one second the later one is sorted before
+            name, now = (
+                f"{999 - len(self.calls)}-{999 - self.calls.total()}",
+                now.replace(microsecond=0),
+            )
+        where[name] = {**body, id: name, "created_at": now.isoformat(), **more}
         return where[name]
 
 
@@ -165,6 +262,7 @@ def serving(server: Server) -> Iterator[str]:
     """The URL of what answers."""
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.1"
 
         def any(self) -> None:
@@ -175,9 +273,10 @@ def serving(server: Server) -> Iterator[str]:
             except ConnectionError:
                 self.close_connection = True
                 return
-            content = json.dumps(found).encode()
+            kind = "text/plain" if isinstance(found, str) else "application/json"
+            content = found.encode() if isinstance(found, str) else json.dumps(found).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

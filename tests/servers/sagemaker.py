@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -55,14 +57,34 @@ class Job:
     log: str = ""
     properties: dict[str, str] = dataclasses.field(default_factory=dict)
     statuses: list[str] = dataclasses.field(default_factory=list)
+    name: str = ""
+
+
+@dataclasses.dataclass
+class Turn:
+    """One step of an execution as it goes on. `job` is its job's name, `request` what that was asked
+    for, `attempts` the machines of each."""
+
+    step: str
+    kind: str
+    began: float = dataclasses.field(default_factory=time.time)
+    ended: float = 0.0
+    status: str = "Executing"
+    reason: str = ""
+    cached: bool = False
+    job: str = ""
+    request: dict[str, Any] = dataclasses.field(default_factory=dict)
+    attempts: list[list[Host]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
 class Execution:
-    """What came of one execution of a pipeline."""
+    """What came of one execution of a pipeline so far. Whoever sets `stopping` has its jobs end."""
 
-    identifier: str
+    identifier: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex[:12])
     jobs: dict[str, Job] = dataclasses.field(default_factory=dict)
+    turns: dict[str, Turn] = dataclasses.field(default_factory=dict)
+    stopping: threading.Event = dataclasses.field(default_factory=threading.Event)
     conditions: dict[str, bool] = dataclasses.field(default_factory=dict)
     registered: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
@@ -80,8 +102,11 @@ class Pipelines:
         self.cache: dict[str, Job] = {}
         self.taken_away: dict[str, Callable[[], bool]] = {}
 
-    def execute(self, definition: Mapping[str, Any], **parameters: Any) -> Execution:
-        """Run `definition` to its end; Failed with the first step's message."""
+    def execute(
+        self, definition: Mapping[str, Any], execution: Execution | None = None, **parameters: Any
+    ) -> Execution:
+        """Run `definition` to its end; Failed with the first step's message. An execution that ended
+        so does again what did not succeed."""
         assert definition["Version"] == "2020-12-01"
         known = {p["Name"]: p for p in definition["Parameters"]}
         assert parameters.keys() <= known.keys(), "an unknown parameter"
@@ -89,7 +114,7 @@ class Pipelines:
         for name, value in values.items():
             kinds = {"String": str, "Integer": int, "Float": (int, float), "Boolean": bool}
             assert isinstance(value, kinds[known[name]["Type"]]), name
-        run = _Run(self, Execution(uuid.uuid4().hex[:12]), values)
+        run = _Run(self, execution or Execution(), values)
         names = [step["Name"] for step in _every(definition["Steps"])]
         assert len(set(names)) == len(names), "two steps of one name"
         run.steps(definition["Steps"])
@@ -150,7 +175,25 @@ class _Run:
             "RegisterModel": self.register, "ForEach": self.for_each,
         }  # fmt: skip
         assert step["Type"] in run, step["Type"]
-        run[step["Type"]](step)
+        self.turn(step, run[step["Type"]])
+
+    def turn(self, step: dict[str, Any], do: Callable[[dict[str, Any]], None]) -> None:
+        """Do a step, and let everybody see how far it is."""
+        if step["Name"] in self.execution.jobs:
+            return  # it succeeded before
+        turn = Turn(step["Name"], step["Type"])
+        self.execution.turns[turn.step] = turn
+        try:
+            if self.execution.stopping.is_set():
+                raise Failed("the execution was stopped")
+            do(step)
+            turn.status = "Succeeded"
+        except Failed as error:
+            turn.status = "Stopped" if self.execution.stopping.is_set() else "Failed"
+            turn.reason = str(error).partition("\n")[0].removeprefix(f"{turn.step}: ")[:1024]
+            raise
+        finally:
+            turn.ended = time.time()
 
     def needs(self, step: dict[str, Any], at_any_end: bool = True) -> set[str]:
         """The steps that have to be done before: named by DependsOn, or read."""
@@ -183,7 +226,7 @@ class _Run:
             for one in arguments["ForEachBody"]:
                 assert one["Type"] in ("Processing", "Training"), one["Type"]
                 assert "DependsOn" not in one
-                self.job({**one, "Name": f"{one['Name']}-{number}"})
+                self.turn({**one, "Name": f"{one['Name']}-{number}"}, self.job)
         self.item = ""
 
     def holds(self, condition: dict[str, Any]) -> bool:
@@ -241,9 +284,14 @@ class _Run:
         if step.get("CacheConfig", {}).get("Enabled") and key in self.service.cache:
             known = dataclasses.replace(self.service.cache[key], cached=True)
             self.execution.jobs[step["Name"]] = known
+            turn = self.execution.turns[step["Name"]]
+            turn.cached, turn.job = True, known.name
             return
+        turn = self.execution.turns[step["Name"]]
+        turn.job, turn.request = name, job
         run = self.processing if step["Type"] == "Processing" else self.training
-        self.execution.jobs[step["Name"]] = self.service.cache[key] = run(step, job, name)
+        made = dataclasses.replace(run(step, job, name), name=name)
+        self.execution.jobs[step["Name"]] = self.service.cache[key] = made
 
     def processing(self, step: dict[str, Any], job: dict[str, Any], name: str) -> Job:
         inputs = {i["InputName"]: i["S3Input"] for i in job.get("ProcessingInputs", [])}
@@ -264,7 +312,10 @@ class _Run:
         application = job["AppSpecification"]
         words = [*application["ContainerEntrypoint"], *application.get("ContainerArguments", [])]
         host = start(root, "algo-1", ["algo-1"], words, self.environment(job))
-        wait([host], job["StoppingCondition"]["MaxRuntimeInSeconds"], lambda: False)
+        self.execution.turns[step["Name"]].attempts.append([host])
+        seconds = job["StoppingCondition"]["MaxRuntimeInSeconds"]
+        if wait([host], seconds, self.execution.stopping.is_set):
+            raise Failed("the execution was stopped")
         _check(step, [host], "message")
         for made in outputs.values():
             upload(self.service.s3, inside(root, made["LocalPath"]), made["S3Uri"])
@@ -287,8 +338,10 @@ class _Run:
         assert spot == ("MaxWaitTimeInSeconds" in stopping)
         while True:
             hosts = self.hosts(job, self.service.folder / name / str(len(statuses)), name)
-            taken = self.service.taken_away.get(step["Name"], lambda: False)
-            again = wait(hosts, stopping["MaxRuntimeInSeconds"], taken if spot else lambda: False)
+            self.execution.turns[step["Name"]].attempts.append(hosts)
+            again = wait(hosts, stopping["MaxRuntimeInSeconds"], self.gone(step, spot))
+            if self.execution.stopping.is_set():
+                raise Failed("the execution was stopped")
             logs += [f"[{host.name}] {line}" for host in hosts for line in host.log.splitlines()]
             if not again:
                 break
@@ -307,6 +360,12 @@ class _Run:
         return Job(
             step["Name"], outputs, {}, False, "\n".join(logs), properties, [*statuses, "Completed"]
         )
+
+    def gone(self, step: dict[str, Any], spot: bool) -> Callable[[], bool]:
+        """Whether the machines are to end now: taken away, or the execution is being stopped."""
+        stopped = self.execution.stopping.is_set
+        taken = self.service.taken_away.get(step["Name"]) if spot else None
+        return lambda: stopped() or bool(taken and taken())
 
     def hosts(self, job: dict[str, Any], folder: Path, name: str) -> list[Host]:
         """Start every host with what it reads, and nothing else."""

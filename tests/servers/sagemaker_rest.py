@@ -22,11 +22,15 @@ from typing import Any
 import botocore.session
 from botocore.validate import ParamValidator
 
-from tests.servers.sagemaker import Pipelines
+from tests.servers.sagemaker import Execution, Pipelines, Turn
 from tests.servers.sagemaker_container import Failed
 
 ACCOUNT, REGION = "123456789012", "eu-central-1"
-_MODEL = botocore.session.get_session().get_service_model("sagemaker")
+_MODELS = {
+    target: botocore.session.get_session().get_service_model(name)
+    for target, name in {"SageMaker": "sagemaker", "Logs_20140328": "logs"}.items()
+}
+_PAGE = 3  # steps and lines that one answer holds at most, so that pages are asked for
 _BUNDLE = re.compile(r's3://([a-z0-9.-]+)/([^"]*bundles/[0-9a-f]{32})')
 
 
@@ -53,11 +57,13 @@ class Run:
     arn: str
     pipeline: str
     name: str
+    description: str
     version: int
     status: str = "Executing"
     reason: str = ""
     began: float = dataclasses.field(default_factory=time.time)
-    steps: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    ended: float = 0.0
+    execution: Execution = dataclasses.field(default_factory=Execution)
     thread: threading.Thread | None = None
 
 
@@ -79,9 +85,13 @@ class Account:
             "StartPipelineExecution": self.start, "ListPipelineExecutions": self.list,
             "DescribePipelineExecution": self.describe_run, "StopPipelineExecution": self.stop,
             "ListPipelineExecutionSteps": self.list_steps,
+            "RetryPipelineExecution": self.retry, "DescribeProcessingJob": self.describe_processing,
+            "DescribeTrainingJob": self.describe_training,
+            "DescribeLogStreams": self.log_streams, "GetLogEvents": self.log_events,
+            "DeletePipeline": self.delete,
         }  # fmt: skip
 
-    def answer(self, call: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def answer(self, target: str, call: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """HTTP's status and the answer; ConnectionError where there shall be none."""
         with self.lock:
             self.calls[call] += 1
@@ -90,7 +100,7 @@ class Account:
                 self.faults.remove(fault)
             try:
                 if not fault or fault.after:
-                    found = self.done(call, body)
+                    found = self.done(target, call, body)
             except Refused as error:
                 self.refused.append(f"{call}: {error.message}")
                 return 400, {"__type": error.code, "message": error.message}
@@ -100,10 +110,10 @@ class Account:
                 raise ConnectionError
             return fault.status, {"__type": fault.code, "message": "as the test wants it"}
 
-    def done(self, call: str, body: dict[str, Any]) -> dict[str, Any]:
+    def done(self, target: str, call: str, body: dict[str, Any]) -> dict[str, Any]:
         if call not in self.operations:
             raise Refused("UnknownOperationException", call)
-        shape = _MODEL.operation_model(call).input_shape
+        shape = _MODELS[target].operation_model(call).input_shape
         report = ParamValidator().validate(body, shape)
         problems = [report.generate_report()] if report.has_errors() else []
         if problems := [*problems, *_beyond(body, shape, call)]:
@@ -132,6 +142,15 @@ class Account:
         arn = {"PipelineName": PipelineName, "PipelineArn": _arn(PipelineName)}
         return {**arn, **{name: found[name] for name in kept}}
 
+    def delete(self, PipelineName: str, ClientRequestToken: str) -> dict[str, Any]:
+        self.pipeline(PipelineName)
+        if any(
+            run.status == "Executing" for run in self.runs.values() if run.pipeline == PipelineName
+        ):
+            raise Refused("ConflictException", f"{PipelineName} has runs that go on")
+        del self.pipelines[PipelineName]
+        return {"PipelineArn": _arn(PipelineName)}
+
     def versions(self, PipelineName: str, SortOrder: str, MaxResults: int) -> dict[str, Any]:
         count = len(self.pipeline(PipelineName))
         numbers = range(count, 0, -1) if SortOrder == "Descending" else range(1, count + 1)
@@ -140,7 +159,8 @@ class Account:
 
     def start(
         self, PipelineName: str, ClientRequestToken: str, PipelineVersionId: int,
-        PipelineExecutionDisplayName: str, PipelineParameters: Any = (),
+        PipelineExecutionDisplayName: str, PipelineExecutionDescription: str,
+        PipelineParameters: Any = (),
     ) -> dict[str, Any]:  # fmt: skip
         if known := self.tokens.get(ClientRequestToken):
             return {"PipelineExecutionArn": known}
@@ -150,40 +170,51 @@ class Account:
             if not listed["KeyCount"]:
                 raise Refused("ValidationException", f"nothing is in s3://{bucket}/{prefix}")
         arn = f"{_arn(PipelineName)}/execution/{len(self.runs):012d}"
-        run = Run(arn, PipelineName, PipelineExecutionDisplayName, PipelineVersionId)
+        run = Run(
+            arn, PipelineName, PipelineExecutionDisplayName, PipelineExecutionDescription,
+            PipelineVersionId,
+        )  # fmt: skip
         self.runs[arn] = self.runs.get(arn, run)
         self.tokens[ClientRequestToken] = arn
-        if self.service:
-            given = {one["Name"]: one["Value"] for one in PipelineParameters}
-            run.thread = threading.Thread(target=self.execute, args=(run, json.loads(text), given))
-            run.thread.start()
+        given = {one["Name"]: one["Value"] for one in PipelineParameters}
+        self.go_on(run, json.loads(text), given)
         return {"PipelineExecutionArn": arn}
+
+    def go_on(self, run: Run, definition: dict[str, Any], given: dict[str, Any]) -> None:
+        if self.service:
+            run.thread = threading.Thread(target=self.execute, args=(run, definition, given))
+            run.thread.start()
 
     def execute(self, run: Run, definition: dict[str, Any], given: dict[str, Any]) -> None:
         assert self.service is not None
         try:
-            execution = self.service.execute(definition, **given)
-        except Failed as error:
-            run.status, run.reason = "Failed", str(error)[:1024]
-            return
-        run.steps = [
-            {"StepName": name, "StepStatus": "Succeeded", "StartTime": run.began, "EndTime": run.began}
-            for name in execution.jobs
-        ]  # fmt: skip
-        run.status = "Succeeded"
+            self.service.execute(definition, run.execution, **given)
+            run.status = "Succeeded"
+        except Failed:
+            stopped = run.execution.stopping.is_set()
+            run.status = "Stopped" if stopped else "Failed"
+            run.reason = "" if stopped else "Step failure: One or multiple steps failed."
+        except Exception as error:  # nobody waits for ever for what this cannot play
+            run.status, run.reason = "Failed", f"{type(error).__name__}: {error}"
+            raise
+        run.ended = time.time()
 
     def list(
         self, PipelineName: str, SortBy: str, SortOrder: str, MaxResults: int = 10,
         NextToken: str = "0",
     ) -> dict[str, Any]:  # fmt: skip
         self.pipeline(PipelineName)
-        assert (SortBy, SortOrder) == ("CreationTime", "Descending")
-        found = [run for run in self.runs.values() if run.pipeline == PipelineName][::-1]
+        assert SortBy == "CreationTime"
+        found = [run for run in self.runs.values() if run.pipeline == PipelineName]
+        found = found[:: -1 if SortOrder == "Descending" else 1]
         begin = int(NextToken)
         summaries = [
-            {"PipelineExecutionArn": run.arn, "PipelineExecutionDisplayName": run.name}
+            {
+                "PipelineExecutionArn": run.arn, "PipelineExecutionDisplayName": run.name,
+                "PipelineExecutionDescription": run.description, "StartTime": run.began,
+            }
             for run in found[begin : begin + MaxResults]
-        ]
+        ]  # fmt: skip
         more = {"NextToken": str(begin + MaxResults)} if begin + MaxResults < len(found) else {}
         return {"PipelineExecutionSummaries": summaries, **more}
 
@@ -192,18 +223,97 @@ class Account:
         return {
             "PipelineExecutionArn": run.arn, "PipelineExecutionStatus": run.status,
             "PipelineExecutionDisplayName": run.name, "PipelineVersionId": run.version,
-            "CreationTime": run.began, **({"FailureReason": run.reason} if run.reason else {}),
+            "CreationTime": run.began, "LastModifiedTime": run.ended or time.time(),
+            **({"FailureReason": run.reason} if run.reason else {}),
         }  # fmt: skip
 
     def stop(self, PipelineExecutionArn: str, ClientRequestToken: str) -> dict[str, Any]:
         run = self.run(PipelineExecutionArn)
         if run.status != "Executing":
             raise Refused("ValidationException", f"{run.arn} is {run.status}")
-        run.status = "Stopped"
+        run.execution.stopping.set()
+        run.status = "Stopping" if run.thread and run.thread.is_alive() else "Stopped"
         return {"PipelineExecutionArn": run.arn}
 
-    def list_steps(self, PipelineExecutionArn: str, **_: Any) -> dict[str, Any]:
-        return {"PipelineExecutionSteps": self.run(PipelineExecutionArn).steps}
+    def retry(self, PipelineExecutionArn: str, ClientRequestToken: str) -> dict[str, Any]:
+        run = self.run(PipelineExecutionArn)
+        if self.tokens.get(ClientRequestToken) == run.arn:
+            return {"PipelineExecutionArn": run.arn}
+        if run.status not in ("Failed", "Stopped"):
+            raise Refused("ValidationException", f"{run.arn} is {run.status}")
+        self.tokens[ClientRequestToken] = run.arn
+        run.status, run.reason = "Executing", ""
+        run.execution.stopping.clear()
+        text = self.pipelines[run.pipeline][run.version - 1]["PipelineDefinition"]
+        self.go_on(run, json.loads(text), {})
+        return {"PipelineExecutionArn": run.arn}
+
+    def list_steps(
+        self, PipelineExecutionArn: str, SortOrder: str, NextToken: str = "0"
+    ) -> dict[str, Any]:
+        assert SortOrder == "Ascending"
+        turns = [*self.run(PipelineExecutionArn).execution.turns.values()]
+        begin = int(NextToken)
+        shown = [_step(turn) for turn in turns[begin : begin + _PAGE]]
+        more = {"NextToken": str(begin + _PAGE)} if begin + _PAGE < len(turns) else {}
+        return {"PipelineExecutionSteps": shown, **more}
+
+    def describe_processing(self, ProcessingJobName: str) -> dict[str, Any]:
+        return {"ProcessingJobName": ProcessingJobName, **self.turn(ProcessingJobName).request}
+
+    def describe_training(self, TrainingJobName: str) -> dict[str, Any]:
+        turn = self.turn(TrainingJobName)
+        transitions = [
+            {"Status": "Interrupted", "StartTime": turn.began} for _ in turn.attempts[1:]
+        ]
+        request = {"TrainingJobName": TrainingJobName, **turn.request}
+        return {**request, "SecondaryStatusTransitions": transitions}
+
+    def log_streams(
+        self, logGroupName: str, logStreamNamePrefix: str, limit: int
+    ) -> dict[str, Any]:
+        found = sorted(self.streams(logGroupName, logStreamNamePrefix.rstrip("/")))
+        if not found:
+            raise Refused("ResourceNotFoundException", "The specified log group does not exist.")
+        return {"logStreams": [{"logStreamName": name} for name in found[:limit]]}
+
+    def log_events(
+        self, logGroupName: str, logStreamName: str, startFromHead: bool = False,
+        nextToken: str = "f/0",
+    ) -> dict[str, Any]:  # fmt: skip
+        """As many lines as fit; the same token again where there are no more."""
+        if not startFromHead:  # API_GetLogEvents: with a forward token, too
+            raise Refused("InvalidParameterException", "startFromHead must be true")
+        streams = self.streams(logGroupName, logStreamName.partition("/")[0])
+        begin = int(nextToken.removeprefix("f/"))
+        lines = streams[logStreamName].splitlines()[begin : begin + _PAGE]
+        now = int(time.time() * 1000)
+        return {
+            "events": [{"message": line, "timestamp": now} for line in lines],
+            "nextForwardToken": f"f/{begin + len(lines)}",
+            "nextBackwardToken": f"b/{begin}",
+        }
+
+    def streams(self, group: str, job: str) -> dict[str, str]:
+        """What the machines of a job printed so far, by the names of their streams."""
+        try:
+            turn = self.turn(job)
+        except Refused:
+            return {}
+        assert group == f"/aws/sagemaker/{turn.kind}Jobs"
+        return {
+            f"{job}/{host.name}-{int(turn.began)}{number}": host.log
+            for number, hosts in enumerate(turn.attempts)
+            for host in hosts
+        }
+
+    def turn(self, job: str) -> Turn:
+        found = [
+            t for run in self.runs.values() for t in run.execution.turns.values() if t.job == job
+        ]
+        if not found:
+            raise Refused("ValidationException", f"Could not find requested job {job}")
+        return found[0]
 
     def pipeline(self, name: str) -> list[dict[str, Any]]:
         if name not in self.pipelines:
@@ -221,15 +331,16 @@ def serving(account: Account) -> Iterator[str]:
     """The URL of a server that answers for the account."""
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
             service, _, call = self.headers["X-Amz-Target"].partition(".")
-            assert service == "SageMaker"
-            assert f"/{REGION}/sagemaker/" in self.headers["Authorization"], "signed for elsewhere"
+            scope = {"SageMaker": "sagemaker", "Logs_20140328": "logs"}[service]
+            assert f"/{REGION}/{scope}/" in self.headers["Authorization"], "signed for elsewhere"
             try:
-                status, found = account.answer(call, body)
+                status, found = account.answer(service, call, body)
             except ConnectionError:
                 self.close_connection = True
                 return
@@ -254,6 +365,24 @@ def serving(account: Account) -> Iterator[str]:
 
 def _arn(pipeline: str) -> str:
     return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:pipeline/{pipeline}"
+
+
+def _step(turn: Turn) -> dict[str, Any]:
+    """As ListPipelineExecutionSteps has it."""
+    found: dict[str, Any] = {
+        "StepName": turn.step, "StepStatus": turn.status, "StartTime": turn.began, "AttemptCount": 1,
+    }  # fmt: skip
+    metadata: dict[str, Any] = {"Condition": {}} if turn.kind == "Condition" else {}
+    if turn.job:
+        arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:{turn.kind.lower()}-job/{turn.job}"
+        metadata = {f"{turn.kind}Job": {"Arn": arn}}
+    if turn.cached:
+        found["CacheHitResult"] = {"SourcePipelineExecutionArn": _arn("before")}
+    if turn.ended:
+        found["EndTime"] = turn.ended
+    if turn.reason:
+        found["FailureReason"] = turn.reason
+    return {**found, "Metadata": metadata}
 
 
 def _checked(definition: str) -> None:

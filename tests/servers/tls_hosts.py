@@ -107,6 +107,7 @@ class Hosts:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True
     protocol_version = "HTTP/1.1"
     timeout = 60
 
@@ -150,6 +151,8 @@ def _proxy(hosts: Hosts, port: int) -> ThreadingHTTPServer:
     """Connects clients of any host played here to the one server at `port`."""
 
     class Proxy(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
+
         def do_CONNECT(self) -> None:
             host = self.path.partition(":")[0]
             if not hosts.knows(host):
@@ -157,6 +160,7 @@ def _proxy(hosts: Hosts, port: int) -> ThreadingHTTPServer:
                 self.send_error(403)
                 return
             with socket.create_connection(("127.0.0.1", port)) as there:
+                there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.send_response(200)
                 self.end_headers()
                 back = threading.Thread(target=_pump, args=(there, self.connection), daemon=True)

@@ -1,12 +1,14 @@
 """Vertex AI's API for pipeline jobs and schedules, as google-cloud-aiplatform's REST client asks it,
-and Google's tokens for a service account.
+Cloud Logging's entries, Cloud Storage's objects, and Google's tokens for a service account.
 
 Every body is parsed into the service's own proto: an unknown field is a 400. Ids and cron lines
 have to be ones that the service takes, a job whose id is taken is a 409. Calls need the token.
 `faults` are answered in place of, or after, the next call that they fit; what is refused stands in
-`refused`.
+`refused`. Tests say what the tasks of a job do (`task`), what is printed (`printed`, here in pages
+of two) and what lies in buckets (`objects`).
 
-Authority: the http rules of aiplatform_v1's protos; google.rpc.Status."""
+Authority: the http rules of aiplatform_v1's protos; google.rpc.Status; LogEntry and entries.list of
+cloud.google.com/logging/docs/reference/v2/rest; objects.get of cloud.google.com/storage/docs."""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ import re
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import jwt
 from cryptography.hazmat.primitives import serialization
@@ -32,11 +35,19 @@ PROJECT, REGION = "forge", "europe-west4"
 PARENT = f"projects/{PROJECT}/locations/{REGION}"
 ACCOUNT = "who-submits@forge.iam.gserviceaccount.com"
 TOKEN = "ya29.of-who-submits"
+_OTHERS = {"logging.googleapis.com": "entries", "storage.googleapis.com": "objects"}
+_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _CODES = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
     409: "ALREADY_EXISTS", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL",
     503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
 }  # fmt: skip
+
+
+_CHANGEABLE = (
+    "cron", "max_concurrent_run_count", "max_concurrent_active_run_count", "allow_queueing",
+    "create_pipeline_job_request",
+)  # fmt: skip
 
 
 def key_file(folder: Path) -> Path:
@@ -75,6 +86,9 @@ class Project:
     def __init__(self) -> None:
         self.jobs: dict[str, api.PipelineJob] = {}
         self.schedules: dict[str, api.Schedule] = {}
+        self.made = 0
+        self.entries: list[dict[str, Any]] = []
+        self.objects: dict[str, bytes] = {}
         self.faults: list[Fault] = []
         self.refused: list[str] = []
         self.calls: collections.Counter[str] = collections.Counter()
@@ -96,13 +110,15 @@ class Project:
                 self.refused.append(f"{asked}: {error.message}")
                 return _status(error.status, error.message)
             if not fault:
-                return Answer(200, found)
+                return found if isinstance(found, Answer) else Answer(200, found)
             if fault.status == 0:
                 raise Dropped
             return _status(fault.status, "as the test wants it")
 
     def name_of(self, asked: Asked) -> str:
-        """`POST pipelineJobs`, `POST schedules:pause`, `GET schedules`, ..."""
+        """`POST pipelineJobs`, `POST schedules:pause`, `GET schedules`, `POST entries`, ..."""
+        if not asked.host.endswith("-aiplatform.googleapis.com"):
+            return f"{asked.method} {_OTHERS.get(asked.host, asked.host)}"
         rest = asked.path.removeprefix(f"/v1/{PARENT}/")
         kind, _, id = rest.partition("/")
         verb = id.partition(":")[2]
@@ -110,6 +126,10 @@ class Project:
 
     def done(self, asked: Asked) -> Any:
         _check_token(asked)
+        if asked.host == "logging.googleapis.com":
+            return self.list_entries(asked)
+        if asked.host == "storage.googleapis.com":
+            return self.get_object(asked)
         if asked.host != f"{REGION}-aiplatform.googleapis.com":
             raise Refused(404, f"there is no {asked.host}")
         match = re.fullmatch(rf"/v1/{PARENT}/(\w+)(?:/([\w-]+))?(?::(\w+))?", asked.path)
@@ -118,6 +138,7 @@ class Project:
         kind, id, verb = match.groups()
         call = {
             ("POST", "pipelineJobs", False, None): self.create_job,
+            ("GET", "pipelineJobs", False, None): self.list_jobs,
             ("GET", "pipelineJobs", True, None): self.get_job,
             ("POST", "pipelineJobs", True, "cancel"): self.cancel_job,
             ("POST", "schedules", False, None): self.create_schedule,
@@ -140,12 +161,32 @@ class Project:
         name = f"{PARENT}/pipelineJobs/{id}"
         if name in self.jobs:
             raise Refused(409, f"{name} exists")
+        for key, value in job.labels.items():
+            if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not _VALUE.fullmatch(value):
+                raise Refused(400, f"label {key}={value}")
         job.name, job.state = name, api.PipelineState.PIPELINE_STATE_RUNNING
+        job.create_time = datetime.datetime.now(datetime.UTC)
         self.jobs[name] = job
         return _shown(job)
 
     def get_job(self, asked: Asked, name: str) -> Any:
         return _shown(self.job(name))
+
+    def list_jobs(self, asked: Asked, _: str) -> Any:
+        """Those of a name that have a label, the oldest first."""
+        match = re.fullmatch(
+            r'display_name="([^"]+)" AND labels\.([a-z0-9_-]+):\*', asked.query["filter"]
+        )
+        if match is None or asked.query["orderBy"] != "create_time":
+            raise Refused(400, f"no filter or order: {asked.query}")
+        found = [
+            j for j in self.jobs.values() if j.display_name == match[1] and match[2] in j.labels
+        ]
+        mask = set(asked.query["readMask"].split(","))
+        shown = [{k: v for k, v in _shown(job).items() if k in mask} for job in found]
+        begin = int(asked.query.get("pageToken", 0))
+        more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(shown) else {}
+        return {"pipelineJobs": shown[begin : begin + 2], **more}
 
     def cancel_job(self, asked: Asked, name: str) -> Any:
         job = self.job(name)
@@ -157,7 +198,8 @@ class Project:
     def create_schedule(self, asked: Asked, _: str) -> Any:
         made = _parsed(api.Schedule, asked.body)
         _check_schedule(made)
-        made.name = f"{PARENT}/schedules/{len(self.schedules) + 1}"
+        self.made += 1
+        made.name = f"{PARENT}/schedules/{self.made}"
         made.state = api.Schedule.State.ACTIVE
         made.create_time = datetime.datetime.now(datetime.UTC)
         self.schedules[made.name] = made
@@ -177,8 +219,10 @@ class Project:
         kept, wanted = self.schedule(name), _parsed(api.Schedule, asked.body)
         for field in asked.query["updateMask"].split(","):
             plain = re.sub(r"([A-Z])", lambda m: f"_{m[1].lower()}", field)
-            if plain not in ("cron", "max_concurrent_run_count", "create_pipeline_job_request"):
+            if plain not in _CHANGEABLE:
                 raise Refused(400, f"{field} cannot be changed")
+            if getattr(kept, plain) and not getattr(wanted, plain):
+                raise Refused(400, f"{field} cannot be unset")
             setattr(kept, plain, getattr(wanted, plain))
         _check_schedule(kept)
         return _shown(kept)
@@ -188,7 +232,9 @@ class Project:
         return {}
 
     def resume(self, asked: Asked, name: str) -> Any:
-        self.schedule(name).state = api.Schedule.State.ACTIVE
+        found = self.schedule(name)
+        found.state = api.Schedule.State.ACTIVE
+        found.catch_up = json.loads(asked.body or b"{}").get("catchUp", False)
         return {}
 
     def delete_schedule(self, asked: Asked, name: str) -> Any:
@@ -198,6 +244,81 @@ class Project:
             "name": f"{PARENT}/operations/1", "done": True,
             "response": {"@type": "type.googleapis.com/google.protobuf.Empty", "value": {}},
         }  # fmt: skip
+
+    def list_entries(self, asked: Asked) -> Any:
+        """What fits, by time."""
+        body = json.loads(asked.body)
+        given = body.keys() - {"pageToken"}
+        if (asked.path, given) != (
+            "/v2/entries:list",
+            {"resourceNames", "filter", "orderBy", "pageSize"},
+        ):
+            raise Refused(400, f"{asked.path} with {sorted(given)}")
+        if (body["resourceNames"], body["orderBy"]) != ([f"projects/{PROJECT}"], "timestamp asc"):
+            raise Refused(400, str(body))
+        fits = [entry for entry in self.entries if _fits(entry, body["filter"])]
+        fits.sort(key=lambda entry: datetime.datetime.fromisoformat(entry["timestamp"]))
+        begin = int(body.get("pageToken", 0))
+        more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(fits) else {}
+        return ({"entries": fits[begin : begin + 2]} if fits else {}) | more
+
+    def get_object(self, asked: Asked) -> Answer:
+        match = re.fullmatch(r"/storage/v1/b/([^/]+)/o/([^/]+)", asked.path)
+        if match is None or asked.query != {"alt": "media"}:
+            raise Refused(400, f"{asked.path} with {asked.query}")
+        uri = f"gs://{match[1]}/{unquote(match[2])}"
+        if uri not in self.objects:
+            return Answer(404, f"No such object: {uri}".encode())
+        return Answer(200, self.objects[uri])
+
+    # what a test has happen
+
+    def task(
+        self,
+        job: str,
+        name: str,
+        state: str,
+        around: api.PipelineTaskDetail | None = None,
+        **more: Any,
+    ) -> api.PipelineTaskDetail:
+        """What the job says from now on of a task, within `around` or the run's own."""
+        details = self.jobs[job].job_detail.task_details
+        if not details:
+            root = job.rpartition("/")[2]
+            details.append(api.PipelineTaskDetail(task_id=1, task_name=root, state="RUNNING"))
+        above = (around or details[0]).task_id
+        same = (d for d in details if (d.task_name, d.parent_task_id) == (name, above))
+        if (found := next(same, None)) is None:
+            details.append(api.PipelineTaskDetail(
+                task_id=len(details) + 1, parent_task_id=above, task_name=name,
+                create_time=datetime.datetime.now(datetime.UTC),
+            ))  # fmt: skip
+            found = details[-1]
+        found.state = api.PipelineTaskDetail.State[state]
+        for field, value in more.items():
+            setattr(found, field, value)
+        return found
+
+    def end(self, job: str, state: str, error: str = "") -> None:
+        """Have the job end."""
+        found = self.jobs[job]
+        found.state = api.PipelineState[f"PIPELINE_STATE_{state}"]
+        found.end_time = datetime.datetime.now(datetime.UTC)
+        if error:
+            found.error = {"code": 9, "message": error}
+
+    def printed(
+        self, job: str, text: str, machine: str = "workerpool0-0", ago: float = 0.0, id: str = ""
+    ) -> None:
+        """Have a machine of a CustomJob print a line, `ago` seconds before now."""
+        when = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago)
+        labels = {"job_id": job, "task_name": machine, "project_id": PROJECT}
+        self.entries.append({
+            "insertId": id or f"entry-{len(self.entries)}", "textPayload": f"{text}\n",
+            "timestamp": when.strftime("%Y-%m-%dT%H:%M:%S.%f789Z"), "severity": "INFO",
+            "resource": {"type": "ml_job", "labels": labels},
+            "logName": f"projects/{PROJECT}/logs/{machine}",
+        })  # fmt: skip
 
     def job(self, name: str) -> api.PipelineJob:
         if name not in self.jobs:
@@ -215,12 +336,35 @@ def _check_token(asked: Asked) -> None:
     kind, _, token = asked.headers.get("authorization", "").partition(" ")
     if (kind, token) == ("Bearer", TOKEN):
         return
+    if asked.host in _OTHERS:
+        raise Refused(401, f"no token for {asked.host}")
     try:
         told = jwt.decode(token, options={"verify_signature": False})
     except jwt.InvalidTokenError as error:
         raise Refused(401, "no token, or another one") from error
     if told["iss"] != ACCOUNT or "aiplatform" not in told.get("aud", ""):
         raise Refused(401, f"a token of {told['iss']} for {told.get('aud')}")
+
+
+def _fits(entry: dict[str, Any], wanted: str) -> bool:
+    """Whether an entry fits a filter in the few words of the language that are spoken here."""
+    labels = entry["resource"]["labels"]
+    for clause in wanted.split(" AND "):
+        match = re.fullmatch(
+            r'resource\.type="(?P<type>\w+)"|resource\.labels\.job_id=\((?P<jobs>"\w+"(?: OR "\w+")*)\)|'
+            r'resource\.labels\.task_name:"(?P<task>\w+)"|timestamp>="(?P<since>[^"]+)"', clause
+        )  # fmt: skip
+        if match is None:
+            raise Refused(400, f"no filter: {clause}")
+        since = match["since"] and datetime.datetime.fromisoformat(match["since"])
+        if not all((
+            match["type"] in (None, entry["resource"]["type"]),
+            match["jobs"] is None or f'"{labels["job_id"]}"' in match["jobs"].split(" OR "),
+            match["task"] is None or match["task"] in labels["task_name"],
+            not since or datetime.datetime.fromisoformat(entry["timestamp"]) >= since,
+        )):  # fmt: skip
+            return False
+    return True
 
 
 def _check_schedule(schedule: api.Schedule) -> None:

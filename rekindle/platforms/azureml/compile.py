@@ -73,12 +73,12 @@ def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
     if ours and not place.image:
         yield Problem(
             f"`{ours[0]}` needs rekindle's image", f"{_SECTION}.image",
-            "push containers/train and name it by digest: NAME.azurecr.io/train@sha256:...",
+            "name it as NAME.azurecr.io/NAME:TAG, then rekindle images build and push CONFIG",
         )  # fmt: skip
     if place.image and "@sha256:" not in place.image:
         yield Problem(
             f"`{place.image}` may be another image tomorrow", f"{_SECTION}.image",
-            "name it by digest: NAME.azurecr.io/NAME@sha256:...",
+            "rekindle images push CONFIG notes its digest; or say NAME.azurecr.io/NAME@sha256:...",
         )  # fmt: skip
     if place.secrets and not place.image:
         yield Problem(
@@ -111,8 +111,8 @@ class _Compiler:
         self.bundles: dict[str, bytes] = {}
         self.flats = {flat.path: flat for flat in flatten(graph, values)}
         self.types = {name: p.type for name, p in graph.inputs.parameters.items()}
-        self.jobs = _identifiers(self.flats)
-        self.names = _identifiers(values)
+        self.jobs = identifiers(self.flats)
+        self.names = identifiers(values)
         self.open = {name for name, value in values.items() if value != ""}  # no input is empty
 
     def job(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class _Compiler:
         step = flat.step
         assert isinstance(step, Step)
         given, mounted = self._given(flat), self._mounted(flat)
-        left = {RESULT.replace("-", "_"): RESULT, **_turned(_identifiers(step.outputs.artifacts))}
+        left = {RESULT.replace("-", "_"): RESULT, **_turned(identifiers(step.outputs.artifacts))}
         inputs = {name: {"type": _KINDS.get(kind, "string")} for name, kind in given.values()}
         inputs |= {name: {"type": "uri_folder"} for name in mounted}
         outputs, made = _folders(left), _folders(left)  # a YAML of one value twice has anchors
@@ -195,7 +195,7 @@ class _Compiler:
 
     def _reference(self, output: Output) -> str:
         producer = self.flats[output.path].step
-        names = {RESULT: RESULT.replace("-", "_"), **_identifiers(producer.outputs.artifacts)}
+        names = {RESULT: RESULT.replace("-", "_"), **identifiers(producer.outputs.artifacts)}
         return f"${{{{parent.jobs.{self.jobs[output.path]}.outputs.{names[output.name]}}}}}"
 
     def _bundle(self, flat: Flat, step: Step) -> str:
@@ -308,7 +308,7 @@ def dangling(job: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(what, "jobs", "this is a mistake of rekindle's")
 
 
-def _identifiers(names: Mapping[str, Any]) -> dict[str, str]:
+def identifiers(names: Mapping[str, Any]) -> dict[str, str]:
     """Names that Azure takes for steps, inputs and outputs, each once, and none of ours."""
     found: dict[str, str] = {}
     for name in names:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import graphlib
+import re
 from typing import Any
 
 import yaml
@@ -11,6 +13,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Planned
 
 SUFFIX = ".azureml.yaml"
+_READ = re.compile(r"parent\.jobs\.(\w+)\.outputs")
 
 
 def job_file(definition: Definition) -> str:
@@ -20,9 +23,13 @@ def job_file(definition: Definition) -> str:
 
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
-    """The steps by name: on which cluster, or on machines of which size."""
+    """The steps by name, as they may begin: on which cluster, or on machines of which size."""
     job = yaml.load(definition.files[job_file(definition)], LOADER)  # noqa: S506 - the safe one
-    return tuple(_planned(name, command) for name, command in job["jobs"].items())
+    jobs = job["jobs"]
+    needs = {name: _READ.findall(str(command["inputs"])) for name, command in jobs.items()}
+    return tuple(
+        _planned(name, jobs[name]) for name in graphlib.TopologicalSorter(needs).static_order()
+    )
 
 
 def _planned(name: str, command: dict[str, Any]) -> Planned:

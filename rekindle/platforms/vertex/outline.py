@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rekindle.ir.executors import asked_of, executors
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Planned
 from rekindle.platforms.vertex.lowering import LAUNCHER
@@ -23,20 +24,10 @@ def job_of(definition: Definition) -> dict[str, Any]:
 
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
-    """The steps by name, those of nested pipelines too: on machines of which type."""
+    """The steps by name, as they may begin, those of nested pipelines too: on machines of which
+    type."""
     spec = job_of(definition)["pipelineSpec"]
-    return tuple(_inside(spec["root"], spec, ""))
-
-
-def _inside(component: Mapping[str, Any], spec: Mapping[str, Any], path: str) -> Iterator[Planned]:
-    executors = spec["deploymentSpec"].get("executors", {})
-    for name, task in component["dag"]["tasks"].items():
-        inner = spec["components"][task["componentRef"]["name"]]
-        at = f"{path}/{name}" if path else name
-        if "dag" in inner:
-            yield from _inside(inner, spec, at)
-        elif container := executors.get(inner["executorLabel"], {}).get("container"):
-            yield _planned(at, container)
+    return tuple(_planned(path, container) for path, container in executors(spec))
 
 
 def _planned(step: str, container: Mapping[str, Any]) -> Planned:
@@ -45,14 +36,7 @@ def _planned(step: str, container: Mapping[str, Any]) -> Planned:
         pools = told["job"]["jobSpec"]["workerPoolSpecs"]
         count = sum(pool["replicaCount"] for pool in pools)
         return Planned(step, pools[0]["machineSpec"]["machineType"], count, told["spot"])
-    resources = container.get("resources", {})
-    accelerator = resources.get("accelerator")
-    asked = [
-        f"{accelerator['resourceCount']} x {accelerator['resourceType']}" if accelerator else "",
-        f"{resources['resourceCpuLimit']} CPUs" if "resourceCpuLimit" in resources else "",
-        resources.get("resourceMemoryLimit", ""),
-    ]
-    return Planned(step, ", ".join(filter(None, asked)) or _DEFAULT)
+    return Planned(step, asked_of(container) or _DEFAULT)
 
 
 def images(definition: Definition) -> frozenset[str]:

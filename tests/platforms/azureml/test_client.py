@@ -9,11 +9,12 @@ import pytest
 
 from rekindle.errors import PlatformError, SpecError
 from rekindle.platforms.azureml import client
-from rekindle.platforms.azureml.client import cancel, job_name, status, submit
+from rekindle.platforms.azureml.client import job_name, mark_of, submit
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Placed
 from rekindle.spec.places import AzureMLSpec
 from tests.platforms.azureml.test_compile import BEHAVIOUR, IMAGE, compiled
+from tests.platforms.marks import mark
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
 from tests.servers.azure_rest import SUBSCRIPTION, Fault, Workspace
 
@@ -31,18 +32,20 @@ def test_a_job_is_there_with_all_that_it_needs_and_once_for_one_submission(
     service: Workspace,
 ) -> None:
     made = definition()
-    placed = submit(made, PLACE, "a")
+    placed = submit(made, PLACE, mark("a"))
     assert placed == Placed(job_name(made, "a"), placed.url, anew=True)
     assert placed.url.startswith(f"https://ml.azure.com/runs/{placed.id}?wsid=/subscriptions/")
     job = service.jobs[placed.id]["resource"]["properties"]
     assert job["jobs"].keys() == {"make", "condition_1_use"}
+    assert job["tags"]["rekindle"] == "true"
+    assert mark_of(job["tags"]) == mark("a")
     assert job["jobs"]["make"]["identity"] == {"identity_type": "Managed"}
     names = {path.split("/")[-1] for path in service.blobs}
     assert {"entry.py", "task.json", "mounted.py"} <= names
-    again = submit(made, PLACE, "a")
+    again = submit(made, PLACE, mark("a"))
     assert again == Placed(placed.id, placed.url, anew=False)
     assert service.calls["PUT jobs"] == len(service.jobs) == 1
-    assert {submit(made, PLACE, "b").id, submit(definition(4), PLACE, "a").id} == (
+    assert {submit(made, PLACE, mark("b")).id, submit(definition(4), PLACE, mark("a")).id} == (
         service.jobs.keys() - {placed.id}
     )
     assert len(service.jobs) == 3
@@ -57,7 +60,7 @@ def test_steps_on_several_nodes_of_a_cluster_and_with_gpus_are_taken_too(
     made = compiled(
         BEHAVIOUR.gathered, {"folder": "x"}, **{**PLACE.model_dump(), "compute": "cpus"}
     )
-    placed = submit(made, PLACE, "a")
+    placed = submit(made, PLACE, mark("a"))
     sent = service.jobs[placed.id]["resource"]["properties"]["jobs"]["gather"]
     assert sent["resources"]["instance_count"] == 3
     assert sent["computeId"].endswith("/computes/cpus")
@@ -65,7 +68,7 @@ def test_steps_on_several_nodes_of_a_cluster_and_with_gpus_are_taken_too(
         BEHAVIOUR.gathered, {"folder": "x"}, **{**PLACE.model_dump(), "compute": "no"}
     )
     with pytest.raises(PlatformError, match=r"jobs\.gather\.compute: .* there is no compute no"):
-        submit(missing, PLACE, "a")
+        submit(missing, PLACE, mark("a"))
 
 
 FAULTS: dict[str, list[Fault]] = {
@@ -89,7 +92,7 @@ FAULTS: dict[str, list[Fault]] = {
 )
 def test_whatever_befalls_a_submission_is_one_job(case: str, service: Workspace) -> None:
     service.faults = list(FAULTS[case])
-    placed = submit(definition(), PLACE, "a")
+    placed = submit(definition(), PLACE, mark("a"))
     assert service.faults == []
     assert list(service.jobs) == [placed.id]
     assert placed.url
@@ -98,7 +101,7 @@ def test_whatever_befalls_a_submission_is_one_job(case: str, service: Workspace)
 def test_a_repeated_call_that_is_told_that_the_job_exists_finds_it(service: Workspace) -> None:
     service.once = True
     service.faults = [Fault("PUT jobs", 0, after=True)]
-    placed = submit(definition(), PLACE, "a")
+    placed = submit(definition(), PLACE, mark("a"))
     assert list(service.jobs) == [placed.id]
     assert service.calls["PUT jobs"] == 2
 
@@ -106,7 +109,7 @@ def test_a_repeated_call_that_is_told_that_the_job_exists_finds_it(service: Work
 def test_two_that_submit_the_same_at_once_make_one_job(service: Workspace) -> None:
     made = definition()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: submit(made, PLACE, "a").id, range(2)))
+        both = list(pool.map(lambda _: submit(made, PLACE, mark("a")).id, range(2)))
     assert both == list(service.jobs) * 2
 
 
@@ -124,7 +127,7 @@ REFUSALS: dict[str, tuple[list[Fault], str]] = {
 def test_what_cannot_be_helped_is_said_with_a_way_out(case: str, service: Workspace) -> None:
     service.faults, says = list(REFUSALS[case][0]), REFUSALS[case][1]
     with pytest.raises(PlatformError, match=says) as caught:
-        submit(definition(), PLACE, "a")
+        submit(definition(), PLACE, mark("a"))
     assert caught.value.problems[0].where == client.where(PLACE)
     assert caught.value.exit_code == 1
     assert service.jobs == {}
@@ -133,9 +136,9 @@ def test_what_cannot_be_helped_is_said_with_a_way_out(case: str, service: Worksp
 def test_a_workspace_that_there_is_not_is_named(service: Workspace) -> None:
     elsewhere = PLACE.model_copy(update={"workspace": "another"})
     with pytest.raises(PlatformError, match=r"platforms\.azureml names the right subscription"):
-        submit(definition(), elsewhere, "a")
+        submit(definition(), elsewhere, mark("a"))
     with pytest.raises(SpecError, match=r"set platforms\.azureml\.workspace: my-workspace"):
-        submit(definition(), AzureMLSpec(), "a")
+        submit(definition(), AzureMLSpec(), mark("a"))
 
 
 def test_without_a_login_the_way_to_one_is_said(
@@ -143,18 +146,8 @@ def test_without_a_login_the_way_to_one_is_said(
 ) -> None:
     monkeypatch.setenv("MSI_SECRET", "of-another-machine")
     with pytest.raises(PlatformError, match="az login"):
-        submit(definition(), PLACE, "a")
+        submit(definition(), PLACE, mark("a"))
     assert service.jobs == {}
-
-
-def test_a_job_is_looked_at_and_cancelled_as_often_as_one_likes(service: Workspace) -> None:
-    placed = submit(definition(), PLACE, "a")
-    assert status(PLACE, placed.id) == "NotStarted"
-    service.faults = [Fault("POST jobs cancel", 0, after=True)]
-    assert [cancel(PLACE, placed.id) for _ in range(2)] == ["Canceled", "Canceled"]
-    assert status(PLACE, placed.id) == "Canceled"
-    with pytest.raises(PlatformError, match="az ml job list"):
-        status(PLACE, "nothing")
 
 
 def test_a_job_has_a_name_that_the_service_takes(monkeypatch: Any) -> None:

@@ -13,7 +13,7 @@ import yaml
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
-from rekindle.platforms.azureml.compile import _identifiers, compile, dangling
+from rekindle.platforms.azureml.compile import compile, dangling, identifiers
 from rekindle.platforms.definition import Definition
 from rekindle.spec.places import AzureMLSpec
 from tests.platforms.local.runs import FLAT, content, module
@@ -84,9 +84,7 @@ def what_came_of_it(done: dict[str, Path]) -> dict[str, Any]:
 def _place(home: Path, artifact: str) -> Path:
     """The files of an artifact; Azure's names are small."""
     (folder,) = (
-        f
-        for f in (home / "outputs").iterdir()
-        if f.name == _identifiers({artifact: None})[artifact]
+        f for f in (home / "outputs").iterdir() if f.name == identifiers({artifact: None})[artifact]
     )
     return folder / "data"
 

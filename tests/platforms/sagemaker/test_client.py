@@ -13,10 +13,11 @@ import pytest
 from rekindle.errors import PlatformError, SpecError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import client
-from rekindle.platforms.sagemaker.client import cancel, execution_name, outline, status, submit
+from rekindle.platforms.sagemaker.client import execution_name, outline, submit
 from rekindle.platforms.submission import Planned
 from rekindle.spec.places import SageMakerSpec
 from tests.platforms.local.runs import module
+from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.test_compile import PLACE as KWARGS
@@ -51,7 +52,7 @@ def test_an_execution_is_there_with_all_that_it_needs_and_once_for_one_submissio
     account: Account, s3: Any
 ) -> None:
     made = definition()
-    placed = submit(made, PLACE, "a")
+    placed = submit(made, PLACE, mark("a"))
     assert placed.anew
     run = account.runs[placed.id]
     assert run.name == execution_name(made, "a")
@@ -62,12 +63,12 @@ def test_an_execution_is_there_with_all_that_it_needs_and_once_for_one_submissio
         if name.startswith("bundles/"):
             got = s3.get_object(Bucket="lake", Key=f"rekindle/{name}")["Body"].read()
             assert got == content
-    again = submit(made, PLACE, "a")
+    again = submit(made, PLACE, mark("a"))
     assert (again.id, again.anew) == (placed.id, False)
     assert account.calls["StartPipelineExecution"] == len(account.runs) == 1
-    submit(made, PLACE, "b")
+    submit(made, PLACE, mark("b"))
     assert len(account.pipelines[run.pipeline]) == 1, "the same definition is the same version"
-    other = submit(definition(4), PLACE, "a")
+    other = submit(definition(4), PLACE, mark("a"))
     assert len(account.runs) == 3
     assert account.runs[other.id].version == 2
     assert [line for line in account.refused if "there is no pipeline" not in line] == []
@@ -76,9 +77,9 @@ def test_an_execution_is_there_with_all_that_it_needs_and_once_for_one_submissio
 def test_what_is_run_is_the_version_with_the_definition_whatever_others_publish(
     account: Account,
 ) -> None:
-    submit(definition(3), PLACE, "a")
-    submit(definition(4), PLACE, "a")
-    back = submit(definition(3), PLACE, "b")
+    submit(definition(3), PLACE, mark("a"))
+    submit(definition(4), PLACE, mark("a"))
+    back = submit(definition(3), PLACE, mark("b"))
     assert account.runs[back.id].version == 3
     (name,) = account.pipelines
     published = json.loads(account.pipelines[name][2]["PipelineDefinition"])
@@ -101,7 +102,7 @@ FAULTS: dict[str, list[Fault]] = {
 @pytest.mark.parametrize("case", FAULTS)
 def test_whatever_befalls_a_submission_is_one_execution(case: str, account: Account) -> None:
     account.faults = list(FAULTS[case])
-    placed = submit(definition(), PLACE, "a")
+    placed = submit(definition(), PLACE, mark("a"))
     assert account.faults == []
     assert list(account.runs) == [placed.id]
 
@@ -109,16 +110,16 @@ def test_whatever_befalls_a_submission_is_one_execution(case: str, account: Acco
 def test_a_submission_that_was_given_up_is_found_by_the_next(account: Account) -> None:
     account.faults = [Fault("StartPipelineExecution", 500, after=True) for _ in range(5)]
     with pytest.raises(PlatformError, match="say it again"):
-        submit(definition(), PLACE, "a")
+        submit(definition(), PLACE, mark("a"))
     account.tokens.clear()  # the service remembers them for some hours
-    placed = submit(definition(), PLACE, "a")
+    placed = submit(definition(), PLACE, mark("a"))
     assert (list(account.runs), placed.anew) == ([placed.id], False)
 
 
 def test_two_that_submit_the_same_at_once_make_one_execution(account: Account) -> None:
     made = definition()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: submit(made, PLACE, "a").id, range(2)))
+        both = list(pool.map(lambda _: submit(made, PLACE, mark("a")).id, range(2)))
     assert both == list(account.runs) * 2
 
 
@@ -137,7 +138,7 @@ def test_what_cannot_be_helped_is_said_with_a_way_out(case: str, account: Accoun
     fault, says = REFUSALS[case]
     account.faults = [fault]
     with pytest.raises(PlatformError, match=says) as caught:
-        submit(definition(), PLACE, "a")
+        submit(definition(), PLACE, mark("a"))
     assert caught.value.problems[0].where == f"account 123456789012 in {PLACE.region}"
     assert account.runs == {}
 
@@ -145,9 +146,9 @@ def test_what_cannot_be_helped_is_said_with_a_way_out(case: str, account: Accoun
 def test_a_bucket_that_there_is_not_is_named(account: Account) -> None:
     elsewhere = PLACE.model_copy(update={"artifact_root": "s3://nobodys-bucket/x"})
     with pytest.raises(PlatformError, match=r"make the bucket of platforms\.sagemaker"):
-        submit(definition(), elsewhere, "a")
+        submit(definition(), elsewhere, mark("a"))
     with pytest.raises(SpecError, match=r"set platforms\.sagemaker\.role_arn: arn:aws:iam"):
-        submit(definition(), SageMakerSpec(), "a")
+        submit(definition(), SageMakerSpec(), mark("a"))
     assert account.pipelines == {}
 
 
@@ -159,18 +160,7 @@ def test_without_a_login_the_way_to_one_is_said(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", "/nowhere")
     with pytest.raises(PlatformError, match="aws sso login"):
-        submit(definition(), PLACE, "a")
-
-
-def test_an_execution_is_looked_at_and_stopped_as_often_as_one_likes(account: Account) -> None:
-    placed = submit(definition(), PLACE, "a")
-    assert status(PLACE, placed.id) == "Executing"
-    account.faults = [Fault("StopPipelineExecution", 500, after=True)]
-    with pytest.raises(PlatformError, match="mistake"):
-        cancel(PLACE, placed.id)  # the service refuses to stop what is stopped
-    assert [cancel(PLACE, placed.id) for _ in range(2)] == ["Stopped", "Stopped"]
-    with pytest.raises(PlatformError, match="aws sagemaker list-pipelines"):
-        status(PLACE, f"{placed.id}9")
+        submit(definition(), PLACE, mark("a"))
 
 
 def test_what_will_be_made_is_said_before() -> None:

@@ -1,4 +1,4 @@
-"""The shipped pipeline through SageMaker's contract: two hosts train, lose their spot machines once,
+"""The shipped pipeline on SageMaker, from `submit --wait` to the card: two hosts train, lose their spot machines once,
 resume from the artifact root, pass the gate, and the model is registered twice over."""
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from rekindle.cli.main import invoke
-from tests.platforms.sagemaker.conftest import stored
 from tests.platforms.sagemaker.test_compile import PLACE
+from tests.platforms.sagemaker.test_watch import account as account
 from tests.servers.sagemaker import Pipelines
+from tests.servers.sagemaker_rest import Account
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
@@ -53,32 +54,43 @@ def objects(service: Pipelines, prefix: str) -> list[str]:
 
 
 def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
-    service: Pipelines, mlflow: str, tmp_path: Path
-) -> None:
+    service: Pipelines, account: Account, mlflow: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     settings = {
         **{f"platforms.sagemaker.{name}": value for name, value in PLACE.items()},
         "platforms.sagemaker.model_package_group": "digits", "register.tracking_uri": mlflow,
         "resources.nodes": 2, "resources.spot": "true", "train.checkpoint": "{every: 40}",
     }  # fmt: skip
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    asked = ["compile", str(ROOT / "configs" / "digits.yaml"), "--platform", "sagemaker", *words]
-    assert invoke([*asked, "-o", str(tmp_path)]) == 0
-    files = {
-        path.relative_to(tmp_path).as_posix(): path.read_bytes()
-        for path in tmp_path.rglob("*")
-        if path.is_file()
-    }
     committed = re.compile(r"rekindle/checkpoints/.*manifest\.json")
     service.taken_away["finetune"] = lambda: any(
         committed.fullmatch(key) for key in objects(service, "rekindle/checkpoints/")
     )
-    execution = service.execute(stored(service, files))
+    home = ["--home", str(tmp_path / "home")]
+    asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "sagemaker", "--yes"]
+    assert invoke([*asked, "--wait", "--json", *words, *home]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["status"], summary["gate"]["promoted"]) == ("succeeded", True)
+    assert (summary["model"]["name"], summary["model"]["version"]) == ("digits", "1")
+    assert summary["metrics"]["accuracy"] > 0.9
 
+    ((run,), (execution,)) = account.runs.values(), [r.execution for r in account.runs.values()]
+    assert run.status == "Succeeded"
     trained = execution.jobs["finetune"]
     assert trained.statuses == ["Interrupted", "Completed"]
     resumed = r"resumed from the checkpoint of step \d+ of 600 on 2 ranks"
     assert re.search(resumed, trained.log), trained.log[-4000:]
     assert "network: GLOO_SOCKET_IFNAME=lo" in trained.log
+    assert invoke(["logs", "--step", "finetune", *home]) == 0
+    assert re.search(rf"\[algo-1\] .*{resumed}", capsys.readouterr().out)
+    assert invoke(["status", "--json", *home]) == 0
+    record = json.loads(capsys.readouterr().out)
+    (step,) = [one for one in record["steps"] if one["name"] == "finetune"]
+    assert (step["attempts"], step["reason"]) == (2, "its spot machines were taken away 1 x")
+    card = Path(summary["card"]).read_text()
+    assert "Champion" in card or "champion" in card
+    assert "finetune" in card
     result: dict[str, Any] = execution.result("register", service.s3)
     assert result["parameters"]["promote"] is True
     assert execution.conditions == {"if-condition-1": True}

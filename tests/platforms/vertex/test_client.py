@@ -5,49 +5,24 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from rekindle.errors import PlatformError, SpecError, UnsupportedError
+from rekindle.errors import PlatformError, SpecError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Schedule
-from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import (
-    cancel,
     job_id,
-    lowered,
     outline,
-    schedule_delete,
-    schedule_list,
-    schedule_pause,
-    schedule_set,
-    status,
     submit,
 )
+from rekindle.platforms.vertex.labels import labels_of
 from rekindle.spec.places import VertexSpec
-from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.local.runs import module
-from tests.servers.tls_hosts import Hosts
-from tests.servers.vertex_rest import HOSTS, PARENT, PROJECT, REGION, Fault, Project, key_file
+from tests.platforms.marks import mark
+from tests.platforms.vertex.project import project as project
+from tests.servers.vertex_rest import PARENT, PROJECT, REGION, Fault, Project
 
 PLACE = VertexSpec(project=PROJECT, region=REGION, artifact_root="gs://lake/rekindle")
-MONDAYS = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """A project that this process finds, logged in with a key; nothing else is asked."""
-    made = Project()
-    (tmp_path / "tls").mkdir()
-    with Hosts(tmp_path / "tls", HOSTS, made.answer) as hosts:
-        for name, value in hosts.environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file(tmp_path)))
-        monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
-        yield made
-        assert hosts.strangers == []
 
 
 def definition(word: str = "a") -> Definition:
@@ -61,16 +36,16 @@ def definition(word: str = "a") -> Definition:
 
 def test_a_job_is_there_and_once_for_one_submission(project: Project) -> None:
     made = definition()
-    placed = submit(made, PLACE, "a")
+    placed = submit(made, PLACE, mark("a"))
     assert placed.anew
     assert placed.id == f"{PARENT}/pipelineJobs/{job_id(made, 'a')}"
     assert placed.url.endswith(f"/runs/{job_id(made, 'a')}?project={PROJECT}")
     job = project.jobs[placed.id]
-    assert dict(job.labels) == {"rekindle": "true"}
+    assert dict(job.labels) == {"rekindle": "true", **labels_of(mark("a"))}
     assert job.runtime_config.parameter_values["text"] == "a"
-    again = submit(made, PLACE, "a")
+    again = submit(made, PLACE, mark("a"))
     assert (again.id, again.anew) == (placed.id, False)
-    others = {submit(made, PLACE, "b").id, submit(definition("b"), PLACE, "a").id}
+    others = {submit(made, PLACE, mark("b")).id, submit(definition("b"), PLACE, mark("a")).id}
     assert project.jobs.keys() == {placed.id, *others}
     assert len(others) == 2
 
@@ -87,7 +62,7 @@ FAULTS: dict[str, list[Fault]] = {
 @pytest.mark.parametrize("case", FAULTS)
 def test_whatever_befalls_a_submission_is_one_job(case: str, project: Project) -> None:
     project.faults = list(FAULTS[case])
-    placed = submit(definition(), PLACE, "a")
+    placed = submit(definition(), PLACE, mark("a"))
     assert project.faults == []
     assert list(project.jobs) == [placed.id]
 
@@ -95,7 +70,7 @@ def test_whatever_befalls_a_submission_is_one_job(case: str, project: Project) -
 def test_two_that_submit_the_same_at_once_make_one_job(project: Project) -> None:
     made = definition()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: submit(made, PLACE, "a").id, range(2)))
+        both = list(pool.map(lambda _: submit(made, PLACE, mark("a")).id, range(2)))
     assert both == list(project.jobs) * 2
 
 
@@ -112,7 +87,7 @@ def test_what_cannot_be_helped_is_said_with_a_way_out(case: str, project: Projec
     fault, says = REFUSALS[case]
     project.faults = [fault] * 4
     with pytest.raises(PlatformError, match=says) as caught:
-        submit(definition(), PLACE, "a")
+        submit(definition(), PLACE, mark("a"))
     assert caught.value.problems[0].where == f"project {PROJECT} in {REGION}"
     assert project.jobs == {}
 
@@ -121,74 +96,18 @@ def test_what_the_config_lacks_and_a_login_that_is_not_there_are_said(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SpecError, match=r"set platforms\.vertex\.region: europe-west4"):
-        submit(definition(), VertexSpec(), "a")
+        submit(definition(), VertexSpec(), mark("a"))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
     with pytest.raises(PlatformError, match="gcloud auth application-default login"):
-        submit(definition(), PLACE, "a")
+        submit(definition(), PLACE, mark("a"))
     assert project.calls == {}
-
-
-def test_a_job_is_looked_at_and_cancelled_as_often_as_one_likes(project: Project) -> None:
-    placed = submit(definition(), PLACE, "a")
-    assert status(PLACE, placed.id) == "RUNNING"
-    project.faults = [Fault("POST pipelineJobs:cancel", 0, after=True)]
-    assert [cancel(PLACE, placed.id) for _ in range(2)] == ["CANCELLED", "CANCELLED"]
-    with pytest.raises(PlatformError, match="what is there"):
-        status(PLACE, f"{placed.id}9")
-
-
-def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(project: Project) -> None:
-    expected = Schedule("digits", "0 3 * * mon", "Europe/Berlin", enabled=True)
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
-    project.faults = [Fault("PATCH schedules", 503), Fault("GET schedules", 0)]
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
-    changed = schedule_set(definition("b"), PLACE, ScheduleSpec(cron="0 * * * *"), "digits")
-    assert schedule_list(PLACE) == (changed,)
-    (kept,) = project.schedules.values()
-    assert kept.cron == "TZ=UTC 0 * * * *"
-    job = kept.create_pipeline_job_request.pipeline_job
-    assert job.runtime_config.parameter_values["text"] == "b"
-    assert project.jobs == {}, "setting a schedule starts nothing"
-    for name in ("letters", "reviews"):
-        schedule_set(definition(), PLACE, MONDAYS, name)
-    assert [one.id for one in schedule_list(PLACE)] == ["digits", "letters", "reviews"]
-
-
-LOST: dict[str, list[Fault]] = {
-    "a service that is away": [Fault("POST schedules", 503)],
-    "an answer that is lost": [Fault("POST schedules", 0, after=True)],
-    "a gateway that gave up too early": [Fault("POST schedules", 504, after=True)],
-}
-
-
-@pytest.mark.parametrize("case", LOST)
-def test_whatever_befalls_a_schedule_is_one(case: str, project: Project) -> None:
-    project.faults = list(LOST[case])
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits").enabled
-    assert len(project.schedules) == 1
-
-
-def test_a_schedule_pauses_goes_on_and_goes_away_as_often_as_one_says_so(project: Project) -> None:
-    schedule_set(definition(), PLACE, MONDAYS, "digits")
-    for _ in range(2):
-        assert schedule_pause(PLACE, "digits").enabled is False
-    assert schedule_list(PLACE)[0].enabled is False
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits").enabled is True
-    assert [schedule_delete(PLACE, "digits") for _ in range(2)] == [True, False]
-    assert schedule_list(PLACE) == ()
-    with pytest.raises(PlatformError, match="there is no schedule `digits`"):
-        schedule_pause(PLACE, "digits")
-
-
-def test_a_line_that_names_days_of_both_kinds_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="days of the month and of the week"):
-        lowered(ScheduleSpec(cron="0 3 1 * mon"))
 
 
 def test_what_will_be_made_is_said_before() -> None:
     made = definition()
     planned = outline(made, PLACE, "a")
     assert planned.id == job_id(made, "a")
-    assert {one.step for one in planned.steps} == {"make", "use", "use-2"} or planned.steps
+    names = [one.step for one in planned.steps]
+    assert names == ["make", "use", "count"], "one that reads another one follows it"
     spec = json.loads(next(iter(made.files.values())))
     assert len(planned.steps) == len(spec["pipelineSpec"]["deploymentSpec"]["executors"])

@@ -1,0 +1,63 @@
+"""`rekindle resume RUN`: go on with a run that failed or was stopped, here or on a platform."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from rekindle.cli.options import find_run, shared
+from rekindle.cli.submit import wait
+from rekindle.errors import RequestError
+from rekindle.records import RunRecord
+
+
+@click.command("resume")
+@click.argument("run", default="latest")
+@wait
+@shared
+def command(run: str, wait: bool, home: Path, as_json: bool) -> int:
+    """Go on with RUN (default: the latest), which failed or was stopped: what succeeded is not done
+    again, training continues from its last checkpoint. Here that is a new run of the same config as
+    it was then; on a platform the same run, where that can try again, or a new one."""
+    record = find_run(home, run)
+    if record.platform == "local":
+        return _here(record, home, as_json)
+    return _there(record, home, wait, as_json)
+
+
+def _here(record: RunRecord, home: Path, as_json: bool) -> int:
+    from rekindle.cli.job import Options
+    from rekindle.cli.run import carry_out
+    from rekindle.platforms.local.execute import is_alive
+    from rekindle.spec.model import Spec
+
+    if record.status == "running" and is_alive(home, record.run_id):
+        raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")
+    words = shlex.split(record.command)
+    overrides = [word.removeprefix("--set=") for word in words if word.startswith("--set=")]
+    spec = Spec.model_validate(record.spec)
+    spec._origin = (record.config, tuple(overrides))
+    result = carry_out(spec, Options(home), as_json)
+    if as_json:
+        print(result.model_dump_json())
+    return 0
+
+
+def _there(record: RunRecord, home: Path, wait: bool, as_json: bool) -> int:
+    from rekindle.cli.remote import asked, resumed, watch_of
+    from rekindle.cli.submit import told
+    from rekindle.platforms.watch import OVER
+
+    watch_of(record)  # which says so if it may not be there
+    record = asked(record, home)
+    if record.status not in OVER:
+        raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")
+    if record.status == "succeeded":
+        raise RequestError(
+            f"{record.run_id} succeeded: nothing is left to do",
+            fix=f"submit it anew: {record.command}",
+        )
+    record, placed = resumed(record, home)
+    return told(record, placed, home, wait, as_json)

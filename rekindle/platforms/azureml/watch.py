@@ -1,0 +1,210 @@
+"""A pipeline job of Azure ML: its steps, what they print and leave, stopping it, and trying again
+what failed.
+
+Steps are the job's children, by the names that the definition has for them; one is there from when
+it is queued. What a step left is read from its own result (mounted.py says what lies there), which
+also says that its condition did not hold: the service sees a step that succeeded. Azure ML tries
+nothing again in place, so to resume is a new job of the same definition: what succeeded is reused,
+training goes on from its checkpoints.
+
+Authority: azure-ai-ml 1.35.2, its constants of run history and reuse; learn.microsoft.com/azure/
+machine-learning/how-to-log-view-metrics (user_logs). No workspace has been asked."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rekindle.errors import PlatformError
+from rekindle.platforms.azureml import history
+from rekindle.platforms.azureml.client import (
+    connected,
+    mark_of,
+    submit,
+    where,
+)
+from rekindle.platforms.azureml.compile import identifiers
+from rekindle.platforms.azureml.outline import SUFFIX, job_file
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.mounted import RESULT
+from rekindle.platforms.submission import Mark, Placed
+from rekindle.platforms.watch import ENDED, OVER, Found, Log, Look, step_times
+from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
+from rekindle.spec.places import AzureMLSpec
+
+if TYPE_CHECKING:
+    from azure.ai.ml import MLClient
+
+_RUNS: dict[str, RunStatus] = {
+    "Completed": "succeeded", "Failed": "failed", "Canceled": "cancelled",
+}  # fmt: skip
+_STEPS: dict[str, StepStatus] = {
+    "NotStarted": "pending", "Queued": "pending", "Completed": "succeeded", "Failed": "failed",
+    "Canceled": "cancelled",
+}  # fmt: skip
+_REASONS = {
+    "Queued": "waits for a machine", "Provisioning": "its machine is being made",
+    "Preparing": "its image is being fetched", "NotResponding": "its machine says nothing",
+}  # fmt: skip
+_AGAIN = ("failed", "cancelled")
+_REUSED, _FROM = "azureml.isreused", "azureml.reusedrunid"
+_PRINTED = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
+_RESULT = RESULT.replace("-", "_")
+
+
+def look(place: AzureMLSpec, id: str) -> Look:
+    """The run now."""
+    with connected(place) as client:
+        job, now = history.run(client, id), datetime.datetime.now(datetime.UTC)
+        status = _RUNS.get(job.status, "running")
+        steps = [_step(child, now) for child in history.children(client, id)]
+        if status in OVER:
+            steps = [_if_it_ran(client, step) for step in steps]
+        # that some steps failed is not news where one says why
+        error = "" if any(step.status == "failed" for step in steps) else _why(job)
+        return Look(status, tuple(steps), error, job.end_time_utc if status in OVER else None)
+
+
+def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
+    """The lines since; those of several machines begin with their rank. One that is not ended yet
+    is shown when it is."""
+    if not step.log:
+        return Log("", cursor)
+    seen: dict[str, int] = json.loads(cursor or "{}")
+    text = list[str]()
+    with connected(place) as client:
+        files = {
+            match: url
+            for name, url in sorted(history.log_files(client, step.log).items())
+            if (match := _PRINTED.fullmatch(name))
+        }
+        for match, url in files.items():
+            more = history.since(url, seen.get(match[0], 0))
+            if step.status not in ENDED:
+                more = more[: more.rfind(b"\n") + 1]
+            seen[match[0]] = seen.get(match[0], 0) + len(more)
+            before = f"[node {int(match[1] or 0)}] " if len(files) > 1 else ""
+            text += [f"{before}{line}\n" for line in more.decode(errors="replace").splitlines()]
+    return Log("".join(text), json.dumps(seen))
+
+
+def cancel(place: AzureMLSpec, id: str) -> None:
+    """Have the job cancelled. A job that is over stays as it is."""
+    with connected(place) as client:
+        if _status_of(client, id) in (*_RUNS, "CancelRequested"):
+            return
+        try:
+            client.jobs.begin_cancel(id, polling=False)
+        except Exception:  # it may have ended meanwhile
+            if _status_of(client, id) not in (*_RUNS, "CancelRequested"):
+                raise
+
+
+def resume(definition: Definition, place: AzureMLSpec, id: str, mark: Mark) -> Placed:
+    """A new job of the same definition, made once for one mark; PlatformError if the one before did
+    not fail or was not stopped."""
+    with connected(place) as client:
+        status = _status_of(client, id)
+    if _RUNS.get(status) not in _AGAIN:
+        raise PlatformError(
+            f"the job is {status}", where=where(place),
+            fix="only what failed or was stopped is tried again",
+        )  # fmt: skip
+    return submit(definition, place, mark)
+
+
+def artifacts(place: AzureMLSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
+    """What the step left, with its metadata, at `azureml://`."""
+    with connected(place) as client:
+        made = history.outputs(client, step.log) if step.log else {}
+        told = _result(client, made)
+    names = identifiers(told.get("artifacts", {}))
+    return {
+        name: ArtifactRecord(
+            uri=f"{made[names[name]].rstrip('/')}/data", metadata=artifact.get("metadata", {})
+        )
+        for name, artifact in told.get("artifacts", {}).items()
+        if names[name] in made
+    }
+
+
+def read(place: AzureMLSpec, uri: str) -> bytes:
+    """A file in a datastore."""
+    with connected(place) as client:
+        return history.content(client, uri)
+
+
+def found(definition: Definition, place: AzureMLSpec) -> tuple[Found, ...]:
+    """The pipeline's jobs that rekindle submitted, the oldest first."""
+    pipeline = job_file(definition).removesuffix(SUFFIX)
+    with connected(place) as client:
+        marked = [
+            Found(mark, Placed(job.name, job.studio_url or "", anew=False), _made_at(job))
+            for job in client.jobs.list(tag="rekindle-run")
+            if job is not None and job.experiment_name == pipeline
+            if (mark := mark_of(job.tags or {}))
+        ]
+        return tuple(sorted(marked, key=lambda one: one.began_at))
+
+
+def _status_of(client: MLClient, id: str) -> str:
+    found: Any = client.jobs.get(id).status
+    return str(getattr(found, "value", found))
+
+
+def _made_at(job: Any) -> datetime.datetime:
+    made: datetime.datetime = job.creation_context.created_at
+    return made
+
+
+def _step(child: Any, now: datetime.datetime) -> StepRecord:
+    status = _STEPS.get(child.status, "running")
+    reused = (child.properties or {}).get(_REUSED) == "true"
+    source = (child.properties or {}).get(_FROM) if reused else None
+    began = child.start_time_utc if status != "pending" else None
+    return StepRecord(
+        name=child.display_name, status=status, cached=reused, error=_why(child),
+        reason="taken from an earlier job" if reused else _REASONS.get(child.status, ""),
+        attempts=int(not reused and child.start_time_utc is not None),
+        log=source or child.run_id, **step_times(began, child.end_time_utc, now),
+    )  # fmt: skip
+
+
+def _if_it_ran(client: MLClient, step: StepRecord) -> StepRecord:
+    """With what its own result says: a step whose condition did not hold was skipped."""
+    if step.status != "succeeded":
+        return step
+    try:
+        told = _result(client, history.outputs(client, step.log))
+    except Exception as error:
+        if _is_denied(error):
+            return step  # whoever looks may not read: it succeeded, as far as the service knows
+        raise
+    if "skipped" not in told:
+        return step
+    return step.model_copy(update={"status": "skipped", "reason": "its condition does not hold"})
+
+
+def _result(client: MLClient, made: Mapping[str, str]) -> dict[str, Any]:
+    """What mounted.py left; nothing where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        if where := made.get(_RESULT):
+            told: dict[str, Any] = json.loads(
+                history.content(client, f"{where.rstrip('/')}/result.json")
+            )
+            return told
+    return {}
+
+
+def _why(record: Any) -> str:
+    """What a run says went wrong."""
+    root = getattr(record.error, "error", None)
+    return str(getattr(root, "message", None) or "").strip()
+
+
+def _is_denied(error: Exception) -> bool:
+    return getattr(error, "status_code", None) == 403

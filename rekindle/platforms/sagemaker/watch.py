@@ -1,0 +1,221 @@
+"""An execution of a SageMaker pipeline: its steps, what they print and leave, stopping it, and
+trying again what failed.
+
+Steps are jobs by name; conditions and loops are not shown, the turns of a loop are
+`LOOP/TURN/STEP`. A job's log is one stream of CloudWatch for each machine. What a job left is read
+from the places that its own description names (mounted.py says what lies there).
+
+Authority: boto3's models of sagemaker and logs;
+docs.aws.amazon.com/sagemaker/latest/dg/logging-cloudwatch.html (names of groups and streams). No
+account has been asked."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rekindle.errors import PlatformError
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.mounted import RESULT
+from rekindle.platforms.sagemaker.client import code_of, connected, page, pipeline_name, where
+from rekindle.platforms.submission import Mark, Placed, digest_of
+from rekindle.platforms.watch import Found, Log, Look, step_times
+from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
+from rekindle.spec.places import SageMakerSpec
+
+_RUNS: dict[str, RunStatus] = {
+    "Succeeded": "succeeded", "Failed": "failed", "CompletedWithFailures": "failed",
+    "Stopped": "cancelled",
+}  # fmt: skip
+_STEPS: dict[str, StepStatus] = {
+    "Succeeded": "succeeded", "Failed": "failed", "Stopped": "cancelled",
+}  # fmt: skip
+_GROUPS = {
+    "ProcessingJob": "/aws/sagemaker/ProcessingJobs",
+    "TrainingJob": "/aws/sagemaker/TrainingJobs",
+}
+_MOST_STREAMS = 50
+_AGAIN = ("failed", "cancelled")
+
+
+def look(place: SageMakerSpec, id: str) -> Look:
+    """The execution now."""
+    with connected(place) as session:
+        sagemaker, now = session("sagemaker"), datetime.datetime.now(datetime.UTC)
+        found = sagemaker.describe_pipeline_execution(PipelineExecutionArn=id)
+        status = _RUNS.get(found["PipelineExecutionStatus"], "running")
+        pages = sagemaker.get_paginator("list_pipeline_execution_steps").paginate(
+            PipelineExecutionArn=id, SortOrder="Ascending"
+        )
+        listed = [step for one in pages for step in one["PipelineExecutionSteps"]]
+        steps = [_step(sagemaker, step, now) for step in listed if _is_shown(step)]
+        ended = found.get("LastModifiedTime") if status != "running" else None
+        return Look(status, tuple(steps), found.get("FailureReason", ""), ended)
+
+
+def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> Log:
+    """The lines of every machine since; those of several begin with its name."""
+    group, _, job = step.log.rpartition(":")
+    seen: dict[str, str] = json.loads(cursor or "{}")
+    text = list[str]()
+    with connected(place) as session:
+        logs = session("logs")
+        try:
+            streams = logs.describe_log_streams(
+                logGroupName=group, logStreamNamePrefix=f"{job}/", limit=_MOST_STREAMS
+            )["logStreams"]
+        except logs.exceptions.ResourceNotFoundException:
+            return Log("", cursor)  # nobody has printed anything yet
+        for stream in streams:
+            name = stream["logStreamName"]
+            machine = name.removeprefix(f"{job}/").rpartition("-")[0]
+            before = f"[{machine}] " if len(streams) > 1 else ""
+            lines, seen[name] = _lines(logs, group, name, seen.get(name, ""))
+            text += [f"{before}{line}\n" for line in lines]
+    return Log("".join(text), json.dumps(seen))
+
+
+def cancel(place: SageMakerSpec, id: str) -> None:
+    """Have the execution stopped."""
+    with connected(place) as session:
+        sagemaker = session("sagemaker")
+        if _status(sagemaker, id) in (*_RUNS, "Stopping"):
+            return
+        token = digest_of({id: b"stop"}) * 2
+        try:
+            sagemaker.stop_pipeline_execution(PipelineExecutionArn=id, ClientRequestToken=token)
+        except sagemaker.exceptions.ClientError:
+            if _status(sagemaker, id) not in (*_RUNS, "Stopping"):  # it may have ended meanwhile
+                raise
+
+
+def resume(definition: Definition, place: SageMakerSpec, id: str, mark: Mark) -> Placed:
+    """The same execution, which tries again what failed or was stopped; PlatformError if it did
+    not end so."""
+    with connected(place) as session:
+        sagemaker = session("sagemaker")
+        status = _status(sagemaker, id)
+        if status == "Executing":  # by the same call, whose answer was lost
+            return Placed(id, page(place, id), anew=False)
+        if _RUNS.get(status) not in _AGAIN:
+            raise PlatformError(
+                f"the execution is {status}", where=where(place),
+                fix="only what failed or was stopped is tried again",
+            )  # fmt: skip
+        sagemaker.retry_pipeline_execution(
+            PipelineExecutionArn=id, ClientRequestToken=digest_of({id: b"retry"}, mark.token) * 2
+        )
+        return Placed(id, page(place, id))
+
+
+def artifacts(place: SageMakerSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
+    """What the step's job left, with its metadata, at `s3://`; nothing of what is no job."""
+    with connected(place) as session:
+        output = _outputs(session("sagemaker"), step.log)
+    if (result := output(RESULT)) is None:
+        return {}
+    told = json.loads(read(place, f"{result}/result.json"))
+    return {
+        name: ArtifactRecord(uri=f"{output(name)}/data", metadata=artifact.get("metadata", {}))
+        for name, artifact in told["artifacts"].items()
+    }
+
+
+def read(place: SageMakerSpec, uri: str) -> bytes:
+    """An object of S3."""
+    from botocore.exceptions import ClientError
+
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    with connected(place) as session:
+        try:
+            body: bytes = session("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        except ClientError as error:
+            if code_of(error) in ("404", "NoSuchKey"):
+                raise FileNotFoundError(uri) from None
+            raise
+        return body
+
+
+def found(definition: Definition, place: SageMakerSpec) -> tuple[Found, ...]:
+    """The pipeline's executions that rekindle submitted, the oldest first."""
+    with connected(place) as session:
+        sagemaker, marked = session("sagemaker"), list[Found]()
+        pages = sagemaker.get_paginator("list_pipeline_executions").paginate(
+            PipelineName=pipeline_name(definition), SortBy="CreationTime", SortOrder="Ascending"
+        )
+        with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # no pipeline, no run
+            for listed in pages:
+                for one in listed["PipelineExecutionSummaries"]:
+                    if mark := Mark.read(one.get("PipelineExecutionDescription", "")):
+                        arn = one["PipelineExecutionArn"]
+                        placed = Placed(arn, page(place, arn), anew=False)
+                        marked.append(Found(mark, placed, one["StartTime"]))
+        return tuple(marked)
+
+
+def _status(sagemaker: Any, id: str) -> str:
+    found = sagemaker.describe_pipeline_execution(PipelineExecutionArn=id)
+    return str(found["PipelineExecutionStatus"])
+
+
+def _is_shown(step: Mapping[str, Any]) -> bool:
+    metadata = step.get("Metadata", {})
+    return step["StepStatus"] == "Failed" or not metadata.keys() & {"Condition", "ForEach"}
+
+
+def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> StepRecord:
+    name, log, attempts = step["StepName"], "", step.get("AttemptCount", 1)
+    if around := step.get("IterationContext"):
+        name = f"{around['ParentStepName']}/{around['Index']}/{name}"
+    for kind, group in _GROUPS.items():
+        if arn := step.get("Metadata", {}).get(kind, {}).get("Arn"):
+            log = f"{group}:{arn.rpartition('/')[2]}"
+    cached = "CacheHitResult" in step
+    reason = "taken from the cache" if cached else ""
+    if log.startswith(_GROUPS["TrainingJob"]) and not cached:
+        taken = _interruptions(sagemaker, log)
+        attempts += taken
+        reason = f"its spot machines were taken away {taken} x" if taken else ""
+    return StepRecord(
+        name=name, status=_STEPS.get(step["StepStatus"], "running"), cached=cached, reason=reason,
+        attempts=attempts, log=log, error=step.get("FailureReason", ""),
+        **step_times(step.get("StartTime"), step.get("EndTime"), now),
+    )  # fmt: skip
+
+
+def _interruptions(sagemaker: Any, log: str) -> int:
+    """How often a training job lost its machines."""
+    job = sagemaker.describe_training_job(TrainingJobName=log.rpartition(":")[2])
+    changes = job.get("SecondaryStatusTransitions", ())
+    return sum(change["Status"] == "Interrupted" for change in changes)
+
+
+def _outputs(sagemaker: Any, log: str) -> Callable[[str], str | None]:
+    """Where an output of the job with this log lies; None for what it has not."""
+    group, _, job = log.rpartition(":")
+    if group == _GROUPS["ProcessingJob"]:
+        described = sagemaker.describe_processing_job(ProcessingJobName=job)
+        outputs = described["ProcessingOutputConfig"]["Outputs"]
+        return {one["OutputName"]: str(one["S3Output"]["S3Uri"]) for one in outputs}.get
+    if group == _GROUPS["TrainingJob"]:
+        described = sagemaker.describe_training_job(TrainingJobName=job)
+        model = f"{described['OutputDataConfig']['S3OutputPath']}/{job}/output/model"
+        return lambda name: f"{model}/{name}"
+    return lambda name: None
+
+
+def _lines(logs: Any, group: str, stream: str, token: str) -> tuple[list[str], str]:
+    """What a stream holds since `token`, and the next one."""
+    found = list[str]()
+    while True:
+        more = {"nextToken": token} if token else {}
+        got = logs.get_log_events(
+            logGroupName=group, logStreamName=stream, startFromHead=True, **more
+        )
+        found += [event["message"] for event in got["events"]]
+        if got["nextForwardToken"] == token:
+            return found, token
+        token = got["nextForwardToken"]

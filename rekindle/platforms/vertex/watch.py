@@ -1,0 +1,295 @@
+"""A PipelineJob of Vertex AI: its steps, what they print and leave, stopping it, and trying again
+what failed.
+
+Steps are the tasks that run containers, by the names that the outline has for them; turns of a loop
+are `LOOP/TURN/STEP`. A step is a CustomJob, whose log is asked of Cloud Logging. That of a step on
+several machines is the launcher's, who says which job it made: that job's is shown with it, by
+node. Vertex AI tries nothing again in place, so to resume is a new job of the same definition: what
+succeeded comes from the cache, training goes on from its checkpoints.
+
+Authority: PipelineTaskDetail of aiplatform_v1; cloud.google.com/logging/docs/reference/v2/rest/v2/
+entries/list; cloud.google.com/storage/docs/json_api/v1/objects/get. No project has been asked: what
+the service calls the turns of a loop is a guess."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from rekindle.errors import PlatformError
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Mark, Placed
+from rekindle.platforms.vertex.client import connected, page, submit, where
+from rekindle.platforms.vertex.labels import PRESENT, mark_of
+from rekindle.platforms.vertex.outline import job_of
+from rekindle.platforms.watch import Found, Log, Look, step_times
+from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
+from rekindle.spec.places import VertexSpec
+
+if TYPE_CHECKING:
+    from google.cloud import aiplatform_v1 as api
+    from requests import Response
+
+    from rekindle.platforms.vertex.client import Project
+
+_RUNS: dict[str, RunStatus] = {
+    "SUCCEEDED": "succeeded", "FAILED": "failed", "CANCELLED": "cancelled",
+}  # fmt: skip
+_STEPS: dict[str, StepStatus] = {
+    "STATE_UNSPECIFIED": "pending", "PENDING": "pending", "SUCCEEDED": "succeeded",
+    "SKIPPED": "succeeded", "FAILED": "failed", "CANCELLED": "cancelled",
+    "NOT_TRIGGERED": "skipped",
+}  # fmt: skip
+_REASONS = {"SKIPPED": "taken from the cache", "NOT_TRIGGERED": "its condition does not hold"}
+_AGAIN = ("failed", "cancelled")
+_LATE = datetime.timedelta(seconds=30)  # lines of several machines arrive in no order
+_MADE = re.compile(r"attempt \d+ is (\d+)")  # launcher.py says so of a job
+_TOLD = "node 0: "  # and repeats with this what that job's own log has
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_SECONDS = 60.0
+
+
+def look(place: VertexSpec, id: str) -> Look:
+    """The run now."""
+    with connected(place) as project:
+        job = _job(project, id)
+        status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
+        steps = tuple(_step(name, task, now) for name, task in _tasks(job).items())
+        # that some tasks failed is not news where one says why
+        error = "" if any(step.status == "failed" for step in steps) else job.error.message
+        return Look(status, steps, error, job.end_time if status != "running" else None)
+
+
+def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
+    """The lines since, those of a distributed step's nodes beginning with their rank."""
+    if not step.log:
+        return Log("", cursor)
+    seen = json.loads(cursor or "{}")
+    since, told = seen.get("since", step.started_at), set(seen.get("told", ()))
+    own, made = step.log.rpartition("/")[2], list(seen.get("made", ()))
+    with connected(place) as project:
+        entries = [*_entries(project, place, [own, *made], since)]
+        fresh = [entry for entry in entries if _key(entry) not in told]
+        news = {match[1] for e in fresh if _job_of(e) == own for match in _MADE.finditer(_text(e))}
+        if news := news - {own, *made}:
+            more = [*_entries(project, place, sorted(news), step.started_at)]
+            entries, fresh, made = entries + more, fresh + more, [*made, *sorted(news)]
+    if not fresh:
+        return Log("", cursor)
+    newest = max(map(_when, entries))
+    kept = [_key(entry) for entry in entries if _when(entry) >= newest - _LATE]
+    state = {"since": (newest - _LATE).isoformat(), "told": kept, "made": made}
+    lines = [line for entry in sorted(fresh, key=_when) for line in _lines(entry, own, bool(made))]
+    return Log("".join(f"{line}\n" for line in lines), json.dumps(state))
+
+
+def cancel(place: VertexSpec, id: str) -> None:
+    """Have the job cancelled. A job that is over stays as it is."""
+    with connected(place) as project:
+        if _state(_job(project, id)) in (*_RUNS, "CANCELLING"):
+            return
+        from google.api_core.exceptions import ClientError
+
+        try:
+            project.pipelines.cancel_pipeline_job(name=id, retry=project.retry)
+        except ClientError:  # it may have ended meanwhile
+            if _state(_job(project, id)) not in (*_RUNS, "CANCELLING"):
+                raise
+
+
+def resume(definition: Definition, place: VertexSpec, id: str, mark: Mark) -> Placed:
+    """A new job of the same definition, made once for one mark; PlatformError if the one before did
+    not fail or was not stopped."""
+    with connected(place) as project:
+        state = _state(_job(project, id))
+    if _RUNS.get(state) not in _AGAIN:
+        raise PlatformError(
+            f"the job is {state.lower()}", where=where(place),
+            fix="only what failed or was stopped is tried again",
+        )  # fmt: skip
+    return submit(definition, place, mark)
+
+
+def artifacts(place: VertexSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
+    """What the step's task made, with its metadata, at `gs://`."""
+    with connected(place) as project:
+        task = _tasks(_job(project, id)).get(step.name)
+    outputs = task.outputs.items() if task is not None else ()
+    return {name: _artifact(made.artifacts[0]) for name, made in outputs if made.artifacts}
+
+
+def read(place: VertexSpec, uri: str) -> bytes:
+    """An object of Cloud Storage."""
+    bucket, _, name = uri.removeprefix("gs://").partition("/")
+    if not uri.startswith("gs://") or not name:
+        raise FileNotFoundError(uri)
+    with connected(place) as project:
+        from google.api_core.exceptions import NotFound
+
+        at = f"https://storage.googleapis.com/storage/v1/b/{bucket}/o/{quote(name, safe='')}"
+        try:
+            return bytes(_asked(project, "GET", at, params={"alt": "media"}).content)
+        except NotFound:
+            raise FileNotFoundError(uri) from None
+
+
+def found(definition: Definition, place: VertexSpec) -> tuple[Found, ...]:
+    """The pipeline's jobs that rekindle submitted, the oldest first."""
+    with connected(place) as project:
+        from google.cloud import aiplatform_v1 as api
+        from google.protobuf import field_mask_pb2
+
+        request = api.ListPipelineJobsRequest(
+            parent=project.parent, order_by="create_time",
+            filter=f'display_name="{job_of(definition)["displayName"]}" AND {PRESENT}',
+            read_mask=field_mask_pb2.FieldMask(paths=["name", "labels", "create_time"]),
+        )  # fmt: skip
+        listed = project.pipelines.list_pipeline_jobs(request=request, retry=project.retry)
+        return tuple(
+            Found(mark, Placed(job.name, page(place, _last(job.name)), anew=False), job.create_time)
+            for job in listed
+            if (mark := mark_of(job.labels))
+        )
+
+
+def _job(project: Project, id: str) -> api.PipelineJob:
+    return project.pipelines.get_pipeline_job(name=id, retry=project.retry)
+
+
+def _state(job: api.PipelineJob) -> str:
+    return str(job.state.name).removeprefix("PIPELINE_STATE_")
+
+
+def _tasks(job: api.PipelineJob) -> dict[str, api.PipelineTaskDetail]:
+    """Tasks that run containers, by the names of steps."""
+    from google.protobuf import json_format
+
+    spec = json_format.MessageToDict(type(job).pb(job).pipeline_spec)
+    known = {task.task_id: task for task in job.job_detail.task_details}
+    named = collections.defaultdict[str, list[Any]](list)
+    for task in known.values():
+        if name := _name(task, known, spec):
+            named[name].append(task)
+    return dict(_apart(named))
+
+
+def _name(
+    task: api.PipelineTaskDetail, known: Mapping[int, Any], spec: Mapping[str, Any]
+) -> str | None:
+    """The step's name: the tasks around it, without the run's own; None of what is no step."""
+    chain = [task.task_name]
+    while (above := known.get(task.parent_task_id)) and len(chain) <= len(known):
+        task = above
+        chain.insert(0, task.task_name)
+    component, path = spec["root"], list[str]()
+    for name in chain:
+        if inner := component.get("dag", {}).get("tasks", {}).get(name):
+            component = spec["components"][inner["componentRef"]["name"]]
+            path.append(name)
+        elif path:  # a turn of the loop that this is inside of
+            path.append(name.rpartition("-")[2])
+    executor = spec["deploymentSpec"].get("executors", {}).get(component.get("executorLabel"), {})
+    return "/".join(path) if "container" in executor else None
+
+
+def _apart(named: Mapping[str, list[Any]]) -> Iterator[tuple[str, Any]]:
+    """Each task by a name of its own: turns that the service does not tell apart are counted."""
+    for name, tasks in named.items():
+        around, _, last = name.rpartition("/")
+        for turn, task in enumerate(tasks):
+            yield (name if len(tasks) == 1 else f"{around}/{turn}/{last}"), task
+
+
+def _step(name: str, task: api.PipelineTaskDetail, now: datetime.datetime) -> StepRecord:
+    state, container = task.state.name, task.executor_detail.container_detail
+    jobs = list(dict.fromkeys(filter(None, [*container.failed_main_jobs, container.main_job])))
+    status = _STEPS.get(state, "running")
+    return StepRecord(
+        name=name, status=status, cached=state == "SKIPPED", reason=_REASONS.get(state, ""),
+        attempts=len(jobs), log=jobs[-1] if jobs else "", error=task.error.message,
+        **step_times(task.start_time if status != "pending" else None, task.end_time, now),
+    )  # fmt: skip
+
+
+def _artifact(made: api.Artifact) -> ArtifactRecord:
+    from google.protobuf import json_format
+
+    metadata = json_format.MessageToDict(type(made).pb(made).metadata)
+    kind = {"schema_title": made.schema_title} if made.schema_title else {}
+    return ArtifactRecord(uri=made.uri, metadata=metadata, **kind)
+
+
+def _entries(
+    project: Project, place: VertexSpec, jobs: Iterable[str], since: str
+) -> Iterator[dict[str, Any]]:
+    """What the machines of these jobs printed."""
+    ids = " OR ".join(f'"{job}"' for job in jobs)
+    wanted = [
+        'resource.type="ml_job"', f"resource.labels.job_id=({ids})",
+        'resource.labels.task_name:"workerpool"', *([f'timestamp>="{since}"'] if since else []),
+    ]  # fmt: skip
+    body = {
+        "resourceNames": [f"projects/{place.project}"], "filter": " AND ".join(wanted),
+        "orderBy": "timestamp asc", "pageSize": 1_000,
+    }  # fmt: skip
+    while True:
+        told = _asked(
+            project, "POST", "https://logging.googleapis.com/v2/entries:list", json=body
+        ).json()
+        yield from told.get("entries", ())
+        if not (token := told.get("nextPageToken")):
+            return
+        body["pageToken"] = token
+
+
+def _asked(project: Project, method: str, url: str, **more: Any) -> Response:
+    """The answer of a service that the generated client does not know, asked again as it would."""
+    import google.auth
+    from google.api_core import exceptions
+    from google.auth.transport.requests import AuthorizedSession
+
+    credentials, _ = google.auth.default(scopes=[_SCOPE])
+    with AuthorizedSession(credentials) as session:  # type: ignore[no-untyped-call]
+
+        def once() -> Response:
+            response: Response = session.request(method, url, timeout=_SECONDS, **more)
+            if response.status_code >= 400:
+                raise exceptions.from_http_response(response)  # type: ignore[no-untyped-call]
+            return response
+
+        answer: Response = project.retry(once)()
+        return answer
+
+
+def _lines(entry: Mapping[str, Any], own: str, has_nodes: bool) -> list[str]:
+    """For people: what a launcher repeats of its nodes is left out where theirs is there."""
+    lines = _text(entry).splitlines()
+    if _job_of(entry) == own:
+        return [line for line in lines if not (has_nodes and line.startswith(_TOLD))]
+    pool, _, index = entry["resource"]["labels"]["task_name"].rpartition("-")
+    return [f"[node {int(index) + (pool != 'workerpool0')}] {line}" for line in lines]
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", ""))
+
+
+def _job_of(entry: Mapping[str, Any]) -> str:
+    return str(entry["resource"]["labels"]["job_id"])
+
+
+def _key(entry: Mapping[str, Any]) -> str:
+    return f"{entry['timestamp']} {entry['insertId']}"
+
+
+def _when(entry: Mapping[str, Any]) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(entry["timestamp"])
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]

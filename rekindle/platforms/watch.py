@@ -1,0 +1,110 @@
+"""A run on a platform as it is now, in the words of a run here: what a record becomes by it.
+
+Each `platforms/P/watch.py` asks its platform, by the id that the submission got:
+
+    look(place, id) -> Look                      the steps, by the names of the outline
+    read_log(place, id, step, cursor) -> Log     what a step printed since `cursor` ("": all of it)
+    cancel(place, id)                            have it stopped; one that is over stays as it is
+    resume(definition, place, id, mark) -> Placed    what failed once more, what succeeded not
+    artifacts(place, id, step) -> artifacts      what a step that succeeded made, and where it lies
+    read(place, uri) -> bytes                    a file there; FileNotFoundError
+    found(definition, place) -> runs             those that carry our mark
+
+All raise PlatformError; UnreachableError where the same question may be answered later."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable
+
+from rekindle.platforms.submission import Mark, Placed
+from rekindle.records import RunRecord, RunStatus, StepRecord, StepStatus
+
+OVER: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled", "preempted"})
+ENDED: frozenset[StepStatus] = frozenset({"succeeded", "failed", "skipped", "cancelled"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What a platform says of a run. A step that it does not know yet is not among `steps`, whose
+    `log` is the platform's address of it. `ended_at` is None while it runs."""
+
+    status: RunStatus
+    steps: tuple[StepRecord, ...] = ()
+    error: str = ""
+    ended_at: datetime.datetime | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """A piece of a step's log, and where the next one begins."""
+
+    text: str
+    cursor: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A run on a platform that says which submission it is."""
+
+    mark: Mark
+    placed: Placed
+    began_at: datetime.datetime
+
+
+def followed(record: RunRecord, look: Look, now: datetime.datetime) -> RunRecord:
+    """`record` with what `look` found: planned steps keep their order, others follow as they
+    began. What never began in a run that is over is skipped, and says why."""
+    known = {step.name: step for step in look.steps}
+    steps = [_of_plan(step, known.pop(step.name, None)) for step in record.steps]
+    steps += known.values()
+    if look.status in OVER:
+        steps = [_closed(step, look.status) for step in steps]
+    began = datetime.datetime.fromisoformat(record.started_at)
+    seconds = round(((look.ended_at or now) - began).total_seconds(), 3)
+    return record.model_copy(
+        update={
+            "status": look.status, "steps": tuple(steps), "seconds": max(0.0, seconds),
+            "error": look.error or _first_error(steps),
+        }
+    )  # fmt: skip
+
+
+def step_times(
+    began: datetime.datetime | None, ended: datetime.datetime | None, now: datetime.datetime
+) -> dict[str, object]:
+    """`started_at` and `seconds` of a StepRecord; of one that runs, its seconds until `now`."""
+    if began is None:
+        return {}
+    seconds = max(0.0, round(((ended or now) - began).total_seconds(), 3))
+    return {"started_at": _utc(began), "seconds": seconds}
+
+
+def first_failed(steps: Iterable[StepRecord]) -> StepRecord | None:
+    """The step that failed first."""
+    failed = [step for step in steps if step.status == "failed"]
+    return min(failed, key=lambda step: step.started_at, default=None)
+
+
+def _of_plan(planned: StepRecord, seen: StepRecord | None) -> StepRecord:
+    return seen.model_copy(update={"component": planned.component}) if seen else planned
+
+
+def _closed(step: StepRecord, status: RunStatus) -> StepRecord:
+    """A step of a run that is over."""
+    if step.status == "pending":
+        why = "a condition chose otherwise" if status == "succeeded" else "the run ended before"
+        return step.model_copy(update={"status": "skipped", "reason": step.reason or why})
+    if step.status == "running":
+        return step.model_copy(update={"status": "cancelled", "reason": f"the run {status}"})
+    return step
+
+
+def _first_error(steps: Iterable[StepRecord]) -> str:
+    failed = first_failed(steps)
+    return f"step `{failed.name}` failed: {failed.error}".rstrip(": ") if failed else ""
+
+
+def _utc(moment: datetime.datetime) -> str:
+    return moment.astimezone(datetime.UTC).isoformat(timespec="seconds")

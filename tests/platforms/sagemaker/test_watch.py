@@ -1,0 +1,139 @@
+"""Executions looked at, read, stopped and tried again: jobs really run, in a played account."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.errors import PlatformError, UnreachableError
+from rekindle.platforms.sagemaker import watch
+from rekindle.platforms.sagemaker.client import submit
+from rekindle.platforms.watch import OVER, Look
+from rekindle.records import StepRecord
+from rekindle.spec.places import SageMakerSpec
+from tests.platforms.local.runs import module
+from tests.platforms.marks import mark
+from tests.platforms.sagemaker.conftest import aws as aws
+from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.platforms.sagemaker.conftest import service as service
+from tests.platforms.sagemaker.test_compile import PLACE as KWARGS
+from tests.platforms.sagemaker.test_compile import compiled
+from tests.servers.sagemaker import Pipelines
+from tests.servers.sagemaker_rest import Account, Fault, serving
+
+PLACE = SageMakerSpec(**KWARGS)
+MOST_SECONDS = 60
+
+
+@pytest.fixture
+def account(
+    aws: str, s3: Any, service: Pipelines, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Account]:
+    from botocore.retries.standard import ExponentialBackoff
+
+    made = Account(s3, service)
+    monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
+    with serving(made) as url:
+        for name, value in {
+            "AWS_ENDPOINT_URL_SAGEMAKER": url, "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": url,
+            "AWS_ENDPOINT_URL_S3": aws, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        yield made
+        for run in made.runs.values():
+            run.execution.stopping.set()
+
+
+def until(id: str, wanted: Any) -> Look:
+    end = time.monotonic() + MOST_SECONDS
+    while not wanted(seen := watch.look(PLACE, id)):
+        assert time.monotonic() < end, seen
+        time.sleep(0.05)
+    return seen
+
+
+def step(seen: Look, name: str) -> StepRecord | None:
+    return next((one for one in seen.steps if one.name == name), None)
+
+
+def printed(id: str, one: StepRecord) -> str:
+    return watch.read_log(PLACE, id, one, "").text
+
+
+def test_an_execution_fails_is_tried_again_read_and_stopped(
+    account: Account, tmp_path: Path
+) -> None:
+    flag, stay = tmp_path / "flag", tmp_path / "stay"
+    stay.touch()
+    made = compiled(module("watched").watched, {"flag": str(flag), "stay": str(stay)})
+    id = submit(made, PLACE, mark("a")).id
+
+    failed = until(id, lambda seen: seen.status in OVER)
+    counted = step(failed, "count")
+    assert counted is not None
+    assert (failed.status, counted.status, len(failed.steps)) == ("failed", "failed", 1)
+    assert "there is no flag" in counted.error
+    assert counted.started_at.endswith("+00:00")
+    assert "ValueError: there is no flag" in printed(id, counted)
+
+    flag.touch()
+    account.faults = [Fault("RetryPipelineExecution", 0, after=True)]
+    assert watch.resume(made, PLACE, id, mark("a-1")).id == id
+    assert watch.resume(made, PLACE, id, mark("a-1")).anew is False
+    runs = until(id, lambda seen: (one := step(seen, "tell")) and one.log)
+    assert (runs.status, step(runs, "count").status, step(runs, "tell").status) == (
+        "running", "succeeded", "running",
+    )  # fmt: skip
+    telling = step(runs, "tell")
+    assert telling is not None
+    end, text, cursor = time.monotonic() + MOST_SECONDS, "", ""
+    while "line 6" not in text:
+        piece = watch.read_log(PLACE, id, telling, cursor)
+        text, cursor = text + piece.text, piece.cursor
+        assert time.monotonic() < end, text
+    assert text.count("line 3\n") == 1, "what was read is not read again"
+    watch.cancel(PLACE, id)
+    watch.cancel(PLACE, id)
+    stopped = until(id, lambda seen: seen.status in OVER)
+    assert (stopped.status, step(stopped, "tell").status) == ("cancelled", "cancelled")
+    watch.cancel(PLACE, id)
+    assert account.calls["StopPipelineExecution"] == 1
+
+    stay.unlink()
+    watch.resume(made, PLACE, id, mark("a-2"))
+    done = until(id, lambda seen: seen.status in OVER)
+    assert {one.name: one.status for one in done.steps} == {
+        "count": "succeeded",
+        "tell": "succeeded",
+    }
+    left = watch.artifacts(PLACE, id, step(done, "count"))
+    assert left["model"].metadata == {"record": "none of ours"}
+    assert watch.read(PLACE, left["model"].uri) == b"seven"
+    with pytest.raises(FileNotFoundError):
+        watch.read(PLACE, f"{left['model'].uri}/nothing")
+    assert len(account.runs) == 1
+    with pytest.raises(PlatformError, match="the execution is Succeeded"):
+        watch.resume(made, PLACE, id, mark("a-3"))
+
+    again = submit(made, PLACE, mark("b")).id
+    cached = until(again, lambda seen: seen.status in OVER)
+    assert (step(cached, "count").cached, step(cached, "tell").cached) == (True, False)
+    assert watch.read(PLACE, watch.artifacts(PLACE, again, step(cached, "count"))["model"].uri) == b"seven"  # fmt: skip
+    assert [(one.mark, one.placed.id) for one in watch.found(made, PLACE)] == [
+        (mark("a"), id), (mark("b"), again),
+    ]  # fmt: skip
+    expected = ("there is no pipeline", "log group does not exist")
+    assert [line for line in account.refused if not any(e in line for e in expected)] == []
+
+
+def test_a_service_that_does_not_answer_may_be_asked_later(account: Account) -> None:
+    account.faults = [Fault("DescribePipelineExecution", 0) for _ in range(5)]
+    with pytest.raises(UnreachableError):
+        watch.look(PLACE, "arn:aws:sagemaker:eu-central-1:123456789012:pipeline/x/execution/y")
+    with pytest.raises(PlatformError, match="aws sagemaker list-pipelines") as caught:
+        watch.look(PLACE, "arn:aws:sagemaker:eu-central-1:123456789012:pipeline/x/execution/y")
+    assert not isinstance(caught.value, UnreachableError)
