@@ -22,7 +22,11 @@ _SECRET = re.compile(
     r"|(^|_)(SAS|PAT)($|_)|CONNECTION_STRING",
     re.IGNORECASE,
 )
-_NO_SECRET = re.compile(r"ACCESS_KEY_ID$|_FILE$|_PATH$|_DIR$|_URL$|_URI$|_ENDPOINT$|PARALLELISM")
+_NO_SECRET = re.compile(
+    r"_(FILE|PATH|DIR|URL|URI|ENDPOINT|NAME|ID|ARN|REGION|PROVIDER|HELPER|EXPIRATION|EXPIRY)$"
+    r"|PARALLELISM|_TYPE$",
+    re.IGNORECASE,
+)
 _SHORTEST, _SHORTEST_NAMED, _SHORTEST_LINE = 8, 4, 16
 _TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}"

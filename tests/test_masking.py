@@ -57,6 +57,19 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert masked(text, HERE) == text
 
 
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        ("HF_TOKEN", True), ("aws_secret_access_key", True), ("MLFLOW_TRACKING_PASSWORD", True),
+        ("AZURE_STORAGE_SAS_TOKEN", True), ("OPENAI_API_KEY", True), ("GITHUB_PAT", True),
+        ("AWS_ACCESS_KEY_ID", False), ("AWS_WEB_IDENTITY_TOKEN_FILE", False), ("SECRET_NAME", False),
+        ("TOKENIZERS_PARALLELISM", False), ("PATTERN", False), ("MONKEY", False), ("SASHA", False),
+    ],
+)  # fmt: skip
+def test_a_variable_is_known_by_its_name(name: str, is_secret: bool) -> None:
+    assert (masked("<a-planted-value>", {name: "a-planted-value"}) == "<***>") == is_secret
+
+
 @given(
     st.lists(st.sampled_from([SECRET, SECRET[:5], "x\n", KEY, "pa", KEY[:20], SECRET + "more"])),
     st.integers(1, 9),

@@ -154,6 +154,8 @@ def _only_here(uri: str) -> str:
     found = urlsplit(uri)
     if not uri:
         return "the embedded registry"
+    if uri == "databricks":  # MLflow's own word for one that the environment names
+        return ""
     if found.scheme in ("", "file", "sqlite") or found.scheme.startswith("sqlite+"):
         return f"`{uri}`"
     if found.hostname in ("localhost", "127.0.0.1", "::1", "0.0.0.0"):  # noqa: S104 - refused

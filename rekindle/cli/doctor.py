@@ -4,13 +4,15 @@ with its answer, every problem at once with its fix; nothing is made or changed.
 from __future__ import annotations
 
 import importlib
+import itertools
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rekindle.cli.options import overrides, shared
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import PlatformError, Problem, RekindleError, RequestError
 from rekindle.records import Readiness, ReadinessCheck, ReadinessProblem
 
 if TYPE_CHECKING:
@@ -47,13 +49,18 @@ def command(
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
     spec = load_target(config, overrides) if config else None
     found = _here(spec, home) if platform == LOCAL else _there(spec, platform)
+    silent = bool(found.checks) and all(check.state == "not asked" for check in found.checks)
+    if silent:
+        error = _unanswered(platform, found.checks[0])
+        found = found.model_copy(update={"errors": (*found.errors, *_errors(error))})
     if as_json:
         print(found.model_dump_json())
-        return 2 if found.errors else 0
+        return 0 if not found.errors else 1 if silent and len(found.errors) == 1 else 2
     if found.permissions:
         click.echo(found.permissions)
-    for check in found.checks:
-        _show(check)
+    _show(found.checks)
+    if silent and len(found.errors) == 1:
+        raise error
     if found.errors:
         raise RequestError([Problem(e.what, e.where, e.fix, e.code) for e in found.errors])
     if spec or found.checks:
@@ -113,7 +120,15 @@ def _compiled(spec: Spec, platform: str) -> tuple[Definition | None, tuple[Probl
         return None, error.problems
 
 
-def _errors(error: RequestError) -> tuple[ReadinessProblem, ...]:
+def _unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
+    """Nothing at all could be asked: that is no readiness."""
+    return PlatformError(
+        f"{platform} could not be asked: {first.said}", where=first.where,
+        fix="see whether the network is there, and say it again",
+    )  # fmt: skip
+
+
+def _errors(error: RekindleError) -> tuple[ReadinessProblem, ...]:
     return tuple(
         ReadinessProblem(code=p.code, what=p.what, where=p.where, fix=p.fix) for p in error.problems
     )
@@ -122,7 +137,13 @@ def _errors(error: RequestError) -> tuple[ReadinessProblem, ...]:
 _COLOURS = {"ok": "green", "problem": "red", "not asked": "yellow"}
 
 
-def _show(check: ReadinessCheck) -> None:
-    """A line a question, on stderr: permissions alone are for a pipe."""
-    click.secho(f"{check.state:<9} ", fg=_COLOURS[check.state], nl=False, err=True)
-    click.echo(f"{check.name}: {check.said}" if check.said else check.name, err=True)
+def _show(checks: tuple[ReadinessCheck, ...]) -> None:
+    """A line a question, on stderr: permissions alone are for a pipe. Those that follow each other
+    and were not asked for the same reason share one."""
+    for (state, said), several in itertools.groupby(
+        checks, lambda check: (check.state, check.said)
+    ):
+        names = Counter(check.name for check in several)
+        shown = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in names.items())
+        click.secho(f"{state:<9} ", fg=_COLOURS[state], nl=False, err=True)
+        click.echo(f"{shown}: {said}" if said else shown, err=True)

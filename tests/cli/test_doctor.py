@@ -98,6 +98,25 @@ def test_what_could_not_be_asked_does_not_make_it_unready(facts, folder, capsys)
     assert json.loads(capsys.readouterr().out)["errors"] == []
 
 
+def test_whoever_is_not_logged_in_reads_one_line_for_all_that_was_not_asked(facts, folder, capsys):
+    facts.errors = {"sts:*": (403, "ExpiredToken")}
+    assert invoke(words()) == 2
+    lines = capsys.readouterr().err.splitlines()
+    unasked = "region, role, the role may (6), you may, bucket, image, quota, secret HF_TOKEN"
+    assert f"not asked {unasked}: nobody is logged in" in lines
+
+
+def test_a_platform_that_nobody_could_ask_is_not_ready(facts, folder, capsys):
+    facts.errors = {"sts:*": (503, "ServiceUnavailable")}
+    assert invoke(words()) == 1
+    assert "error: sagemaker could not be asked: as the test wants it" in capsys.readouterr().err
+    assert invoke(words("--json")) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["errors"]
+    assert (problem["code"], problem["fix"]) == (
+        "E-PLATFORM", "see whether the network is there, and say it again",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("platform", ["vertex", "sagemaker", "azureml"])
 def test_all_that_a_config_lacks_for_a_platform_is_said_at_once(
     platform, tmp_path, capsys, monkeypatch

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -114,6 +115,24 @@ def test_steps_that_print_their_secrets_leave_none_on_this_machine(tmp_path: Pat
     assert "printed: ***\n" in outputs[2], "what was masked can be seen"
     assert "the server said: 401 for ***" in outputs[1]
     assert (tmp_path / "out" / "parity.md").exists()
+
+
+def test_what_is_logged_is_masked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With -v, and where nobody asked for logs but a library warns."""
+    monkeypatch.setenv("KFP_TOKEN", PLANTED["KFP_TOKEN"])
+    monkeypatch.setattr(logging.root, "handlers", [])
+    with contextlib.suppress(SystemExit):
+        invoke(["runs", "--home", "/nowhere"])
+    logging.getLogger("a.library").warning("sent with %s", PLANTED["KFP_TOKEN"])
+    with contextlib.suppress(SystemExit):
+        invoke(["runs", "--home", "/nowhere", "-v"])
+    logging.getLogger("a.library").warning("sent again with %s", PLANTED["KFP_TOKEN"])
+    said = capsys.readouterr().err
+    assert "sent with ***" in said
+    assert "a.library: sent again with ***" in said
+    assert leaks(said.encode(), "logs") == []
 
 
 def echo(asked: Asked) -> Answer:

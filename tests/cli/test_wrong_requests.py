@@ -6,135 +6,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from rekindle.cli.compile import _only_here
 from rekindle.cli.main import invoke
-from rekindle.ir.compile import compile_function
 from tests.cli.test_compile import ROOT
-from tests.platforms.sagemaker.test_compile import pipeline as two_steps
-from tests.servers import aws_account, azure_facts, google_project, kfp_rest
-from tests.servers.azure_rest import SUBSCRIPTION, TENANT, Workspace, token_for
-from tests.servers.tls_hosts import Answer, Hosts, identity
-from tests.servers.vertex_rest import PROJECT, REGION, Project, key_file
+from tests.cli.world import ACCOUNT, DIGEST, World
+from tests.cli.world import compiled as compiled
+from tests.cli.world import served as served
+from tests.cli.world import world as world
+from tests.servers import aws_account, kfp_rest
+from tests.servers.azure_rest import SUBSCRIPTION, TENANT
 
 pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
 
-DIGEST = "sha256:" + "0" * 64
-ACCOUNT = aws_account.ACCOUNT
-ECR = f"{ACCOUNT}.dkr.ecr.eu-central-1.amazonaws.com"
 NOT_LOGGED_IN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS")
-
-
-class World:
-    """All four platforms, each with all that the config names."""
-
-    def __init__(self) -> None:
-        self.aws = aws_account.Facts()
-        self.google = google_project.Facts(Project())
-        self.azure = azure_facts.Facts(Workspace(compute=("cpus",)))
-        self.kfp = kfp_rest.Server()
-
-    def answer(self, asked: Any) -> Answer:
-        google = asked.host.endswith((".googleapis.com", ".pkg.dev"))
-        return (self.google if google else self.azure).answer(asked)
-
-    def made(self) -> list[str]:
-        """What there is now that was not there before."""
-        assert self.google.jobs
-        workspace = self.azure.workspace
-        found = [
-            self.google.jobs.jobs,
-            self.google.jobs.schedules,
-            workspace.jobs,
-            workspace.assets,
-        ]
-        found += [
-            workspace.blobs,
-            workspace.schedules,
-            self.kfp.experiments,
-            self.kfp.runs,
-            self.kfp.recurring,
-        ]
-        calls = [
-            line for line in self.aws.refused if "nobody answers" in line or "there is no " in line
-        ]
-        return [key for one in found for key in one] + calls
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    folder = tmp_path_factory.mktemp("tls")
-    key_file(folder)
-    names = (*azure_facts.HOSTS, *google_project.HOSTS)
-    with Hosts(folder, names, lambda asked: Answer(500)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pipeline") / "p.yaml"
-    path.write_text(compile_function(two_steps))
-    return path
-
-
-@pytest.fixture
-def world(
-    hosts: Hosts, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[World]:
-    """The platforms, as this process finds them; its folder holds a config for all of them."""
-    from botocore.retries.standard import ExponentialBackoff
-
-    from rekindle.platforms import reads
-
-    made = World()
-    monkeypatch.setattr(hosts, "answer", made.answer)
-    monkeypatch.setattr(reads, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
-    tokens = {resource: token_for(resource) for resource in azure_facts.RESOURCES}
-    with (
-        aws_account.serving(made.aws) as aws,
-        kfp_rest.serving(made.kfp) as kfp,
-        identity(tokens) as msi,
-    ):
-        for name, value in {
-            **hosts.environment, **msi, "AWS_ENDPOINT_URL": aws, "AWS_ACCESS_KEY_ID": "x",
-            "AWS_SECRET_ACCESS_KEY": "x", "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_SHARED_CREDENTIALS_FILE": "/nowhere", "AWS_CONFIG_FILE": "/nowhere",
-            "GOOGLE_APPLICATION_CREDENTIALS": str(hosts.folder / "account.json"), "NO_GCE_CHECK": "true",
-            "CLOUDSDK_CONFIG": str(tmp_path), "KFP_TOKEN": kfp_rest.TOKEN,
-        }.items():  # fmt: skip
-            monkeypatch.setenv(name, value)
-        (tmp_path / "here").mkdir()
-        monkeypatch.chdir(tmp_path / "here")
-        Path("c.yaml").write_text(yaml.safe_dump(config(kfp, compiled), sort_keys=False))
-        yield made
-
-
-def config(kfp: str, pipeline: Path) -> dict[str, Any]:
-    return {
-        "name": "c", "pipeline": str(pipeline), "arguments": {"n": 3},
-        "platforms": {
-            "kubeflow": {"host": kfp, "token": "env:KFP_TOKEN", "artifact_root": "/mnt/r"},
-            "vertex": {
-                "project": PROJECT, "region": REGION, "artifact_root": "gs://lake/r",
-                "image": f"europe-docker.pkg.dev/{PROJECT}/r/train@{DIGEST}",
-            },
-            "sagemaker": {
-                "region": "eu-central-1", "role_arn": f"arn:aws:iam::{ACCOUNT}:role/me",
-                "artifact_root": "s3://bucket/r", "image": f"{ECR}/train@{DIGEST}",
-            },
-            "azureml": {
-                "subscription": SUBSCRIPTION, "resource_group": "rg", "workspace": "forge",
-                "artifact_root": "abfs://lake@acc.dfs.core.windows.net/r",
-                "image": f"lake.azurecr.io/train@{DIGEST}",
-            },
-        },
-    }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,10 +224,6 @@ CASES: dict[str, Wrong] = {
         "submit", "azureml", "register.tracking_uri", "name a tracking server",
         (*NODES, "register.tracking_uri=sqlite:///mlflow.db"), config=DIGITS,
     ),
-    "a tracking server on this machine on a cloud": Wrong(
-        "submit", "azureml", "register.tracking_uri", "name a tracking server",
-        (*NODES, "register.tracking_uri=http://localhost:5000"), config=DIGITS,
-    ),
     "an unknown field": Wrong(
         "submit", "azureml", "--set train.epoch", "did you mean `epochs`?", ("train.epoch=1",), code="E-SPEC",
     ),
@@ -347,6 +233,20 @@ CASES: dict[str, Wrong] = {
     "an unknown run": Wrong("status nobody-knows", "", "", "`rekindle run CONFIG`, or name another --home", config=""),
     "a log of an unknown run": Wrong("logs nobody-knows", "", "", "`rekindle run CONFIG`, or name another --home", config=""),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("uri", "here"),
+    [
+        ("sqlite:///mlflow.db", True), ("sqlite+pysqlite:///a", True), ("mlruns", True), ("file:///mnt/m", True),
+        ("http://localhost:5000", True), ("http://127.0.0.1:5000", True), ("", True),
+        ("https://m.example.com", False), ("postgresql://m.example.com/m", False), ("databricks", False),
+    ],
+)  # fmt: skip
+def test_a_registry_that_only_this_machine_reaches_is_told_from_others(
+    uri: str, here: bool
+) -> None:
+    assert bool(_only_here(uri)) == here
 
 
 def test_there_are_at_least_thirty() -> None:
@@ -390,7 +290,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_asked_of_a_platform(
     assert world.aws.calls == []
 
 
-@pytest.mark.parametrize("platform", ["kubeflow", "azureml", "vertex"])
+@pytest.mark.parametrize("platform", ["kubeflow", "vertex"])
 def test_a_right_request_is_not_refused(
     platform: str, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -399,3 +299,13 @@ def test_a_right_request_is_not_refused(
         assert invoke(["submit", "c.yaml", "--platform", platform, "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["id"]
     assert world.made() != []
+
+
+def test_with_a_traceback_an_error_keeps_its_code_and_its_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke(["submit", "none.yaml", "--platform", "vertex", "-v", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert "Traceback (most recent call last)" in captured.err
+    (problem,) = json.loads(captured.out)["errors"]
+    assert problem["fix"] == "check the path, or `rekindle init`"

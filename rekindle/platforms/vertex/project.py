@@ -129,6 +129,8 @@ def region(project: Project) -> str:
         known += [one["locationId"] for one in listed.get("locations", [])]
         if not (token := listed.get("nextPageToken", "")):
             break
+    if not known:
+        raise Unasked("no region is listed")
     if place.region in known:
         return place.region
     near = difflib.get_close_matches(place.region, known, n=2)
