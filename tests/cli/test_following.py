@@ -19,7 +19,8 @@ import rekindle
 from rekindle.cli import remote
 from rekindle.cli.main import invoke
 from rekindle.platforms.kubeflow import client
-from tests.servers.kfp_rest import TOKEN, Fault, Server, serving
+from tests.servers.kfp_rest import TOKEN, Server, serving
+from tests.servers.troubles import Fault
 
 PIPELINES = Path(__file__).parents[1] / "platforms" / "pipelines"
 MOST_SECONDS = 60

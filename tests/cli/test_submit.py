@@ -19,7 +19,8 @@ from rekindle.cli.schedule import SCHEDULES
 from rekindle.cli.submission import CLIENTS
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
 from tests.platforms.azureml.conftest import service as service
-from tests.servers.azure_rest import SUBSCRIPTION, Fault
+from tests.servers.azure_rest import SUBSCRIPTION
+from tests.servers.troubles import Fault
 
 WORKSPACE = [
     f"platforms.azureml.subscription={SUBSCRIPTION}", "platforms.azureml.resource_group=rg",

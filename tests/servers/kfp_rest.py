@@ -9,15 +9,11 @@ Authority: kfp_server_api 2.17's models; ../shared/facts/kfp.md §5."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
-import dataclasses
 import datetime
 import json
-import os
 import re
-import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -32,20 +28,11 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tests.servers.kfp_argo import Workflow
 from tests.servers.kubernetes import FakeCluster
+from tests.servers.troubles import Broken, Troubled
 
 ROOT = "/apis/v2beta1/"
 TOKEN = "of-who-submits"
 _LOG = re.compile(r"/apis/v1alpha1/runs/([^/]+)/nodes/([^/]+)/log")
-
-
-@dataclasses.dataclass
-class Fault:
-    """`call` is the beginning of what `Server.calls` counts; `status` 0 breaks the connection;
-    `after` lets the call take effect first."""
-
-    call: str
-    status: int
-    after: bool = False
 
 
 class Refused(Exception):
@@ -53,7 +40,7 @@ class Refused(Exception):
         self.status, self.message = status, message
 
 
-class Server:
+class Server(Troubled):
     """The API server, for whoever has the token."""
 
     def __init__(
@@ -64,19 +51,13 @@ class Server:
         self.folder, self.cluster, self.environment = folder, cluster, environment or {}
         self.workflows: dict[str, Workflow] = {}
         self.url = ""
-        # the number of a call, and whether it takes effect first, at which `whom` is killed
-        self.kill_at: tuple[int, bool] | None = None
-        self.whom = 0
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
         self.recurring: dict[str, dict[str, Any]] = {}
         self.hold = ""  # a call that gets no answer, and takes no effect, until it is let go
         self.held, self.let_go = threading.Event(), threading.Event()
         self.in_seconds = False  # whether its clock has whole seconds only, as KFP's has
-        self.faults: list[Fault] = []
-        self.refused: list[str] = []
-        self.calls: collections.Counter[str] = collections.Counter()
-        self.lock = threading.Lock()
+        super().__init__()
 
     def answer(
         self, method: str, url: str, headers: dict[str, str], body: bytes
@@ -94,37 +75,18 @@ class Server:
             self.held.set()
             self.let_go.wait(30)
             raise ConnectionError
-        with self.lock:
-            self.calls[name] += 1
-            fault = next((f for f in self.faults if name.startswith(f.call)), None)
-            if fault:
-                self.faults.remove(fault)
-            try:
-                if headers.get("authorization") != f"Bearer {TOKEN}":
-                    raise Refused(401, "no token, or another one")
-                self.kill(after=False)
-                if not fault or fault.after:
-                    found = self.done(name, words, query, json.loads(body or b"null"))
-                self.kill(after=True)
-            except Refused as error:
-                self.refused.append(f"{name}: {error.message}")
-                return error.status, {"error": error.message, "message": error.message}
-            if not fault:
-                return 200, found
-            if fault.status == 0:
-                raise ConnectionError
-            return fault.status, {"error": "as the test wants it"}
-
-    def kill(self, after: bool) -> None:
-        """End whoever asks, if this is the call."""
-        if self.kill_at is None or self.kill_at[1] != after:
-            return
-        if self.kill_at[0]:
-            self.kill_at = self.kill_at[0] - 1, after
-            return
-        self.kill_at = None
-        os.kill(self.whom, signal.SIGKILL)
-        raise ConnectionError
+        try:
+            if headers.get("authorization") != f"Bearer {TOKEN}":
+                raise Refused(401, "no token, or another one")
+            asked = json.loads(body or b"null")
+            return 200, self.met(name, lambda: self.done(name, words, query, asked))
+        except Refused as error:
+            self.refused.append(f"{name}: {error.message}")
+            return error.status, {"error": error.message, "message": error.message}
+        except Broken as broken:
+            if broken.fault.status == 0:
+                raise ConnectionError from None
+            return broken.fault.status, {"error": "as the test wants it"}
 
     def done(self, name: str, words: list[str], query: dict[str, str], body: Any) -> Any:
         id = words[1] if len(words) > 1 else ""

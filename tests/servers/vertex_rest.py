@@ -12,12 +12,9 @@ cloud.google.com/logging/docs/reference/v2/rest; objects.get of cloud.google.com
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import datetime
 import json
 import re
-import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -29,6 +26,7 @@ from google.cloud import aiplatform_v1 as api
 from google.protobuf import json_format
 
 from tests.servers.tls_hosts import Answer, Asked, Dropped
+from tests.servers.troubles import Broken, Troubled
 
 HOSTS = ("*.googleapis.com",)
 PROJECT, REGION = "forge", "europe-west4"
@@ -65,22 +63,12 @@ def key_file(folder: Path) -> Path:
     return file
 
 
-@dataclasses.dataclass
-class Fault:
-    """`call` is the beginning of what `Project.calls` counts; `status` 0 breaks the connection;
-    `after` lets the call take effect first."""
-
-    call: str
-    status: int
-    after: bool = False
-
-
 class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         self.status, self.message = status, message
 
 
-class Project:
+class Project(Troubled):
     """The project `forge` in one region."""
 
     def __init__(self) -> None:
@@ -89,31 +77,21 @@ class Project:
         self.made = 0
         self.entries: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
-        self.faults: list[Fault] = []
-        self.refused: list[str] = []
-        self.calls: collections.Counter[str] = collections.Counter()
-        self.lock = threading.Lock()
+        super().__init__()
 
     def answer(self, asked: Asked) -> Answer:
         if asked.host == "oauth2.googleapis.com":
             return Answer(200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
-        with self.lock:
-            name = self.name_of(asked)
-            self.calls[name] += 1
-            fault = next((f for f in self.faults if name.startswith(f.call)), None)
-            if fault:
-                self.faults.remove(fault)
-            try:
-                if not fault or fault.after:
-                    found = self.done(asked)
-            except Refused as error:
-                self.refused.append(f"{asked}: {error.message}")
-                return _status(error.status, error.message)
-            if not fault:
-                return found if isinstance(found, Answer) else Answer(200, found)
-            if fault.status == 0:
-                raise Dropped
-            return _status(fault.status, "as the test wants it")
+        try:
+            found = self.met(self.name_of(asked), lambda: self.done(asked))
+            return found if isinstance(found, Answer) else Answer(200, found)
+        except Refused as error:
+            self.refused.append(f"{asked}: {error.message}")
+            return _status(error.status, error.message)
+        except Broken as broken:
+            if broken.fault.status == 0:
+                raise Dropped from None
+            return _status(broken.fault.status, "as the test wants it")
 
     def name_of(self, asked: Asked) -> str:
         """`POST pipelineJobs`, `POST schedules:pause`, `GET schedules`, `POST entries`, ..."""

@@ -23,7 +23,8 @@ from rekindle.platforms.submission import Planned
 from rekindle.spec.places import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
-from tests.servers.kfp_rest import TOKEN, Fault, Server, serving
+from tests.servers.kfp_rest import TOKEN, Server, serving
+from tests.servers.troubles import Fault
 
 IMAGE = "registry.example.com/train@sha256:" + "0" * 64
 

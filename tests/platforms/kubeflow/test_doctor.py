@@ -16,9 +16,10 @@ from rekindle.platforms.asking import Question, answered
 from rekindle.platforms.kubeflow.doctor import checks
 from rekindle.platforms.kubeflow.server import anonymously
 from rekindle.spec.places import KubeflowSpec
-from tests.servers.kfp_rest import TOKEN, Fault, Server, serving
+from tests.servers.kfp_rest import TOKEN, Server, serving
 from tests.servers.kubernetes import FakeCluster
 from tests.servers.tls_hosts import Answer, Asked, Hosts
+from tests.servers.troubles import Fault
 
 
 @pytest.fixture

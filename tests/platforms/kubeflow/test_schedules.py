@@ -20,7 +20,7 @@ from rekindle.spec.places import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.kubeflow.test_client import Served, definition
 from tests.platforms.kubeflow.test_client import server as server
-from tests.servers.kfp_rest import Fault
+from tests.servers.troubles import Fault
 
 ROOT = Path(__file__).parents[3]
 MONDAYS = ScheduleSpec(cron="0 3 * * mon")

@@ -21,7 +21,8 @@ from rekindle.records import StepRecord
 from rekindle.spec.places import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
-from tests.servers.kfp_rest import TOKEN, Fault, Server, serving
+from tests.servers.kfp_rest import TOKEN, Server, serving
+from tests.servers.troubles import Fault
 
 MOST_SECONDS = 30
 Served = tuple[Server, KubeflowSpec]
