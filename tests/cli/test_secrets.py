@@ -22,6 +22,8 @@ import pytest
 
 from rekindle.cli.main import invoke
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
+from tests.cli.test_following import Here
+from tests.cli.test_following import here as here
 from tests.servers import azure_facts, google_project
 from tests.servers.azure_rest import SUBSCRIPTION, TENANT, token_for
 from tests.servers.tls_hosts import Answer, Asked, Hosts, identity
@@ -220,7 +222,7 @@ def test_what_a_service_sends_back_is_not_passed_on(
     platform: str, careless: dict[str, list[str]], capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
-    from rekindle.cli import submit
+    from rekindle.cli import submission
     from rekindle.platforms import reads
 
     monkeypatch.setattr(reads, "_PAUSE_SECONDS", 0.0)
@@ -235,7 +237,7 @@ def test_what_a_service_sends_back_is_not_passed_on(
         found += leaks((captured.out + captured.err).encode(), verb)
         assert captured.out + captured.err
     # past the questions, the platform's own client says what it was told, and a record keeps it
-    monkeypatch.setattr(submit, "refuse_early", lambda *_: None)
+    monkeypatch.setattr(submission, "refuse_early", lambda *_: None)
     for verb, more in (("submit", ["--yes", "--json"]), ("submit", ["--yes", "-v"])):
         assert invoke([verb, *words, *more]) == 1
         captured = capfd.readouterr()
@@ -266,3 +268,21 @@ def test_what_entra_says_of_a_secret_is_not_passed_on(
         captured = capfd.readouterr()
         assert "AADSTS7000215: Invalid client secret ***" in captured.out + captured.err
         assert leaks((captured.out + captured.err).encode(), words[0]) == []
+
+
+def test_what_a_platform_keeps_of_a_step_is_masked_here(
+    here: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step fails with words that are a secret on this machine."""
+    monkeypatch.setenv("SAID_TOKEN", "there is no flag")
+    assert here.submit("--wait") == 1
+    assert here.say("status") == 0
+    assert here.say("logs") == 0
+    captured = capsys.readouterr()
+    shown = captured.out + captured.err
+    assert "ValueError: ***" in shown
+    assert "there is no flag" not in shown
+    files = [path for path in here.home.rglob("*") if path.suffix in (".json", ".log", ".html")]
+    kept = [path for path in files if "definition" not in path.parts]  # which holds the code
+    assert {path.suffix for path in kept} == {".json", ".log", ".html"}
+    assert [path for path in kept if "there is no flag" in path.read_text()] == []

@@ -73,7 +73,7 @@ NOBODY: dict[str, str | None] = dict.fromkeys(NOT_LOGGED_IN)
 CASES: dict[str, Wrong] = {
     # schedules
     "cron with 7 fields": Wrong(
-        "schedule set", "azureml", "--set schedule", "write five fields", ("schedule={cron: 0 0 3 * * 1 2026}",), code="E-SPEC",
+        "schedule set", "azureml", "--set schedule", "leave seconds and the year out", ("schedule={cron: 0 0 3 * * 1 2026}",), code="E-SPEC",
     ),
     "a minute that clocks do not have": Wrong(
         "schedule set", "vertex", "--set schedule", "write five fields", ("schedule={cron: 61 3 * * 1}",), code="E-SPEC",
