@@ -23,6 +23,7 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.platforms.sagemaker.site import ECR
 from rekindle.spec import lock
+from rekindle.spec.identity import digest, file_sha256
 from rekindle.spec.imports import closure, folders_of
 from rekindle.spec.model import Spec
 
@@ -50,10 +51,10 @@ class Code:
         """32 characters that stand for all of it; empty for nothing."""
         if not self.files:
             return ""
-        digest = hashlib.sha256("\0".join(self.folders).encode())
-        for name, content in sorted(self.files.items()):
-            digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
-        return digest.hexdigest()[:32]
+        files = [
+            [name, hashlib.sha256(content).hexdigest()] for name, content in self.files.items()
+        ]
+        return digest([self.folders, sorted(files)])
 
     def inside(self, file: Path) -> str:
         """Where the image has a file."""
@@ -84,6 +85,17 @@ def code_of(spec: Spec, graph: Graph) -> Code:
         (*files, *needing, *(["image.include"] if included else [])),
         root,
     )
+
+
+def hashes(spec: Spec, graph: Graph) -> dict[str, str]:
+    """What stands for files of one's own in the cache of this machine: by the value of the
+    parameter that names the task, and by the paths of steps that import modules."""
+    folders = _folders(spec, dict(_named(spec)))
+    sources = _sources(spec, graph)
+    task = [file for field, file in _named(spec) if field == "task" and file.is_file()]
+    found = {spec.task: closure(task, {}, folders)} if task else {}
+    found |= {path: closure([], {path: text}, folders) for path, text in sources.items()}
+    return {name: digest(sorted(map(file_sha256, files))) for name, files in found.items() if files}
 
 
 def placed(spec: Spec, code: Code) -> Spec:

@@ -101,6 +101,7 @@ def test_the_public_surface_is_what_it_says():
         "load",
         "run",
         "runs",
+        "submit",
     ]
     assert all(getattr(rekindle, name) is not None for name in rekindle.__all__)
     with pytest.raises(AttributeError):

@@ -40,8 +40,11 @@ def docker() -> Iterator[Docker]:
     except RequestError as error:
         pytest.skip(f"{error.problems[0].what}; `make test-containers` starts it")
     yield found
-    names = (BUILT, SMALL)
-    subprocess.run(found.words("image", "rm", "--force", *names), capture_output=True, check=False)
+    pushed = [f"--filter=reference=127.0.0.1:*/{name}" for name in ("own", "team/own")]
+    listing = found.words("images", "--format={{.Repository}}:{{.Tag}}", *pushed)
+    names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
+    words = found.words("image", "rm", "--force", BUILT, SMALL, *names)
+    subprocess.run(words, capture_output=True, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.graph import Graph
 from rekindle.ir.read import read
-from rekindle.platforms.code import code_of, placed
+from rekindle.platforms.code import code_of, hashes, placed
 from rekindle.spec import load_spec, lock
 from rekindle.spec.lock import Pin
 from rekindle.spec.model import Spec
@@ -138,6 +138,18 @@ def test_the_hash_is_of_the_content_and_not_of_the_place(project: Path, tmp_path
     assert code_of(here, graph).digest == code_of(there, graph).digest
     (other / "tasks" / "shapes.py").write_text("from lib import words  # changed\n")
     assert code_of(here, graph).digest != code_of(there, graph).digest
+
+
+def test_the_cache_here_knows_the_files_behind_a_task_and_a_component(project: Path) -> None:
+    (project / "pipelines").mkdir()
+    (project / "pipelines" / "own.py").write_text(PIPELINE.replace("{image}", "python:3.11"))
+    spec = spec_of(project, f"pipeline={project}/pipelines/own.py:own", "data=null")
+    graph = graph_of(spec)[1]
+    before = hashes(spec, graph)
+    assert list(before) == [spec.task, "count"]
+    (project / "tasks" / "shapes.py").write_text("from lib import words  # changed\n")
+    assert hashes(spec, graph)["count"] == before["count"]
+    assert hashes(spec, graph)[spec.task] != before[spec.task]
 
 
 def test_ones_own_script_is_called_where_the_image_has_it(project: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from tests.servers import azure_rest
+from tests.servers.azure_history import DISCOVERY
 from tests.servers.azure_rest import SUBSCRIPTION, TENANT, Workspace, token_for
 from tests.servers.tls_hosts import Answer, Asked, Dropped
 
@@ -69,7 +70,8 @@ class Facts:
         questions = asked.host != "management.azure.com" or any(
             re.fullmatch(path, asked.path) for path, _ in self.routes
         )
-        if asked.host.endswith(".blob.core.windows.net") or not questions:
+        theirs = (".blob.core.windows.net", ".api.azureml.ms")
+        if asked.host.endswith(theirs) or not questions:
             return self.workspace.answer(asked)
         self.calls.append(call)
         for begin, status in self.errors.items():
@@ -109,7 +111,10 @@ class Facts:
     def get_workspace(self, asked: Asked) -> Any:
         if not self.there:
             raise Refused(404, "ResourceNotFound", "there is no such workspace")
-        return {**self.workspace.resource("", {"friendlyName": "forge"}), "location": "westeurope"}
+        return {
+            **self.workspace.resource("", {"friendlyName": "forge", "discoveryUrl": DISCOVERY}),
+            "location": "westeurope",
+        }
 
     def get_usages(self, asked: Asked) -> Any:
         rows = [

@@ -43,6 +43,7 @@ class Surroundings:
     started_at: str
     env: Mapping[str, str]
     source_hash: str
+    own_code: Mapping[str, str]
     grace_seconds: float
     control: Control
     nursery: Nursery | None
@@ -143,7 +144,8 @@ def _import(job: Job, node: Importer) -> Outcome:
 def _perform(job: Job, step: Step) -> Outcome:
     store = job.around.store
     image_id = job.around.containers.image_of(step)
-    identity = cache.identify(step, job.inputs, job.around.source_hash, image_id)
+    around = job.around
+    identity = cache.identify(step, job.inputs, around.source_hash, image_id, around.own_code)
     if not step.cache:
         return _run(job, step, identity, "caching is off for this step", keep=False)
     if job.forced:
