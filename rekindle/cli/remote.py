@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, RequestError, UnreachableError
+from rekindle.masking import Masked, masked
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Mark, Placed
 from rekindle.platforms.watch import OVER, first_failed, followed
@@ -67,7 +68,8 @@ def asked(record: RunRecord, home: Path) -> RunRecord:
     watch, place, sent = watch_of(record)
     now = record
     if record.status not in OVER:
-        now = followed(record, watch.look(place, sent.id), datetime.datetime.now(datetime.UTC))
+        look = watch.look(place, sent.id)
+        now = _without_secrets(followed(record, look, datetime.datetime.now(datetime.UTC)))
     if now.status in OVER:
         now = _brought_home(now, home)
     if now != record:
@@ -101,21 +103,32 @@ def waited_for(record: RunRecord, home: Path, on_change: Callable[[RunRecord], N
 
 
 def log_of(record: RunRecord, step: StepRecord, home: Path, follow: bool = False) -> Iterator[str]:
-    """What the step printed, in pieces; with `follow` until it ends."""
+    """What the step printed, in pieces; with `follow` until it ends. What is secret here is masked:
+    platforms keep what steps print."""
     watch, place, sent = watch_of(record)
-    cursor, over = "", not follow
+    cursor, over, shown = "", not follow, Masked()
     while True:
         piece = watch.read_log(place, sent.id, step, cursor)
         cursor = piece.cursor
         if piece.text:
-            yield piece.text
+            yield shown.feed(piece.text.encode()).decode()
         if over:
+            yield shown.rest().decode()
             return
         record = asked(record, home)
         step = record.step(step.name)
         over = step.status not in ("pending", "running")
         if not over:
             time.sleep(PAUSE_SECONDS)
+
+
+def _without_secrets(record: RunRecord) -> RunRecord:
+    """A platform repeats what a step said last."""
+    steps = tuple(
+        step.model_copy(update={"error": masked(step.error)}) if step.error else step
+        for step in record.steps
+    )
+    return record.model_copy(update={"steps": steps, "error": masked(record.error)})
 
 
 def exit_code(record: RunRecord) -> int:

@@ -22,6 +22,8 @@ import pytest
 
 from rekindle.cli.main import invoke
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
+from tests.cli.test_following import Here
+from tests.cli.test_following import here as here
 from tests.servers import azure_facts, google_project
 from tests.servers.azure_rest import SUBSCRIPTION, TENANT, token_for
 from tests.servers.tls_hosts import Answer, Asked, Hosts, identity
@@ -266,3 +268,21 @@ def test_what_entra_says_of_a_secret_is_not_passed_on(
         captured = capfd.readouterr()
         assert "AADSTS7000215: Invalid client secret ***" in captured.out + captured.err
         assert leaks((captured.out + captured.err).encode(), words[0]) == []
+
+
+def test_what_a_platform_keeps_of_a_step_is_masked_here(
+    here: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step fails with words that are a secret on this machine."""
+    monkeypatch.setenv("SAID_TOKEN", "there is no flag")
+    assert here.submit("--wait") == 1
+    assert here.say("status") == 0
+    assert here.say("logs") == 0
+    captured = capsys.readouterr()
+    shown = captured.out + captured.err
+    assert "ValueError: ***" in shown
+    assert "there is no flag" not in shown
+    files = [path for path in here.home.rglob("*") if path.suffix in (".json", ".log", ".html")]
+    kept = [path for path in files if "definition" not in path.parts]  # which holds the code
+    assert {path.suffix for path in kept} == {".json", ".log", ".html"}
+    assert [path for path in kept if "there is no flag" in path.read_text()] == []
