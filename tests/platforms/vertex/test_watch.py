@@ -126,11 +126,11 @@ def test_turns_of_a_loop_have_names_of_their_own(project: Project) -> None:
     outer, name, last = inside.split("/")
     turns = submit(made, PLACE, mark("a")).id
     around = project.task(turns, name, "RUNNING", project.task(turns, outer, "RUNNING"))
-    for turn in range(2):
-        project.task(
-            turns, last, "RUNNING", project.task(turns, f"{name}-{turn}", "RUNNING", around)
-        )
+    for turn, state in ((1, "FAILED"), (0, "SUCCEEDED")):
+        inner = project.task(turns, f"{name}-{turn}", "RUNNING", around)
+        project.task(turns, last, state, inner)
     assert names(project, turns) == [f"{outer}/{name}/{turn}/{last}" for turn in range(2)]
+    assert step(watch.look(PLACE, turns), f"{outer}/{name}/1/{last}").status == "failed"
     flat = submit(made, PLACE, mark("b")).id
     around = project.task(flat, name, "RUNNING", project.task(flat, outer, "RUNNING"))
     project.task(flat, last, "RUNNING", around)
@@ -248,8 +248,7 @@ def test_jobs_that_carry_our_mark_are_found(project: Project) -> None:
     ours = [submit(made, PLACE, mark(token)).id for token in "abc"]
     submit(definition(module("behaviour").chain, folder="x"), PLACE, mark("a"))
     theirs = project.jobs[submit(made, PLACE, mark("d")).id]
-    for label in [key for key in theirs.labels if key.startswith("rekindle-")]:
-        del theirs.labels[label]
+    del theirs.labels["rekindle-token"]
     listed = watch.found(made, PLACE)
     assert [(one.mark, one.placed.id) for one in listed] == [
         (mark(token), id) for token, id in zip("abc", ours, strict=True)
