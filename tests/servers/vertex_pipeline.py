@@ -49,6 +49,7 @@ class Pipelines:
         self.threads: list[threading.Thread] = []
         project.created, project.more_entries = self.begin, self.printed_by_nodes
         project.bucket = service.folder
+        project.custom_jobs = lambda: [job.proto for job in service.jobs.values()]
 
     def begin(self, name: str) -> None:
         """Have the job run from now on."""

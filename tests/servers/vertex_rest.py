@@ -30,6 +30,7 @@ from google.cloud import aiplatform_v1 as api
 from google.protobuf import json_format
 
 from tests.servers.tls_hosts import Answer, Asked, Dropped
+from tests.servers.vertex_logs import fits_filter
 
 HOSTS = ("*.googleapis.com",)
 PROJECT, REGION = "forge", "europe-west4"
@@ -83,6 +84,7 @@ class Project:
         self.schedules: dict[str, api.Schedule] = {}
         self.entries: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
+        self.custom_jobs: Callable[[], list[api.CustomJob]] = list
         self.bucket: Path | None = None  # a folder with more of them, by bucket
         self.created: Callable[[str], None] = lambda _: None  # is told of every new job
         self.more_entries: Callable[[], list[dict[str, Any]]] = list
@@ -105,7 +107,8 @@ class Project:
             try:
                 if not fault or fault.after:
                     found = self.done(asked)
-            except Refused as error:
+            except (Refused, ValueError) as error:
+                error = error if isinstance(error, Refused) else Refused(400, str(error))
                 self.refused.append(f"{asked}: {error.message}")
                 return _status(error.status, error.message)
             if not fault:
@@ -139,6 +142,7 @@ class Project:
             ("POST", "pipelineJobs", False, None): self.create_job,
             ("GET", "pipelineJobs", False, None): self.list_jobs,
             ("GET", "pipelineJobs", True, None): self.get_job,
+            ("GET", "customJobs", False, None): self.list_custom_jobs,
             ("POST", "pipelineJobs", True, "cancel"): self.cancel_job,
             ("POST", "schedules", False, None): self.create_schedule,
             ("GET", "schedules", False, None): self.list_schedules,
@@ -187,6 +191,18 @@ class Project:
         begin = int(asked.query.get("pageToken", 0))
         more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(shown) else {}
         return {"pipelineJobs": shown[begin : begin + 2], **more}
+
+    def list_custom_jobs(self, asked: Asked, _: str) -> Any:
+        """Those that have all of these labels."""
+        wanted = [re.fullmatch(r"labels\.([a-z0-9_-]+)=([a-z0-9_-]*)", text)
+                  for text in asked.query["filter"].split(" AND ")]  # fmt: skip
+        if not all(wanted):
+            raise Refused(400, f"no filter: {asked.query['filter']}")
+        fits = [_shown(job) for job in self.custom_jobs()
+                if all(m and job.labels.get(m[1]) == m[2] for m in wanted)]  # fmt: skip
+        begin = int(asked.query.get("pageToken", 0))
+        more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(fits) else {}
+        return {"customJobs": fits[begin : begin + 2], **more}
 
     def cancel_job(self, asked: Asked, name: str) -> Any:
         job = self.job(name)
@@ -252,7 +268,9 @@ class Project:
         if (body["resourceNames"], body["orderBy"]) != ([f"projects/{PROJECT}"], "timestamp asc"):
             raise Refused(400, str(body))
         fits = [
-            entry for entry in self.entries + self.more_entries() if _fits(entry, body["filter"])
+            entry
+            for entry in self.entries + self.more_entries()
+            if fits_filter(entry, body["filter"])
         ]
         fits.sort(key=lambda entry: datetime.datetime.fromisoformat(entry["timestamp"]))
         begin = int(body.get("pageToken", 0))
@@ -344,27 +362,6 @@ def _check_token(asked: Asked) -> None:
         raise Refused(401, "no token, or another one") from error
     if told["iss"] != ACCOUNT or "aiplatform" not in told.get("aud", ""):
         raise Refused(401, f"a token of {told['iss']} for {told.get('aud')}")
-
-
-def _fits(entry: dict[str, Any], wanted: str) -> bool:
-    """Whether an entry fits a filter in the few words of the language that are spoken here."""
-    labels = entry["resource"]["labels"]
-    for clause in wanted.split(" AND "):
-        match = re.fullmatch(
-            r'resource\.type="(?P<type>\w+)"|resource\.labels\.job_id=\((?P<jobs>"\w+"(?: OR "\w+")*)\)|'
-            r'resource\.labels\.task_name:"(?P<task>\w+)"|timestamp>="(?P<since>[^"]+)"', clause
-        )  # fmt: skip
-        if match is None:
-            raise Refused(400, f"no filter: {clause}")
-        since = match["since"] and datetime.datetime.fromisoformat(match["since"])
-        if not all((
-            match["type"] in (None, entry["resource"]["type"]),
-            match["jobs"] is None or f'"{labels["job_id"]}"' in match["jobs"].split(" OR "),
-            match["task"] is None or match["task"] in labels["task_name"],
-            not since or datetime.datetime.fromisoformat(entry["timestamp"]) >= since,
-        )):  # fmt: skip
-            return False
-    return True
 
 
 def _check_schedule(schedule: api.Schedule) -> None:

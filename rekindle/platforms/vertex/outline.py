@@ -26,20 +26,30 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
     """The steps by name, as they may begin, those of nested pipelines too: on machines of which
     type."""
     spec = job_of(definition)["pipelineSpec"]
-    return tuple(_inside(spec["root"], spec, ""))
+    return tuple(_planned(*found) for found in _containers(spec["root"], spec, ""))
 
 
-def _inside(component: Mapping[str, Any], spec: Mapping[str, Any], path: str) -> Iterator[Planned]:
+def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each launcher is told, by the step that it stands for."""
+    return {
+        path: json.loads(container["args"][0])
+        for path, container in _containers(spec["root"], spec, "")
+        if container.get("command") == LAUNCHER
+    }
+
+
+def _containers(
+    component: Mapping[str, Any], spec: Mapping[str, Any], path: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
     executors = spec["deploymentSpec"].get("executors", {})
     tasks = component["dag"]["tasks"]
     for name in in_order({name: task.get("dependentTasks", ()) for name, task in tasks.items()}):
-        task = tasks[name]
-        inner = spec["components"][task["componentRef"]["name"]]
+        inner = spec["components"][tasks[name]["componentRef"]["name"]]
         at = f"{path}/{name}" if path else name
         if "dag" in inner:
-            yield from _inside(inner, spec, at)
+            yield from _containers(inner, spec, at)
         elif container := executors.get(inner["executorLabel"], {}).get("container"):
-            yield _planned(at, container)
+            yield at, container
 
 
 def _planned(step: str, container: Mapping[str, Any]) -> Planned:

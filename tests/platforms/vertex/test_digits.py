@@ -89,5 +89,8 @@ def test_two_spot_nodes_train_lose_a_machine_resume_and_promote(
             ("fingerprint", "ingest", "shard", "finetune", "evaluate", "register",
              "condition-1/promote"), "succeeded",
         )  # fmt: skip
+        (trained,) = (step for step in record["steps"] if step["name"] == "finetune")
+        lost = "lost its spot machines or failed 1 x before"
+        assert (trained["attempts"], trained["reason"]) == (2, lost)
         assert "finetune" in Path(summary["card"]).read_text()
         assert project.refused == []

@@ -19,11 +19,13 @@ from rekindle.platforms.submission import Mark
 from rekindle.platforms.vertex import client, watch
 from rekindle.platforms.vertex.client import submit
 from rekindle.platforms.vertex.labels import labels_of, mark_of
+from rekindle.platforms.vertex.outline import launchers
 from rekindle.platforms.watch import Look
 from rekindle.records import StepRecord
 from rekindle.spec.places import VertexSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
+from tests.platforms.vertex.distributed import PLACE as DISTRIBUTED
 from tests.platforms.vertex.project import project as project
 from tests.servers.vertex_rest import PARENT, PROJECT, REGION, Fault, Project
 
@@ -31,13 +33,13 @@ PLACE = VertexSpec(project=PROJECT, region=REGION, artifact_root="gs://lake/reki
 NOW = datetime.datetime.now(datetime.UTC)
 
 
-def definition(pipeline: Any = None, **arguments: Any) -> Definition:
+def definition(pipeline: Any = None, place: VertexSpec = PLACE, **arguments: Any) -> Definition:
     from rekindle.ir.compile import compile_function
     from rekindle.ir.read import read
     from rekindle.platforms.vertex.compile import compile
 
     text = compile_function(pipeline or module("watched").watched)
-    return compile(text, read(text), arguments or {"flag": "f", "stay": "s"}, PLACE)
+    return compile(text, read(text), arguments or {"flag": "f", "stay": "s"}, place)
 
 
 def ago(seconds: float) -> datetime.datetime:
@@ -190,6 +192,29 @@ def test_a_launchers_log_is_shown_with_what_its_nodes_print(project: Project) ->
     project.printed("4711", "the last of the first", machine="workerpool1-1", ago=6)
     assert more() == "[node 2] the last of the first\nattempt 2 is 4712\n[node 0] again\n"
     assert more() == ""
+
+
+def test_a_distributed_step_has_the_attempts_of_its_launcher(project: Project) -> None:
+    place = VertexSpec(**{**DISTRIBUTED, "project": PROJECT, "region": REGION})
+    made = definition(module("behaviour").gathered, place, folder="x")
+    id = submit(made, place, mark("a")).id
+    project.task(id, "gather", "RUNNING", start_time=ago(60), **ran(12))
+    name = launchers(client.job_of(made)["pipelineSpec"])["gather"]["job"]["displayName"]
+    labels = labels_of(mark("a"))
+    ended = [
+        api.CustomJob(display_name=name, labels=given, state=f"JOB_STATE_{state}")
+        for given, state in (
+            (labels, "FAILED"), (labels, "CANCELLED"), (labels_of(mark("b")), "FAILED"),
+            (labels, "FAILED"), (labels, "RUNNING"),
+        )
+    ]  # fmt: skip
+    assert step(watch.look(place, id), "gather").attempts == 1
+    project.custom_jobs = lambda: ended
+    seen = step(watch.look(place, id), "gather")
+    assert (seen.attempts, seen.reason) == (3, "failed 2 x before")
+    calls = project.calls["GET customJobs"]
+    watch.look(PLACE, submit(definition(), PLACE, mark("a")).id)
+    assert project.calls["GET customJobs"] == calls, "nobody asks where no step is distributed"
 
 
 def test_what_a_step_made_is_listed_and_read(project: Project) -> None:
