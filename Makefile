@@ -37,8 +37,11 @@ test: install  ## the tests, within ten minutes
 test-all: install .venv/models  ## all tests, the slow ones too
 	$(PYTEST) --durations=25
 
-# docker and its daemon, where root may install and start them
-DOCKERD := command -v dockerd >/dev/null || (apt-get update -qq && apt-get install -y -qq docker.io >/dev/null); \
+# docker, its daemon and a registry, where root may install and start them
+DOCKERD := if [ "$$(id -u)" = 0 ] && command -v apt-get && \
+	! { command -v dockerd && command -v docker-registry && command -v mmdebstrap; }; then \
+	apt-get update && DEBIAN_FRONTEND=noninteractive \
+	apt-get install -y docker.io docker-registry mmdebstrap; fi >/dev/null; \
 	docker info >/dev/null 2>&1 || (setsid dockerd >/tmp/dockerd.log 2>&1 &); \
 	timeout 30 sh -c 'until docker info >/dev/null 2>&1; do sleep 0.2; done'
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds images as far as this machine can and prints name, id and size of each: build.sh [cpu] [train]
 # An image's base is CPU_BASE or TRAIN_BASE, or what its Dockerfile says. Where no registry can be
-# reached, the cpu image gets a base that debootstrap makes (as root), and its packages come from
+# reached, the cpu image gets a base that mmdebstrap makes (as root), and its packages come from
 # containers/wheelhouse, without a network. BUILD_ARGS are more words for docker build:
 #   BUILD_ARGS="--build-arg EFA_VERSION=1.51.0" containers/build.sh train
 set -euo pipefail
@@ -25,8 +25,9 @@ is_here() {
 made_base() {
     local name=rekindle-base:bookworm
     if ! "$docker" image inspect "$name" >/dev/null 2>&1; then
-        bash containers/debootstrap.sh build/base.tar.gz 1>&2
-        "$docker" import build/base.tar.gz "$name" >/dev/null
+        bash containers/base.sh build/base.tar 1>&2
+        "$docker" import build/base.tar "$name" >/dev/null
+        rm build/base.tar
     fi
     echo "$name"
 }

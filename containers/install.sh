@@ -1,6 +1,7 @@
 #!/bin/sh
 # Fills /opt/rekindle, a virtual environment, while an image is built:
 #   install.sh packages [WORDS FOR venv]     what steps import
+#   install.sh bytecode                      of that
 #   install.sh rekindle                      rekindle itself, from /source; then pip goes
 # Wheels come from /wheelhouse where it holds some (no network then), otherwise from pip's index.
 # What the base image has already stays as it is: constraints do not touch it.
@@ -27,8 +28,12 @@ packages() {
     # its executor needs none of its dependencies
     # shellcheck disable=SC2086
     pip install --no-compile $from -c /tmp/constraints.txt --no-deps kfp
-    # nobody may do it later. Of transformers' models a step imports one or two, and packages carry
-    # templates that are no Python yet
+    rm /tmp/held /tmp/constraints.txt
+}
+
+# Nobody may write it later. Of transformers' models a step imports one or two,
+# and packages carry templates that are no Python yet.
+bytecode() {
     "$python" -m compileall -q -j 0 -x 'transformers/models/|/tests/' "$prefix/lib" >/dev/null || true
 }
 
@@ -37,6 +42,7 @@ rekindle() {
     pip wheel $from --no-deps --wheel-dir /tmp/rekindle /source
     pip install --no-index --no-deps /tmp/rekindle/*.whl
     pip uninstall --yes pip
+    rm -r /tmp/rekindle
 }
 
 command="$1"

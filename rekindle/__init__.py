@@ -5,6 +5,7 @@
     spec = rekindle.load("configs/digits.yaml", ["train.epochs=5"])
     run = rekindle.run(spec)
     run.metrics, run.gate, run.history
+    run = rekindle.submit(spec, platform="sagemaker").wait()
 
 Importing this imports neither torch nor kfp; the names below load what they need when first used.
 """
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rekindle.cli.api import Run, load, run, runs
+    from rekindle.cli.api import Run, load, run, runs, submit
     from rekindle.errors import RekindleError
     from rekindle.ir.distribution import distribute
     from rekindle.spec.model import Spec
@@ -31,10 +32,12 @@ _PUBLIC = {
     "load": "rekindle.cli.api",
     "run": "rekindle.cli.api",
     "runs": "rekindle.cli.api",
+    "submit": "rekindle.cli.api",
 }
 
 __all__ = [
     "RekindleError", "Run", "Spec", "Task", "__version__", "distribute", "load", "run", "runs",
+    "submit",
 ]  # fmt: skip
 
 

@@ -15,12 +15,14 @@
     └── InterruptedRunError       exit 130: Ctrl-C; the same command resumes
 
 `str(error)` is the text a person reads in a terminal or at the end of a log; `failure_from_log`
-reads it back."""
+reads it back. Whatever a service sends back of a secret ends here: texts are masked."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+
+from rekindle.masking import masked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +54,8 @@ class RekindleError(Exception):
     def __init__(self, what: str | Iterable[Problem], *, where: str = "", fix: str = "") -> None:
         problems = [Problem(what, where, fix)] if isinstance(what, str) else list(what)
         self.problems = tuple(
-            problem if problem.code else dataclasses.replace(problem, code=self.code)
-            for problem in problems
+            Problem(masked(p.what), masked(p.where), masked(p.fix), p.code or self.code)
+            for p in problems
         )
         super().__init__("\n".join(str(problem) for problem in self.problems))
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 SCHEMA_VERSION = 1
 
@@ -438,6 +438,37 @@ class RunSummary(Record):
     earlier: tuple[str, ...] = ()
 
 
+class ReadinessCheck(Record):
+    """A question to a platform: what was asked, of what (`where`), and what came of it. `said` is
+    the answer, what is wrong, or why it could not be asked, which is no problem by itself."""
+
+    name: str
+    where: str
+    state: Literal["ok", "problem", "not asked"]
+    said: str
+    fix: str = ""
+
+
+class ReadinessProblem(Record):
+    """What is wrong, as in every verb's errors."""
+
+    code: str
+    what: str
+    where: str = ""
+    fix: str = ""
+
+
+class Readiness(Record):
+    """What `doctor --json` says: the permissions that steps need at least, every question, and
+    everything that is wrong, with the config too."""
+
+    schema_version: int = SCHEMA_VERSION
+    platform: str
+    permissions: str = ""
+    checks: tuple[ReadinessCheck, ...] = ()
+    errors: tuple[ReadinessProblem, ...] = ()
+
+
 class Rehearsal(Record):
     """What a rehearsed fault did to a training: `step` at which it happened, the step that training
     `resumed_from_step` (0: from the start), how many samples had to be trained on again, and
@@ -472,3 +503,22 @@ RECORD_KINDS: dict[str, type[Record]] = {
     "evidence": Evidence,
     "registration": Registration,
 }
+
+RECORD_FILES: dict[str, str] = {  # what a record is called in an artifact that is a folder
+    "fingerprint": "fingerprint.json",
+    "shards": "manifest.json",
+    "training": "training.json",
+    "evidence": "evidence.json",
+    "registration": "registration.json",
+}
+
+
+def kind_of(content: bytes) -> str:
+    """The kind of record that `content` is; "" for anything else. Kinds share no set of fields."""
+    for kind, record in RECORD_KINDS.items():
+        try:
+            record.model_validate_json(content)
+        except ValidationError:
+            continue
+        return kind
+    return ""

@@ -48,6 +48,44 @@ class Run:
         """Wall time."""
         return self.record.seconds
 
+    def refreshed(self) -> Run:
+        """The run as it is now: of one on a platform, what that says of it."""
+        from rekindle.cli.options import read_run
+        from rekindle.cli.remote import asked
+
+        record = read_run(self.home, self.id)
+        return Run(record if record.platform == "local" else asked(record, self.home), self.home)
+
+    def wait(self) -> Run:
+        """The run when it is over, however it ended; says what changes meanwhile."""
+        from rekindle.cli.progress import Progress
+        from rekindle.cli.remote import waited_for
+
+        if self.record.platform == "local":
+            return self.refreshed()
+        with Progress() as progress:
+            return Run(waited_for(self.record, self.home, progress.changed), self.home)
+
+    def logs(self, step: str) -> str:
+        """What a step printed; raises KeyError for a step that is not there, and RequestError for
+        one that has not begun."""
+        from rekindle.cli.remote import log_of
+        from rekindle.errors import RequestError
+
+        now = self.refreshed().record
+        found = now.step(step)
+        if not found.log:
+            raise RequestError(f"the step {found.name} has printed nothing", fix="ask again later")
+        if Path(found.log).is_file():
+            return Path(found.log).read_text(errors="replace")
+        return "".join(log_of(now, found, self.home))
+
+    def cancel(self) -> None:
+        """Have it stop."""
+        from rekindle.cli.cancel import cancelled
+
+        cancelled(self.record, self.home)
+
     @property
     def row(self) -> dict[str, Any]:
         """One flat row, for a table of runs: `pandas.DataFrame([run.row for run in
@@ -164,6 +202,29 @@ def run(
     with Progress() as progress:
         record = execute(resolved, options, progress.changed, progress.event)
     return Run(record, Path(home).resolve())
+
+
+def submit(
+    spec: Spec | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    platform: str,
+    home: str | Path = DEFAULT_HOME,
+    token: str | None = None,
+) -> Run:
+    """Have a platform run the spec's pipeline; `run.wait()`, `run.refreshed()`, `run.logs(STEP)`
+    and `run.cancel()` follow it.
+
+    With the same `token` nothing is sent twice. Raises RekindleError; the same call goes on with
+    what was cut off. Nothing is asked: call `rekindle submit` for that."""
+    from rekindle.cli.submission import CLIENTS, submitted
+    from rekindle.errors import RequestError
+
+    if platform not in CLIENTS:
+        raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(CLIENTS)}")
+    resolved, root = spec if isinstance(spec, Spec) else load_spec(spec, overrides), Path(home)
+    record, _, _ = submitted(resolved, platform, root, token, lambda outline: None)
+    return Run(record, root.resolve())
 
 
 def runs(home: str | Path = DEFAULT_HOME) -> list[Run]:

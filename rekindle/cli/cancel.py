@@ -21,23 +21,27 @@ def command(run: str, home: Path, as_json: bool) -> int:
     as it is; `rekindle resume` goes on with one that was stopped."""
     from rekindle.platforms.watch import OVER
 
-    record = find_run(home, run)
-    if record.platform == "local":
-        record = _interrupted(record, home)
-    else:
-        from rekindle.cli.remote import asked, watch_of
-
-        if record.status not in OVER:
-            watch, place, sent = watch_of(record)
-            watch.cancel(place, sent.id)
-            record = asked(record, home)
+    record = cancelled(find_run(home, run), home)
     if as_json:
         print(record.model_dump_json())
     else:
-        click.echo(
-            f"{record.run_id}  {record.status}" + ("" if record.status in OVER else ", stopping")
-        )
+        stopping = "" if record.status in OVER else ", asked to stop"
+        click.echo(f"{record.run_id}  {record.status}{stopping}")
     return 0
+
+
+def cancelled(record: RunRecord, home: Path) -> RunRecord:
+    """The record of a run that was told to stop."""
+    from rekindle.cli.remote import asked, watch_of
+    from rekindle.platforms.watch import OVER
+
+    if record.platform == "local":
+        return _interrupted(record, home)
+    if record.status in OVER:
+        return record
+    watch, place, sent = watch_of(record)
+    watch.cancel(place, sent.id)
+    return asked(record, home)
 
 
 def _interrupted(record: RunRecord, home: Path) -> RunRecord:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from rekindle.platforms.definition import Definition
     from rekindle.spec.model import Spec
 
+log = logging.getLogger(__name__)
+
 PLATFORMS = {
     "azureml": "rekindle.platforms.azureml.compile",
     "kubeflow": "rekindle.platforms.kubeflow.compile",
@@ -32,14 +36,14 @@ PARITY = "parity.md"
 BUNDLES = "bundles"
 
 
-class _Several(click.ParamType):  # type: ignore[type-arg]
+class Several(click.ParamType):  # type: ignore[type-arg]
     """Platforms with commas between them."""
 
     name = "P[,P]"
 
     def convert(self, value: Any, param: Any, context: Any) -> tuple[str, ...]:
         """Their names, each once."""
-        names = tuple(dict.fromkeys(str(value).split(",")))
+        names = tuple(dict.fromkeys(str(value).split(","))) if value else ()
         for name in names:
             if name not in PLATFORMS:
                 self.fail(f"`{name}` is none of {', '.join(PLATFORMS)}", param, context)
@@ -50,7 +54,7 @@ class _Several(click.ParamType):  # type: ignore[type-arg]
 @config
 @overrides
 @click.option(
-    "--platform", "platforms", type=_Several(), required=True,
+    "--platform", "platforms", type=Several(), required=True,
     help=f"Where it shall run: {', '.join(PLATFORMS)}, or several with commas.",
 )  # fmt: skip
 @click.option("-o", "--output", type=FOLDER, default=Path("compiled"), show_default=True,
@@ -102,11 +106,15 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
     """The definition for one platform, with the training step on the machines that the config asks
     for; RequestError with everything that is wrong."""
     from rekindle.cli.job import arguments_of
+    from rekindle.platforms import code as own
 
     problems = list(_lacks(platform, spec))
+    place = getattr(spec.platforms, platform)
     try:
+        code = own.code_of(spec, graph)
+        problems += own.problems(platform, spec, graph, code)
+        spec = own.placed(spec, code)
         graph = _spread(spec, graph)
-        place = getattr(spec.platforms, platform)
         compiler: Any = importlib.import_module(PLATFORMS[platform])
         arguments = arguments_of(spec, graph, place.artifact_root)
         definition: Definition = compiler.compile(text, graph, arguments, place)
@@ -114,6 +122,10 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
         problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))
+    if place.image and "@" not in place.image:
+        log.warning(
+            "%s may be another image tomorrow; `rekindle images push` notes its digest", place.image
+        )
     return definition
 
 
@@ -137,6 +149,20 @@ def _spread(spec: Spec, graph: Graph) -> Graph:
     return graph.spread(_TRAINING_STEP, wanted)
 
 
+def _only_here(uri: str) -> str:
+    """What a tracking URI means that steps elsewhere do not see, or ""."""
+    found = urlsplit(uri)
+    if not uri:
+        return "the embedded registry"
+    if uri == "databricks":  # MLflow's own word for one that the environment names
+        return ""
+    if found.scheme in ("", "file", "sqlite") or found.scheme.startswith("sqlite+"):
+        return f"`{uri}`"
+    if found.hostname in ("localhost", "127.0.0.1", "::1", "0.0.0.0"):  # noqa: S104 - refused
+        return f"`{uri}`"
+    return ""
+
+
 _ROOTS = {
     "azureml": "abfs://container@account.dfs.core.windows.net/rekindle",
     "kubeflow": "s3://my-bucket/rekindle, or the mount point of a volume that all pods share",
@@ -147,9 +173,9 @@ def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
     """What rekindle's own pipeline needs of a platform beside what its compiler asks for."""
     if spec.pipeline is not None:
         return
-    if not spec.registration.tracking_uri:
+    if what := _only_here(spec.registration.tracking_uri):
         yield Problem(
-            "the embedded registry lives on this machine, and a cluster cannot reach it",
+            f"{what} lives on this machine, and a cluster cannot reach it",
             "register.tracking_uri",
             "name a tracking server, such as https://mlflow.example.com",
         )

@@ -1,5 +1,5 @@
-"""`rekindle diff CONFIG --platform P --against FOLDER`: which steps will run again, and why; sends
-nothing.
+"""`rekindle diff CONFIG --platform P`: which steps will run again, and why, against what was
+submitted last or a folder; sends nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rekindle.cli.compile import PLATFORMS, compiled
-from rekindle.cli.options import FOLDER, config, overrides, shared
+from rekindle.cli.options import FOLDER, all_runs, config, overrides, shared
 from rekindle.errors import RequestError
 
 
@@ -22,24 +22,25 @@ from rekindle.errors import RequestError
 @overrides
 @click.option("--platform", type=click.Choice(list(PLATFORMS)), required=True,
               help="The platform to compile for.")  # fmt: skip
-@click.option("--against", type=FOLDER, default=Path("compiled"), show_default=True,
-              help="What `rekindle compile` wrote before.")  # fmt: skip
+@click.option("--against", type=FOLDER, default=None,
+              help="What `rekindle compile` wrote; default: what was submitted last.")  # fmt: skip
 @shared
 def command(
     config: Path,
     overrides: tuple[str, ...],
     platform: str,
-    against: Path,
+    against: Path | None,
     home: Path,
     as_json: bool,
 ) -> int:
-    """Say which steps of CONFIG the platform will run again, compared with what was compiled
-    before, and why. Steps that it takes from its cache are listed as such."""
+    """Say which steps of CONFIG the platform will run again, compared with what was submitted
+    last, and why. Steps that it takes from its cache are listed as such."""
     from rekindle.cli.job import graph_of
     from rekindle.platforms.difference import compare
     from rekindle.spec.load import load_target
 
     spec = load_target(config, overrides)
+    against = against or _last_sent(spec.name, platform, home)
     before = {
         path.relative_to(against).as_posix(): path.read_bytes()
         for path in sorted(against.rglob("*"))
@@ -64,3 +65,17 @@ def command(
     for verdict in verdicts:
         click.echo(f"{verdict.step:<{width}}  {words[verdict.again]:<13}  {verdict.why}")
     return 0
+
+
+def _last_sent(name: str, platform: str, home: Path) -> Path:
+    """The folder with what was submitted last to the platform; RequestError if nothing was."""
+    from rekindle.cli.remote import DEFINITION
+
+    for record in reversed(all_runs(home)):
+        folder = home / "runs" / record.run_id / DEFINITION
+        if (record.platform, record.name) == (platform, name) and folder.is_dir():
+            return folder
+    raise RequestError(
+        f"nothing of {name} was submitted to {platform} from {home}", where="--against",
+        fix="name a folder that `rekindle compile` wrote",
+    )  # fmt: skip

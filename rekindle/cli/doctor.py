@@ -1,24 +1,27 @@
-"""`rekindle doctor [CONFIG] [--platform P]`: is everything there that a run needs? Every problem at
-once, each with its fix."""
+"""`rekindle doctor [CONFIG] [--platform P]`: is everything there that a run needs? Every question
+with its answer, every problem at once with its fix; nothing is made or changed."""
 
 from __future__ import annotations
 
 import importlib
-import json
+import itertools
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rekindle.cli.options import overrides, shared
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import PlatformError, Problem, RekindleError, RequestError
+from rekindle.records import Readiness, ReadinessCheck, ReadinessProblem
 
 if TYPE_CHECKING:
+    from rekindle.platforms.definition import Definition
     from rekindle.spec.model import Spec
 
 LOCAL = "local"
-# each has `permissions(place)`, the least that steps need, and `problems(place)`, what the platform
-# itself lacks, as far as it can be asked
+# each has `permissions(place)`, the least that steps need, and `checks(place, definition, early)`,
+# the questions that the platform could be asked, with their answers
 PLATFORMS = {
     "azureml": "rekindle.platforms.azureml.doctor",
     "kubeflow": "rekindle.platforms.kubeflow.doctor",
@@ -39,43 +42,108 @@ def command(
     config: Path | None, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """Say what CONFIG and a platform lack for each other, and which permissions steps need at
-    least. Changes nothing."""
+    least. Asks the platform, and changes nothing."""
     from rekindle.spec.load import load_target
-    from rekindle.spec.places import PlatformsSpec
 
     if config is None and platform == LOCAL:
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
     spec = load_target(config, overrides) if config else None
-    needed, found = "", list[Problem]()
-    if platform == LOCAL:
-        from rekindle.cli.preflight import preflight
-
-        assert spec is not None
-        preflight(spec, home)
-    else:
-        place = getattr(spec.platforms if spec else PlatformsSpec(), platform)
-        doctor: Any = importlib.import_module(PLATFORMS[platform])
-        needed = doctor.permissions(place)
-        if not as_json:
-            click.echo(needed)
-        found = [*(_of_config(spec, platform) if spec else ()), *doctor.problems(place)]
-    if found:
-        raise RequestError(dict.fromkeys(found))
+    found = _here(spec, home) if platform == LOCAL else _there(spec, platform)
+    silent = bool(found.checks) and all(check.state == "not asked" for check in found.checks)
+    if silent:
+        error = _unanswered(platform, found.checks[0])
+        found = found.model_copy(update={"errors": (*found.errors, *_errors(error))})
     if as_json:
-        print(json.dumps({"schema_version": 1, "platform": platform, "permissions": needed}))
-    elif spec or platform == "kubeflow":
-        known = "" if platform in (LOCAL, "kubeflow") else ", as far as can be told from here"
-        click.echo(f"{platform} is ready{known}", err=True)
+        print(found.model_dump_json())
+        return 0 if not found.errors else 1 if silent and len(found.errors) == 1 else 2
+    if found.permissions:
+        click.echo(found.permissions)
+    _show(found.checks)
+    if silent and len(found.errors) == 1:
+        raise error
+    if found.errors:
+        raise RequestError([Problem(e.what, e.where, e.fix, e.code) for e in found.errors])
+    if spec or found.checks:
+        unasked = sum(check.state == "not asked" for check in found.checks)
+        more = f", but for {unasked} that could not be asked" if unasked else ""
+        click.echo(f"{platform} is ready{more}", err=True)
     return 0
 
 
-def _of_config(spec: Spec, platform: str) -> tuple[Problem, ...]:
-    """Why the config would not compile."""
-    from rekindle.cli.compile import compiled
-    from rekindle.cli.job import graph_of
+def refuse_early(platform: str, place: Any, definition: Definition) -> None:
+    """RequestError with what would make a submission fail later: who is logged in, the bucket, the
+    image. What cannot be asked is left to the platform."""
+    from rekindle.platforms.asking import problems
+
+    doctor: Any = importlib.import_module(PLATFORMS[platform])
+    if found := problems(doctor.checks(place, definition, early=True)):
+        raise RequestError(dict.fromkeys(found))
+
+
+def _here(spec: Spec | None, home: Path) -> Readiness:
+    from rekindle.cli.preflight import preflight
+
+    assert spec is not None
+    try:
+        preflight(spec, home)
+    except RequestError as error:
+        return Readiness(platform=LOCAL, errors=_errors(error))
+    return Readiness(platform=LOCAL)
+
+
+def _there(spec: Spec | None, platform: str) -> Readiness:
+    from rekindle.platforms.asking import problems
+    from rekindle.spec.places import PlatformsSpec
+
+    place = getattr(spec.platforms if spec else PlatformsSpec(), platform)
+    doctor: Any = importlib.import_module(PLATFORMS[platform])
+    definition, lacks = _compiled(spec, platform) if spec else (None, ())
+    # without a config nobody has said which account, project or workspace it is about
+    asks = spec is not None or platform == "kubeflow"
+    found = doctor.checks(place, definition) if asks else ()
+    errors = dict.fromkeys((*lacks, *problems(found)))
+    return Readiness(
+        platform=platform,
+        permissions=doctor.permissions(place),
+        checks=found,
+        errors=_errors(RequestError(errors)) if errors else (),
+    )
+
+
+def _compiled(spec: Spec, platform: str) -> tuple[Definition | None, tuple[Problem, ...]]:
+    """What would be submitted, or why there is no such thing."""
+    from rekindle.cli.submission import client_of, ready
 
     try:
-        compiled(platform, spec, *graph_of(spec))
+        return ready(client_of(platform), platform, spec), ()
     except RequestError as error:
-        return error.problems
-    return ()
+        return None, error.problems
+
+
+def _unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
+    """Nothing at all could be asked: that is no readiness."""
+    return PlatformError(
+        f"{platform} could not be asked: {first.said}", where=first.where,
+        fix="see whether the network is there, and say it again",
+    )  # fmt: skip
+
+
+def _errors(error: RekindleError) -> tuple[ReadinessProblem, ...]:
+    return tuple(
+        ReadinessProblem(code=p.code, what=p.what, where=p.where, fix=p.fix) for p in error.problems
+    )
+
+
+_COLOURS = {"ok": "green", "problem": "red", "not asked": "yellow"}
+
+
+def _show(checks: tuple[ReadinessCheck, ...]) -> None:
+    """A line a question, on stderr: permissions alone are for a pipe. Those that follow each other
+    and were not asked for the same reason share one."""
+    for (state, said), several in itertools.groupby(
+        checks, lambda check: (check.state, check.said)
+    ):
+        names = Counter(check.name for check in several)
+        shown = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in names.items())
+        click.secho(f"{state:<9} ", fg=_COLOURS[state], nl=False, err=True)
+        click.echo(f"{shown}: {said}" if said else shown, err=True)

@@ -113,12 +113,14 @@ def execute(
 
     Raises RequestError before anything is written; StepError, PreemptedError or InterruptedRunError
     after the record and the card are."""
+    from rekindle.platforms.code import hashes
     from rekindle.platforms.local import execute as local
     from rekindle.platforms.local.containers import prepare
 
     preflight(spec, options.home)
     spec = resolved(spec, options.home)
     _, graph = graph_of(spec)
+    own_code = hashes(spec, graph)
     home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
     containers = prepare(graph, here.containers, env, tuple(here.secrets))
     record = new_record(spec, local.ignored(graph, containers) + _ignored(spec))
@@ -131,6 +133,7 @@ def execute(
             env=env,
             containers=containers,
             source_hash=source_hash(),
+            own_code=own_code,
             fresh=options.fresh,
             from_step=options.from_step,
             imports=_imports(spec),

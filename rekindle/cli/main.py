@@ -5,6 +5,7 @@ and exit codes.
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ VERBS = {
     "init": "a starter config, the shipped pipeline and components to change",
     "doctor": "is everything there that a run needs?",
     "run": "the whole pipeline here and now",
+    "images": "put one's own code into an image, and the image where platforms pull from",
     "compile": "write the pipeline for a platform",
     "diff": "which steps of a compiled pipeline will run again, and why",
     "submit": "have a platform run the pipeline, once",
@@ -67,9 +69,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def invoke(words: list[str]) -> int:
-    """Run one command; returns its exit code. Errors are printed, with a traceback only under
-    -v.
-    """
+    """Run one command; returns its exit code. Errors are printed, with a traceback only under -v,
+    and without secrets."""
     from rekindle.errors import RekindleError
 
     as_json = "--json" in words
@@ -82,13 +83,16 @@ def invoke(words: list[str]) -> int:
         return 130
     except RekindleError as error:
         if _verbose(words):
-            raise
+            _show_traceback()
         report_errors(error, as_json)
         return error.exit_code
     except OSError as error:
         if _verbose(words):
-            raise
+            _show_traceback()
         report_errors(_of_the_system(error), as_json)
+        return 1
+    except Exception:  # noqa: BLE001 - shown whole, and the exit code says so
+        _show_traceback()  # a mistake of ours: all of it, but for what a library was given
         return 1
     return result if isinstance(result, int) else 0
 
@@ -109,6 +113,14 @@ def report_errors(error: RekindleError, as_json: bool) -> None:
         click.echo(f"{count} problems", err=True)
 
 
+def _show_traceback() -> None:
+    import traceback
+
+    from rekindle.masking import masked
+
+    sys.stderr.write(masked(traceback.format_exc()))
+
+
 def _of_the_system(error: OSError) -> Any:
     """A full disk or a folder without permission, in words."""
     from rekindle.errors import RekindleError
@@ -122,16 +134,20 @@ def _of_the_system(error: OSError) -> Any:
 
 
 def _refused(error: click.ClickException, as_json: bool) -> int:
+    from rekindle.masking import masked
+
     if as_json:
         problem = {
             "code": "E-USAGE",
-            "what": error.format_message(),
+            "what": masked(error.format_message()),
             "where": "",
             "fix": "see --help",
         }
         print(json.dumps({"schema_version": 1, "errors": [problem]}))
     else:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(masked(shown.getvalue()), nl=False, err=True)
     return 2
 
 

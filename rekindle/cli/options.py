@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from rekindle.errors import RequestError
+from rekindle.masking import masked
 from rekindle.records import RunRecord
 
 log = logging.getLogger(__name__)
@@ -20,9 +21,18 @@ DEFAULT_HOME = Path(".rekindle")
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
+class _Masking(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
+
+
 def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -> None:
+    if logging.lastResort:  # what shows warnings where nobody asked for logs
+        logging.lastResort.setFormatter(_Masking())
     if value:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Masking("%(name)s: %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def shared(function: Decorated) -> Decorated:

@@ -12,21 +12,26 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import RequestError, UnreachableError
+from rekindle.errors import PlatformError, RequestError, UnreachableError
+from rekindle.masking import Masked, masked
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Mark, Placed
 from rekindle.platforms.watch import OVER, first_failed, followed
 from rekindle.records import (
+    RECORD_FILES,
     RECORD_KINDS,
     ArtifactRecord,
     RunRecord,
     StepRecord,
     Submission,
 )
-from rekindle.report.collect import FILE_NAMES, HISTORY, PROFILE
+from rekindle.report.collect import HISTORY, PROFILE
 from rekindle.spec.places import PlatformsSpec
+
+if TYPE_CHECKING:
+    from rekindle.spec.model import Spec
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +68,8 @@ def asked(record: RunRecord, home: Path) -> RunRecord:
     watch, place, sent = watch_of(record)
     now = record
     if record.status not in OVER:
-        now = followed(record, watch.look(place, sent.id), datetime.datetime.now(datetime.UTC))
+        look = watch.look(place, sent.id)
+        now = _without_secrets(followed(record, look, datetime.datetime.now(datetime.UTC)))
     if now.status in OVER:
         now = _brought_home(now, home)
     if now != record:
@@ -97,21 +103,32 @@ def waited_for(record: RunRecord, home: Path, on_change: Callable[[RunRecord], N
 
 
 def log_of(record: RunRecord, step: StepRecord, home: Path, follow: bool = False) -> Iterator[str]:
-    """What the step printed, in pieces; with `follow` until it ends."""
+    """What the step printed, in pieces; with `follow` until it ends. What is secret here is masked:
+    platforms keep what steps print."""
     watch, place, sent = watch_of(record)
-    cursor, over = "", not follow
+    cursor, over, shown = "", not follow, Masked()
     while True:
         piece = watch.read_log(place, sent.id, step, cursor)
         cursor = piece.cursor
         if piece.text:
-            yield piece.text
+            yield shown.feed(piece.text.encode()).decode()
         if over:
+            yield shown.rest().decode()
             return
         record = asked(record, home)
         step = record.step(step.name)
         over = step.status not in ("pending", "running")
         if not over:
             time.sleep(PAUSE_SECONDS)
+
+
+def _without_secrets(record: RunRecord) -> RunRecord:
+    """A platform repeats what a step said last."""
+    steps = tuple(
+        step.model_copy(update={"error": masked(step.error)}) if step.error else step
+        for step in record.steps
+    )
+    return record.model_copy(update={"steps": steps, "error": masked(record.error)})
 
 
 def exit_code(record: RunRecord) -> int:
@@ -130,7 +147,7 @@ def _brought_home(record: RunRecord, home: Path) -> RunRecord:
                 step = step.model_copy(update={"artifacts": _artifacts(record, step, folder)})
             elif failed and step.name == failed.name and step.log and not Path(step.log).is_file():
                 step = step.model_copy(update={"log": _kept_log(record, step, folder)})
-        except UnreachableError as error:
+        except PlatformError as error:
             settled = False
             log.warning("what `%s` left could not be read: %s", step.name, error)
         steps.append(step)
@@ -155,7 +172,7 @@ def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, A
 
 def _copied(read: Callable[[str], bytes], uri: str, kind: str, folder: Path) -> bool:
     """Whether the record is there; a file in the artifact's folder, or the artifact."""
-    name, content = FILE_NAMES[kind], None
+    name, content = RECORD_FILES[kind], None
     for place in (f"{uri}/{name}", uri):
         try:
             content = read(place)
@@ -220,3 +237,33 @@ def keep_definition(record: RunRecord, definition: Definition, home: Path) -> No
     for name, content in definition.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
+
+
+def recovered(spec: Spec, platform: str, home: Path) -> list[str]:
+    """Ids of the runs of `spec` on the platform that have a record under `home` only now. They are
+    known by their marks; their settings are taken to be those of `spec` as it is."""
+    from rekindle.cli.job import new_record
+    from rekindle.cli.submission import client_of, ready
+
+    module = importlib.import_module(WATCHES[platform])
+    definition = ready(client_of(platform), platform, spec)
+    anew = list[str]()
+    for found in module.found(definition, getattr(spec.platforms, platform)):
+        path = home / "runs" / found.mark.run_id / "run.json"
+        if path.exists():
+            continue
+        mark, placed = found.mark, found.placed
+        update = {
+            "run_id": mark.run_id, "started_at": found.began_at.isoformat(timespec="seconds"),
+            "submission": Submission(
+                definition=mark.definition, token=mark.token, id=placed.id, url=placed.url
+            ),
+        }  # fmt: skip
+        record = new_record(spec, (), platform).model_copy(update=update)
+        record.write(path)
+        try:
+            asked(record, home)
+        except UnreachableError as error:
+            log.warning("%s is known by its name only: %s", mark.run_id, error)
+        anew.append(mark.run_id)
+    return anew

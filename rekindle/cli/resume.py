@@ -46,10 +46,11 @@ def _here(record: RunRecord, home: Path, as_json: bool) -> int:
 
 
 def _there(record: RunRecord, home: Path, wait: bool, as_json: bool) -> int:
-    from rekindle.cli.remote import asked, resumed
+    from rekindle.cli.remote import asked, resumed, watch_of
     from rekindle.cli.submit import told
     from rekindle.platforms.watch import OVER
 
+    watch_of(record)  # which says so if it may not be there
     record = asked(record, home)
     if record.status not in OVER:
         raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")

@@ -7,16 +7,37 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import all_runs, shared
+from rekindle.cli.options import all_runs, overrides, shared
+from rekindle.errors import RequestError
 from rekindle.records import RunRecord, RunSummary
+
+CLIENTS = ("azureml", "kubeflow", "sagemaker", "vertex")
 
 
 @click.command("runs")
+@click.option("--recover", type=click.Path(path_type=Path), metavar="CONFIG",
+              help="First find runs of CONFIG on --platform that are not known here.")  # fmt: skip
+@click.option("--platform", type=click.Choice(list(CLIENTS)), help="Where to look for them.")
+@overrides
 @shared
-def command(home: Path, as_json: bool) -> int:
+def command(
+    recover: Path | None,
+    platform: str | None,
+    overrides: tuple[str, ...],
+    home: Path,
+    as_json: bool,
+) -> int:
     """Every run, newest first: status, time, metric, gate, model."""
     from rekindle.cli.job import summary
 
+    if recover is not None:
+        if platform is None:
+            raise RequestError("which platform?", where="--platform", fix=f"{', '.join(CLIENTS)}")
+        from rekindle.cli.remote import recovered
+        from rekindle.spec.load import load_target
+
+        for run_id in recovered(load_target(recover, overrides), platform, home):
+            click.echo(f"found {run_id}", err=True)
     rows = [
         (record, _status(home, record), summary(record, home)) for record in all_runs(home)[::-1]
     ]

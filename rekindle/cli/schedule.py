@@ -4,19 +4,37 @@ itself."""
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from rekindle.cli.doctor import refuse_early
 from rekindle.cli.options import config, overrides, shared
-from rekindle.cli.submit import agree, client_of, platform, ready, show, yes
-from rekindle.errors import RequestError
+from rekindle.cli.submission import client_of, ready
+from rekindle.cli.submit import agree, platform, show, yes
+from rekindle.errors import Problem, RequestError
 
 if TYPE_CHECKING:
-    from rekindle.platforms.submission import Schedule
+    from rekindle.platforms.definition import Definition
+    from rekindle.platforms.submission import Lowered, Schedule
     from rekindle.spec.model import Spec
+    from rekindle.spec.schedule import ScheduleSpec
+
+_SHOWN = 3  # of the next starts
+
+# each has `lowered(schedule, place)`, `set_(definition, place, schedule, name)`, `list_(place)`,
+# `pause(place, name)` and `delete(place, name)`
+SCHEDULES = {
+    "azureml": "rekindle.platforms.azureml.schedule",
+    "kubeflow": "rekindle.platforms.kubeflow.schedule",
+    "sagemaker": "rekindle.platforms.sagemaker.schedule",
+    "vertex": "rekindle.platforms.vertex.schedule",
+}
 
 
 @click.group("schedule")
@@ -41,12 +59,15 @@ def set_(
             "the config has no schedule", where="schedule",
             fix="add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}",
         )  # fmt: skip
-    definition = ready(client, platform, spec)
+    definition, there = _ready(client, platform, spec)
     place = getattr(spec.platforms, platform)
     show(client.outline(definition, place, ""), f"the schedule of {spec.name}")
+    for line in _said(spec.schedule, there):
+        click.echo(line, err=True)
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
+    refuse_early(platform, place, definition)
     return _told(
-        platform, [client.schedule_set(definition, place, spec.schedule, spec.name)], as_json
+        platform, [_of(platform).set_(definition, place, spec.schedule, spec.name)], as_json
     )
 
 
@@ -59,8 +80,8 @@ def list_(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """List the schedules that rekindle set where CONFIG runs, with those of other configs."""
-    client, spec = client_of(platform), _spec(config, overrides)
-    found = client.schedule_list(getattr(spec.platforms, platform))
+    spec = _spec(config, overrides)
+    found = _of(platform).list_(getattr(spec.platforms, platform))
     return _told(platform, list(found), as_json)
 
 
@@ -73,8 +94,8 @@ def pause(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """Start CONFIG no longer, until `schedule set`."""
-    client, spec = client_of(platform), _spec(config, overrides)
-    paused = client.schedule_pause(getattr(spec.platforms, platform), spec.name)
+    spec = _spec(config, overrides)
+    paused = _of(platform).pause(getattr(spec.platforms, platform), spec.name)
     return _told(platform, [paused], as_json)
 
 
@@ -87,13 +108,48 @@ def delete(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """Take the schedule of CONFIG away; runs that it started go on."""
-    client, spec = client_of(platform), _spec(config, overrides)
-    deleted = client.schedule_delete(getattr(spec.platforms, platform), spec.name)
+    spec = _spec(config, overrides)
+    deleted = _of(platform).delete(getattr(spec.platforms, platform), spec.name)
     if as_json:
         print(json.dumps({"schema_version": 1, "platform": platform, "deleted": deleted}))
     else:
         click.echo("deleted" if deleted else "there was none")
     return 0
+
+
+def _ready(client: Any, platform: str, spec: Spec) -> tuple[Definition, Lowered]:
+    """What is sent; RequestError with everything that is wrong with the job and its schedule."""
+    problems, there = list[Problem](), None
+    try:
+        there = _of(platform).lowered(spec.schedule, getattr(spec.platforms, platform))
+    except RequestError as error:
+        problems += error.problems
+    try:
+        definition = ready(client, platform, spec)
+    except RequestError as error:
+        problems += error.problems
+    if problems:
+        raise RequestError(problems)
+    assert there is not None
+    return definition, there
+
+
+def _said(schedule: ScheduleSpec, there: Lowered) -> Iterator[str]:
+    """What the platform will do by itself, for whoever decides."""
+    from rekindle.spec.cron import starts, unsteady
+
+    now = datetime.datetime.now(datetime.UTC)
+    for number, moment in enumerate(starts(schedule.cron, schedule.timezone, now, _SHOWN)):
+        yield f"  {'starts' if number == 0 else '':<9}{moment}"
+    yield f"  overlap  a start that falls due while a run goes on {there.overlap}"
+    yield f"  missed   starts that were missed are {there.missed}"
+    if odd := ", ".join(unsteady(schedule.cron, schedule.timezone, now)):
+        yield f"  clocks   {odd}: {there.clocks}"
+
+
+def _of(platform: str) -> Any:
+    """The module that knows the platform's schedules."""
+    return importlib.import_module(SCHEDULES[platform])
 
 
 def _spec(config: Path, overrides: tuple[str, ...]) -> Spec:

@@ -4,9 +4,7 @@ once, and says where to look."""
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
-import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,25 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rekindle.cli.compile import PLATFORMS, compiled
-from rekindle.cli.options import all_runs, config, overrides, shared
-from rekindle.errors import PlatformError, Problem, RequestError
-from rekindle.platforms.submission import TOKEN, Mark, digest_of
-from rekindle.records import RunRecord, StepRecord, Submission
+from rekindle.cli.compile import PLATFORMS
+from rekindle.cli.options import config, overrides, shared
+from rekindle.cli.submission import submitted
+from rekindle.errors import RequestError
+from rekindle.records import RunRecord
 
 if TYPE_CHECKING:
-    from rekindle.platforms.definition import Definition
     from rekindle.platforms.submission import Outline, Placed
-    from rekindle.spec.model import Spec
-
-# each has `lacks(place)`, `outline(definition, place, token)`, `submit(definition, place, token)`,
-# and `schedule_set`, `schedule_list`, `schedule_pause`, `schedule_delete`
-CLIENTS = {
-    "azureml": "rekindle.platforms.azureml.client",
-    "kubeflow": "rekindle.platforms.kubeflow.client",
-    "sagemaker": "rekindle.platforms.sagemaker.client",
-    "vertex": "rekindle.platforms.vertex.client",
-}
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -40,8 +27,6 @@ platform = click.option(
     "--platform", type=click.Choice(list(PLATFORMS)), required=True, help="Where it shall run.",
 )  # fmt: skip
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-
-
 wait = click.option("--wait", is_flag=True,
                     help="Stay until the run is over, and end as it does.")  # fmt: skip
 
@@ -69,53 +54,15 @@ def command(
     """Compile CONFIG, show what the platform will get, ask, and have the platform run it."""
     from rekindle.spec.load import load_target
 
-    if token is not None and not TOKEN.fullmatch(token):
-        raise RequestError(
-            f"`{token}` is no token", where="--token", fix="up to 63 of a-z, 0-9, - and _"
-        )
-    client = client_of(platform)
     spec = load_target(config, overrides)
-    definition = ready(client, platform, spec)
-    place, digest = getattr(spec.platforms, platform), digest_of(definition.files)
-    record = begun(home, platform, digest, token) or _new(spec, platform, digest, token)
-    assert record.submission is not None
-    outline = client.outline(definition, place, record.submission.token)
-    show(outline, outline.id)
-    agree(yes, "Submit it?")
-    record, placed = sent(record, client, definition, place, outline, home)
+
+    def consent(outline: Outline) -> None:
+        show(outline, outline.id)
+        agree(yes, "Submit it?")
+
+    record, placed, outline = submitted(spec, platform, home, token, consent)
     steps = [dataclasses.asdict(step) for step in outline.steps]
     return told(record, placed, home, wait, as_json, {"where": outline.where, "steps": steps})
-
-
-def sent(
-    record: RunRecord, client: Any, definition: Definition, place: Any, outline: Outline, home: Path
-) -> tuple[RunRecord, Placed]:
-    """The record of the submission, which is on the platform now, and where. What is cut off on
-    the way there is gone on with by the same call."""
-    from rekindle.cli.remote import keep_definition
-
-    submission = record.submission
-    assert submission is not None
-    steps = record.steps or tuple(StepRecord(name=planned.step) for planned in outline.steps)
-    record = record.model_copy(update={"steps": steps})
-    path = home / "runs" / record.run_id / "run.json"
-    keep_definition(record, definition, home)
-    record.write(path)  # before anything is sent: what is cut off here is found again
-    mark = Mark(record.run_id, submission.definition, submission.token)
-    try:
-        placed: Placed = client.submit(definition, place, mark)
-    except PlatformError as error:
-        record.model_copy(update={"error": str(error.problems[0].what)}).write(path)
-        again = "; the same command goes on with this submission"
-        raise type(error)(
-            [dataclasses.replace(p, fix=p.fix + again) for p in error.problems]
-        ) from error
-    submission = submission.model_copy(update={"id": placed.id, "url": placed.url})
-    status = "running" if record.status == "submitting" else record.status
-    update = {"submission": submission, "status": status, "error": ""}
-    record = record.model_copy(update=update)
-    record.write(path)
-    return record, placed
 
 
 def told(
@@ -162,45 +109,6 @@ def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
         if record.error:
             click.echo(f"{record.error}\nnext: rekindle logs {record.run_id}", err=True)
     return exit_code(record)
-
-
-def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
-    """The submission that this goes on with: the one with the same token, or without a token the
-    newest of the same definition that nobody knows to have arrived."""
-    for record in reversed(all_runs(home)):
-        sent = record.submission
-        if sent is None or (record.platform, sent.definition) != (platform, definition):
-            continue
-        if sent.token == token or (token is None and not sent.id):
-            return record
-    return None
-
-
-def _new(spec: Spec, platform: str, definition: str, token: str | None) -> RunRecord:
-    from rekindle.cli.job import new_record
-
-    sent = Submission(definition=definition, token=token or secrets.token_hex(8))
-    fresh = new_record(spec, (), platform)
-    return fresh.model_copy(update={"status": "submitting", "submission": sent})
-
-
-def client_of(platform: str) -> Any:
-    """The module that speaks to the platform."""
-    return importlib.import_module(CLIENTS[platform])
-
-
-def ready(client: Any, platform: str, spec: Spec) -> Definition:
-    """The definition; RequestError with everything that is wrong with it or not said."""
-    from rekindle.cli.job import graph_of
-
-    problems: list[Problem] = list(client.lacks(getattr(spec.platforms, platform)))
-    try:
-        definition = compiled(platform, spec, *graph_of(spec))
-    except RequestError as error:
-        problems += error.problems
-    if problems:
-        raise RequestError(dict.fromkeys(problems))
-    return definition
 
 
 def show(outline: Outline, what: str) -> None:

@@ -32,6 +32,7 @@ from rekindle.data.window import Window, resolve
 from rekindle.errors import DataError, RequestError
 from rekindle.records import Fingerprint
 from rekindle.spec.identity import TRAINING, digest, file_sha256, source_hash
+from rekindle.spec.imports import closure, folders_of, own_folders
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, load_task
 
@@ -90,18 +91,21 @@ def fingerprint(
 
 def _own_task(task: str) -> list[str]:
     path, _, name = task.rpartition(":")
-    return [name, _file_content(path)]
+    return [name, *_own_files(Path(path))]
 
 
 def _own_script(words: str) -> list[str]:
     """The bytes of the script and its arguments; a module behind `-m` counts by name only."""
     script, *arguments = shlex.split(words)
-    return [script if script == "-m" else _file_content(script), *arguments]
+    return [*(["-m"] if script == "-m" else _own_files(Path(script))), *arguments]
 
 
-def _file_content(path: str) -> str:
+def _own_files(path: Path) -> list[str]:
+    """Hashes of a file of one's own and of the modules of one's own that it imports, wherever they
+    lie."""
+    folders = (*folders_of(path.absolute()), *own_folders())
     try:
-        return file_sha256(Path(path))
+        return sorted(file_sha256(file) for file in closure([path], {}, folders))
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error}", fix="check the path") from None
 

@@ -21,13 +21,14 @@ RESULT = "rekindle-result"  # an artifact may be called `result`
 Flats = Mapping[str, Flat]
 _PACKAGE = Path(rekindle.__file__).parent
 _MODULES = ("launch/shim.py", "platforms/mounted.py")
+_WITH = {"errors.py": ("masking.py",)}  # what a module imports itself
 
 
 def packed(entry: Path, more: tuple[str, ...], task: str) -> tuple[str, dict[str, bytes]]:
     """The folder of a bundle, which says what is in it, and its files. `more` are modules of
     rekindle that it needs beside those that every step does."""
     files = {"entry.py": entry.read_bytes(), "task.json": task.encode()}
-    for name in (*_MODULES, *more):
+    for name in (*_MODULES, *more, *(one for other in more for one in _WITH.get(other, ()))):
         files |= {f"{folder}/__init__.py": b"" for folder in _packages(name)}
         files[f"rekindle/{name}"] = _PACKAGE.joinpath(name).read_bytes()
     digest = hashlib.sha256()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
 _MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
@@ -73,14 +73,17 @@ class Schedule:
     enabled: bool
 
 
-def in_order(needs: Mapping[str, Collection[str]]) -> list[str]:
-    """Names, each after those that it needs and else as they come: `{"b": ["a"], "a": []}` gives
-    a, b. What needs itself comes last."""
-    left, found = dict(needs), list[str]()
-    while ready := next((n for n, on in left.items() if not left.keys() & set(on)), None):
-        found.append(ready)
-        del left[ready]
-    return [*found, *left]
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A schedule in a platform's own words, `expression` and `timezone`, and what the platform does
+    by itself, for people: `overlap`, with a start that falls due while a run goes on; `missed`,
+    with starts that did not happen; `clocks`, with times that a change of them skips or repeats."""
+
+    expression: str
+    timezone: str
+    overlap: str
+    missed: str
+    clocks: str = "what then happens is not documented"
 
 
 def digest_of(files: Mapping[str, bytes], token: str = "") -> str:

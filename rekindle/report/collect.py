@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlparse
 from pydantic import ValidationError
 
 from rekindle.records import (
+    RECORD_FILES,
     RECORD_KINDS,
     Evidence,
     Fingerprint,
@@ -30,13 +31,6 @@ from rekindle.records import (
     TrainingSummary,
 )
 
-FILE_NAMES = {
-    "fingerprint": "fingerprint.json",
-    "shards": "manifest.json",
-    "training": "training.json",
-    "evidence": "evidence.json",
-    "registration": "registration.json",
-}
 HISTORY = "history.jsonl"
 PROFILE = "profile.json"
 
@@ -98,7 +92,7 @@ def _locate(run: RunRecord) -> Iterator[tuple[str, Path]]:
             kind = artifact.metadata.get("record")
             if isinstance(kind, str) and kind in RECORD_KINDS and artifact.uri:
                 path = local_path(artifact.kept or artifact.uri)
-                yield kind, path / FILE_NAMES[kind] if path.is_dir() else path
+                yield kind, path / RECORD_FILES[kind] if path.is_dir() else path
 
 
 def _read(cls: type[R], kind: str, files: dict[str, Path], notes: list[str]) -> R | None:

@@ -1,6 +1,5 @@
 """Contradictions between fields of a spec that each are fine alone. Pure arithmetic and names, no
-I/O.
-"""
+I/O; what is secret in the environment is asked for, to keep it out."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from rekindle.masking import masked
 from rekindle.spec import schedule
 from rekindle.spec.document import KeyPath
 from rekindle.spec.model import BUILTIN_TASKS, LOWER_IS_BETTER, METRICS, TOKEN_METRICS, Spec
@@ -17,6 +17,7 @@ Finding = tuple[KeyPath, str, str]
 
 _TOKEN = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|ghp_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})"
+    r"|[?&]sig=[^&]{20,}"
 )
 
 
@@ -157,6 +158,7 @@ def _schedule(spec: Spec) -> Iterator[Finding]:
 
 def _secrets(spec: Spec) -> Iterator[Finding]:
     places: tuple[tuple[KeyPath, str], ...] = (
+        (("platforms", "kubeflow", "host"), spec.platforms.kubeflow.host),
         (("data", "source"), spec.data.source if spec.data else ""),
         (("register", "tracking_uri"), spec.registration.tracking_uri),
         (("model", "init_from"), spec.model.init_from),
@@ -174,10 +176,17 @@ def _secrets(spec: Spec) -> Iterator[Finding]:
                 "holds a password, and a config is no place for one",
                 "put it into the environment",
             )
-    for path, text in _texts(spec.model_dump(mode="json"), ()):
+    texts = list(_texts(spec.model_dump(mode="json"), ()))
+    everything = "\n".join(text for _, text in texts)
+    suspicious = masked(everything) != everything
+    for path, text in texts:
+        fix = "name an environment variable: platforms.local.secrets: {HF_TOKEN: env:HF_TOKEN}"
         if _TOKEN.search(text):
-            fix = "name an environment variable: platforms.local.secrets: {HF_TOKEN: env:HF_TOKEN}"
             yield path, "looks like a secret token, and a config is no place for one", fix
+        elif "secrets" in path:
+            continue  # a reference, which may well be called what a variable says
+        elif suspicious and masked(text) != text and not urlsplit(text).password:
+            yield path, "holds what is secret in this environment, and would be written down", fix
 
 
 def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rekindle.records import RECORD_KINDS, HistoryRow, Profile, RunRecord, RunSummary
+from rekindle.records import RECORD_KINDS, HistoryRow, Profile, Readiness, RunRecord, RunSummary
 from rekindle.spec import support
 from rekindle.spec.model import Spec
 from rekindle.spec.places import Section
@@ -80,6 +80,7 @@ def generated(configs: Path) -> dict[str, str]:
         "run-summary": RunSummary,
         "history-row": HistoryRow,
         "profile": Profile,
+        "readiness": Readiness,
     }
     records |= RECORD_KINDS
     files = {

@@ -2,8 +2,9 @@
 
 `extends: base.yaml` merges mappings key by key (lists and scalars replace); `--set a.b=c` comes
 last. Relative paths in `data.source`, `model.source`, `model.tokenizer`, `model.init_from`,
-`model.teacher.source`, `task`, `pipeline` and `train.entrypoint` start at the folder of the file
-that names them."""
+`model.teacher.source`, `task`, `pipeline`, `train.entrypoint` and `image.include` start at the
+folder of the file that names them. Images that `rekindle.lock` beside the config knows are named by
+digest."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rekindle.errors import Problem, SpecError
+from rekindle.spec import lock
 from rekindle.spec.checks import check
 from rekindle.spec.document import Document, KeyPath, parse_value, read_document
 from rekindle.spec.model import BUILTIN_TASKS, Spec
@@ -29,8 +31,9 @@ _PATH_FIELDS: tuple[KeyPath, ...] = (
 )  # fmt: skip
 
 
-def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
+def load_spec(path: str | Path, overrides: Sequence[str] = (), *, pinned: bool = True) -> Spec:
     """The frozen `Spec` of the config `path` with `overrides` such as `train.lr=1e-4` applied.
+    Images are named as written unless `pinned`.
 
     Raises SpecError (exit code 2) with all problems: syntax, types, bounds, unknown keys with the
     nearest known one, and contradictions between fields."""
@@ -40,16 +43,16 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
         _apply_override(values, lines, override)
     spec = validate(values, lines, str(path))
     spec._origin = (str(path), tuple(overrides))
-    return spec
+    return lock.pinned(spec, Path(path).parent) if pinned else spec
 
 
-def load_target(target: str | Path, overrides: Sequence[str] = ()) -> Spec:
+def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bool = True) -> Spec:
     """The `Spec` of a config, or of nothing but a pipeline: `path.py:function`, or a compiled one.
 
     Raises SpecError as `load_spec` does."""
     text = str(target)
     if not _is_pipeline(text):
-        return load_spec(target, overrides)
+        return load_spec(target, overrides, pinned=pinned)
     name = re.sub(r"[^a-z0-9_.-]+", "-", Path(text.partition(".py:")[0]).stem.lower())
     values: dict[str, Any] = {"name": name.strip("-._") or "pipeline"}
     values["pipeline"] = _anchored("pipeline", text, Path.cwd())
@@ -58,7 +61,7 @@ def load_target(target: str | Path, overrides: Sequence[str] = ()) -> Spec:
         _apply_override(values, lines, override)
     spec = validate(values, lines, text)
     spec._origin = (text, tuple(overrides))
-    return spec
+    return lock.pinned(spec, Path(text).parent) if pinned else spec
 
 
 def _is_pipeline(target: str) -> bool:
@@ -129,6 +132,12 @@ def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
             section = section.get(parent) if isinstance(section, dict) else None
         if isinstance(section, dict) and isinstance(section.get(name), str):
             section[name] = _anchored(str(name), section[name], folder)
+    image = values.get("image")
+    if isinstance(image, dict) and isinstance(image.get("include"), list):
+        image["include"] = [
+            str((folder / Path(item).expanduser()).absolute()) if isinstance(item, str) else item
+            for item in image["include"]
+        ]
 
 
 def _anchored(field: str, value: str, folder: Path) -> str:
@@ -173,7 +182,7 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
         raise SpecError(
-            f"`--set {override}` is not of the form a.b=c",
+            f"`--set {override[:20]}` is not of the form a.b=c",
             where="--set",
             fix="--set train.lr=1e-4",
         )
@@ -213,7 +222,7 @@ def _problem(error: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str
         return _unknown_key(path, lines, origin)
     if error["type"] == "missing":
         return _located(path, "is missing", f"add `{path[-1]}:`", lines, origin)
-    if "secrets" in path:  # it may be one, and errors end up in logs
+    if "secrets" in path or path[-1] == "token":  # it may be one, and errors end up in logs
         fix = f"{_hint(path[:-1]).rstrip(':')}; keep the value out of the config"
         return _located(path, "names a secret in another way than it should", fix, lines, origin)
     shown = repr(error.get("input"))

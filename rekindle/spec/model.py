@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints
 
-from rekindle.spec.places import PlatformsSpec, Section
+from rekindle.spec.places import ImageSpec, PlatformsSpec, Section
 from rekindle.spec.schedule import ScheduleSpec
 
 BUILTIN_TASKS = ("causal_lm", "image_classification", "text_classification")
@@ -380,6 +380,8 @@ class Spec(Section):
     """Where versions of the model are kept."""
     schedule: ScheduleSpec | None = None
     """When a platform starts it by itself (`rekindle schedule set`)."""
+    image: ImageSpec = ImageSpec()
+    """What `rekindle images build` makes."""
     platforms: PlatformsSpec = PlatformsSpec()
     """One section a platform."""
 

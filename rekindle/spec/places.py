@@ -6,13 +6,26 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-SecretReference = Annotated[str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")]
+from rekindle.masking import name_secret
+
+
+def _secret(name: str) -> str:
+    """From when a config names it, no error and no log shows its value."""
+    name_secret(name.removeprefix("env:"))
+    return name
+
+
+SecretReference = Annotated[
+    str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_secret)
+]
 SecretArn = Annotated[
     str, StringConstraints(pattern=r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:\S+$")
 ]
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_secret)
+]
 ClusterName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
 ]
@@ -45,6 +58,18 @@ class Section(BaseModel):
     )
 
 
+class ImageSpec(Section):
+    """What `rekindle images build` makes: an image with one's own code."""
+
+    base: str = Field("rekindle-cpu", min_length=1)
+    """Image with rekindle in it, which one's own code is put on top of; `make images` builds
+    `rekindle-cpu` and `rekindle-train`."""
+    include: tuple[str, ...] = ()
+    """Files, folders and patterns (`prompts/*.txt`) that the code needs beside what it imports:
+    relative ones start at the config's folder. `task`, `train.entrypoint`, and the modules that
+    they and the pipeline's components import are there without being named."""
+
+
 class LocalSpec(Section):
     """This machine."""
 
@@ -74,6 +99,9 @@ class KubeflowSpec(Section):
     """Service account that steps run as; `rekindle doctor` asks what it may do."""
     artifact_root: str = ""
     """Folder for checkpoints: a URI, or the mount point of a volume that all pods share."""
+    pipeline_root: str = Field("", pattern=r"^((s3|gs|abfs|file)://.+)?$")
+    """Where KFP keeps artifacts: `s3://my-bucket/kfp`. `status` and `report` read there what steps
+    found out; default: the cluster's own choice, which mostly cannot be read from outside."""
     image: str | None = None
     """Container image of rekindle's steps, best by digest; a step on several nodes is launched from
     it."""

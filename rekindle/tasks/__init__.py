@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 from rekindle.errors import RequestError
+from rekindle.spec.imports import folders_of
 from rekindle.tasks.base import Task, TokenTask
 
 TASKS = {
@@ -47,6 +49,9 @@ def _module_from_file(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"rekindle_user_task_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
+    # modules beside it, as when a pipeline is loaded; last, so that they hide nothing installed
+    own = [str(folder) for folder in folders_of(path.absolute())]
+    sys.path += [folder for folder in own if folder not in sys.path]
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

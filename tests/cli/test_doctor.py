@@ -1,10 +1,13 @@
-"""`doctor` for this machine; tests/platforms/kubeflow has it for a cluster."""
+"""`doctor` as a verb; what each platform is asked is in tests/platforms/*/test_doctor.py."""
 
 import json
 
 import pytest
 
 from rekindle.cli.main import invoke
+from rekindle.records import Readiness
+from tests.platforms.sagemaker.test_doctor import HF, KWARGS
+from tests.platforms.sagemaker.test_doctor import facts as facts
 
 GOOD = """\
 name: digits
@@ -40,48 +43,78 @@ def test_without_a_config_there_is_nothing_to_look_at_here(tmp_path, capsys, mon
     assert "rekindle doctor CONFIG" in capsys.readouterr().err
 
 
-VERTEX = {
-    "project": "my-project", "region": "europe-west4", "artifact_root": "gs://bucket/rekindle",
-    "image": "a/b@sha256:0", "service_account": "me@my-project.iam.gserviceaccount.com",
-    "secrets": "{HF_TOKEN: projects/p/secrets/hf/versions/1}",
-}  # fmt: skip
-SAGEMAKER = {
-    "region": "eu-central-1", "role_arn": "arn:aws:iam::123456789012:role/me",
-    "artifact_root": "s3://lake/rekindle",
-    "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/train@sha256:" + "0" * 64,
-    "secrets": "{HF_TOKEN: 'arn:aws:secretsmanager:eu-central-1:123456789012:secret:hub'}",
-}  # fmt: skip
-AZURE = {
-    "artifact_root": "abfs://c@a.dfs.core.windows.net/r",
-    "image": "lake.azurecr.io/train@sha256:" + "0" * 64,
-}  # fmt: skip
+def words(*more):
+    """The digits job for an account on AWS."""
+    place = {k: v for k, v in KWARGS.items() if k not in ("kms_key", "secrets")}
+    place["secrets"] = f"{{HF_TOKEN: '{HF}'}}"
+    asked = [w for k, v in place.items() for w in ("--set", f"platforms.sagemaker.{k}={v}")]
+    tracked = ["--set", "register.tracking_uri=https://m.example.com"]
+    return ["doctor", "c.yaml", "--platform", "sagemaker", *tracked, *asked, *more]
 
 
-def asked(platform, place):
-    words = [w for k, v in place.items() for w in ("--set", f"platforms.{platform}.{k}={v}")]
-    return ["--platform", platform, "--set", "register.tracking_uri=https://m.example.com", *words]
-
-
-@pytest.mark.parametrize(
-    ("platform", "place", "says"),
-    [
-        ("vertex", VERTEX, ["secretmanager.versions.access", "me@my-project.iam.gserviceaccount.com"]),
-        ("sagemaker", SAGEMAKER, ["secretsmanager:GetSecretValue", "arn:aws:s3:::lake/rekindle/*",
-                                  "arn:aws:ecr:eu-central-1:123456789012:repository/train"]),
-        ("azureml", AZURE, ["AcrPull", "lake.azurecr.io"]),
-    ],
-    ids=["vertex", "sagemaker", "azureml"],
-)  # fmt: skip
-def test_a_platform_says_what_steps_need_and_that_a_config_is_ready(
-    platform, place, says, tmp_path, capsys, monkeypatch
-):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(GOOD)
-    assert invoke(["doctor", "c.yaml", *asked(platform, place)]) == 0
+    return tmp_path
+
+
+def test_a_platform_says_what_steps_need_and_that_a_config_is_ready(facts, folder, capsys):
+    assert invoke(words()) == 0
     told = capsys.readouterr()
-    assert all(words in told.out for words in says), told.out
-    assert f"{platform} is ready" in told.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml"], "nothing is written"
+    for said in ("secretsmanager:GetSecretValue", "arn:aws:s3:::bucket/rekindle/*"):
+        assert said in told.out
+    assert "ok        bucket: bucket in eu-central-1\n" in told.err
+    assert told.err.endswith("sagemaker is ready\n")
+    assert sorted(path.name for path in folder.iterdir()) == ["c.yaml"], "nothing is written"
+
+
+def test_every_question_is_listed_with_its_answer(facts, folder, capsys):
+    facts.buckets.clear()
+    facts.errors = {"iam:*": (403, "AccessDenied")}
+    assert invoke(words()) == 2
+    told = capsys.readouterr()
+    assert "ok        credentials: arn:aws:iam::123456789012:user/who-asks\n" in told.err
+    assert "problem   bucket: there is no bucket bucket\n" in told.err
+    assert "not asked role: as the test wants it, for iam:GetRole\n" in told.err
+    fix = "  fix:   aws s3 mb s3://bucket --region eu-central-1, or name another\n"
+    where = "  where: platforms.sagemaker.artifact_root\n"
+    assert told.err.endswith(f"error: there is no bucket bucket\n{where}{fix}")
+    assert invoke(words("--json")) == 2
+    document = json.loads(capsys.readouterr().out)
+    Readiness.model_validate(document)
+    states = {check["name"]: check["state"] for check in document["checks"]}
+    assert (states["image"], states["bucket"], states["role"]) == ("ok", "problem", "not asked")
+    (problem,) = document["errors"]
+    assert (problem["code"], problem["where"]) == ("E-REQUEST", "platforms.sagemaker.artifact_root")
+    assert problem["fix"]
+
+
+def test_what_could_not_be_asked_does_not_make_it_unready(facts, folder, capsys):
+    facts.errors = {"iam:*": (403, "AccessDenied")}
+    assert invoke(words()) == 0
+    assert "sagemaker is ready, but for 8 that could not be asked\n" in capsys.readouterr().err
+    assert invoke(words("--json")) == 0
+    assert json.loads(capsys.readouterr().out)["errors"] == []
+
+
+def test_whoever_is_not_logged_in_reads_one_line_for_all_that_was_not_asked(facts, folder, capsys):
+    facts.errors = {"sts:*": (403, "ExpiredToken")}
+    assert invoke(words()) == 2
+    lines = capsys.readouterr().err.splitlines()
+    unasked = "region, role, the role may (6), you may, bucket, image, quota, secret HF_TOKEN"
+    assert f"not asked {unasked}: nobody is logged in" in lines
+
+
+def test_a_platform_that_nobody_could_ask_is_not_ready(facts, folder, capsys):
+    facts.errors = {"sts:*": (503, "ServiceUnavailable")}
+    assert invoke(words()) == 1
+    assert "error: sagemaker could not be asked: as the test wants it" in capsys.readouterr().err
+    assert invoke(words("--json")) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["errors"]
+    assert (problem["code"], problem["fix"]) == (
+        "E-PLATFORM", "see whether the network is there, and say it again",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("platform", ["vertex", "sagemaker", "azureml"])

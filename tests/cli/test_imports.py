@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "words",
     [["--help"], ["run", "--help"], ["runs"], ["status"], ["logs", "--step", "hello"], ["report"], ["init", "new"],
-     ["run", "c.yaml"], ["compile", "c.yaml", "--platform", "kubeflow"], ["submit", "--help"], ["schedule", "--help"], ["doctor", "--platform", "vertex"]],
+     ["run", "c.yaml"], ["compile", "c.yaml", "--platform", "kubeflow"], ["submit", "--help"], ["images", "--help"], ["schedule", "--help"], ["doctor", "--platform", "vertex"]],
     ids=lambda words: " ".join(words),
 )  # fmt: skip
 def test_the_verb_loads_nothing_heavy(folder, words):
@@ -101,6 +101,7 @@ def test_the_public_surface_is_what_it_says():
         "load",
         "run",
         "runs",
+        "submit",
     ]
     assert all(getattr(rekindle, name) is not None for name in rekindle.__all__)
     with pytest.raises(AttributeError):

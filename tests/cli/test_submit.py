@@ -15,10 +15,12 @@ import sys
 import pytest
 
 from rekindle.cli.main import invoke
-from rekindle.cli.submit import CLIENTS
+from rekindle.cli.schedule import SCHEDULES
+from rekindle.cli.submission import CLIENTS
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
 from tests.platforms.azureml.conftest import service as service
-from tests.servers.azure_rest import SUBSCRIPTION, Fault
+from tests.servers.azure_rest import SUBSCRIPTION
+from tests.servers.troubles import Fault
 
 WORKSPACE = [
     f"platforms.azureml.subscription={SUBSCRIPTION}", "platforms.azureml.resource_group=rg",
@@ -50,9 +52,11 @@ def told(capsys):
 @pytest.mark.parametrize("name", CLIENTS)
 def test_every_client_has_what_the_verbs_call(name):
     client = importlib.import_module(CLIENTS[name])
-    for function in ("lacks", "outline", "submit", "schedule_set", "schedule_list",
-                     "schedule_pause", "schedule_delete"):  # fmt: skip
+    for function in ("lacks", "outline", "submit"):
         assert callable(getattr(client, function))
+    schedules = importlib.import_module(SCHEDULES[name])
+    for function in ("set_", "list_", "pause", "delete"):
+        assert callable(getattr(schedules, function))
 
 
 def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys):
@@ -69,9 +73,9 @@ def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys)
     assert re.search(r"finetune +1 x Standard_D4s_v5\n", captured.err)
     assert invoke(words("submit", "--yes", "--token", "a")) == 0
     said = capsys.readouterr().out
-    next_ones = (f"next: rekindle {verb} {document['run_id']}\n"
-                 for verb in ("status", "logs -f", "cancel"))  # fmt: skip
-    assert said == f"submitted before: {document['id']}\n{document['url']}\n{''.join(next_ones)}"
+    verbs = ("status", "logs -f", "cancel")
+    following = "".join(f"next: rekindle {verb} {document['run_id']}\n" for verb in verbs)
+    assert said == f"submitted before: {document['id']}\n{document['url']}\n{following}"
     assert invoke(words("submit", "--yes")) == 0
     assert len(service.jobs) == 2
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import fsspec
 import pytest
 
@@ -101,6 +103,18 @@ def test_code_and_models_behind_a_path_count_by_their_bytes(tmp_path, source):
     entry.unlink()
     with pytest.raises(RequestError, match="cannot read"):
         taken(text_spec(source), model, train)
+
+
+def test_a_module_that_ones_own_task_imports_is_part_of_the_work(tmp_path, source):
+    (tmp_path / "words_of_mine.py").write_text("LEAST = 1\n")
+    task = tmp_path / "task.py"
+    task.write_text(Path(TASKS).read_text() + "\nfrom words_of_mine import LEAST\n")
+    keys = [taken(text_spec(source), task=f"{task}:Words").run_key]
+    (tmp_path / "beside.py").write_text("")
+    keys.append(taken(text_spec(source), task=f"{task}:Words").run_key)
+    (tmp_path / "words_of_mine.py").write_text("LEAST = 2\n")
+    keys.append(taken(text_spec(source), task=f"{task}:Words").run_key)
+    assert keys[0] == keys[1] != keys[2]
 
 
 WINDOWED = {"columns": {"time": "month"}, "window": {"size": "3 months", "end": "2026-06"}}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.records import (
+    RECORD_FILES,
     ArtifactRecord,
     CalibrationBin,
     Fingerprint,
@@ -23,7 +24,6 @@ from rekindle.records import (
     StepRecord,
     TrainingSummary,
 )
-from rekindle.report.collect import FILE_NAMES
 
 VERSIONS = {
     "rekindle": "0.1.0",
@@ -54,7 +54,7 @@ class Home:
         self, run_id: str, step: str, kind: str, record: Record, **metadata: Any
     ) -> ArtifactRecord:
         folder = self.root / "runs" / run_id / "artifacts" / step
-        record.write(folder / FILE_NAMES[kind])
+        record.write(folder / RECORD_FILES[kind])
         return ArtifactRecord(
             uri=str(folder), schema_title="system.Dataset", metadata={"record": kind, **metadata}
         )

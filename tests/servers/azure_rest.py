@@ -10,10 +10,7 @@ Authority: the clients of azure-ai-ml 1.35.2; learn.microsoft.com/rest/api/azure
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import re
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +19,7 @@ import jwt
 
 from tests.servers.azure_history import DISCOVERY, SIGNATURE, History
 from tests.servers.tls_hosts import Answer, Asked, Dropped
+from tests.servers.troubles import Broken, Troubled
 
 HOSTS = ("management.azure.com", "*.blob.core.windows.net", "*.api.azureml.ms")
 RESOURCES = (
@@ -42,23 +40,12 @@ def token_for(resource: str) -> str:
     return jwt.encode({"aud": resource, "tid": TENANT, "sub": "who submits"}, _KEY, "HS256")
 
 
-@dataclasses.dataclass
-class Fault:
-    """`call` is the beginning of what `Workspace.calls` counts; `status` 0 breaks the connection;
-    `after` lets the call take effect first."""
-
-    call: str
-    status: int
-    after: bool = False
-    headers: dict[str, str] = dataclasses.field(default_factory=dict)
-
-
 class Refused(Exception):
     def __init__(self, status: int, code: str, message: str) -> None:
         self.status, self.code, self.message = status, code, message
 
 
-class Workspace:
+class Workspace(Troubled):
     """The workspace `forge` in the group `rg`; `compute` are its clusters."""
 
     resources = RESOURCES  # any of these tokens is good for its run history
@@ -69,17 +56,16 @@ class Workspace:
             "Microsoft.MachineLearningServices/workspaces/forge"
         )
         self.compute = compute
+        self.most = 4  # nodes of a cluster
+        self.around: Any = None  # azure_facts.py's, where it is played too
         self.assets: dict[str, dict[str, Any]] = {}  # by path below the workspace
         self.blobs: dict[str, bytes] = {}
         self.uploads: set[str] = set()
         self.jobs: dict[str, dict[str, Any]] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
-        self.faults: list[Fault] = []
-        self.refused: list[str] = []
-        self.calls: collections.Counter[str] = collections.Counter()
+        super().__init__()
         self.history = History(self)
         self.once = False  # whether a job that is there refuses even what it was made with
-        self.lock = threading.Lock()
         asset = r"([\w.-]+)/versions/([\w.-]+)"
         routes: list[tuple[str, str, Callable[..., Answer]]] = [
             ("GET", r"computes/([\w-]+)", self.get_compute),
@@ -107,22 +93,15 @@ class Workspace:
         self.routes = [(method, re.compile(path), call) for method, path, call in routes]
 
     def answer(self, asked: Asked) -> Answer:
-        with self.lock:
-            name = self.name_of(asked)
-            self.calls[name] += 1
-            fault = next((f for f in self.faults if name.startswith(f.call)), None)
-            if fault:
-                self.faults.remove(fault)
-            try:
-                if not fault or fault.after:
-                    answer = self.done(asked)
-            except Refused as error:
-                self.refused.append(f"{asked}: {error.message}")
-                return Answer(error.status, _error(error.code, error.message))
-            if not fault:
-                return answer
+        try:
+            return self.met(self.name_of(asked), lambda: self.done(asked))
+        except Refused as error:
+            self.refused.append(f"{asked}: {error.message}")
+            return Answer(error.status, _error(error.code, error.message))
+        except Broken as broken:
+            fault = broken.fault
             if fault.status == 0:
-                raise Dropped
+                raise Dropped from None
             return Answer(fault.status, _error("Fault", "as the test wants it"), fault.headers)
 
     def name_of(self, asked: Asked) -> str:
@@ -194,7 +173,11 @@ class Workspace:
     def get_compute(self, asked: Asked, name: str) -> Answer:
         if name not in self.compute:
             raise Refused(404, "ResourceNotFound", f"there is no compute {name}")
-        scale = {"minNodeCount": 0, "maxNodeCount": 4, "nodeIdleTimeBeforeScaleDown": "PT2M"}
+        scale = {
+            "minNodeCount": 0,
+            "maxNodeCount": self.most,
+            "nodeIdleTimeBeforeScaleDown": "PT2M",
+        }
         cluster = {"vmSize": "Standard_D4s_v5", "vmPriority": "Dedicated", "scaleSettings": scale}
         properties = {"computeType": "AmlCompute", "computeLocation": "here", "properties": cluster}
         return Answer(200, self.resource(f"computes/{name}", properties))

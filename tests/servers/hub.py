@@ -63,6 +63,7 @@ class HubServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True
     hub: HubServer
     protocol_version = "HTTP/1.1"
 

@@ -9,16 +9,16 @@ Authority: kfp_server_api 2.17's models; ../shared/facts/kfp.md §5."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import dataclasses
+import copy
 import datetime
 import json
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -26,18 +26,13 @@ import kfp_server_api
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from tests.servers.kfp_argo import Workflow
+from tests.servers.kubernetes import FakeCluster
+from tests.servers.troubles import Broken, Troubled
+
 ROOT = "/apis/v2beta1/"
 TOKEN = "of-who-submits"
-
-
-@dataclasses.dataclass
-class Fault:
-    """`call` is the beginning of what `Server.calls` counts; `status` 0 breaks the connection;
-    `after` lets the call take effect first."""
-
-    call: str
-    status: int
-    after: bool = False
+_LOG = re.compile(r"/apis/v1alpha1/runs/([^/]+)/nodes/([^/]+)/log")
 
 
 class Refused(Exception):
@@ -45,60 +40,70 @@ class Refused(Exception):
         self.status, self.message = status, message
 
 
-class Server:
+class Server(Troubled):
     """The API server, for whoever has the token."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, folder: Path | None = None, cluster: FakeCluster | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """With a `folder` runs really run, their launchers on `cluster`."""
+        self.folder, self.cluster, self.environment = folder, cluster, environment or {}
+        self.workflows: dict[str, Workflow] = {}
+        self.url = ""
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
         self.recurring: dict[str, dict[str, Any]] = {}
-        self.faults: list[Fault] = []
-        self.refused: list[str] = []
-        self.calls: collections.Counter[str] = collections.Counter()
-        self.lock = threading.Lock()
+        self.hold = ""  # a call that gets no answer, and takes no effect, until it is let go
+        self.held, self.let_go = threading.Event(), threading.Event()
+        self.in_seconds = False  # whether its clock has whole seconds only, as KFP's has
+        super().__init__()
 
     def answer(
         self, method: str, url: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, Any]:
         """HTTP's status and the answer; ConnectionError where there shall be none."""
         path, query = urlsplit(url).path, dict(parse_qsl(urlsplit(url).query))
+        if log := _LOG.fullmatch(path):
+            path = f"{ROOT}log/{log[1]}:{log[2]}"
         if not path.startswith(ROOT):
             return 404, {"error": "Not Found"}
         words = re.split(r"[/:]", path.removeprefix(ROOT))
         verb = f":{words[2]}" if len(words) > 2 else ""
-        name = f"{method} {words[0]}{verb}"
-        with self.lock:
-            self.calls[name] += 1
-            fault = next((f for f in self.faults if name.startswith(f.call)), None)
-            if fault:
-                self.faults.remove(fault)
-            try:
-                if headers.get("authorization") != f"Bearer {TOKEN}":
-                    raise Refused(401, "no token, or another one")
-                if not fault or fault.after:
-                    found = self.done(name, words, query, json.loads(body or b"null"))
-            except Refused as error:
-                self.refused.append(f"{name}: {error.message}")
-                return error.status, {"error": error.message, "message": error.message}
-            if not fault:
-                return 200, found
-            if fault.status == 0:
-                raise ConnectionError
-            return fault.status, {"error": "as the test wants it"}
+        name = f"{method} log" if log else f"{method} {words[0]}{verb}"
+        if name == self.hold:
+            self.held.set()
+            self.let_go.wait(30)
+            raise ConnectionError
+        try:
+            if headers.get("authorization") != f"Bearer {TOKEN}":
+                raise Refused(401, "no token, or another one")
+            asked = json.loads(body or b"null")
+            return 200, self.met(name, lambda: self.done(name, words, query, asked))
+        except Refused as error:
+            self.refused.append(f"{name}: {error.message}")
+            return error.status, {"error": error.message, "message": error.message}
+        except Broken as broken:
+            if broken.fault.status == 0:
+                raise ConnectionError from None
+            return broken.fault.status, {"error": "as the test wants it"}
 
     def done(self, name: str, words: list[str], query: dict[str, str], body: Any) -> Any:
         id = words[1] if len(words) > 1 else ""
         calls: dict[str, Callable[[], Any]] = {
+            "GET healthz": lambda: {"multi_user": False},
             "GET experiments": lambda: {"experiments": _listed(self.experiments, query)[0]},
             "POST experiments": lambda: self.create_experiment(body),
             "GET runs": lambda: self.look(self.runs, "runs", id, query),
             "POST runs": lambda: self.create_run(body),
-            "POST runs:terminate": lambda: _known(self.runs, id).update(state="CANCELED") or {},
+            "GET log": lambda: self.log(id, words[2]),
+            "POST runs:terminate": lambda: self.terminate(id),
+            "POST runs:retry": lambda: self.retry(id),
             "GET recurringruns": lambda: self.look(self.recurring, "recurringRuns", id, query),
             "POST recurringruns": lambda: self.create_recurring(body),
             "POST recurringruns:enable": lambda: self.switch(id, "ENABLED"),
             "POST recurringruns:disable": lambda: self.switch(id, "DISABLED"),
-            "DELETE recurringruns": lambda: _known(self.recurring, id) and self.delete(id),
+            "DELETE recurringruns": lambda: _known(self.recurring, id) and self.delete(id, query),
         }
         if name not in calls:
             raise Refused(404, f"nobody answers {name} {id}")
@@ -108,7 +113,7 @@ class Server:
         self, where: dict[str, dict[str, Any]], called: str, id: str, query: dict[str, str]
     ) -> Any:
         if id:
-            return _known(where, id)
+            return self.shown(_known(where, id))
         found, more = _listed(where, query)
         return {called: found, **more}
 
@@ -119,7 +124,43 @@ class Server:
 
     def create_run(self, body: Any) -> Any:
         self.check(body)
-        return self.keep(self.runs, "run_id", "V2beta1Run", body, {"state": "RUNNING"})
+        made = self.keep(self.runs, "run_id", "V2beta1Run", body, {"state": "RUNNING"})
+        if self.folder:
+            id, spec = made["run_id"], copy.deepcopy(body["pipeline_spec"])
+            self.workflows[id] = Workflow(
+                self.folder / id, id, spec.get("pipeline_spec", spec),
+                body["runtime_config"].get("pipeline_root", ""), self.cluster, self.environment,
+            )  # fmt: skip
+        return made
+
+    def shown(self, run: dict[str, Any]) -> Any:
+        """A run as it is now."""
+        if workflow := self.workflows.get(run.get("run_id", "")):
+            run |= {"state": workflow.state, "run_details": {"task_details": workflow.details()}}
+            run |= {"finished_at": workflow.ended} if workflow.ended else {}
+        return run
+
+    def terminate(self, id: str) -> Any:
+        run = _known(self.runs, id)
+        if workflow := self.workflows.get(id):
+            workflow.terminate()
+        else:
+            run["state"] = "CANCELED"
+        return {}
+
+    def retry(self, id: str) -> Any:
+        state = self.shown(_known(self.runs, id))["state"]
+        if state not in ("FAILED", "CANCELED"):
+            raise Refused(400, f"a run that is {state} cannot be retried")
+        self.workflows[id].go()
+        return {}
+
+    def log(self, run: str, pod: str) -> str:
+        """What /apis/v1alpha1 has of a pod."""
+        text = self.workflows[run].log(pod) if run in self.workflows else None
+        if text is None:
+            raise Refused(404, f'pods "{pod}" not found')
+        return text
 
     def create_recurring(self, body: Any) -> Any:
         self.check(body)
@@ -133,9 +174,23 @@ class Server:
         _known(self.recurring, id)["status"] = status
         return {}
 
-    def delete(self, id: str) -> Any:
+    def delete(self, id: str, query: dict[str, str]) -> Any:
+        """Runs that it started are its children, and go with it unless they are let go."""
+        if query.keys() - {"propagation_policy"}:
+            raise Refused(400, f"unknown {query}")
         del self.recurring[id]
+        if query.get("propagation_policy") != "ORPHAN":
+            started = [r for r, run in self.runs.items() if run.get("recurring_run_id") == id]
+            for run in started:
+                del self.runs[run]
         return {}
+
+    def start(self, id: str) -> str:
+        """What the controller does when a recurring run falls due; the run's id."""
+        body = {"display_name": "due", "recurring_run_id": id, "experiment_id": "any"}
+        return str(
+            self.keep(self.runs, "run_id", "V2beta1Run", body, {"state": "RUNNING"})["run_id"]
+        )
 
     def check(self, body: dict[str, Any]) -> None:
         if body["experiment_id"] not in self.experiments:
@@ -154,8 +209,13 @@ class Server:
             raise Refused(400, f"unknown fields {sorted(unknown)}")
         if not body.get("display_name"):
             raise Refused(400, "display_name is required")
-        name, now = str(uuid.uuid4()), datetime.datetime.now(datetime.UTC).isoformat()
-        where[name] = {**body, id: name, "created_at": now, **more}
+        name, now = str(uuid.uuid4()), datetime.datetime.now(datetime.UTC)
+        if self.in_seconds:  # and of one second the later one is sorted before
+            name, now = (
+                f"{999 - len(self.calls)}-{999 - self.calls.total()}",
+                now.replace(microsecond=0),
+            )
+        where[name] = {**body, id: name, "created_at": now.isoformat(), **more}
         return where[name]
 
 
@@ -164,6 +224,7 @@ def serving(server: Server) -> Iterator[str]:
     """The URL of what answers."""
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.1"
 
         def any(self) -> None:
@@ -174,9 +235,10 @@ def serving(server: Server) -> Iterator[str]:
             except ConnectionError:
                 self.close_connection = True
                 return
-            content = json.dumps(found).encode()
+            kind = "text/plain" if isinstance(found, str) else "application/json"
+            content = found.encode() if isinstance(found, str) else json.dumps(found).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

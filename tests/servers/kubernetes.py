@@ -253,6 +253,7 @@ class FakeCluster:
 class Handler(BaseHTTPRequestHandler):
     """A request: in trouble, refused, or carried out."""
 
+    disable_nagle_algorithm = True
     protocol_version = "HTTP/1.1"
     server: Server
 

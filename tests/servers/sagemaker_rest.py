@@ -8,7 +8,6 @@ next call that they fit; what is refused stands in `refused`."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -24,6 +23,7 @@ from botocore.validate import ParamValidator
 
 from tests.servers.sagemaker import Execution, Pipelines, Turn
 from tests.servers.sagemaker_container import Failed
+from tests.servers.troubles import Broken, Troubled
 
 ACCOUNT, REGION = "123456789012", "eu-central-1"
 _MODELS = {
@@ -32,17 +32,6 @@ _MODELS = {
 }
 _PAGE = 3  # steps and lines that one answer holds at most, so that pages are asked for
 _BUNDLE = re.compile(r's3://([a-z0-9.-]+)/([^"]*bundles/[0-9a-f]{32})')
-
-
-@dataclasses.dataclass
-class Fault:
-    """`call` is an operation, such as `StartPipelineExecution`; `status` 0 breaks the connection;
-    `after` lets the call take effect first."""
-
-    call: str
-    status: int
-    code: str = "InternalFailure"
-    after: bool = False
 
 
 class Refused(Exception):
@@ -67,7 +56,7 @@ class Run:
     thread: threading.Thread | None = None
 
 
-class Account:
+class Account(Troubled):
     """An account in one region. With `service`, executions really run."""
 
     def __init__(self, s3: Any, service: Pipelines | None = None) -> None:
@@ -75,10 +64,7 @@ class Account:
         self.pipelines: dict[str, list[dict[str, Any]]] = {}  # versions, the oldest first
         self.runs: dict[str, Run] = {}
         self.tokens: dict[str, str] = {}
-        self.faults: list[Fault] = []
-        self.refused: list[str] = []
-        self.calls: collections.Counter[str] = collections.Counter()
-        self.lock = threading.Lock()
+        super().__init__()
         self.operations: dict[str, Callable[..., dict[str, Any]]] = {
             "CreatePipeline": self.create, "UpdatePipeline": self.update,
             "DescribePipeline": self.describe, "ListPipelineVersions": self.versions,
@@ -88,25 +74,20 @@ class Account:
             "RetryPipelineExecution": self.retry, "DescribeProcessingJob": self.describe_processing,
             "DescribeTrainingJob": self.describe_training,
             "DescribeLogStreams": self.log_streams, "GetLogEvents": self.log_events,
+            "DeletePipeline": self.delete,
         }  # fmt: skip
 
     def answer(self, target: str, call: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """HTTP's status and the answer; ConnectionError where there shall be none."""
-        with self.lock:
-            self.calls[call] += 1
-            fault = next((f for f in self.faults if f.call == call), None)
-            if fault:
-                self.faults.remove(fault)
-            try:
-                if not fault or fault.after:
-                    found = self.done(target, call, body)
-            except Refused as error:
-                self.refused.append(f"{call}: {error.message}")
-                return 400, {"__type": error.code, "message": error.message}
-            if not fault:
-                return 200, found
+        try:
+            return 200, self.met(call, lambda: self.done(target, call, body))
+        except Refused as error:
+            self.refused.append(f"{call}: {error.message}")
+            return 400, {"__type": error.code, "message": error.message}
+        except Broken as broken:
+            fault = broken.fault
             if fault.status == 0:
-                raise ConnectionError
+                raise ConnectionError from None
             return fault.status, {"__type": fault.code, "message": "as the test wants it"}
 
     def done(self, target: str, call: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +121,15 @@ class Account:
         kept = ("PipelineDefinition", "RoleArn")
         arn = {"PipelineName": PipelineName, "PipelineArn": _arn(PipelineName)}
         return {**arn, **{name: found[name] for name in kept}}
+
+    def delete(self, PipelineName: str, ClientRequestToken: str) -> dict[str, Any]:
+        self.pipeline(PipelineName)
+        if any(
+            run.status == "Executing" for run in self.runs.values() if run.pipeline == PipelineName
+        ):
+            raise Refused("ConflictException", f"{PipelineName} has runs that go on")
+        del self.pipelines[PipelineName]
+        return {"PipelineArn": _arn(PipelineName)}
 
     def versions(self, PipelineName: str, SortOrder: str, MaxResults: int) -> dict[str, Any]:
         count = len(self.pipeline(PipelineName))
@@ -321,6 +311,7 @@ def serving(account: Account) -> Iterator[str]:
     """The URL of a server that answers for the account."""
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:

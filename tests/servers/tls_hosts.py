@@ -78,6 +78,7 @@ class Hosts:
 
         class Tls(ThreadingHTTPServer):
             daemon_threads = True
+            request_queue_size = 64  # doctor asks everything at once
 
             def get_request(self) -> tuple[ssl.SSLSocket, Any]:
                 connection, address = super().get_request()
@@ -106,6 +107,7 @@ class Hosts:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True
     protocol_version = "HTTP/1.1"
     timeout = 60
 
@@ -149,6 +151,8 @@ def _proxy(hosts: Hosts, port: int) -> ThreadingHTTPServer:
     """Connects clients of any host played here to the one server at `port`."""
 
     class Proxy(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
+
         def do_CONNECT(self) -> None:
             host = self.path.partition(":")[0]
             if not hosts.knows(host):
@@ -156,6 +160,7 @@ def _proxy(hosts: Hosts, port: int) -> ThreadingHTTPServer:
                 self.send_error(403)
                 return
             with socket.create_connection(("127.0.0.1", port)) as there:
+                there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.send_response(200)
                 self.end_headers()
                 back = threading.Thread(target=_pump, args=(there, self.connection), daemon=True)
@@ -167,7 +172,9 @@ def _proxy(hosts: Hosts, port: int) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    server = type("Many", (ThreadingHTTPServer,), {"request_queue_size": 64})(
+        ("127.0.0.1", 0), Proxy
+    )
     server.daemon_threads = True
     return server
 

@@ -206,6 +206,7 @@ def _check(job: Any) -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True
     service: Vertex
     protocol_version = "HTTP/1.1"
 

@@ -12,12 +12,9 @@ cloud.google.com/logging/docs/reference/v2/rest; objects.get of cloud.google.com
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import datetime
 import json
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from google.cloud import aiplatform_v1 as api
 from google.protobuf import json_format
 
 from tests.servers.tls_hosts import Answer, Asked, Dropped
+from tests.servers.troubles import Broken, Troubled
 from tests.servers.vertex_logs import fits_filter
 
 HOSTS = ("*.googleapis.com",)
@@ -44,6 +42,12 @@ _CODES = {
     409: "ALREADY_EXISTS", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL",
     503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
 }  # fmt: skip
+
+
+_CHANGEABLE = (
+    "cron", "max_concurrent_run_count", "max_concurrent_active_run_count", "allow_queueing",
+    "create_pipeline_job_request",
+)  # fmt: skip
 
 
 def key_file(folder: Path) -> Path:
@@ -61,61 +65,42 @@ def key_file(folder: Path) -> Path:
     return file
 
 
-@dataclasses.dataclass
-class Fault:
-    """`call` is the beginning of what `Project.calls` counts; `status` 0 breaks the connection;
-    `after` lets the call take effect first."""
-
-    call: str
-    status: int
-    after: bool = False
-
-
 class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         self.status, self.message = status, message
 
 
-class Project:
+class Project(Troubled):
     """The project `forge` in one region."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, api.PipelineJob] = {}
         self.schedules: dict[str, api.Schedule] = {}
+        self.made = 0
         self.entries: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
         self.custom_jobs: Callable[[], list[api.CustomJob]] = list
         self.bucket: Path | None = None  # a folder with more of them, by bucket
         self.created: Callable[[str], None] = lambda _: None  # is told of every new job
         self.more_entries: Callable[[], list[dict[str, Any]]] = list
-        self.faults: list[Fault] = []
-        self.refused: list[str] = []
-        self.calls: collections.Counter[str] = collections.Counter()
-        self.lock = threading.Lock()
+        super().__init__()
 
     def answer(self, asked: Asked) -> Answer:
         if asked.host == "oauth2.googleapis.com":
             return Answer(200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
         if asked.host == "iamcredentials.googleapis.com":  # of google-auth: where may it go?
             return Answer(200, {"locations": [], "encodedLocations": "0x0"})
-        with self.lock:
-            name = self.name_of(asked)
-            self.calls[name] += 1
-            fault = next((f for f in self.faults if name.startswith(f.call)), None)
-            if fault:
-                self.faults.remove(fault)
-            try:
-                if not fault or fault.after:
-                    found = self.done(asked)
-            except (Refused, ValueError) as error:
-                error = error if isinstance(error, Refused) else Refused(400, str(error))
-                self.refused.append(f"{asked}: {error.message}")
-                return _status(error.status, error.message)
-            if not fault:
-                return found if isinstance(found, Answer) else Answer(200, found)
-            if fault.status == 0:
-                raise Dropped
-            return _status(fault.status, "as the test wants it")
+        try:
+            found = self.met(self.name_of(asked), lambda: self.done(asked))
+            return found if isinstance(found, Answer) else Answer(200, found)
+        except (Refused, ValueError) as error:
+            error = error if isinstance(error, Refused) else Refused(400, str(error))
+            self.refused.append(f"{asked}: {error.message}")
+            return _status(error.status, error.message)
+        except Broken as broken:
+            if broken.fault.status == 0:
+                raise Dropped from None
+            return _status(broken.fault.status, "as the test wants it")
 
     def name_of(self, asked: Asked) -> str:
         """`POST pipelineJobs`, `POST schedules:pause`, `GET schedules`, `POST entries`, ..."""
@@ -214,7 +199,8 @@ class Project:
     def create_schedule(self, asked: Asked, _: str) -> Any:
         made = _parsed(api.Schedule, asked.body)
         _check_schedule(made)
-        made.name = f"{PARENT}/schedules/{len(self.schedules) + 1}"
+        self.made += 1
+        made.name = f"{PARENT}/schedules/{self.made}"
         made.state = api.Schedule.State.ACTIVE
         made.create_time = datetime.datetime.now(datetime.UTC)
         self.schedules[made.name] = made
@@ -234,8 +220,10 @@ class Project:
         kept, wanted = self.schedule(name), _parsed(api.Schedule, asked.body)
         for field in asked.query["updateMask"].split(","):
             plain = re.sub(r"([A-Z])", lambda m: f"_{m[1].lower()}", field)
-            if plain not in ("cron", "max_concurrent_run_count", "create_pipeline_job_request"):
+            if plain not in _CHANGEABLE:
                 raise Refused(400, f"{field} cannot be changed")
+            if getattr(kept, plain) and not getattr(wanted, plain):
+                raise Refused(400, f"{field} cannot be unset")
             setattr(kept, plain, getattr(wanted, plain))
         _check_schedule(kept)
         return _shown(kept)
@@ -245,7 +233,9 @@ class Project:
         return {}
 
     def resume(self, asked: Asked, name: str) -> Any:
-        self.schedule(name).state = api.Schedule.State.ACTIVE
+        found = self.schedule(name)
+        found.state = api.Schedule.State.ACTIVE
+        found.catch_up = json.loads(asked.body or b"{}").get("catchUp", False)
         return {}
 
     def delete_schedule(self, asked: Asked, name: str) -> Any:

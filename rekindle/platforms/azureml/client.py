@@ -1,5 +1,5 @@
-"""A workspace of Azure ML: jobs are submitted, looked at and cancelled, schedules set and taken
-away; azure-ai-ml is imported when that is done.
+"""A workspace of Azure ML: jobs are submitted, looked at and cancelled; azure-ai-ml is imported
+when that is done.
 
 A job's name follows from its definition and the submission's token. Whether it is there is asked
 before it is made, and again where making it failed in a way that leaves that open: the same
@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
 from rekindle.platforms.azureml.outline import SUFFIX, job_file, steps
-from rekindle.platforms.azureml.schedule import lowered, schedule_id
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Mark, Outline, Placed, Schedule, digest_of
+from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.spec.places import AzureMLSpec
-from rekindle.spec.schedule import ScheduleSpec
 
 if TYPE_CHECKING:
     from azure.ai.ml import MLClient
@@ -34,7 +32,6 @@ _SECTION = "platforms.azureml"
 _PATIENCE: dict[str, Any] = {"retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30}
 _PAUSES_SECONDS = (1.0, 4.0)
 _TAGS = {"run_id": "rekindle-run", "definition": "rekindle-definition", "token": "rekindle-token"}
-_LONGEST_SECONDS = 600  # that a schedule may take until it is there
 _EXAMPLES = {
     "subscription": "00000000-0000-0000-0000-000000000000",
     "resource_group": "my-group",
@@ -50,62 +47,6 @@ def submit(definition: Definition, place: AzureMLSpec, mark: Mark) -> Placed:
         if found := _found(client, name):
             return Placed(name, found.studio_url or "", anew=False)
         return Placed(name, _created(client, name, definition, tags_of(mark)).studio_url or "")
-
-
-def schedule_set(
-    definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str
-) -> Schedule:
-    """The schedule of the config `name`, made or changed to this; UnsupportedError with what Azure
-    would not heed."""
-    expression, zone = lowered(schedule)
-    with connected(place) as client, tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
-        from azure.ai.ml import load_job
-        from azure.ai.ml.entities import CronTrigger, JobSchedule
-
-        made = client.schedules.begin_create_or_update(
-            JobSchedule(
-                name=schedule_id(name),
-                display_name=name,
-                tags={"rekindle": "true", **place.tags},
-                trigger=CronTrigger(expression=expression, time_zone=zone),
-                create_job=load_job(str(_written(definition, Path(folder)))),
-            )
-        )
-        return _schedule(made.result(timeout=_LONGEST_SECONDS))
-
-
-def schedule_list(place: AzureMLSpec) -> tuple[Schedule, ...]:
-    """Schedules that were set here, those that pause too, by name."""
-    with connected(place) as client:
-        from azure.ai.ml.constants import ListViewType
-
-        found = list(client.schedules.list(list_view_type=ListViewType.ALL))
-    ours = [one for one in found if (one.tags or {}).get("rekindle") == "true"]
-    return tuple(sorted(map(_schedule, ours), key=lambda one: one.id))
-
-
-def schedule_pause(place: AzureMLSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, which starts nothing until it is set again."""
-    with connected(place) as client:
-        paused = client.schedules.begin_disable(schedule_id(name))
-        return _schedule(paused.result(timeout=_LONGEST_SECONDS))
-
-
-def schedule_delete(place: AzureMLSpec, name: str) -> bool:
-    """Whether there was one to take away. Azure deletes only those that pause."""
-    with connected(place) as client:
-        from azure.core.exceptions import ResourceNotFoundError
-
-        try:
-            found = client.schedules.get(schedule_id(name))
-        except ResourceNotFoundError as error:
-            if _of_the_workspace(error):
-                raise
-            return False
-        if found._is_enabled:
-            client.schedules.begin_disable(found.name).result(timeout=_LONGEST_SECONDS)
-        client.schedules.begin_delete(found.name).result(timeout=_LONGEST_SECONDS)
-        return True
 
 
 def job_name(definition: Definition, token: str) -> str:
@@ -178,22 +119,16 @@ def _found(client: MLClient, name: str) -> Any:
     try:
         return client.jobs.get(name)
     except ResourceNotFoundError as error:
-        if _of_the_workspace(error):
+        if of_the_workspace(error):
             raise
         return None
-
-
-def _schedule(found: Any) -> Schedule:
-    trigger = found.trigger
-    zone = str(getattr(trigger.time_zone, "value", trigger.time_zone))
-    return Schedule(found.name, trigger.expression, zone, bool(found._is_enabled))
 
 
 def _created(client: MLClient, name: str, definition: Definition, tags: dict[str, str]) -> Any:
     from azure.core.exceptions import AzureError
 
     with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
-        file = _written(definition, Path(folder))
+        file = written(definition, Path(folder))
         for pause in (*_PAUSES_SECONDS, None):
             try:
                 return client.jobs.create_or_update(_loaded(file, name, tags))
@@ -208,7 +143,7 @@ def _created(client: MLClient, name: str, definition: Definition, tags: dict[str
     raise AssertionError("the last attempt returns or raises")
 
 
-def _written(definition: Definition, folder: Path) -> Path:
+def written(definition: Definition, folder: Path) -> Path:
     """The job's file, with the code of its steps beside it."""
     for name, content in definition.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -245,7 +180,7 @@ def _asked(error: Exception) -> str:
     return str(getattr(request, "url", "")).partition("?")[0]
 
 
-def _of_the_workspace(error: Exception) -> bool:
+def of_the_workspace(error: Exception) -> bool:
     """Whether it is not the job that lacks, but where it would be."""
     code = getattr(getattr(error, "error", None), "code", "") or ""
     return code in ("ResourceNotFound", "ResourceGroupNotFound", "SubscriptionNotFound")
@@ -263,7 +198,7 @@ def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
         fix = "ask for `Storage Blob Data Contributor`, and see the firewall of the storage account"
     elif status == 403:
         fix = "ask for the role `AzureML Data Scientist` on the workspace"
-    elif status == 404 and _of_the_workspace(error):
+    elif status == 404 and of_the_workspace(error):
         fix = f"see whether {_SECTION} names the right subscription, resource_group and workspace"
     elif status == 404:
         fix = "see what the workspace has: az ml job list"

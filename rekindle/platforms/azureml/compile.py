@@ -73,12 +73,12 @@ def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
     if ours and not place.image:
         yield Problem(
             f"`{ours[0]}` needs rekindle's image", f"{_SECTION}.image",
-            "push containers/train and name it by digest: NAME.azurecr.io/train@sha256:...",
+            "name it as NAME.azurecr.io/NAME:TAG, then rekindle images build and push CONFIG",
         )  # fmt: skip
     if place.image and "@sha256:" not in place.image:
         yield Problem(
             f"`{place.image}` may be another image tomorrow", f"{_SECTION}.image",
-            "name it by digest: NAME.azurecr.io/NAME@sha256:...",
+            "rekindle images push CONFIG notes its digest; or say NAME.azurecr.io/NAME@sha256:...",
         )  # fmt: skip
     if place.secrets and not place.image:
         yield Problem(

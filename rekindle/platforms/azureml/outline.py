@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 
 from rekindle.ir.compile import LOADER
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Planned, in_order
+from rekindle.platforms.submission import Planned
 
 SUFFIX = ".azureml.yaml"
 _READ = re.compile(r"parent\.jobs\.(\w+)\.outputs")
@@ -26,7 +27,9 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
     job = yaml.load(definition.files[job_file(definition)], LOADER)  # noqa: S506 - the safe one
     jobs = job["jobs"]
     needs = {name: _READ.findall(str(command["inputs"])) for name, command in jobs.items()}
-    return tuple(_planned(name, jobs[name]) for name in in_order(needs))
+    return tuple(
+        _planned(name, jobs[name]) for name in graphlib.TopologicalSorter(needs).static_order()
+    )
 
 
 def _planned(name: str, command: dict[str, Any]) -> Planned:
@@ -35,3 +38,9 @@ def _planned(name: str, command: dict[str, Any]) -> Planned:
     machine = f"cluster {cluster}" if cluster else resources["instance_type"]
     spot = command.get("queue_settings", {}).get("job_tier") == "spot"
     return Planned(name, machine, resources["instance_count"], spot)
+
+
+def images(definition: Definition) -> frozenset[str]:
+    """Images of the steps."""
+    job = yaml.load(definition.files[job_file(definition)], LOADER)  # noqa: S506 - the safe one
+    return frozenset(one["component"]["environment"]["image"] for one in job["jobs"].values())

@@ -1,18 +1,108 @@
-"""A schedule as Azure ML has it: its name, its expression and its time zone.
+"""Schedules of a workspace of Azure ML: how one is written there, and how it is set, listed, paused
+and taken away.
 
-Pure. Azure runs cron in a time zone of Windows' and ignores days of the month and months, so those
-are refused. Authority: azure-ai-ml 1.35 (schemas), learn.microsoft.com/azure/machine-learning/
+Azure runs cron in a time zone of Windows' and ignores days of the month and months, so those are
+refused. It submits a job when one is due, whatever runs; of starts that it missed it says nothing.
+A schedule holds its job whole: changed, it starts the new one; the code and environments that jobs
+have used stay registered in the workspace, where nothing starts by itself.
+
+Authority: azure-ai-ml 1.35 (schemas), learn.microsoft.com/azure/machine-learning/
 how-to-schedule-pipeline-job."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rekindle.catalog.zones import azure_zone
-from rekindle.errors import Problem, UnsupportedError
+from rekindle.errors import PlatformError, Problem, UnsupportedError
+from rekindle.platforms.azureml.client import connected, of_the_workspace, where, written
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Lowered, Schedule
+from rekindle.spec import cron
+from rekindle.spec.places import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
+
+if TYPE_CHECKING:
+    from azure.ai.ml import MLClient
+
+_LONGEST_SECONDS = 600  # that a schedule may take until it is there
+
+
+def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
+    """The schedule as Azure has it: its expression, and its name of the time zone. UnsupportedError
+    with everything that Azure would not heed."""
+    zone, problems = azure_zone(schedule.timezone), list(_problems(schedule))
+    if zone is None:
+        problems.append(Problem(
+            f"Azure ML has no name for the time zone `{schedule.timezone}`", "schedule.timezone",
+            "name another one with the same clock, or UTC",
+        ))  # fmt: skip
+    if problems or zone is None:
+        raise UnsupportedError(problems)
+    return Lowered(
+        cron.written(schedule.cron),
+        zone,
+        "begins beside the run",
+        "left out after a pause",
+    )
+
+
+def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str) -> Schedule:
+    """The schedule of the config `name`, made or changed to this; UnsupportedError with what Azure
+    would not heed."""
+    there = lowered(schedule, place)
+    with connected(place) as client, tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
+        from azure.ai.ml import load_job
+        from azure.ai.ml.entities import CronTrigger, JobSchedule
+
+        made = client.schedules.begin_create_or_update(
+            JobSchedule(
+                name=schedule_id(name),
+                display_name=name,
+                tags={"rekindle": "true", **place.tags},
+                trigger=CronTrigger(expression=there.expression, time_zone=there.timezone),
+                create_job=load_job(str(written(definition, Path(folder)))),
+            )
+        )
+        return _schedule(made.result(timeout=_LONGEST_SECONDS))
+
+
+def list_(place: AzureMLSpec) -> tuple[Schedule, ...]:
+    """Schedules that were set here, those that pause too, by name."""
+    with connected(place) as client:
+        from azure.ai.ml.constants import ListViewType
+
+        found = list(client.schedules.list(list_view_type=ListViewType.ALL))
+    ours = [one for one in found if (one.tags or {}).get("rekindle") == "true"]
+    return tuple(sorted(map(_schedule, ours), key=lambda one: one.id))
+
+
+def pause(place: AzureMLSpec, name: str) -> Schedule:
+    """The schedule of the config `name`, which starts nothing until it is set again."""
+    with connected(place) as client:
+        if _found(client, name) is None:
+            raise PlatformError(
+                f"there is no schedule `{name}`", where=where(place), fix="rekindle schedule list"
+            )
+        paused = client.schedules.begin_disable(schedule_id(name))
+        return _schedule(paused.result(timeout=_LONGEST_SECONDS))
+
+
+def delete(place: AzureMLSpec, name: str) -> bool:
+    """Whether there was one to take away. Azure deletes only those that pause."""
+    with connected(place) as client:
+        found = _found(client, name)
+        if found is None:
+            return False
+        if found._is_enabled:
+            client.schedules.begin_disable(found.name).result(timeout=_LONGEST_SECONDS)
+        client.schedules.begin_delete(found.name).result(timeout=_LONGEST_SECONDS)
+        return True
 
 
 def schedule_id(name: str) -> str:
@@ -23,26 +113,40 @@ def schedule_id(name: str) -> str:
     return f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def lowered(schedule: ScheduleSpec) -> tuple[str, str]:
-    """The expression and Azure's name of the time zone; UnsupportedError with everything that Azure
-    would not heed."""
-    zone = azure_zone(schedule.timezone)
-    problems = list(_problems(schedule))
-    if zone is None:
-        problems.append(Problem(
-            f"Azure ML has no name for the time zone `{schedule.timezone}`", "schedule.timezone",
-            "name another one with the same clock, or UTC",
-        ))  # fmt: skip
-    if problems or zone is None:
-        raise UnsupportedError(problems)
-    return " ".join(schedule.cron.split()), zone
-
-
 def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
-    _, _, day, month, _ = schedule.cron.split()
-    if (day, month) != ("*", "*"):
+    _, _, day, month, _ = cron.values(schedule.cron)
+    if (day, month) != (None, None):
         yield Problem(
             f"Azure ML ignores days of the month and months, so that `{schedule.cron}` would run "
             "more often than it says", "schedule.cron",
             "write `*` for both, and name days of the week: 0 3 * * 1",
         )  # fmt: skip
+    if schedule.overlap in ("skip", "queue"):
+        yield Problem(
+            "Azure ML submits a job when it is due, whether or not the one before it goes on",
+            "schedule.overlap",
+            "write schedule.overlap: parallel, and leave a run the time that it takes",
+        )
+    if schedule.catch_up:
+        yield Problem(
+            "Azure ML makes up for no start that was missed", "schedule.catch_up",
+            "leave it out, and start one yourself: rekindle submit CONFIG --platform azureml",
+        )  # fmt: skip
+
+
+def _found(client: MLClient, name: str) -> Any:
+    """The schedule, or None."""
+    from azure.core.exceptions import ResourceNotFoundError
+
+    try:
+        return client.schedules.get(schedule_id(name))
+    except ResourceNotFoundError as error:
+        if of_the_workspace(error):
+            raise
+        return None
+
+
+def _schedule(found: Any) -> Schedule:
+    trigger = found.trigger
+    zone = str(getattr(trigger.time_zone, "value", trigger.time_zone))
+    return Schedule(found.name, trigger.expression, zone, bool(found._is_enabled))

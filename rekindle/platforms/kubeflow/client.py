@@ -1,10 +1,9 @@
-"""Kubeflow Pipelines behind an API server: runs are submitted, looked at and terminated, recurring
-runs set and taken away, through KFP's own client; it is imported when that is done.
+"""Kubeflow Pipelines behind an API server: runs are submitted, looked at and terminated, through
+KFP's own client; it is imported when that is done.
 
 The service gives ids. A run is called by its definition and the submission's token, and looked for
 by that name before it is created and after a call that failed; of two that were created at once the
-older one stays. A recurring run cannot be changed: another takes its place, and goes away when that
-is there. Its cron has seconds, and the clock of the controller (platforms.kubeflow.timezone).
+older one stays.
 
 Authority: kfp 2.17's client, ../shared/facts/kfp.md. No cluster has run it."""
 
@@ -21,16 +20,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import PlatformError, Problem, SpecError, UnsupportedError
+import yaml
+
+from rekindle.errors import (
+    PlatformError,
+    Problem,
+    SpecError,
+    UnreachableError,
+)
+from rekindle.ir.compile import LOADER
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.outline import pipeline_file, steps
-from rekindle.platforms.submission import Mark, Outline, Placed, Schedule, digest_of
+from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.spec.places import KubeflowSpec
-from rekindle.spec.schedule import ScheduleSpec
 
 FIRST_PAUSE_SECONDS = 1.0
 _ATTEMPTS = 4
-_MARK = "rekindle"  # begins the description of what is ours
 _SECTION = "platforms.kubeflow"
 
 
@@ -40,6 +45,23 @@ class Server:
 
     kfp: Any
     namespace: str | None
+
+    @property
+    def runs(self) -> Any:
+        """What KFP's client itself asks of runs with; it has more to say than the client does."""
+        return self.kfp._run_api
+
+    def every_run(self, experiment: str) -> list[Any]:
+        """The runs of an experiment, the oldest first."""
+        found, page_token = list[Any](), ""
+        while True:
+            listed = self.kfp.list_runs(
+                page_token=page_token, page_size=100, sort_by="created_at", experiment_id=experiment
+            )
+            found += listed.runs or ()
+            page_token = listed.next_page_token
+            if not page_token:
+                return found
 
     def call(self, function: Callable[..., Any], *words: Any, **more: Any) -> Any:
         """A call that may be said twice, repeated some times where it may yet succeed."""
@@ -72,8 +94,8 @@ def submit(definition: Definition, place: KubeflowSpec, mark: Mark) -> Placed:
     """The run, made now or by the same submission before; PlatformError if the server refuses it or
     does not answer, SpecError if `place` does not say which."""
     name = run_name(definition, mark.token)
-    with connected(place) as server, _written(definition) as file:
-        experiment = _experiment(server, definition)
+    with connected(place) as server:
+        experiment = experiment_of(server, definition)
 
         def named() -> list[Any]:
             listed = server.kfp.list_runs(
@@ -84,89 +106,15 @@ def submit(definition: Definition, place: KubeflowSpec, mark: Mark) -> Placed:
 
         if found := server.call(named):
             return Placed(found[0].run_id, page(place, found[0].run_id), anew=False)
+        body = _run(definition, experiment, name, mark, place)
         made = server.created(
-            lambda: server.kfp.run_pipeline(
-                experiment, name, str(file), service_account=place.service_account
-            ),
+            lambda: server.runs.run_service_create_run(run=body),
             lambda: next(iter(named()), None),
         )
         first = server.call(named)[0]  # somebody may have submitted the same meanwhile
         if first.run_id != made.run_id:
             server.call(server.kfp.terminate_run, made.run_id)
         return Placed(first.run_id, page(place, first.run_id), first.run_id == made.run_id)
-
-
-def schedule_set(
-    definition: Definition, place: KubeflowSpec, schedule: ScheduleSpec, name: str
-) -> Schedule:
-    """The recurring run of the config `name`: the one that is there if it is this, else a new one
-    in place of those that were."""
-    cron = lowered(schedule, place)
-    described = f"{_MARK} {digest_of(definition.files, cron)} {schedule.cron}"
-    with connected(place) as server, _written(definition) as file:
-        kfp = server.kfp
-        experiment = _experiment(server, definition)
-
-        def same() -> Any:
-            listed = _recurring(server, name)
-            return next((one for one in listed if one.description == described), None)
-
-        made = server.call(same) or server.created(
-            lambda: kfp.create_recurring_run(
-                experiment, name, described, cron_expression=cron, max_concurrency=1,
-                no_catchup=True, pipeline_package_path=str(file),
-                service_account=place.service_account,
-            ),
-            same,
-        )  # fmt: skip
-        if str(made.status) == "DISABLED":
-            server.call(kfp.enable_recurring_run, made.recurring_run_id)
-        for other in server.call(_recurring, server, name):
-            if other.recurring_run_id != made.recurring_run_id:
-                _deleted(server, other)
-        return _shown(server.call(kfp.get_recurring_run, made.recurring_run_id), place)
-
-
-def schedule_list(place: KubeflowSpec) -> tuple[Schedule, ...]:
-    """Recurring runs that were set here, those that pause too, by name."""
-    with connected(place) as server:
-        found = server.call(_recurring, server)
-        return tuple(sorted((_shown(one, place) for one in found), key=lambda one: one.id))
-
-
-def schedule_pause(place: KubeflowSpec, name: str) -> Schedule:
-    """The recurring run of the config `name`, which starts nothing until it is set again."""
-    with connected(place) as server:
-        found = server.call(_recurring, server, name)
-        if not found:
-            raise PlatformError(
-                f"there is no schedule `{name}`", where=where(place), fix="rekindle schedule list"
-            )
-        for one in found:
-            server.call(server.kfp.disable_recurring_run, one.recurring_run_id)
-        return _shown(server.call(server.kfp.get_recurring_run, found[0].recurring_run_id), place)
-
-
-def schedule_delete(place: KubeflowSpec, name: str) -> bool:
-    """Whether there was one to take away."""
-    with connected(place) as server:
-        found = server.call(_recurring, server, name)
-        for one in found:
-            _deleted(server, one)
-        return bool(found)
-
-
-def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> str:
-    """The expression: `0 3 * * 1` is ``0 0 3 * * 1``, since the service reads five fields as if
-    they began with seconds. UnsupportedError for another time zone than the controller's."""
-    if schedule.timezone != place.timezone:
-        raise UnsupportedError(
-            f"the cluster's schedules follow the clock of {place.timezone}, not of "
-            f"{schedule.timezone}", where="schedule.timezone",
-            fix="write the line for that clock, or, where CRON_SCHEDULE_TIMEZONE of the controller "
-            f"says otherwise, set {_SECTION}.timezone",
-        )  # fmt: skip
-    return f"0 {' '.join(schedule.cron.split())}"
 
 
 def run_name(definition: Definition, token: str) -> str:
@@ -215,7 +163,7 @@ def connected(place: KubeflowSpec) -> Iterator[Server]:
         def get_kfp_healthz(self, sleep_duration: int = 0) -> Any:
             return V2beta1GetHealthzResponse(multi_user=False)
 
-    token = _token(place)
+    token = token_of(place)
     namespace = place.namespace if place.namespace != "kubeflow" else None
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore", FutureWarning)  # that it needs KFP 2
@@ -226,7 +174,7 @@ def connected(place: KubeflowSpec) -> Iterator[Server]:
             raise _explained(error, place) from error
 
 
-def _token(place: KubeflowSpec) -> str | None:
+def token_of(place: KubeflowSpec) -> str | None:
     if not place.token:
         return None
     name = place.token.removeprefix("env:")
@@ -236,8 +184,27 @@ def _token(place: KubeflowSpec) -> str | None:
     return os.environ[name]
 
 
+def _run(
+    definition: Definition, experiment: str, name: str, mark: Mark, place: KubeflowSpec
+) -> Any:
+    """The body of a run; the client's own has no place for a description."""
+    import kfp_server_api
+
+    documents = list(yaml.load_all(definition.files[pipeline_file(definition)], LOADER))
+    spec = documents[0]
+    if len(documents) > 1:
+        spec = {"pipeline_spec": documents[0], "platform_spec": documents[1]}
+    return kfp_server_api.V2beta1Run(
+        experiment_id=experiment, display_name=name, description=str(mark), pipeline_spec=spec,
+        runtime_config=kfp_server_api.V2beta1RuntimeConfig(
+            parameters={}, pipeline_root=place.pipeline_root or None
+        ),
+        service_account=place.service_account,
+    )  # fmt: skip
+
+
 @contextlib.contextmanager
-def _written(definition: Definition) -> Iterator[Path]:
+def written(definition: Definition) -> Iterator[Path]:
     """The pipeline as a file, as the client wants it."""
     with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
         file = Path(folder) / pipeline_file(definition)
@@ -249,7 +216,7 @@ def _pipeline(definition: Definition) -> str:
     return pipeline_file(definition).removesuffix(".yaml")
 
 
-def _experiment(server: Server, definition: Definition) -> str:
+def experiment_of(server: Server, definition: Definition) -> str:
     """The experiment of the pipeline's runs, looked for and else made."""
     from kfp_server_api import ApiException
 
@@ -263,39 +230,9 @@ def _experiment(server: Server, definition: Definition) -> str:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _recurring(server: Server, name: str = "") -> list[Any]:
-    """Recurring runs that are ours, of a config or all, the oldest first."""
-    found, page_token = list[Any](), ""
-    while True:
-        listed = server.kfp.list_recurring_runs(
-            page_token=page_token, page_size=100, sort_by="created_at", namespace=server.namespace,
-            filter=equals("display_name", name) if name else None,
-        )  # fmt: skip
-        found += listed.recurring_runs or ()
-        page_token = listed.next_page_token
-        if not page_token:
-            break
-    return [one for one in found if (one.description or "").startswith(f"{_MARK} ")]
-
-
-def _deleted(server: Server, one: Any) -> None:
-    from kfp_server_api import ApiException
-
-    try:
-        server.call(server.kfp.delete_recurring_run, one.recurring_run_id)
-    except ApiException as error:
-        if error.status != 404:  # somebody else took it away
-            raise
-
-
 def equals(key: str, value: str) -> str:
     predicate = {"operation": "EQUALS", "key": key, "stringValue": value}
     return json.dumps({"predicates": [predicate]})
-
-
-def _shown(found: Any, place: KubeflowSpec) -> Schedule:
-    cron = str(found.description).split(" ", 2)[2]
-    return Schedule(found.display_name, cron, place.timezone, str(found.status) == "ENABLED")
 
 
 def _may_succeed(error: Exception) -> bool:
@@ -321,6 +258,7 @@ def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
         fix = "this may be a mistake of rekindle's: the service refuses what was sent"
     else:
         fix = f"see whether {_SECTION}.host answers; say it again, what was done already is found"
+        return UnreachableError(_said(error), where=where(place), fix=fix)
     return PlatformError(_said(error), where=where(place), fix=fix)
 
 

@@ -121,7 +121,7 @@ def _problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
         yield Problem(
             f"`{steps[0].path}` runs on several nodes, which a step in rekindle's image launches",
             "platforms.kubeflow.image",
-            "push containers/train and name it: registry.example.com/train@sha256:...",
+            "name it as REGISTRY/NAME:TAG, then rekindle images build and push CONFIG",
         )
     for step in steps:
         yield from trainjob.problems(step, place)

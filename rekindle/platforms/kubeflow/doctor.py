@@ -1,11 +1,13 @@
-"""Is the cluster ready for steps on several nodes? Kubeflow Trainer, rekindle's runtime, and what
-the service account of runs may do.
+"""Does KFP's API answer, and is the cluster ready for steps on several nodes? Kubeflow Trainer,
+rekindle's runtime, and what the service account of runs may do.
 
 Permissions are asked of the account that launchers run as (SubjectAccessReview), because what the
 person at the keyboard may do says nothing of it."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,14 +15,22 @@ from typing import Any
 
 import yaml
 
-from rekindle.errors import Problem, RekindleError
+from rekindle.errors import Problem, RequestError, StepError
+from rekindle.platforms.asking import Question, Unasked, answered
+from rekindle.platforms.asking import checks as asked
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.kubeflow import server
 from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.kubeflow.kubeconfig import connected
+from rekindle.platforms.kubeflow.outline import images
+from rekindle.platforms.reads import image
+from rekindle.records import ReadinessCheck
 from rekindle.spec.places import KubeflowSpec
 
 MANIFESTS = Path(__file__).with_name("manifests")
 _TRAINER = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes"
 _REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+_PATIENCE_SECONDS = 3.0
 _INSTALL = (
     "install Kubeflow Trainer v2.3: kubectl apply --server-side -k "
     "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
@@ -34,47 +44,104 @@ def permissions(place: KubeflowSpec) -> str:
     return text.replace("name: pipeline-runner", f"name: {place.service_account}")
 
 
-def problems(place: KubeflowSpec) -> list[Problem]:
-    """Everything that is missing, each with its fix."""
-    try:
-        cluster = connected()
-        return [*_runtime(cluster, place), *_permissions(cluster, place)]
-    except RekindleError as error:
-        return list(error.problems)
+def checks(
+    place: KubeflowSpec, definition: Definition | None, early: bool = False
+) -> tuple[ReadinessCheck, ...]:
+    """What KFP's API, the cluster, the store and the registry say of the config and of what would
+    be sent."""
+    api = _question("API", "host", server.api, place, early=True)
+    found = answered([api] if place.host else [])
+    if early:
+        return found
+    there = _There(place)
+    cluster = Question("cluster", "kubectl's context", there.version)
+    found += asked(cluster, _of_cluster(there))
+    return (*found, *answered(list(_around(place, definition))))
 
 
-def _runtime(cluster: Cluster, place: KubeflowSpec) -> Iterator[Problem]:
+def _question(name: str, field: str, ask: Any, *words: Any, early: bool = False) -> Question:
+    return Question(name, f"platforms.kubeflow.{field}", functools.partial(ask, *words), early)
+
+
+def _around(place: KubeflowSpec, definition: Definition | None) -> Iterator[Question]:
+    if place.artifact_root.startswith(("s3://", "gs://")):
+        yield _question("bucket", "artifact_root", server.bucket, place.artifact_root)
+    references = {place.image or "", *(images(definition) if definition else ())}
+    for wanted in sorted(filter(None, map(image, references)), key=str):
+        yield _question("image", "image", server.anonymously, wanted)
+
+
+class _There:
+    """The cluster that kubectl speaks to; whoever may not look at something is not asked."""
+
+    def __init__(self, place: KubeflowSpec) -> None:
+        self.place = place
+        self._cluster: Cluster | None = None
+
+    def version(self) -> str:
+        """That the cluster answers whoever asks; without one, KFP's API alone has to do."""
+        try:
+            self._cluster = dataclasses.replace(connected(), patience_seconds=_PATIENCE_SECONDS)
+        except RequestError as error:
+            if self.place.host:
+                raise Unasked(error.problems[0].what) from None
+            raise
+        found = self._cluster.get("/version") or {}
+        return f"{self._cluster.server} {found.get('gitVersion', '')}".rstrip()
+
+    def of(self, ask: Any, *words: Any) -> str:
+        """What `ask(cluster, place, *words)` finds."""
+        assert self._cluster is not None
+        try:
+            found: str = ask(self._cluster, self.place, *words)
+        except StepError as error:
+            raise Unasked(error.problems[0].what) from error
+        return found
+
+
+def _of_cluster(there: _There) -> Iterator[Question]:
+    place = there.place
+    runtime = f"clustertrainingruntime {place.runtime}"
+    yield Question("runtime", runtime, functools.partial(there.of, _runtime))
+    manifest = next(yaml.safe_load_all(permissions(place)))
+    for rule in manifest["rules"]:
+        where = f"namespace {place.namespace}"
+        yield Question("the account may", where, functools.partial(there.of, _permitted, rule))
+
+
+def _runtime(cluster: Cluster, place: KubeflowSpec) -> str:
     if cluster.get(_TRAINER) is None:
-        yield Problem("the cluster has no Kubeflow Trainer v2", cluster.server, _INSTALL)
-        return
+        raise RequestError(
+            "the cluster has no Kubeflow Trainer v2", where=cluster.server, fix=_INSTALL
+        )
     runtime = cluster.get(f"{_TRAINER}/{place.runtime}")
-    where = f"clustertrainingruntime {place.runtime}"
     apply = f"kubectl apply -f {shlex.quote(str(MANIFESTS / 'runtime.yaml'))}"
     if runtime is None:
-        yield Problem(f"the cluster has no ClusterTrainingRuntime {place.runtime}", where, apply)
-        return
-    spec = runtime["spec"]
+        raise RequestError(f"the cluster has no ClusterTrainingRuntime {place.runtime}", fix=apply)
+    spec, lacks = runtime["spec"], []
     if "torch" not in spec.get("mlPolicy", {}):
-        what = "its mlPolicy is not torch, so that nodes would not be told of each other"
-        yield Problem(what, where, apply)
+        lacks.append("its mlPolicy is not torch, so that nodes would not be told of each other")
     if not spec.get("template", {}).get("spec", {}).get("failurePolicy", {}).get("maxRestarts"):
-        yield Problem("it has no failurePolicy: a lost node would end the job", where, apply)
+        lacks.append("it has no failurePolicy: a lost node would end the job")
+    if lacks:
+        raise RequestError(
+            Problem(what, f"clustertrainingruntime {place.runtime}", apply) for what in lacks
+        )
+    return place.runtime
 
 
-def _permissions(cluster: Cluster, place: KubeflowSpec) -> Iterator[Problem]:
+def _permitted(cluster: Cluster, place: KubeflowSpec, rule: Mapping[str, Any]) -> str:
     account = f"system:serviceaccount:{place.namespace}:{place.service_account}"
-    manifest = next(yaml.safe_load_all(permissions(place)))
-    fix = "kubectl apply -f - with the manifest that this command prints"
-    for rule in manifest["rules"]:
-        (group,), (resource,) = rule["apiGroups"], rule["resources"]
-        missing = [
-            verb
-            for verb in rule["verbs"]
-            if not _may(cluster, account, verb, group, resource, place.namespace)
-        ]
-        if missing:
-            what = f"{account} may not {', '.join(missing)} {resource}"
-            yield Problem(what, f"namespace {place.namespace}", fix)
+    (group,), (resource,) = rule["apiGroups"], rule["resources"]
+    missing = [
+        verb
+        for verb in rule["verbs"]
+        if not _may(cluster, account, verb, group, resource, place.namespace)
+    ]
+    if missing:
+        fix = "kubectl apply -f - with the manifest that this command prints"
+        raise RequestError(f"{account} may not {', '.join(missing)} {resource}", fix=fix)
+    return f"{', '.join(rule['verbs'])} {resource}"
 
 
 def _may(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from rekindle.ir.compile import LOADER
+from rekindle.ir.executors import asked_of, executors
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.submission import Planned
@@ -24,34 +25,26 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
     """The steps by name, those of nested pipelines too: what their pods ask for."""
     text = definition.files[pipeline_file(definition)]
     spec = next(iter(yaml.load_all(text, LOADER)))
-    return tuple(_inside(spec["root"], spec, ""))
-
-
-def _inside(component: Mapping[str, Any], spec: Mapping[str, Any], path: str) -> Iterator[Planned]:
-    executors = spec["deploymentSpec"].get("executors", {})
-    for name, task in component["dag"]["tasks"].items():
-        inner = spec["components"][task["componentRef"]["name"]]
-        at = f"{path}/{name}" if path else name
-        if "dag" in inner:
-            yield from _inside(inner, spec, at)
-        elif container := executors.get(inner["executorLabel"], {}).get("container"):
-            yield _planned(at, container)
+    return tuple(_planned(path, container) for path, container in executors(spec))
 
 
 def _planned(step: str, container: Mapping[str, Any]) -> Planned:
     if container.get("command") != list(LAUNCHER):
-        return Planned(step, _pod(container.get("resources", {})))
+        return Planned(step, f"pod {asked_of(container)}".rstrip())
     trainer = json.loads(container["args"][0])["job"]["spec"]["trainer"]
     limits = trainer["resourcesPerNode"].get("limits", {})
     asked = [f"{amount} {name}" for name, amount in sorted(limits.items())]
     return Planned(step, f"node {', '.join(asked)}".rstrip(), trainer["numNodes"])
 
 
-def _pod(resources: Mapping[str, Any]) -> str:
-    accelerator = resources.get("accelerator")
-    asked = [
-        f"{accelerator['resourceCount']} x {accelerator['resourceType']}" if accelerator else "",
-        f"{resources['resourceCpuLimit']} CPUs" if "resourceCpuLimit" in resources else "",
-        resources.get("resourceMemoryLimit", ""),
-    ]
-    return f"pod {', '.join(filter(None, asked))}".rstrip()
+def images(definition: Definition) -> frozenset[str]:
+    """Images of the steps, and of the nodes of distributed ones."""
+    spec = next(iter(yaml.load_all(definition.files[pipeline_file(definition)], LOADER)))
+    found = set[str]()
+    for executor in spec["deploymentSpec"].get("executors", {}).values():
+        container = executor.get("container", {})
+        found.add(container.get("image", ""))
+        if container.get("command") == list(LAUNCHER):
+            trainer = json.loads(container["args"][0])["job"]["spec"]["trainer"]
+            found.add(trainer.get("image", ""))
+    return frozenset(found - {""})

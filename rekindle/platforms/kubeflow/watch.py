@@ -1,27 +1,300 @@
-"""A run of Kubeflow Pipelines: how it is, and stopping it."""
+"""A run of Kubeflow Pipelines: its steps, what they print and leave, stopping it, and trying again
+what failed.
+
+The API server shows Argo's nodes, flat: a task is a node of its name; its pod is a child that is
+called `executor`, or one a try where Argo tries again. Children are named by Argo's ids and nodes
+by their pods, which end alike. The turns of a loop are one step. Where several nested pipelines
+have a task of one name, what began before it tells which it is.
+
+Artifacts lie under the pipeline's root, in the folder of run and task; who made them from the cache
+did so in another run, so nothing is known of those. A root in the cluster's own store cannot be
+read from outside.
+
+Authority: backend/src/apiserver (server/api_converter.go, main.go), backend/src/common/util/
+workflow.go and backend/src/v2/metadata of kubeflow/pipelines. No cluster has been asked."""
 
 from __future__ import annotations
 
-from rekindle.platforms.kubeflow.client import connected
-from rekindle.platforms.watch import Look
-from rekindle.records import RunStatus
+import datetime
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from rekindle.errors import PlatformError, UnreachableError
+from rekindle.ir.executors import executors
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
+from rekindle.platforms.submission import Mark, Placed
+from rekindle.platforms.watch import Found, Log, Look, step_times
+from rekindle.records import (
+    RECORD_FILES,
+    ArtifactRecord,
+    RunStatus,
+    StepRecord,
+    StepStatus,
+    kind_of,
+)
 from rekindle.spec.places import KubeflowSpec
 
 _RUNS: dict[str, RunStatus] = {
     "SUCCEEDED": "succeeded", "SKIPPED": "succeeded", "FAILED": "failed", "CANCELED": "cancelled",
 }  # fmt: skip
+_STEPS: dict[str, StepStatus] = {
+    "PENDING": "pending", "RUNNING": "running", "PAUSED": "running", "CANCELING": "running",
+    "SUCCEEDED": "succeeded", "SKIPPED": "skipped", "FAILED": "failed", "CANCELED": "cancelled",
+}  # fmt: skip
+_WORST: tuple[StepStatus, ...] = (
+    "failed",
+    "cancelled",
+    "running",
+    "pending",
+    "succeeded",
+    "skipped",
+)
+_EXECUTOR = re.compile(r"executor(\(\d+\))?")
+_READABLE = ("s3://", "gs://", "abfs://", "file://", "/")
+_LARGEST_RECORD_BYTES = 4 << 20
+_EPOCH = datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC)  # Go's zero time is before it
 
 
 def look(place: KubeflowSpec, id: str) -> Look:
     """The run now."""
     with connected(place) as server:
-        found = server.call(server.kfp.get_run, id)
-        return Look(_RUNS.get(str(found.state), "running"))
+        run = server.call(server.kfp.get_run, id)
+    status = _RUNS.get(str(run.state), "running")
+    now = datetime.datetime.now(datetime.UTC)
+    ended = _moment(run.finished_at) if status != "running" else None
+    return Look(status, tuple(_steps(run, now)), _message(run.error), ended)
+
+
+def read_log(place: KubeflowSpec, id: str, step: StepRecord, cursor: str) -> Log:
+    """What the step's pod printed since; the server only gives all of it."""
+    from kfp_server_api import ApiException
+
+    with connected(place) as server:
+        try:
+            text = server.call(_pod_log, server, id, step.log)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return Log("", cursor)  # the pod has not begun, or is gone with its log
+    begin = int(cursor or 0)
+    return Log(text[begin:] if len(text) >= begin else text, str(len(text)))
 
 
 def cancel(place: KubeflowSpec, id: str) -> None:
-    """Have the run terminated. A run that is over stays as it is."""
+    """Have the run terminated."""
     with connected(place) as server:
-        if str(server.call(server.kfp.get_run, id).state) in _RUNS:
-            return
-        server.call(server.kfp.terminate_run, id)
+        if str(server.call(server.kfp.get_run, id).state) not in _RUNS:
+            server.call(server.kfp.terminate_run, id)
+
+
+def resume(definition: Definition, place: KubeflowSpec, id: str, mark: Mark) -> Placed:
+    """The same run, which tries again what failed or was stopped; PlatformError if it did not end
+    so."""
+    with connected(place) as server:
+        state = str(server.call(server.kfp.get_run, id).state)
+        if state not in _RUNS:  # tried again by the same call, whose answer was lost
+            return Placed(id, page(place, id), anew=False)
+        if _RUNS[state] == "succeeded":
+            raise PlatformError(
+                f"the run is {state}", where=where(place),
+                fix="only what failed or was stopped is tried again",
+            )  # fmt: skip
+        server.created(
+            lambda: server.runs.run_service_retry_run(id) or True,
+            lambda: str(server.kfp.get_run(id).state) not in _RUNS,
+        )
+        return Placed(id, page(place, id))
+
+
+def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
+    """The artifacts of the step that hold records: KFP's store has no metadata, so what one is
+    shows in the file that it holds, or is."""
+    with connected(place) as server:
+        run = server.call(server.kfp.get_run, id)
+    spec = _spec(run)
+    root = (run.runtime_config and run.runtime_config.pipeline_root) or spec.get(
+        "defaultPipelineRoot", ""
+    )
+    if step.cached or not root.startswith(_READABLE):
+        return {}
+    folder = f"{root.rstrip('/')}/{spec['pipelineInfo']['name']}/{id}/{_last(step.name)}"
+    kinds = {file: kind for kind, file in RECORD_FILES.items()}
+    found = dict[str, ArtifactRecord]()
+    for path, size in _files(folder).items():
+        attempt, name, *inside = path.split("/")
+        uri = f"{folder}/{attempt}/{name}"
+        if len(inside) == 1:
+            kind = kinds.get(inside[0], "")
+        else:
+            may_be_one = not inside and size <= _LARGEST_RECORD_BYTES
+            kind = kind_of(read(place, uri)) if may_be_one else ""
+        if kind:
+            found[name] = ArtifactRecord(uri=uri, metadata={"record": kind})
+    return found
+
+
+def read(place: KubeflowSpec, uri: str) -> bytes:
+    """A file of the store."""
+    content: bytes = _stored(lambda fs, at: fs.cat_file(at), uri)
+    return content
+
+
+def found(definition: Definition, place: KubeflowSpec) -> tuple[Found, ...]:
+    """The runs of the pipeline's experiment that rekindle submitted, the oldest first."""
+    with connected(place) as server:
+        listed = server.call(server.every_run, experiment_of(server, definition))
+    return tuple(
+        Found(mark, Placed(run.run_id, page(place, run.run_id), anew=False), run.created_at)
+        for run in listed
+        if (mark := Mark.read(run.description or ""))
+    )
+
+
+def _steps(run: Any, now: datetime.datetime) -> Iterator[StepRecord]:
+    """The steps of the run's pipeline that have begun, in its order."""
+    details = run.run_details.task_details if run.run_details else None
+    nodes = _Nodes(details or ())
+    spec = _spec(run)
+    known = [path for path, _ in executors(spec)] if spec else []
+    for path in known:
+        if turns := nodes.of(path, known):
+            step = _step(path, turns, nodes, now)
+            # Argo says of a pod that it stopped that it failed
+            stopped = step.status == "failed" and str(run.state) == "CANCELED"
+            yield step.model_copy(update={"status": "cancelled"}) if stopped else step
+
+
+def _step(path: str, turns: list[Any], nodes: _Nodes, now: datetime.datetime) -> StepRecord:
+    states = [_STEPS.get(str(turn.state), "running") for turn in turns]
+    status = next(state for state in _WORST if state in states)
+    pods = [pod for turn in turns for pod in nodes.executors(turn)]
+    skipped = bool(pods) and all(str(pod.state) == "SKIPPED" for pod in pods)
+    cached = status == "succeeded" and skipped
+    shown = [pod for pod in pods if str(pod.state) not in ("SKIPPED", "PENDING")]
+    failed = [pod for pod in shown if str(pod.state) == "FAILED"]
+    begun = [moment for turn in turns if (moment := _moment(turn.start_time))]
+    ended = [_moment(turn.end_time) for turn in turns]
+    last = None if None in ended else max(moment for moment in ended if moment)
+    reason = "taken from the cache" if cached else ""
+    if status == "skipped":
+        reason = "a condition chose otherwise"
+    elif len(turns) > 1:
+        reason = f"{len(turns)} turns"
+    return StepRecord(
+        name=path, status=status, cached=cached, reason=reason,
+        attempts=max(1, len(shown) - len(turns) + 1) if shown else 0,
+        log=(failed or shown)[-1].pod_name if shown else "",
+        error=next((said for node in (*failed, *turns) if (said := _message(node.error))), ""),
+        **step_times(min(begun, default=None), last, now),
+    )  # fmt: skip
+
+
+class _Nodes:
+    """Argo's nodes, by what their ids end with."""
+
+    def __init__(self, details: Iterable[Any]) -> None:
+        self.all = sorted(
+            details, key=lambda one: (_moment(one.start_time) or _EPOCH, one.pod_name)
+        )
+        self.by_id = {_end(one.pod_name): one for one in self.all}
+        self.before: dict[str, Any] = {}
+        for one in self.all:
+            for child in one.child_tasks or ():
+                self.before.setdefault(_end(child.pod_name), one)
+
+    def of(self, path: str, known: Iterable[str]) -> list[Any]:
+        """The nodes of the task at `path`; several where a loop is around it."""
+        name = _last(path)
+        alike = [other for other in known if _last(other) == name]
+        named = [one for one in self.all if one.display_name == name]
+        if len(alike) == 1:
+            return named
+        around = {_last(other.rpartition("/")[0]) for other in alike}
+        mine = _last(path.rpartition("/")[0])
+        return [one for one in named if self.inside(one, around) == mine]
+
+    def inside(self, node: Any, names: set[str]) -> str:
+        """The first of `names` among what came before; "" is the pipeline itself."""
+        while (node := self.before.get(_end(node.pod_name))) is not None:
+            if node.display_name in names:
+                return str(node.display_name)
+        return ""
+
+    def executors(self, task: Any) -> list[Any]:
+        """The pods of a task, the first try first."""
+        children = [
+            self.by_id[_end(child.pod_name)]
+            for child in task.child_tasks or ()
+            if _end(child.pod_name) in self.by_id
+        ]
+        found = [one for one in children if _EXECUTOR.fullmatch(one.display_name)]
+        return [pod for one in found for pod in (self.executors(one) or [one])]
+
+
+def _pod_log(server: Server, run: str, pod: str) -> str:
+    answer = server.runs.api_client.call_api(
+        "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log", "GET",
+        {"run_id": run, "node_id": pod}, auth_settings=["Bearer"], _preload_content=False,
+        _return_http_data_only=True,
+    )  # fmt: skip
+    return str(answer.data.decode("utf-8", errors="replace"))
+
+
+def _spec(run: Any) -> Mapping[str, Any]:
+    """The pipeline, with or without its second document."""
+    spec: Mapping[str, Any] = run.pipeline_spec or {}
+    inner: Mapping[str, Any] = spec.get("pipeline_spec", spec)
+    return inner
+
+
+def _files(folder: str) -> dict[str, int]:
+    """Sizes of the artifacts' files in the folder of a task, by `ATTEMPT/ARTIFACT[/FILE]`."""
+
+    def listed(store: Any, base: str) -> dict[str, int]:
+        found = store.find(base, detail=True) if store.exists(base) else {}
+        sizes = {path[len(base) :].strip("/"): told["size"] for path, told in found.items()}
+        return {path: size for path, size in sizes.items() if "/" in path}
+
+    files: dict[str, int] = _stored(listed, folder)
+    return files
+
+
+def _stored(do: Callable[[Any, str], Any], uri: str) -> Any:
+    """What `do` makes of a store and a place in it."""
+    import fsspec
+
+    try:
+        store, path = fsspec.core.url_to_fs(uri)
+        return do(store, path)
+    except FileNotFoundError:
+        raise
+    except ImportError as error:
+        raise PlatformError(str(error), where=uri, fix=f"pip install {error.name}") from None
+    except OSError as error:
+        raise UnreachableError(
+            str(error), where=uri, fix="see whether the store can be read from here"
+        ) from error
+
+
+def _message(error: Any) -> str:
+    return str(error.message or "") if error else ""
+
+
+def _begin(node: Any) -> tuple[datetime.datetime, str]:
+    return _moment(node.start_time) or _EPOCH, node.pod_name
+
+
+def _moment(time: datetime.datetime | None) -> datetime.datetime | None:
+    return time if time and time > _EPOCH else None
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _end(id: str) -> str:
+    """What a node's id and its pod's name have in common."""
+    number = re.search(r"-(\d+)$", id or "")
+    return number[1] if number else id

@@ -21,10 +21,12 @@ from rekindle.platforms.local.content import FileFact, describe, difference, dig
 from rekindle.platforms.local.store import Store, put
 from rekindle.records import ArtifactRecord
 
+_NO_CODE: Mapping[str, str] = {}
 _CHANGED = {
     "component": "its source changed",
     "outputs": "the types of its outputs changed",
     "rekindle": "rekindle's code changed",
+    "own code": "code of yours that it uses changed",
     "image": "the image it runs in changed",
     "cache key": "its cache key changed",
 }
@@ -88,9 +90,16 @@ class Entry:
     outputs: Values
 
 
-def identify(step: Step, inputs: Values, source_hash: str, image_id: str = "") -> Identity:
+def identify(
+    step: Step,
+    inputs: Values,
+    source_hash: str,
+    image_id: str = "",
+    own_code: Mapping[str, str] = _NO_CODE,
+) -> Identity:
     """The identity of `step` on `inputs`, in a container if there is an `image_id`; a `cache_key`
-    of the user's stands in for everything but the outputs."""
+    of the user's stands in for everything but the outputs. `own_code` are hashes of files of one's
+    own, by the path of the step that imports them, or the value of a parameter that names them."""
     container = step.container
     outputs = {
         "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
@@ -114,6 +123,9 @@ def identify(step: Step, inputs: Values, source_hash: str, image_id: str = "") -
     facts = {"component": _hash(component), "outputs": _hash(outputs), "rekindle": source_hash}
     if image_id:
         facts["image"] = image_id
+    named = [step.path, *(v for v in inputs.parameters.values() if isinstance(v, str))]
+    if used := sorted({own_code[name] for name in named if name in own_code}):
+        facts["own code"] = _hash(used)
     facts |= {f"input {name}": _hash(value) for name, value in inputs.parameters.items()}
     facts |= {
         f"input {name}": _hash([_content(a) for a in given])

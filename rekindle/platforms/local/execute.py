@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rekindle.errors import (
@@ -52,6 +53,7 @@ def execute(
     record: RunRecord,
     env: Mapping[str, str],
     source_hash: str,
+    own_code: Mapping[str, str] = MappingProxyType({}),
     fresh: bool = False,
     from_step: str | None = None,
     max_parallel: int | None = None,
@@ -66,7 +68,8 @@ def execute(
 
     `imports` are modules that most steps import, beside KFP's executor: it is done once for all.
     `containers` says which steps docker runs.
-    `env` is the environment of the steps; `source_hash` stands for our own code in cache keys;
+    `env` is the environment of the steps; `source_hash` stands for our own code in cache keys,
+    `own_code` for files of the user's, by the path of a step or the value of a parameter;
     `fresh` runs every step, `from_step` that one and all that depend on it. `on_change` sees the
     record whenever it changes, `on_event` the step and each event it emits; both are called in this
     thread.
@@ -98,7 +101,7 @@ def execute(
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
             around = Surroundings(
                 store, record.run_id, graph.name, record.started_at or utc_now(), dict(env),
-                source_hash, grace_seconds, Control(), nursery, containers,
+                source_hash, own_code, grace_seconds, Control(), nursery, containers,
             )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)
             return run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))

@@ -164,6 +164,7 @@ def _pump(
             if selector.select(_TICK_SECONDS):
                 chunk = os.read(pipe.fileno(), 1 << 16)
                 if not chunk:
+                    log.flush()
                     return
                 log.write(chunk)
                 *lines, rest = (rest[-_LONGEST_LINE:] + chunk).split(b"\n")
@@ -171,6 +172,7 @@ def _pump(
                     if _MARK in line and (event := events.parse(line.decode(errors="replace"))):
                         on_event(event)
             elif process.poll() is not None:
+                log.flush()
                 return  # something far away holds the pipe open
             stopper.tick()
 

@@ -21,6 +21,7 @@ from rekindle.ir.placeholders import Template, lower
 from rekindle.launch.failure import failure_from_log
 from rekindle.launch.nursery import Nursery
 from rekindle.launch.shim import PREEMPTED
+from rekindle.masking import masked
 from rekindle.platforms.local import cache, nodes
 from rekindle.platforms.local.cache import NOTHING, Identity, Stored, Values
 from rekindle.platforms.local.containers import Containers
@@ -42,6 +43,7 @@ class Surroundings:
     started_at: str
     env: Mapping[str, str]
     source_hash: str
+    own_code: Mapping[str, str]
     grace_seconds: float
     control: Control
     nursery: Nursery | None
@@ -142,7 +144,8 @@ def _import(job: Job, node: Importer) -> Outcome:
 def _perform(job: Job, step: Step) -> Outcome:
     store = job.around.store
     image_id = job.around.containers.image_of(step)
-    identity = cache.identify(step, job.inputs, job.around.source_hash, image_id)
+    around = job.around
+    identity = cache.identify(step, job.inputs, around.source_hash, image_id, around.own_code)
     if not step.cache:
         return _run(job, step, identity, "caching is off for this step", keep=False)
     if job.forced:
@@ -330,7 +333,7 @@ def _failure(step: Step, ended: Ended, last_words: bytes) -> Outcome | None:
 
 def _error_text(ended: Ended, last_words: bytes) -> str:
     if error := ended.result.get("error"):
-        return str(error)
+        return masked(str(error))
     if ended.exit_code > 128:
         number = ended.exit_code - 128
         note = " (out of memory?)" if number == 9 else ""

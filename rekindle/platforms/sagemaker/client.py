@@ -18,19 +18,12 @@ from typing import Any
 from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker.outline import SUFFIX, definition_file, steps
-from rekindle.platforms.sagemaker.schedule import lowered, schedule_id
-from rekindle.platforms.submission import Mark, Outline, Placed, Schedule, digest_of
+from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.spec.places import SageMakerSpec
-from rekindle.spec.schedule import ScheduleSpec
 
 _SECTION = "platforms.sagemaker"
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
 _MOST_LISTED = 1_000
-_GROUP = "rekindle"  # of schedules
-_KEPT = (
-    "Description", "ScheduleExpression", "ScheduleExpressionTimezone", "FlexibleTimeWindow",
-    "Target",
-)  # fmt: skip
 _EXAMPLES = {
     "region": "eu-central-1",
     "role_arn": "arn:aws:iam::123456789012:role/NAME",
@@ -46,94 +39,16 @@ def submit(definition: Definition, place: SageMakerSpec, mark: Mark) -> Placed:
         sagemaker = session("sagemaker")
         if arn := _found(sagemaker, name, id):
             return Placed(arn, page(place, arn), anew=False)
-        _upload(session("s3"), definition, place)
+        upload(session("s3"), definition, place)
         started = sagemaker.start_pipeline_execution(
             PipelineName=name,
-            PipelineVersionId=_version(sagemaker, name, definition, place),
+            PipelineVersionId=version_of(sagemaker, name, definition, place),
             PipelineExecutionDisplayName=id,
             PipelineExecutionDescription=str(mark),
             ClientRequestToken=digest_of(definition.files, mark.token) * 2,
         )
         arn = started["PipelineExecutionArn"]
         return Placed(arn, page(place, arn))
-
-
-def schedule_set(
-    definition: Definition, place: SageMakerSpec, schedule: ScheduleSpec, name: str
-) -> Schedule:
-    """The schedule of the config `name`, made or changed to this; UnsupportedError for what AWS has
-    no words for. It starts a pipeline of its own, which no submission changes."""
-    expression = lowered(schedule)
-    pipeline = f"{pipeline_name(definition)[:200].rstrip('-')}-scheduled"
-    with connected(place) as session:
-        sagemaker, scheduler = session("sagemaker"), session("scheduler")
-        _upload(session("s3"), definition, place)
-        _version(sagemaker, pipeline, definition, place)
-        arn = sagemaker.describe_pipeline(PipelineName=pipeline)["PipelineArn"]
-        _group_is_there(scheduler)
-        body = {
-            "Name": schedule_id(name), "GroupName": _GROUP, "State": "ENABLED",
-            "Description": f"{name}: {schedule.cron}", "ScheduleExpression": expression,
-            "ScheduleExpressionTimezone": schedule.timezone, "FlexibleTimeWindow": {"Mode": "OFF"},
-            "Target": {
-                "Arn": arn, "RoleArn": place.schedule_role_arn or place.role_arn,
-                "SageMakerPipelineParameters": {"PipelineParameterList": []},
-            },
-        }  # fmt: skip
-        try:
-            scheduler.update_schedule(**body)
-        except scheduler.exceptions.ResourceNotFoundException:
-            with contextlib.suppress(scheduler.exceptions.ConflictException):  # or somebody did
-                scheduler.create_schedule(**body)
-        return _schedule(scheduler, schedule_id(name))
-
-
-def schedule_list(place: SageMakerSpec) -> tuple[Schedule, ...]:
-    """Schedules that were set here, those that pause too, by name."""
-    with connected(place) as session:
-        scheduler, found = session("scheduler"), list[str]()
-        try:
-            for listed in scheduler.get_paginator("list_schedules").paginate(GroupName=_GROUP):
-                found += [one["Name"] for one in listed["Schedules"]]
-        except scheduler.exceptions.ResourceNotFoundException:
-            return ()  # no group yet
-        return tuple(_schedule(scheduler, name) for name in sorted(found))
-
-
-def schedule_pause(place: SageMakerSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, which starts nothing until it is set again."""
-    with connected(place) as session:
-        scheduler, id = session("scheduler"), schedule_id(name)
-        found = scheduler.get_schedule(Name=id, GroupName=_GROUP)
-        same = {member: found[member] for member in _KEPT}
-        scheduler.update_schedule(Name=id, GroupName=_GROUP, State="DISABLED", **same)
-        return _schedule(scheduler, id)
-
-
-def schedule_delete(place: SageMakerSpec, name: str) -> bool:
-    """Whether there was one to take away. Its pipeline stays, with the runs that it started."""
-    with connected(place) as session:
-        scheduler = session("scheduler")
-        try:
-            scheduler.delete_schedule(Name=schedule_id(name), GroupName=_GROUP)
-        except scheduler.exceptions.ResourceNotFoundException:
-            return False
-        return True
-
-
-def _group_is_there(scheduler: Any) -> None:
-    try:
-        scheduler.get_schedule_group(Name=_GROUP)
-    except scheduler.exceptions.ResourceNotFoundException:
-        with contextlib.suppress(scheduler.exceptions.ConflictException):  # or somebody made it
-            scheduler.create_schedule_group(Name=_GROUP)
-
-
-def _schedule(scheduler: Any, id: str) -> Schedule:
-    found = scheduler.get_schedule(Name=id, GroupName=_GROUP)
-    cron = str(found.get("Description", "")).rpartition(": ")[2]
-    zone = found["ScheduleExpressionTimezone"]
-    return Schedule(id, cron or found["ScheduleExpression"], zone, found["State"] == "ENABLED")
 
 
 def pipeline_name(definition: Definition) -> str:
@@ -173,8 +88,11 @@ def page(place: SageMakerSpec, arn: str) -> str:
 
 
 @contextlib.contextmanager
-def connected(place: SageMakerSpec) -> Iterator[Callable[[str], Any]]:
-    """Clients by the name of a service; what they raise becomes a PlatformError."""
+def connected(
+    place: SageMakerSpec, session: Any = None, **more: Any
+) -> Iterator[Callable[[str], Any]]:
+    """Clients by the name of a service, of boto3's `session` if there is one, with `more` of
+    botocore's settings; what they raise becomes a PlatformError."""
     if problems := lacks(place):
         raise SpecError(problems)
     try:
@@ -185,8 +103,10 @@ def connected(place: SageMakerSpec) -> Iterator[Callable[[str], Any]]:
         raise PlatformError(
             f"{error.name} is not installed here", where="sagemaker", fix="pip install boto3"
         ) from None
-    config = Config(region_name=place.region, retries=_RETRIES, user_agent_extra="rekindle")
-    session = Session()  # of its own: the shared one keeps who was logged in, and is no thread's
+    settings = {"region_name": place.region, "retries": _RETRIES, **more}
+    config = Config(user_agent_extra="rekindle", **settings)
+    # of its own: the shared one keeps who was logged in, and is no thread's
+    session = session or Session()
     try:
         yield lambda service: session.client(service, config=config)
     except (BotoCoreError, ClientError) as error:
@@ -209,7 +129,7 @@ def _found(sagemaker: Any, name: str, id: str) -> str | None:
     return None
 
 
-def _upload(s3: Any, definition: Definition, place: SageMakerSpec) -> None:
+def upload(s3: Any, definition: Definition, place: SageMakerSpec) -> None:
     """The bundles that are not there yet: their names say what is in them."""
     bucket, _, root = place.artifact_root.removeprefix("s3://").rstrip("/").partition("/")
     encrypted = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": place.kms_key}
@@ -232,7 +152,7 @@ def _is_there(s3: Any, bucket: str, key: str, size: int) -> bool:
         raise
 
 
-def _version(sagemaker: Any, name: str, definition: Definition, place: SageMakerSpec) -> int:
+def version_of(sagemaker: Any, name: str, definition: Definition, place: SageMakerSpec) -> int:
     """The number of the pipeline's version with this definition: the newest one, or one that is
     made now."""
     text = definition.files[definition_file(definition)].decode()

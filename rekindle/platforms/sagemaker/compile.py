@@ -99,7 +99,8 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
         yield Problem(
             f"the image of `{ours[0].path}` ({ours[0].container.image}) is not in ECR",
             f"{_SECTION}.image",
-            "push containers/train to ECR and name it by digest; Python components run in it",
+            "name one in ECR (Python components run in it) as NAME:TAG, then rekindle "
+            "images build and push CONFIG",
         )
     if place.model_package_group and not (_promotes(graph) and place.image):
         step, output = _TRAINED
@@ -113,7 +114,7 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
         yield Problem(
             f"`{place.image}` may be another image tomorrow",
             f"{_SECTION}.image",
-            "name it by digest: ...dkr.ecr.REGION.amazonaws.com/NAME@sha256:...",
+            "rekindle images push CONFIG notes its digest; or say ...amazonaws.com/NAME@sha256:...",
         )
 
 

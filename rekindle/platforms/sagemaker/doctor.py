@@ -1,15 +1,23 @@
-"""The least that the role of jobs on SageMaker may do, as IAM takes it.
+"""The least that the role of jobs on SageMaker may do, as IAM takes it, and whether the account
+has what a config names.
 
 The list is ours, from what the steps read and write; no account has tried it yet."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from rekindle.errors import Problem
+from rekindle.platforms.asking import Question
+from rekindle.platforms.asking import checks as asked
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.sagemaker import account, policies
+from rekindle.platforms.sagemaker.outline import jobs
+from rekindle.records import ReadinessCheck
 from rekindle.spec.places import SageMakerSpec
 
+_SECTION = "platforms.sagemaker"
 _NETWORK = [
     "ec2:CreateNetworkInterface", "ec2:DeleteNetworkInterface", "ec2:DescribeNetworkInterfaces",
     "ec2:DescribeSecurityGroups", "ec2:DescribeSubnets", "ec2:DescribeVpcs",
@@ -18,10 +26,20 @@ _NETWORK = [
 
 def permissions(place: SageMakerSpec) -> str:
     """A policy for `place.role_arn`, and the trust that the service needs."""
+    policy = {"Version": "2012-10-17", "Statement": statements(place)}
+    role = place.role_arn or f"{_SECTION}.role_arn"
+    return (
+        f"The role of the jobs, {role}, which sagemaker.amazonaws.com may assume, needs:\n"
+        f"{json.dumps(policy, indent=2)}"
+    )
+
+
+def statements(place: SageMakerSpec) -> list[dict[str, Any]]:
+    """What the policy allows, a statement a resource."""
     bucket, _, folder = (place.artifact_root or "s3://BUCKET/FOLDER")[5:].rstrip("/").partition("/")
     objects = f"arn:aws:s3:::{bucket}/{folder}/*" if folder else f"arn:aws:s3:::{bucket}/*"
     image = (place.image or "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME").partition("@")[0]
-    statements = [
+    found = [
         _allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject"], objects),
         _allow(["s3:ListBucket"], f"arn:aws:s3:::{bucket}"),
         _allow(["ecr:GetAuthorizationToken"], "*"),
@@ -30,24 +48,55 @@ def permissions(place: SageMakerSpec) -> str:
                 "cloudwatch:PutMetricData"], "*"),
     ]  # fmt: skip
     if place.subnets:
-        statements.append(_allow(_NETWORK, "*"))
+        found.append(_allow(_NETWORK, "*"))
     if place.kms_key:
         key = place.kms_key if place.kms_key.startswith("arn:") else "*"
-        statements.append(_allow(["kms:Decrypt", "kms:GenerateDataKey", "kms:CreateGrant"], key))
+        found.append(_allow(["kms:Decrypt", "kms:GenerateDataKey", "kms:CreateGrant"], key))
     if place.secrets:
         arns = sorted(place.secrets.values())
-        statements.append(_allow(["secretsmanager:GetSecretValue"], arns))
-    policy = {"Version": "2012-10-17", "Statement": statements}
-    role = place.role_arn or "platforms.sagemaker.role_arn"
-    return (
-        f"The role of the jobs, {role}, which sagemaker.amazonaws.com may assume, needs:\n"
-        f"{json.dumps(policy, indent=2)}"
-    )
+        found.append(_allow(["secretsmanager:GetSecretValue"], arns))
+    return found
 
 
-def problems(place: SageMakerSpec) -> tuple[Problem, ...]:
-    """Nothing: no question to the account is asked yet."""
-    return ()
+def checks(
+    place: SageMakerSpec, definition: Definition | None, early: bool = False
+) -> tuple[ReadinessCheck, ...]:
+    """What the account says of the config and of what it would be sent."""
+    if not place.region or not place.role_arn:  # what lacks then is said elsewhere
+        return ()
+    there = account.Account(place)
+    login = there.question("credentials", f"{_SECTION}.role_arn", account.caller, True)
+    return asked(login, _questions(there, definition), early)
+
+
+def _questions(there: account.Account, definition: Definition | None) -> Iterator[Question]:
+    place = there.place
+
+    def ask(name: str, field: str, what: Any, early: bool = False, *words: Any) -> Question:
+        return there.question(name, f"{_SECTION}.{field}", what, early, *words)
+
+    work = list(jobs(definition)) if definition else []
+    yield ask("region", "region", account.region, True)
+    yield ask("role", "role_arn", policies.trust, False, place.role_arn, "sagemaker.amazonaws.com")
+    if place.schedule_role_arn:
+        service = "scheduler.amazonaws.com"
+        yield ask("role of schedules", "schedule_role_arn", policies.trust, False,
+                  place.schedule_role_arn, service)  # fmt: skip
+    for statement in statements(place):
+        yield ask("the role may", "role_arn", policies.role_may, False, statement)
+    yield ask("you may", "role_arn", policies.you_may)
+    if place.artifact_root:
+        yield ask("bucket", "artifact_root", account.bucket, True)
+    if place.kms_key:
+        yield ask("key", "kms_key", account.key)
+    for image in sorted({place.image or "", *(image for _, _, image in work)} - {""}):
+        yield ask("image", "image", account.image, True, image)
+    for name, (count, step) in sorted(account.usages(work).items()):
+        yield ask("quota", "machine", account.quota, False, name, count, step)
+    if place.subnets:
+        yield ask("network", "subnets", account.network)
+    for variable, arn in sorted(place.secrets.items()):
+        yield ask(f"secret {variable}", f"secrets.{variable}", account.secret, False, arn)
 
 
 def _allow(actions: list[str], resource: str | list[str]) -> dict[str, Any]:
@@ -58,5 +107,5 @@ def _repository(image: str) -> str:
     """The ARN of the repository that an image lies in."""
     host, _, name = image.partition("/")
     words = host.split(".")
-    account, region = words[0], words[3] if len(words) > 3 else "REGION"
-    return f"arn:aws:ecr:{region}:{account}:repository/{name}"
+    owner, region = words[0], words[3] if len(words) > 3 else "REGION"
+    return f"arn:aws:ecr:{region}:{owner}:repository/{name}"

@@ -20,20 +20,26 @@ def definition_file(definition: Definition) -> str:
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
     """The jobs by name, those of every branch: on machines of which type."""
+    return tuple(planned for planned, _, _ in jobs(definition))
+
+
+def jobs(definition: Definition) -> Iterator[tuple[Planned, str, str]]:
+    """The same, each with its kind, `processing` or `training`, and its image."""
     found = json.loads(definition.files[definition_file(definition)])
-    return tuple(_jobs(found["Steps"]))
+    return _jobs(found["Steps"])
 
 
-def _jobs(steps: list[Mapping[str, Any]]) -> Iterator[Planned]:
+def _jobs(steps: list[Mapping[str, Any]]) -> Iterator[tuple[Planned, str, str]]:
     for step in steps:
-        job = step["Arguments"]
+        job, name = step["Arguments"], step["Name"]
         if step["Type"] == "Processing":
             cluster = job["ProcessingResources"]["ClusterConfig"]
-            yield Planned(step["Name"], cluster["InstanceType"], cluster["InstanceCount"])
+            planned = Planned(name, cluster["InstanceType"], cluster["InstanceCount"])
+            yield planned, "processing", job["AppSpecification"]["ImageUri"]
         elif step["Type"] == "Training":
             resources, spot = job["ResourceConfig"], job.get("EnableManagedSpotTraining", False)
-            machine, count = resources["InstanceType"], resources["InstanceCount"]
-            yield Planned(step["Name"], machine, count, spot)
+            planned = Planned(name, resources["InstanceType"], resources["InstanceCount"], spot)
+            yield planned, "training", job["AlgorithmSpecification"]["TrainingImage"]
         else:
             for inner in ("IfSteps", "ElseSteps", "ForEachBody"):
                 yield from _jobs(job.get(inner, []))

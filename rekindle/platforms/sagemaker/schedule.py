@@ -1,18 +1,122 @@
-"""A schedule as EventBridge Scheduler has it, which starts SageMaker's pipelines.
+"""Schedules of an account, by which EventBridge Scheduler starts SageMaker's pipelines: how one is
+written there, and how it is set, listed, paused and taken away.
 
-Pure. Its cron has a year, counts days of the week from 1, and takes either a day of the month or
-one of the week; so every field is written out, days by their names, and a line that names both is
-refused. Authority: docs.aws.amazon.com/scheduler/latest/UserGuide/schedule-types.html."""
+Its cron has a year, counts days of the week from 1, and takes either a day of the month or one of
+the week; so days are named, and a line that names both is refused. It starts a pipeline when it is
+due, whatever runs, at least once, and makes up for nothing that it did not try; what AWS refuses it
+tries again for a day. Each config has a pipeline of its own there, which no submission changes.
+
+Authority: docs.aws.amazon.com/scheduler/latest/UserGuide/schedule-types.html, botocore's model."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+import uuid
+from collections.abc import Iterator
+from typing import Any
 
-from rekindle.errors import UnsupportedError
-from rekindle.spec.schedule import ScheduleSpec, values
+from rekindle.errors import Problem, UnsupportedError
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.sagemaker.client import connected, upload, version_of
+from rekindle.platforms.submission import Lowered, Schedule
+from rekindle.spec import cron
+from rekindle.spec.places import SageMakerSpec
+from rekindle.spec.schedule import ScheduleSpec
 
 _DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+_GROUP = "rekindle"  # of schedules
+_KEPT = (
+    "Description", "ScheduleExpression", "ScheduleExpressionTimezone", "FlexibleTimeWindow",
+    "Target",
+)  # fmt: skip
+
+
+def lowered(schedule: ScheduleSpec, place: SageMakerSpec) -> Lowered:
+    """The schedule as AWS has it: `0 3 * * 1-5` is ``cron(0 3 ? * MON,TUE,WED,THU,FRI *)``.
+    UnsupportedError for what the service has no words for."""
+    if problems := list(_problems(schedule)):
+        raise UnsupportedError(problems)
+    minute, hour, day, month, weekday = cron.values(schedule.cron)
+    days = "?" if weekday is not None else cron.listed(day)
+    weekdays = "?" if weekday is None else ",".join(_DAYS[number] for number in weekday)
+    times = f"{cron.listed(minute)} {cron.listed(hour)}"
+    return Lowered(
+        f"cron({times} {days} {cron.listed(month)} {weekdays} *)",
+        schedule.timezone,
+        "begins beside the run",
+        "left out after a pause; one that AWS refuses is tried again for a day",
+        "what is skipped is left out, what comes twice starts once",
+    )
+
+
+def set_(
+    definition: Definition, place: SageMakerSpec, schedule: ScheduleSpec, name: str
+) -> Schedule:
+    """The schedule of the config `name`, made or changed to this; UnsupportedError for what AWS has
+    no words for."""
+    there, pipeline = lowered(schedule, place), pipeline_of(name)
+    with connected(place) as session:
+        sagemaker, scheduler = session("sagemaker"), session("scheduler")
+        upload(session("s3"), definition, place)
+        version_of(sagemaker, pipeline, definition, place)
+        arn = sagemaker.describe_pipeline(PipelineName=pipeline)["PipelineArn"]
+        _group_is_there(scheduler)
+        body = {
+            "Name": schedule_id(name), "GroupName": _GROUP, "State": "ENABLED",
+            "Description": f"{name}: {schedule.cron}", "ScheduleExpression": there.expression,
+            "ScheduleExpressionTimezone": schedule.timezone, "FlexibleTimeWindow": {"Mode": "OFF"},
+            "Target": {
+                "Arn": arn, "RoleArn": place.schedule_role_arn or place.role_arn,
+                "SageMakerPipelineParameters": {"PipelineParameterList": []},
+            },
+        }  # fmt: skip
+        try:
+            scheduler.update_schedule(**body)
+        except scheduler.exceptions.ResourceNotFoundException:
+            with contextlib.suppress(scheduler.exceptions.ConflictException):  # or somebody did
+                scheduler.create_schedule(**body)
+        return _schedule(scheduler, schedule_id(name))
+
+
+def list_(place: SageMakerSpec) -> tuple[Schedule, ...]:
+    """Schedules that were set here, those that pause too, by name."""
+    with connected(place) as session:
+        scheduler, found = session("scheduler"), list[str]()
+        try:
+            for listed in scheduler.get_paginator("list_schedules").paginate(GroupName=_GROUP):
+                found += [one["Name"] for one in listed["Schedules"]]
+        except scheduler.exceptions.ResourceNotFoundException:
+            return ()  # no group yet
+        return tuple(_schedule(scheduler, name) for name in sorted(found))
+
+
+def pause(place: SageMakerSpec, name: str) -> Schedule:
+    """The schedule of the config `name`, which starts nothing until it is set again."""
+    with connected(place) as session:
+        scheduler, id = session("scheduler"), schedule_id(name)
+        found = scheduler.get_schedule(Name=id, GroupName=_GROUP)
+        same = {member: found[member] for member in _KEPT}
+        scheduler.update_schedule(Name=id, GroupName=_GROUP, State="DISABLED", **same)
+        return _schedule(scheduler, id)
+
+
+def delete(place: SageMakerSpec, name: str) -> bool:
+    """Whether there was one to take away. Its pipeline goes too, unless it has runs, whose history
+    it is; by itself it starts nothing."""
+    with connected(place) as session:
+        scheduler, sagemaker, there = session("scheduler"), session("sagemaker"), True
+        try:
+            scheduler.delete_schedule(Name=schedule_id(name), GroupName=_GROUP)
+        except scheduler.exceptions.ResourceNotFoundException:
+            there = False
+        if _without_runs(sagemaker, pipeline := pipeline_of(name)):
+            with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # somebody else did
+                sagemaker.delete_pipeline(
+                    PipelineName=pipeline, ClientRequestToken=uuid.uuid4().hex
+                )
+        return there
 
 
 def schedule_id(name: str) -> str:
@@ -23,19 +127,54 @@ def schedule_id(name: str) -> str:
     return f"{plain[:55]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def lowered(schedule: ScheduleSpec) -> str:
-    """The expression: `0 3 * * 1-5` is ``cron(0 3 ? * MON,TUE,WED,THU,FRI *)``. UnsupportedError
-    for a line that the service has no words for."""
-    minute, hour, day, month, weekday = values(schedule.cron)
+def pipeline_of(name: str) -> str:
+    """The pipeline that the schedule of the config `name` starts; names that differ stay so."""
+    plain = re.sub(r"[^0-9a-zA-Z]+", "-", name).strip("-")[:200]
+    digest = "" if plain == name else f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{plain}{digest}-scheduled"
+
+
+def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
+    _, _, day, _, weekday = cron.values(schedule.cron)
     if day is not None and weekday is not None:
-        raise UnsupportedError(
+        yield Problem(
             f"`{schedule.cron}` names days of the month and of the week, and AWS takes either",
-            where="schedule.cron", fix="write `*` for one of them",
+            "schedule.cron", "write `*` for one of them",
         )  # fmt: skip
-    days = "?" if weekday is not None else _listed(day)
-    weekdays = "?" if weekday is None else ",".join(_DAYS[number] for number in weekday)
-    return f"cron({_listed(minute)} {_listed(hour)} {days} {_listed(month)} {weekdays} *)"
+    if schedule.overlap in ("skip", "queue"):
+        yield Problem(
+            "AWS starts a run when it is due, whether or not the run before it goes on",
+            "schedule.overlap",
+            "write schedule.overlap: parallel, and leave a run the time that it takes",
+        )
+    if schedule.catch_up:
+        yield Problem(
+            "AWS makes up for no start that was missed", "schedule.catch_up",
+            "leave it out, and start one yourself: rekindle submit CONFIG --platform sagemaker",
+        )  # fmt: skip
 
 
-def _listed(numbers: tuple[int, ...] | None) -> str:
-    return "*" if numbers is None else ",".join(map(str, numbers))
+def _without_runs(sagemaker: Any, name: str) -> bool:
+    """Whether the pipeline is there and has no runs, which would lose their history with it."""
+    try:
+        listed = sagemaker.list_pipeline_executions(
+            PipelineName=name, SortBy="CreationTime", SortOrder="Descending", MaxResults=1
+        )
+    except sagemaker.exceptions.ResourceNotFound:
+        return False
+    return not listed["PipelineExecutionSummaries"]
+
+
+def _group_is_there(scheduler: Any) -> None:
+    try:
+        scheduler.get_schedule_group(Name=_GROUP)
+    except scheduler.exceptions.ResourceNotFoundException:
+        with contextlib.suppress(scheduler.exceptions.ConflictException):  # or somebody made it
+            scheduler.create_schedule_group(Name=_GROUP)
+
+
+def _schedule(scheduler: Any, id: str) -> Schedule:
+    found = scheduler.get_schedule(Name=id, GroupName=_GROUP)
+    line = str(found.get("Description", "")).rpartition(": ")[2]
+    zone = found["ScheduleExpressionTimezone"]
+    return Schedule(id, line or found["ScheduleExpression"], zone, found["State"] == "ENABLED")

@@ -111,7 +111,8 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
             f"{who} need{'' if who.endswith('s') else 's'} an image by digest, "
             f"here it is {place.image or 'none'}",
             f"{_SECTION}.image",
-            "push containers/train and name it: europe-docker.pkg.dev/...@sha256:...",
+            "name it as europe-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, then rekindle images "
+            "build and push CONFIG, which notes the digest",
         )
     if distributed and not place.service_account:
         yield Problem(

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rekindle.ir.executors import asked_of, executors
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Planned, in_order
+from rekindle.platforms.submission import Planned
 from rekindle.platforms.vertex.lowering import LAUNCHER
 
 SUFFIX = ".vertex.json"
@@ -26,30 +27,16 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
     """The steps by name, as they may begin, those of nested pipelines too: on machines of which
     type."""
     spec = job_of(definition)["pipelineSpec"]
-    return tuple(_planned(*found) for found in _containers(spec["root"], spec, ""))
+    return tuple(_planned(path, container) for path, container in executors(spec))
 
 
 def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What each launcher is told, by the step that it stands for."""
     return {
         path: json.loads(container["args"][0])
-        for path, container in _containers(spec["root"], spec, "")
+        for path, container in executors(spec)
         if container.get("command") == LAUNCHER
     }
-
-
-def _containers(
-    component: Mapping[str, Any], spec: Mapping[str, Any], path: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    executors = spec["deploymentSpec"].get("executors", {})
-    tasks = component["dag"]["tasks"]
-    for name in in_order({name: task.get("dependentTasks", ()) for name, task in tasks.items()}):
-        inner = spec["components"][tasks[name]["componentRef"]["name"]]
-        at = f"{path}/{name}" if path else name
-        if "dag" in inner:
-            yield from _containers(inner, spec, at)
-        elif container := executors.get(inner["executorLabel"], {}).get("container"):
-            yield at, container
 
 
 def _planned(step: str, container: Mapping[str, Any]) -> Planned:
@@ -58,11 +45,45 @@ def _planned(step: str, container: Mapping[str, Any]) -> Planned:
         pools = told["job"]["jobSpec"]["workerPoolSpecs"]
         count = sum(pool["replicaCount"] for pool in pools)
         return Planned(step, pools[0]["machineSpec"]["machineType"], count, told["spot"])
-    resources = container.get("resources", {})
-    accelerator = resources.get("accelerator")
-    asked = [
-        f"{accelerator['resourceCount']} x {accelerator['resourceType']}" if accelerator else "",
-        f"{resources['resourceCpuLimit']} CPUs" if "resourceCpuLimit" in resources else "",
-        resources.get("resourceMemoryLimit", ""),
-    ]
-    return Planned(step, ", ".join(filter(None, asked)) or _DEFAULT)
+    return Planned(step, asked_of(container) or _DEFAULT)
+
+
+def images(definition: Definition) -> frozenset[str]:
+    """Images of the steps, and of the nodes of distributed ones."""
+    found = set[str]()
+    for container in _containers(definition):
+        found.add(container["image"])
+        if container.get("command") == LAUNCHER:
+            pools = json.loads(container["args"][0])["job"]["jobSpec"]["workerPoolSpecs"]
+            found |= {pool["containerSpec"]["imageUri"] for pool in pools}
+    return frozenset(found)
+
+
+def gpus(definition: Definition) -> dict[tuple[str, bool], tuple[int, str]]:
+    """By AcceleratorType, and whether the machines may be taken away: how many the largest step
+    wants, and its name."""
+    found: dict[tuple[str, bool], tuple[int, str]] = {}
+    for container in _containers(definition):
+        step, accelerator = container["step"], container.get("resources", {}).get("accelerator")
+        wanted = [(accelerator["resourceType"], False, int(accelerator["resourceCount"]))] if (
+            accelerator
+        ) else []  # fmt: skip
+        if container.get("command") == LAUNCHER:
+            job = json.loads(container["args"][0])["job"]["jobSpec"]
+            spot = job.get("scheduling", {}).get("strategy") in ("SPOT", "FLEX_START")
+            for pool in job["workerPoolSpecs"]:
+                machine = pool["machineSpec"]
+                if kind := machine.get("acceleratorType"):
+                    wanted.append((kind, spot, machine["acceleratorCount"] * pool["replicaCount"]))
+        for kind in {kind for kind, _, _ in wanted}:
+            count = sum(n for k, _, n in wanted if k == kind)
+            at = (kind, wanted[-1][1])
+            found[at] = max(found.get(at, (0, "")), (count, step))
+    return found
+
+
+def _containers(definition: Definition) -> Iterator[dict[str, Any]]:
+    spec = job_of(definition)["pipelineSpec"]
+    for name, executor in spec["deploymentSpec"].get("executors", {}).items():
+        if container := executor.get("container"):
+            yield {**container, "step": name.removeprefix("exec-")}

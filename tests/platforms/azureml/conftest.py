@@ -1,4 +1,4 @@
-"""A workspace over TLS, as azure-ai-ml finds one."""
+"""A workspace over TLS, as azure-ai-ml finds one, and what lies around it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.azure_rest import HOSTS, RESOURCES, Workspace, token_for
+from tests.servers.azure_facts import HOSTS, RESOURCES, Facts
+from tests.servers.azure_rest import Workspace, token_for
 from tests.servers.tls_hosts import Hosts, identity
 
 
@@ -16,9 +17,10 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspa
     """The workspace that this process and its children find, logged in by an identity of the
     machine; nothing else is asked, and nothing that the service would refuse without a reason."""
     pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
+    from rekindle.platforms import reads
     from rekindle.platforms.azureml import client
 
-    made = Workspace(compute=("cpus",))
+    made = Facts(Workspace(compute=("cpus",)))
     (tmp_path / "tls").mkdir()
     tokens = {resource: token_for(resource) for resource in RESOURCES}
     with Hosts(tmp_path / "tls", HOSTS, made.answer) as hosts, identity(tokens) as msi:
@@ -27,5 +29,12 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspa
         monkeypatch.setenv("AZURE_ML_DISABLE_ON_DISK_CACHE", "True")  # of other workspaces
         monkeypatch.setitem(client._PATIENCE, "retry_backoff_factor", 0.01)
         monkeypatch.setattr(client, "_PAUSES_SECONDS", (0.0, 0.0))
-        yield made
+        monkeypatch.setattr(reads, "_PAUSE_SECONDS", 0.0)
+        yield made.workspace
         assert hosts.strangers == []
+
+
+@pytest.fixture
+def facts(service: Workspace) -> Facts:
+    """The workspace with what lies around it."""
+    return service.around

@@ -16,7 +16,8 @@ from rekindle.spec.places import AzureMLSpec
 from tests.platforms.azureml.test_compile import BEHAVIOUR, IMAGE, compiled
 from tests.platforms.marks import mark
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
-from tests.servers.azure_rest import SUBSCRIPTION, Fault, Workspace
+from tests.servers.azure_rest import SUBSCRIPTION, Workspace
+from tests.servers.troubles import Fault
 
 PLACE = AzureMLSpec(
     subscription=SUBSCRIPTION, resource_group="rg", workspace="forge", image=IMAGE, identity="managed",

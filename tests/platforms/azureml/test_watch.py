@@ -19,7 +19,8 @@ from rekindle.platforms.watch import Look
 from rekindle.records import StepRecord, StepStatus
 from tests.platforms.azureml.test_client import PLACE, definition
 from tests.platforms.marks import mark
-from tests.servers.azure_rest import Fault, Workspace
+from tests.servers.azure_rest import Workspace
+from tests.servers.troubles import Fault
 
 NOW = datetime.datetime.now(datetime.UTC)
 

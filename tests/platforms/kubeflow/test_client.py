@@ -8,32 +8,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.errors import PlatformError, SpecError, UnsupportedError
+from rekindle.errors import PlatformError, SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.client import (
-    cancel,
-    lowered,
     outline,
     run_name,
-    schedule_delete,
-    schedule_list,
-    schedule_pause,
-    schedule_set,
-    status,
     submit,
 )
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.platforms.submission import Planned, Schedule
+from rekindle.platforms.submission import Planned
 from rekindle.spec.places import KubeflowSpec
-from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
-from tests.servers.kfp_rest import TOKEN, Fault, Server, serving
+from tests.servers.kfp_rest import TOKEN, Server, serving
+from tests.servers.troubles import Fault
 
-MONDAYS = ScheduleSpec(cron="0 3 * * mon")
 IMAGE = "registry.example.com/train@sha256:" + "0" * 64
 
 
@@ -139,55 +131,6 @@ def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
     nowhere = KubeflowSpec(host="http://127.0.0.1:9")
     with pytest.raises(PlatformError, match="host answers; say it again"):
         submit(definition(), nowhere, mark("a"))
-
-
-def test_a_run_is_looked_at_and_terminated_as_often_as_one_likes(server: Served) -> None:
-    api, place = server
-    placed = submit(definition(), place, mark("a"))
-    assert status(place, placed.id) == "RUNNING"
-    api.faults = [Fault("POST runs:terminate", 0, after=True)]
-    assert [cancel(place, placed.id) for _ in range(2)] == ["CANCELED", "CANCELED"]
-    with pytest.raises(PlatformError, match="what is there"):
-        status(place, "nothing")
-
-
-def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(server: Served) -> None:
-    api, place = server
-    expected = Schedule("digits", "0 3 * * mon", "UTC", enabled=True)
-    api.faults = [Fault("POST recurringruns", 0, after=True)]
-    assert schedule_set(definition(), place, MONDAYS, "digits") == expected
-    assert schedule_set(definition(), place, MONDAYS, "digits") == expected
-    assert api.calls["POST recurringruns"] == len(api.recurring) == 1
-    changed = schedule_set(definition("b"), place, ScheduleSpec(cron="0 * * * *"), "digits")
-    assert schedule_list(place) == (changed,)
-    (kept,) = api.recurring.values()
-    assert kept["trigger"]["cron_schedule"]["cron"] == "0 0 * * * *", "seconds come first"
-    assert (kept["no_catchup"], kept["max_concurrency"]) == (True, 1)
-    assert api.runs == {}, "setting a schedule starts nothing"
-    for name in ("letters", "reviews"):
-        schedule_set(definition(), place, MONDAYS, name)
-    assert [one.id for one in schedule_list(place)] == ["digits", "letters", "reviews"]
-    assert api.refused == []
-
-
-def test_a_schedule_pauses_goes_on_and_goes_away_as_often_as_one_says_so(server: Served) -> None:
-    _, place = server
-    schedule_set(definition(), place, MONDAYS, "digits")
-    for _ in range(2):
-        assert schedule_pause(place, "digits").enabled is False
-    assert schedule_list(place)[0].enabled is False
-    assert schedule_set(definition(), place, MONDAYS, "digits").enabled is True
-    assert [schedule_delete(place, "digits") for _ in range(2)] == [True, False]
-    assert schedule_list(place) == ()
-    with pytest.raises(PlatformError, match="there is no schedule `digits`"):
-        schedule_pause(place, "digits")
-
-
-def test_another_clock_than_the_clusters_is_refused() -> None:
-    berlin = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")
-    with pytest.raises(UnsupportedError, match="follow the clock of UTC"):
-        lowered(berlin, KubeflowSpec())
-    assert lowered(berlin, KubeflowSpec(timezone="Europe/Berlin")) == "0 0 3 * * mon"
 
 
 def test_what_will_be_made_is_said_before() -> None:

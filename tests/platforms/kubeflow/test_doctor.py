@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rekindle.platforms import reads
+from rekindle.platforms.asking import Question, answered
+from rekindle.platforms.kubeflow.doctor import checks
+from rekindle.platforms.kubeflow.server import anonymously
+from rekindle.spec.places import KubeflowSpec
+from tests.servers.kfp_rest import TOKEN, Server, serving
 from tests.servers.kubernetes import FakeCluster
+from tests.servers.tls_hosts import Answer, Asked, Hosts
+from tests.servers.troubles import Fault
 
 
 @pytest.fixture
@@ -90,13 +98,105 @@ def test_the_config_says_which_account_runtime_and_namespace(
     assert "its mlPolicy is not torch" in done.stderr
     assert "it has no failurePolicy" in done.stderr
     assert "system:serviceaccount:team-a:default-editor may not" in done.stderr
-    assert "7 problems" in done.stderr, "there is no p.py either"
+    assert "8 problems" in done.stderr, "there is no p.py either, and no host"
 
 
-def test_who_may_not_ask_is_told_so(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path) -> None:
     done = doctor(cluster, tmp_path, token="token-1")
+    assert done.returncode == 0, done.stderr
+    assert "not asked runtime: the API server refuses with 403" in done.stderr
+    assert "kubeflow is ready, but for 5 that could not be asked" in done.stderr
+
+
+def test_a_login_that_is_over_is_a_problem(cluster: FakeCluster, tmp_path: Path) -> None:
+    done = doctor(cluster, tmp_path, token="nobody's")
     assert done.returncode == 2
-    assert "refuses with 403" in done.stderr
+    assert "problem   cluster: " in done.stderr
+    assert "not asked runtime, the account may (4): nobody is logged in" in done.stderr
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, KubeflowSpec]]:
+    made = Server()
+    monkeypatch.setenv("KFP_TOKEN", TOKEN)
+    monkeypatch.setattr(reads, "_PAUSE_SECONDS", 0.0)
+    with serving(made) as url:
+        yield made, KubeflowSpec(host=url, token="env:KFP_TOKEN")
+
+
+def test_the_api_is_asked_before_a_submission(server: tuple[Server, KubeflowSpec]) -> None:
+    made, place = server
+    (found,) = checks(place, None, early=True)
+    assert (found.name, found.state, found.said) == ("API", "ok", f"{place.host}, for one user")
+    assert made.calls == {"GET healthz": 1, "GET experiments": 1}
+
+
+WRONG: dict[str, tuple[dict[str, str], int | None, str]] = {
+    "a token that is not good": ({"KFP_TOKEN": "old"}, None, "the token is not known there"),
+    "a token without rights": ({}, 403, "the token has no right there"),
+    "a token that is not set": ({"KFP_TOKEN": ""}, None, "the environment has no `KFP_TOKEN`"),
+    "another server": ({}, 404, "is not the API of Kubeflow Pipelines"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_the_api_is_said_with_its_fix(
+    case: str, server: tuple[Server, KubeflowSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, status, says = WRONG[case]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    made, place = server
+    made.faults = [Fault("GET healthz", status)] if status else []
+    (found,) = checks(place, None, early=True)
+    assert found.state == "problem"
+    assert says in found.said
+    assert found.fix
+
+
+def test_a_server_that_is_away_is_no_problem_of_the_config(
+    server: tuple[Server, KubeflowSpec],
+) -> None:
+    made, place = server
+    made.faults = [Fault("GET healthz", 503), Fault("GET healthz", 503)]
+    (found,) = checks(place, None, early=True)
+    assert (found.state, found.said) == ("not asked", "HTTP 503: as the test wants it")
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [("open/train:1", "ok"), ("open/none:1", "problem"), ("closed/train:1", "not asked")],
+)
+def test_an_image_is_looked_for_where_a_registry_answers_anybody(
+    name: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the token that registries hand out to anybody."""
+
+    def answer(asked: Asked) -> Answer:
+        if asked.path == "/token":
+            assert asked.query == {"service": "here", "scope": asked.query["scope"]}
+            return Answer(200, {"token": "anybody's"})
+        if asked.path.startswith("/v2/closed/"):
+            return Answer(401, {"errors": [{"code": "UNAUTHORIZED", "message": "log in"}]})
+        if asked.headers.get("authorization") != "Bearer anybody's":
+            scope = "repository:open/train:pull"
+            realm = (
+                f'Bearer realm="https://registry.example.com/token",service="here",scope="{scope}"'
+            )
+            return Answer(401, None, {"WWW-Authenticate": realm})
+        if asked.path != "/v2/open/train/manifests/1":
+            return Answer(404)
+        return Answer(200, None, {"Docker-Content-Digest": "sha256:1234"})
+
+    with Hosts(tmp_path, ("registry.example.com",), answer) as hosts:
+        for variable, value in hosts.environment.items():
+            monkeypatch.setenv(variable, value)
+        wanted = reads.image(f"registry.example.com/{name}")
+        assert wanted
+        (found,) = answered([Question("image", "", lambda: anonymously(wanted))])
+    assert found.state == state, found
+    if state == "ok":
+        assert found.said == "open/train 1 is sha256:1234 now; better name that digest"
 
 
 def test_a_cluster_that_is_not_there_is_told_so(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -57,6 +57,20 @@ def test_our_own_code_is_part_of_the_key(home: Path, folder: Path) -> None:
     assert set(reasons(record).values()) == {"ran: rekindle's code changed"}
 
 
+def test_code_of_ones_own_is_part_of_the_key_of_the_steps_that_use_it(
+    home: Path, folder: Path
+) -> None:
+    arguments = {"folder": str(folder), "text": "task.py:Mine"}
+    mine = {"task.py:Mine": "1", "count": "1"}  # a parameter's value, and the path of a step
+    run("chain", home, arguments, own_code=mine, run_id="one")
+    record = run("chain", home, arguments, own_code={**mine, "task.py:Mine": "2"})
+    assert reasons(record)["make"] == "ran: code of yours that it uses changed"
+    assert reasons(record)["count"] == "hit: same inputs and code as in run one"
+    record = run("chain", home, arguments, own_code={**mine, "count": "2"})
+    assert reasons(record)["make"] == "hit: same inputs and code as in run one"
+    assert reasons(record)["count"] == "ran: code of yours that it uses changed"
+
+
 def edited(pipeline: Graph, name: str, **changes: object) -> Graph:
     """The pipeline with another container in one step."""
     step = pipeline.dag.nodes[name]

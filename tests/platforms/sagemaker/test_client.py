@@ -23,7 +23,8 @@ from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.test_compile import PLACE as KWARGS
 from tests.platforms.sagemaker.test_compile import compiled
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps
-from tests.servers.sagemaker_rest import REGION, Account, Fault, serving
+from tests.servers.sagemaker_rest import REGION, Account, serving
+from tests.servers.troubles import Fault
 
 PLACE = SageMakerSpec(**KWARGS)
 

@@ -1,5 +1,5 @@
-"""Schedules of an account: lowered, set, listed, paused and taken away through boto3, against moto's
-EventBridge Scheduler."""
+"""What is particular about schedules of SageMaker: each starts a pipeline of its own. Through boto3,
+against moto's EventBridge Scheduler; tests/platforms/test_schedules.py has what is alike everywhere."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, UnsupportedError
-from rekindle.platforms.sagemaker.client import (
-    schedule_delete,
-    schedule_list,
-    schedule_pause,
-    schedule_set,
-)
+from rekindle.platforms.sagemaker import schedule
+from rekindle.platforms.sagemaker.client import submit
 from rekindle.platforms.sagemaker.schedule import lowered, schedule_id
-from rekindle.platforms.submission import Schedule
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.sagemaker.conftest import KEYS
 from tests.platforms.sagemaker.conftest import aws as aws
@@ -30,7 +25,7 @@ LOWERED = {
     "0 3 * * 0": "cron(0 3 ? * SUN *)",
     "*/20 * * * *": "cron(0,20,40 * * * ? *)",
     "5/20 9-17/4 * * 1-5": "cron(5,25,45 9,13,17 ? * MON,TUE,WED,THU,FRI *)",
-    "0 0 1,15 jan-mar *": "cron(0 0 1,15 1,2,3 ? *)",
+    "0 0 1,15 jan-mar *": "cron(0 0 1,15 1-3 ? *)",
     "0 6 * * */2": "cron(0 6 ? * SUN,TUE,THU,SAT *)",
 }
 
@@ -50,51 +45,57 @@ def scheduler(account: Account, aws: str, monkeypatch: pytest.MonkeyPatch) -> An
 
 @pytest.mark.parametrize("cron", LOWERED)
 def test_a_line_of_cron_is_written_out(cron: str) -> None:
-    assert lowered(ScheduleSpec(cron=cron)) == LOWERED[cron]
+    assert lowered(ScheduleSpec(cron=cron), PLACE).expression == LOWERED[cron]
 
 
 def test_a_line_that_aws_has_no_words_for_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="AWS takes either") as caught:
-        lowered(ScheduleSpec(cron="0 3 1 * mon"))
+        lowered(ScheduleSpec(cron="0 3 1 * mon"), PLACE)
     assert caught.value.problems[0].where == "schedule.cron"
 
 
-def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(
+def test_what_is_set_names_its_role_and_no_submission_changes_what_it_starts(
     account: Account, scheduler: Any
 ) -> None:
-    expected = Schedule("digits", "0 3 * * mon", "Europe/Berlin", enabled=True)
-    assert schedule_list(PLACE) == ()
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
-    ((name, versions),) = account.pipelines.items()
-    assert (name, len(versions)) == ("two-steps-scheduled", 1)
-    hourly = ScheduleSpec(cron="0 * * * *")
-    changed = schedule_set(definition(4), PLACE, hourly, "digits")
-    assert schedule_list(PLACE) == (changed,)
-    assert len(versions) == 2, "what it starts is the newest"
+    schedule.set_(definition(), PLACE, MONDAYS, "digits")
     kept = scheduler.get_schedule(Name="digits", GroupName="rekindle")
-    assert kept["ScheduleExpression"] == "cron(0 * * * ? *)"
-    assert kept["Target"]["Arn"].endswith(":pipeline/two-steps-scheduled")
+    assert kept["Target"]["Arn"].endswith(":pipeline/digits-scheduled")
     assert kept["Target"]["RoleArn"] == PLACE.role_arn
-    assert account.runs == {}, "setting a schedule starts nothing"
-    schedule_set(definition(), PLACE, MONDAYS, "letters")
-    assert [one.id for one in schedule_list(PLACE)] == ["digits", "letters"]
+    assert kept["ScheduleExpressionTimezone"] == "Europe/Berlin"
+    (versions,) = account.pipelines.values()
+    schedule.set_(definition(), PLACE, MONDAYS, "digits")
+    submit(definition(4), PLACE, "a")
+    assert len(versions) == 1
+    schedule.set_(definition(4), PLACE, MONDAYS, "digits")
+    assert len(versions) == 2, "what it starts is the newest"
 
 
-def test_a_schedule_pauses_goes_on_and_goes_away_as_often_as_one_says_so(
+def test_its_pipeline_goes_with_a_schedule_unless_it_has_runs(
     account: Account, scheduler: Any
 ) -> None:
-    schedule_set(definition(), PLACE, MONDAYS, "digits")
-    for _ in range(2):
-        assert schedule_pause(PLACE, "digits").enabled is False
-    assert schedule_list(PLACE)[0].enabled is False
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits").enabled is True
-    assert [schedule_delete(PLACE, "digits") for _ in range(2)] == [True, False]
-    assert schedule_list(PLACE) == ()
-    with pytest.raises(PlatformError, match="see what there is"):
-        schedule_pause(PLACE, "digits")
+    schedule.set_(definition(), PLACE, MONDAYS, "digits")
+    assert schedule.delete(PLACE, "digits")
+    assert account.pipelines == {}
+    schedule.set_(definition(), PLACE, MONDAYS, "digits")
+    started = account.start("digits-scheduled", "t" * 32, 1, "due")
+    assert schedule.delete(PLACE, "digits")
+    assert list(account.pipelines) == ["digits-scheduled"], "the history of its runs"
+    assert account.runs[started["PipelineExecutionArn"]].status == "Executing"
+
+
+def test_a_pipeline_that_was_left_without_its_schedule_goes_too(
+    account: Account, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL_SCHEDULER", "http://127.0.0.1:9")  # nobody answers there
+        with pytest.raises(PlatformError):
+            schedule.set_(definition(), PLACE, MONDAYS, "digits")
+    assert list(account.pipelines) == ["digits-scheduled"]
+    assert schedule.delete(PLACE, "digits") is False
+    assert account.pipelines == {}
 
 
 def test_names_that_differ_stay_different() -> None:
     assert schedule_id("digits") == "digits"
     assert len({schedule_id(name) for name in ("a b", "a-b", "a_b", "a" * 70, "a" * 71)}) == 5
+    assert len({schedule.pipeline_of(name) for name in ("a b", "a-b", "a_b", "a.b")}) == 4

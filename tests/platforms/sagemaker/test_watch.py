@@ -23,7 +23,8 @@ from tests.platforms.sagemaker.conftest import service as service
 from tests.platforms.sagemaker.test_compile import PLACE as KWARGS
 from tests.platforms.sagemaker.test_compile import compiled
 from tests.servers.sagemaker import Pipelines
-from tests.servers.sagemaker_rest import Account, Fault, serving
+from tests.servers.sagemaker_rest import Account, serving
+from tests.servers.troubles import Fault
 
 PLACE = SageMakerSpec(**KWARGS)
 MOST_SECONDS = 60

@@ -8,29 +8,22 @@ import json
 
 import pytest
 
-from rekindle.errors import PlatformError, SpecError, UnsupportedError
+from rekindle.errors import PlatformError, SpecError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Schedule
 from rekindle.platforms.vertex.client import (
     job_id,
-    lowered,
     outline,
-    schedule_delete,
-    schedule_list,
-    schedule_pause,
-    schedule_set,
     submit,
 )
 from rekindle.platforms.vertex.labels import labels_of
 from rekindle.spec.places import VertexSpec
-from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.vertex.project import project as project
-from tests.servers.vertex_rest import PARENT, PROJECT, REGION, Fault, Project
+from tests.servers.troubles import Fault
+from tests.servers.vertex_rest import PARENT, PROJECT, REGION, Project
 
 PLACE = VertexSpec(project=PROJECT, region=REGION, artifact_root="gs://lake/rekindle")
-MONDAYS = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")
 
 
 def definition(word: str = "a") -> Definition:
@@ -109,54 +102,6 @@ def test_what_the_config_lacks_and_a_login_that_is_not_there_are_said(
     with pytest.raises(PlatformError, match="gcloud auth application-default login"):
         submit(definition(), PLACE, mark("a"))
     assert project.calls == {}
-
-
-def test_the_same_schedule_set_twice_is_one_and_another_takes_its_place(project: Project) -> None:
-    expected = Schedule("digits", "0 3 * * mon", "Europe/Berlin", enabled=True)
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
-    project.faults = [Fault("PATCH schedules", 503), Fault("GET schedules", 0)]
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits") == expected
-    changed = schedule_set(definition("b"), PLACE, ScheduleSpec(cron="0 * * * *"), "digits")
-    assert schedule_list(PLACE) == (changed,)
-    (kept,) = project.schedules.values()
-    assert kept.cron == "TZ=UTC 0 * * * *"
-    job = kept.create_pipeline_job_request.pipeline_job
-    assert job.runtime_config.parameter_values["text"] == "b"
-    assert project.jobs == {}, "setting a schedule starts nothing"
-    for name in ("letters", "reviews"):
-        schedule_set(definition(), PLACE, MONDAYS, name)
-    assert [one.id for one in schedule_list(PLACE)] == ["digits", "letters", "reviews"]
-
-
-LOST: dict[str, list[Fault]] = {
-    "a service that is away": [Fault("POST schedules", 503)],
-    "an answer that is lost": [Fault("POST schedules", 0, after=True)],
-    "a gateway that gave up too early": [Fault("POST schedules", 504, after=True)],
-}
-
-
-@pytest.mark.parametrize("case", LOST)
-def test_whatever_befalls_a_schedule_is_one(case: str, project: Project) -> None:
-    project.faults = list(LOST[case])
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits").enabled
-    assert len(project.schedules) == 1
-
-
-def test_a_schedule_pauses_goes_on_and_goes_away_as_often_as_one_says_so(project: Project) -> None:
-    schedule_set(definition(), PLACE, MONDAYS, "digits")
-    for _ in range(2):
-        assert schedule_pause(PLACE, "digits").enabled is False
-    assert schedule_list(PLACE)[0].enabled is False
-    assert schedule_set(definition(), PLACE, MONDAYS, "digits").enabled is True
-    assert [schedule_delete(PLACE, "digits") for _ in range(2)] == [True, False]
-    assert schedule_list(PLACE) == ()
-    with pytest.raises(PlatformError, match="there is no schedule `digits`"):
-        schedule_pause(PLACE, "digits")
-
-
-def test_a_line_that_names_days_of_both_kinds_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="days of the month and of the week"):
-        lowered(ScheduleSpec(cron="0 3 1 * mon"))
 
 
 def test_what_will_be_made_is_said_before() -> None:

@@ -71,7 +71,7 @@ def test_two_spot_nodes_train_lose_a_machine_resume_and_promote(
         over.set()
         printed = capsys.readouterr()
         lines = [entry["textPayload"] for entry in project.entries + project.more_entries()]
-        assert code == 0, f"{printed.err}\n{''.join(lines)[-8_000:]}"
+        assert code == 0, f"{printed}\n{''.join(lines)[-8_000:]}"
         summary = json.loads(printed.out)
         assert (summary["status"], summary["gate"]["promoted"]) == ("succeeded", True)
         assert (summary["model"]["name"], summary["model"]["version"]) == ("digits", "1")

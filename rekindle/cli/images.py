@@ -1,0 +1,137 @@
+"""`rekindle images build|push CONFIG`: one's own code in an image, and that image where a platform
+pulls it from, by digest."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rekindle.cli.compile import PLATFORMS, Several
+from rekindle.cli.options import config, overrides, shared
+from rekindle.errors import Problem, RequestError
+
+if TYPE_CHECKING:
+    from rekindle.platforms.code import Code
+    from rekindle.platforms.local.docker import Docker
+    from rekindle.spec.model import Spec
+
+
+@click.group("images")
+def command() -> None:
+    """Put one's own code into an image, and the image where platforms pull from."""
+
+
+@command.command("build")
+@config
+@overrides
+@shared
+def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -> int:
+    """Build an image on this machine: that of rekindle (`image.base`) with the files in it that the
+    steps of CONFIG need."""
+    from rekindle.platforms import images
+
+    spec, code = _read(config, overrides)
+    name = images.local_name(spec.name)
+    image_id = images.build(_docker(), code, spec.image.base, name)
+    if as_json:
+        document = {"schema_version": 1, "image": name, "id": image_id, "code": code.digest,
+                    "files": sorted(code.files)}  # fmt: skip
+        print(json.dumps(document))
+        return 0
+    for file in sorted(code.files):
+        click.echo(f"  {file}", err=True)
+    files = "1 file" if len(code.files) == 1 else f"{len(code.files)} files"
+    click.echo(f"{name} {image_id}: {spec.image.base} and {files} of yours")
+    click.echo(f"next: rekindle images push {config}")
+    return 0
+
+
+@command.command("push")
+@config
+@overrides
+@click.option(
+    "--platform", "platforms", type=Several(), default="",
+    help="To the registries of these, with commas; default: of all whose image CONFIG names.",
+)  # fmt: skip
+@shared
+def push(
+    config: Path, overrides: tuple[str, ...], platforms: tuple[str, ...], home: Path, as_json: bool
+) -> int:
+    """Push that image as `platforms.P.image` (REGISTRY/NAME:TAG), and write its digest into
+    rekindle.lock beside CONFIG, from where every later command takes it."""
+    from rekindle.platforms import images
+    from rekindle.spec import lock
+
+    spec, code = _read(config, overrides)
+    names = _names(spec, platforms)
+    docker, local = _docker(), images.local_name(spec.name)
+    _check(docker, local, code, config)
+    pushed = []
+    for name in names:
+        pin = images.push(docker, local, name)
+        lock.write(config.parent, {name: pin})  # one by one: the next may fail
+        pushed.append(lock.by_digest(name, pin))
+        if not as_json:
+            click.echo(pushed[-1])
+    path = config.parent / lock.NAME
+    if as_json:
+        print(json.dumps({"schema_version": 1, "images": pushed, "lock": str(path)}))
+    else:
+        click.echo(f"written into {path}: commit it", err=True)
+    return 0
+
+
+def _read(config: Path, overrides: tuple[str, ...]) -> tuple[Spec, Code]:
+    """The spec, with images as it names them, and the code that its steps need."""
+    from rekindle.cli.job import graph_of
+    from rekindle.platforms.code import code_of
+    from rekindle.spec.load import load_target
+
+    spec = load_target(config, overrides, pinned=False)
+    return spec, code_of(spec, graph_of(spec)[1])
+
+
+def _names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
+    """What to push it as, each once."""
+    said = {p: getattr(spec.platforms, p).image or "" for p in platforms or PLATFORMS}
+    names = list(dict.fromkeys(name for name in said.values() if name and "@" not in name))
+    wanting = [p for p, name in said.items() if not name or "@" in name]
+    problems = [
+        Problem(
+            f"{said[platform]} is a digest already, and nothing can be pushed as one"
+            if said[platform]
+            else "it says nowhere what to push the image as",
+            f"platforms.{platform}.image",
+            "name it as REGISTRY/NAME:TAG; its digest is written into rekindle.lock",
+        )
+        for platform in wanting
+    ]
+    if problems and (platforms or not names):
+        raise RequestError(problems)
+    return names
+
+
+def _check(docker: Docker, local: str, code: Code, config: Path) -> None:
+    """RequestError unless the image here has the code that is here."""
+    from rekindle.platforms.images import code_label
+
+    held = code_label(docker, local)
+    if held != code.digest:
+        what = f"{local} was built from other files than those that are here now"
+        raise RequestError(
+            what if held is not None else f"there is no image {local} here",
+            fix=f"rekindle images build {config}",
+        )
+
+
+def _docker() -> Docker:
+    from rekindle.platforms.local.docker import find
+
+    try:
+        return find(os.environ)
+    except RequestError as error:
+        raise RequestError(error.problems[0].what, fix="install docker and start it") from None

@@ -1,0 +1,130 @@
+"""Text without secrets: what an error, a log or a record may say of them.
+
+Known are the values of the environment variables that a config names (`name_secret`), those of
+variables with a name like HF_TOKEN or AWS_SECRET_ACCESS_KEY, and what looks like a token wherever
+it comes from: a service may send back what it was sent. A value is also known as base64 and as a
+part of a URL. What is shorter than eight characters and not named by a config is none: it would
+mask words. Others of the environment are not known before they are named."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+MASK = "***"
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY"
+    r"|(^|_)(SAS|PAT)($|_)|CONNECTION_STRING",
+    re.IGNORECASE,
+)
+_NO_SECRET = re.compile(
+    r"_(FILE|PATH|DIR|URL|URI|ENDPOINT|NAME|ID|ARN|REGION|PROVIDER|HELPER|EXPIRATION|EXPIRY)$"
+    r"|PARALLELISM|_TYPE$",
+    re.IGNORECASE,
+)
+_SHORTEST, _SHORTEST_NAMED, _SHORTEST_LINE = 8, 4, 16
+_TOKENS = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}"
+    r"|ya29\.[A-Za-z0-9._-]+|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
+    r"|(?<=[?&]sig=)[^&\s\"']+|(?<=[?&]X-Amz-Signature=)[^&\s\"']+"
+    r"|(?<=[?&]X-Amz-Security-Token=)[^&\s\"']+|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"|(?<=\bBearer )[A-Za-z0-9._~+/=-]{8,}"
+)
+_named: set[str] = set()  # variables; one process reads one config, or a few
+
+
+def name_secret(variable: str) -> None:
+    """From now on the value of this variable of the environment is a secret."""
+    _named.add(variable)
+
+
+def masked(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """The text with `***` in place of every secret."""
+    if forms := _forms(environment):
+        text = re.sub("|".join(map(re.escape, forms)), MASK, text)
+    return _TOKENS.sub(MASK, text)
+
+
+class Masked:
+    """The same for bytes that come in pieces: a secret may begin in one and end in the next. Only
+    known values are looked for."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._forms = [form.encode() for form in _forms(environment)]
+        self._any = re.compile(b"|".join(map(re.escape, self._forms))) if self._forms else None
+        self._held = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """What may be shown; the beginning of what may become a secret is held back."""
+        if self._any is None:
+            return piece
+        text, begin = self._held + piece, 0
+        shown: list[bytes] = []
+        open_ends = self._open(text)
+        for match in self._any.finditer(text):
+            if any(begin <= end <= match.start() for end in open_ends):
+                break  # a longer one may begin there
+            shown += [text[begin : match.start()], MASK.encode()]
+            begin = match.end()
+        end = next((end for end in open_ends if end >= begin), len(text))
+        self._held = text[end:]
+        return b"".join((*shown, text[begin:end]))
+
+    def rest(self) -> bytes:
+        """What was held back, once nothing follows."""
+        held, self._held = self._held, b""
+        return self._any.sub(MASK.encode(), held) if self._any else held
+
+    def _open(self, text: bytes) -> list[int]:
+        """Where something begins that the end of `text` cuts off, in order."""
+        found: set[int] = set()
+        for form in self._forms:
+            begin = max(0, len(text) - len(form) + 1)
+            while (begin := text.find(form[:1], begin)) != -1:
+                if form.startswith(text[begin:]):
+                    found.add(begin)
+                begin += 1
+        return sorted(found)
+
+
+def _forms(environment: Mapping[str, str] | None) -> list[str]:
+    """Every secret in every form, the longest first, so that none hides in another."""
+    known = os.environ if environment is None else environment
+    found = {form for value in _values(known) for form in _written(value)}
+    return sorted(found - {""}, key=len, reverse=True)
+
+
+def _values(environment: Mapping[str, str]) -> Iterable[str]:
+    for name, value in environment.items():
+        if (name in _named and len(value) >= _SHORTEST_NAMED) or (
+            _tells(name) and len(value) >= _SHORTEST and not _is_file(value)
+        ):
+            yield value
+
+
+def _tells(name: str) -> bool:
+    """Whether the name of a variable says that its value is secret."""
+    return bool(_SECRET.search(name) and not _NO_SECRET.search(name))
+
+
+def _is_file(value: str) -> bool:
+    """A path to a secret is none."""
+    return value.startswith("/") and Path(value).exists()
+
+
+def _written(value: str) -> Iterable[str]:
+    """The value as it may stand in a text: in a URL, in JSON, in base64, a line of a key."""
+    yield value
+    yield value.strip()
+    yield quote(value, safe="")
+    yield quote_plus(value)
+    yield json.dumps(value)[1:-1]
+    yield from (e(value.encode()).decode() for e in (base64.b64encode, base64.urlsafe_b64encode))
+    for line in value.splitlines() if "\n" in value.strip() else ():
+        if len(line) >= _SHORTEST_LINE and not line.startswith("-----"):
+            yield line

@@ -1,0 +1,223 @@
+"""One's own code on a platform: which files steps need, and where the image has them.
+
+Steps on a platform see nothing of the author's machine but what their image holds, so `task:
+path.py:Class`, `train.entrypoint`, and modules that a component imports have to be in it.
+`rekindle images build` puts them there, under `/opt/rekindle/code` as they lie to each other here.
+A definition is compiled only for an image whose code is, by its hash, the code that is here. A path
+that is not on this machine is taken for one in the image, which is then one's own affair."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import hashlib
+import logging
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from rekindle.errors import Problem, RequestError
+from rekindle.ir.graph import Graph, Step
+from rekindle.ir.rewrite import OWN_IMAGES
+from rekindle.platforms.sagemaker.site import ECR
+from rekindle.spec import lock
+from rekindle.spec.identity import digest, file_sha256
+from rekindle.spec.imports import closure, folders_of
+from rekindle.spec.model import Spec
+
+log = logging.getLogger(__name__)
+
+HOME = PurePosixPath("/opt/rekindle/code")
+# has nobody's modules; of other images only their makers know
+_BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
+_LEFT_OUT = ("__pycache__", ".git")
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """Files by their path below `HOME`; the `folders` below it that modules are imported from; who
+    wants any of it, as fields of the config and paths of steps; and the folder here (`root`) that
+    becomes `HOME`."""
+
+    files: Mapping[str, bytes]
+    folders: tuple[str, ...]
+    wanted_by: tuple[str, ...]
+    root: Path
+
+    @property
+    def digest(self) -> str:
+        """32 characters that stand for all of it; empty for nothing."""
+        if not self.files:
+            return ""
+        files = [
+            [name, hashlib.sha256(content).hexdigest()] for name, content in self.files.items()
+        ]
+        return digest([self.folders, sorted(files)])
+
+    def inside(self, file: Path) -> str:
+        """Where the image has a file."""
+        return str(HOME / file.relative_to(self.root).as_posix())
+
+
+def code_of(spec: Spec, graph: Graph) -> Code:
+    """All files of one's own that the steps of the spec's pipeline need; RequestError for one that
+    cannot be read."""
+    files = {field: file for field, file in _named(spec) if file.is_file()}
+    included = list(_included(spec))
+    sources = _sources(spec, graph)
+    folders = _folders(spec, files)
+    found = closure(files.values(), sources, folders)
+    importing = set(found.values())
+    more = closure([file for file in included if file not in found], {}, folders)
+    importing |= {folder for file, folder in more.items() if file not in included}
+    found |= more
+    if not found:
+        return Code({}, (), (), Path("/"))
+    if included:
+        importing.add(Path(spec.origin[0]).resolve().parent)
+    needing = (path for path, text in sources.items() if closure([], {path: text}, folders))
+    root = Path(os.path.commonpath([*(file.parent for file in found), *importing]))
+    return Code(
+        {file.relative_to(root).as_posix(): _content(file) for file in found},
+        tuple(sorted(folder.relative_to(root).as_posix() for folder in importing)),
+        (*files, *needing, *(["image.include"] if included else [])),
+        root,
+    )
+
+
+def hashes(spec: Spec, graph: Graph) -> dict[str, str]:
+    """What stands for files of one's own in the cache of this machine: by the value of the
+    parameter that names the task, and by the paths of steps that import modules."""
+    folders = _folders(spec, dict(_named(spec)))
+    sources = _sources(spec, graph)
+    task = [file for field, file in _named(spec) if field == "task" and file.is_file()]
+    found = {spec.task: closure(task, {}, folders)} if task else {}
+    found |= {path: closure([], {path: text}, folders) for path, text in sources.items()}
+    return {name: digest(sorted(map(file_sha256, files))) for name, files in found.items() if files}
+
+
+def placed(spec: Spec, code: Code) -> Spec:
+    """The spec with the paths of its code as the image has them."""
+    files = {field: file for field, file in _named(spec) if file.is_file()}
+    update: dict[str, object] = {}
+    if "task" in files:
+        name = spec.task.rpartition(":")[2]
+        update["task"] = f"{code.inside(files['task'])}:{name}"
+    if "train.entrypoint" in files:
+        _, *rest = shlex.split(spec.train.entrypoint or "")
+        words = shlex.join([code.inside(files["train.entrypoint"]), *rest])
+        update["train"] = spec.train.model_copy(update={"entrypoint": words})
+    return spec.model_copy(update=update)
+
+
+def problems(platform: str, spec: Spec, graph: Graph, code: Code) -> Iterator[Problem]:
+    """Why the steps would not find the code there."""
+    image = getattr(spec.platforms, platform).image or ""
+    config = spec.origin[0] or "CONFIG"
+    fix = f"rekindle images build {config} && rekindle images push {config}"
+    for step, module in _abroad(platform, spec, graph, image):
+        own = step.container.image
+        if not _BARE.match(own):
+            log.warning("`%s` imports %s, which its image %s has to have", step.path, module, own)
+            continue
+        yield Problem(
+            f"`{step.path}` imports {module}, which its image {own} does not have",
+            step.where,
+            "let it run in rekindle's image, base_image='rekindle/cpu', which gets your code: "
+            f"{fix}",
+        )
+    if not code.files:
+        return
+    where = f"platforms.{platform}.image"
+    wanted = ", ".join(f"`{name}`" for name in code.wanted_by)
+    needs = "needs" if len(code.wanted_by) == 1 else "need"
+    there = lock.code_in(image, Path(config).parent)
+    if not image:
+        what = f"{wanted} {needs} files of yours, and no image has them"
+        yield Problem(what, where, f"name one as REGISTRY/NAME:TAG, then {fix}")
+    elif there is None:
+        what = f"nobody knows whether {image} has your files that {wanted} {needs}"
+        again = " with the image as REGISTRY/NAME:TAG" if "@" in image else ""
+        yield Problem(what, where, f"{fix}{again}")
+    elif there != code.digest:
+        what = f"{image} was built from other files than those here that {wanted} {needs}"
+        yield Problem(what, where, fix)
+
+
+def _named(spec: Spec) -> Iterator[tuple[str, Path]]:
+    """Files that a field of the config names."""
+    if ".py:" in spec.task:
+        yield "task", Path(spec.task.rpartition(":")[0]).resolve()
+    if spec.train.entrypoint:
+        words = _words(spec.train.entrypoint)
+        if words and words[0] != "-m":
+            yield "train.entrypoint", Path(words[0]).resolve()
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise RequestError(
+            f"cannot be read as words: {error}", where="train.entrypoint",
+            fix="quote it like a shell command",
+        ) from None  # fmt: skip
+
+
+def _sources(spec: Spec, graph: Graph) -> dict[str, str]:
+    """Python that is to run there without being a file there, by who runs it."""
+    found = {step.path: step.container.source for step in graph.steps() if step.container.source}
+    words = _words(spec.train.entrypoint or "")
+    if words[:1] == ["-m"] and len(words) > 1:
+        found["train.entrypoint"] = f"import {words[1]}, {words[1]}.__main__"
+    return found if spec.pipeline or words[:1] == ["-m"] else {}
+
+
+def _folders(spec: Spec, files: Mapping[str, Path]) -> tuple[Path, ...]:
+    """Where modules are looked for: as when the pipeline is compiled."""
+    around = [*files.values()]
+    if spec.pipeline and ".py:" in spec.pipeline:
+        around.append(Path(spec.pipeline.rpartition(":")[0]).resolve())
+    found = [folder for file in around for folder in folders_of(file)]
+    return tuple(dict.fromkeys([*found, Path.cwd().resolve()]))
+
+
+def _included(spec: Spec) -> Iterator[Path]:
+    """Files that `image.include` names; RequestError for what there is not."""
+    for pattern in spec.image.include:
+        # Path.glob refuses absolute patterns
+        found = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207
+        if not found:
+            raise RequestError(
+                f"there is nothing at {pattern}", where="image.include", fix="check the path"
+            )
+        for path in sorted(found):
+            inner = sorted(path.rglob("*")) if path.is_dir() else [path]
+            yield from (
+                file.resolve()
+                for file in inner
+                if file.is_file() and not set(file.parts) & set(_LEFT_OUT)
+            )
+
+
+def _abroad(platform: str, spec: Spec, graph: Graph, image: str) -> Iterator[tuple[Step, str]]:
+    """Steps in images that rekindle does not choose, which import modules of one's own."""
+    if not spec.pipeline:
+        return
+    folders = _folders(spec, {})
+    for step in graph.steps():
+        own = step.container.image
+        ours = own.startswith(OWN_IMAGES) or own == image
+        ours = ours or (platform == "sagemaker" and not ECR.fullmatch(own))
+        if step.container.source and not ours:
+            for file in list(closure([], {step.path: step.container.source}, folders))[:1]:
+                yield step, file.name
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot read {file}: {error.strerror}", fix="check the file") from None

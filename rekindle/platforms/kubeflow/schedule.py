@@ -1,0 +1,186 @@
+"""Schedules of Kubeflow Pipelines, which are recurring runs: how one is written there, and how it
+is set, listed, paused and taken away.
+
+A recurring run cannot be changed: another takes its place, and the older goes away when that is
+there; of several of one name, left by whatever was cut off, the newest stays. Its cron begins with
+seconds, and follows the clock of the controller (platforms.kubeflow.timezone). The controller
+starts what fell due as soon as it may: after the run before it, after it was down, and after a
+pause. So one that paused is set anew, unless starts are to be made up for. Runs go on when what
+started them is taken away (API servers up to 2.15 stop them).
+
+Authority: kfp 2.17's client; kubeflow/pipelines, backend/src/crd/controller/scheduledworkflow/util/
+{scheduled_workflow,cron_schedule}.go. No cluster has run it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rekindle.errors import PlatformError, Problem, UnsupportedError
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.kubeflow import client
+from rekindle.platforms.kubeflow.client import (
+    Server,
+    connected,
+    equals,
+    experiment_of,
+    where,
+    written,
+)
+from rekindle.platforms.submission import Lowered, Schedule, digest_of
+from rekindle.spec import cron
+from rekindle.spec.places import KubeflowSpec
+from rekindle.spec.schedule import ScheduleSpec
+
+_MARK = "rekindle"  # begins the description of what is ours
+_SECTION = "platforms.kubeflow"
+_MOST = 10  # runs at once that the controller allows (maxMaxConcurrency)
+_TURNS = 3
+
+
+def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
+    """The schedule as the cluster has it: `0 3 * * mon` is ``0 0 3 * * 1``, since the service reads
+    five fields as if they began with seconds. UnsupportedError for what it cannot do."""
+    if problems := list(_problems(schedule, place)):
+        raise UnsupportedError(problems)
+    if schedule.overlap == "parallel":
+        overlap = f"begins beside the run, up to {_MOST} at once"
+    else:
+        several = "all, one after the other" if schedule.catch_up else "the last"
+        overlap = f"waits until the run has ended; of several that wait, {several}"
+    if schedule.catch_up:
+        missed = "made up for, one after the other, after a pause too"
+    else:
+        missed = "left out after a pause; of those while the cluster was down the last is made up"
+    clocks = "what is skipped is left out, what comes twice starts twice"
+    return Lowered(f"0 {cron.written(schedule.cron)}", place.timezone, overlap, missed, clocks)
+
+
+def set_(
+    definition: Definition, place: KubeflowSpec, schedule: ScheduleSpec, name: str
+) -> Schedule:
+    """The recurring run of the config `name`: the newest if it is this, else a new one in place of
+    those that were; somebody else's, who set it a moment later."""
+    there = lowered(schedule, place)
+    parallel, catch_up = schedule.overlap == "parallel", schedule.catch_up
+    policy = f"{there.expression} {'parallel' if parallel else 'queue'} {catch_up}"
+    described = f"{_MARK} {digest_of(definition.files, policy)} {schedule.cron}"
+    with connected(place) as server, written(definition) as file:
+        experiment = experiment_of(server, definition)
+
+        def same() -> Any:
+            newest = next(reversed(_recurring(server, name)), None)
+            if newest is None or newest.description != described:
+                return None
+            return newest if catch_up or str(newest.status) == "ENABLED" else None
+
+        for _ in range(_TURNS):
+            made = server.call(same) or server.created(
+                lambda: server.kfp.create_recurring_run(
+                    experiment, name, described, cron_expression=there.expression,
+                    max_concurrency=_MOST if parallel else 1, no_catchup=not catch_up,
+                    pipeline_package_path=str(file), service_account=place.service_account,
+                ),
+                same,
+            )  # fmt: skip
+            if str(made.status) == "DISABLED":
+                server.call(server.kfp.enable_recurring_run, made.recurring_run_id)
+            kept = _settled(server, name)
+            ours = kept is not None and kept.description == described
+            if kept is not None and (ours or kept.created_at > made.created_at):
+                return _shown(kept, place)
+            time.sleep(client.FIRST_PAUSE_SECONDS)  # two of one second: the next one is newer
+    raise PlatformError(
+        f"somebody else sets the schedule `{name}` at this moment", where=where(place),
+        fix="see whose it is, rekindle schedule list, and say it again",
+    )  # fmt: skip
+
+
+def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
+    """Recurring runs that were set here, those that pause too, by name; an older one of the same
+    name, which a `set` that was cut off has left, is taken away."""
+    with connected(place) as server:
+        names = {one.display_name for one in server.call(_recurring, server)}
+        found = [kept for name in sorted(names) if (kept := _settled(server, name)) is not None]
+        return tuple(_shown(one, place) for one in found)
+
+
+def pause(place: KubeflowSpec, name: str) -> Schedule:
+    """The recurring run of the config `name`, which starts nothing until it is set again."""
+    with connected(place) as server:
+        kept = _settled(server, name)
+        if kept is None:
+            raise PlatformError(
+                f"there is no schedule `{name}`", where=where(place), fix="rekindle schedule list"
+            )
+        server.call(server.kfp.disable_recurring_run, kept.recurring_run_id)
+        return _shown(server.call(server.kfp.get_recurring_run, kept.recurring_run_id), place)
+
+
+def delete(place: KubeflowSpec, name: str) -> bool:
+    """Whether there was one to take away."""
+    with connected(place) as server:
+        found = server.call(_recurring, server, name)
+        for one in found:
+            _deleted(server, one)
+        return bool(found)
+
+
+def _problems(schedule: ScheduleSpec, place: KubeflowSpec) -> Iterator[Problem]:
+    if schedule.timezone != place.timezone:
+        yield Problem(
+            f"the cluster's schedules follow the clock of {place.timezone}, not of "
+            f"{schedule.timezone}", "schedule.timezone",
+            "write the line for that clock, or, where CRON_SCHEDULE_TIMEZONE of the controller "
+            f"says otherwise, set {_SECTION}.timezone",
+        )  # fmt: skip
+    if schedule.overlap == "skip":
+        yield Problem(
+            "Kubeflow starts what fell due as soon as the run before it has ended, and skips no "
+            "start for it", "schedule.overlap", "write schedule.overlap: queue, or leave it out",
+        )  # fmt: skip
+
+
+def _settled(server: Server, name: str) -> Any:
+    """The newest of that name, or None. The others go: whoever looks keeps the same one."""
+    found = server.call(_recurring, server, name)
+    for older in found[:-1]:
+        _deleted(server, older)
+    return found[-1] if found else None
+
+
+def _recurring(server: Server, name: str = "") -> list[Any]:
+    """Recurring runs that are ours, of a config or all, the oldest first."""
+    found, page_token = list[Any](), ""
+    while True:
+        listed = server.kfp.list_recurring_runs(
+            page_token=page_token, page_size=100, sort_by="created_at", namespace=server.namespace,
+            filter=equals("display_name", name) if name else None,
+        )  # fmt: skip
+        found += listed.recurring_runs or ()
+        page_token = listed.next_page_token
+        if not page_token:
+            break
+    ours = [one for one in found if (one.description or "").startswith(f"{_MARK} ")]
+    return sorted(ours, key=lambda one: (one.created_at, one.recurring_run_id))
+
+
+def _deleted(server: Server, one: Any) -> None:
+    """Without `ORPHAN`, which the client has no word for, the runs that it started, its children,
+    would be taken away in the middle of their work (kubeflow/pipelines#12573)."""
+    from kfp_server_api import ApiException
+
+    try:
+        server.call(
+            server.kfp._recurring_run_api.recurring_run_service_delete_recurring_run,
+            one.recurring_run_id, propagation_policy="ORPHAN",
+        )  # fmt: skip
+    except ApiException as error:
+        if error.status != 404:  # somebody else took it away
+            raise
+
+
+def _shown(found: Any, place: KubeflowSpec) -> Schedule:
+    cron = str(found.description).split(" ", 2)[2]
+    return Schedule(found.display_name, cron, place.timezone, str(found.status) == "ENABLED")

@@ -1,0 +1,183 @@
+"""Schedules of a project on Vertex AI: how one is written there, and how it is set, listed, paused
+and taken away.
+
+A schedule's id is the service's; ours is its display name, looked for before. Of several of one
+name, left by whatever was cut off, the newest stays. `max_concurrent_run_count` bounds the calls
+that start runs, and not the runs: those `max_concurrent_active_run_count` bounds. What a field of a
+schedule holds can be changed and not taken out, so one that queues no longer is made anew.
+
+Authority: aiplatform_v1 of google-cloud-aiplatform 2.7 (Schedule, ResumeScheduleRequest,
+UpdateScheduleRequest). No project has run it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from rekindle.errors import PlatformError, UnsupportedError
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.submission import Lowered, Schedule
+from rekindle.platforms.vertex import client
+from rekindle.platforms.vertex.client import Project, connected, job, may_succeed, where
+from rekindle.spec import cron
+from rekindle.spec.places import VertexSpec
+from rekindle.spec.schedule import ScheduleSpec
+
+if TYPE_CHECKING:
+    from google.cloud import aiplatform_v1 as api
+
+_LONGEST_SECONDS = 120.0  # that a deletion may take
+_MOST = 10  # runs at once, where they may be several
+_CHANGED = (
+    "cron", "max_concurrent_run_count", "max_concurrent_active_run_count", "allow_queueing",
+    "create_pipeline_job_request",
+)  # fmt: skip
+
+
+def lowered(schedule: ScheduleSpec, place: VertexSpec) -> Lowered:
+    """The schedule as Vertex AI has it: ``TZ=Europe/Berlin 0 3 * * 1``. UnsupportedError for a line
+    that names days of the month and of the week, since which has to fit is not documented."""
+    _, _, day, _, weekday = cron.values(schedule.cron)
+    if day is not None and weekday is not None:
+        raise UnsupportedError(
+            f"`{schedule.cron}` names days of the month and of the week, and Vertex AI does not "
+            "say whether both have to fit", where="schedule.cron", fix="write `*` for one of them",
+        )  # fmt: skip
+    overlaps = {
+        "skip": "is left out", "queue": "waits until the run has ended, as many as there are",
+        "parallel": f"begins beside the run, up to {_MOST} at once",
+    }  # fmt: skip
+    return Lowered(
+        f"TZ={schedule.timezone} {cron.written(schedule.cron)}",
+        schedule.timezone,
+        overlaps[schedule.overlap or "skip"],
+        "made up for after a pause" if schedule.catch_up else "left out after a pause",
+    )
+
+
+def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name: str) -> Schedule:
+    """The schedule of the config `name`, made or changed to this; one that pauses goes on."""
+    there, queues = lowered(schedule, place), schedule.overlap == "queue"
+    at_once = _MOST if schedule.overlap == "parallel" else 1
+    with connected(place) as project:
+        from google.cloud import aiplatform_v1 as api
+        from google.protobuf import field_mask_pb2
+
+        wanted = api.Schedule(
+            display_name=name,
+            cron=there.expression,
+            max_concurrent_run_count=at_once,
+            max_concurrent_active_run_count=at_once,
+            allow_queueing=queues,
+            create_pipeline_job_request=api.CreatePipelineJobRequest(
+                parent=project.parent, pipeline_job=job(api, definition)
+            ),
+        )
+        found = _settled(project, name)
+        if found is None or (found.allow_queueing and not queues):
+            _created(project, wanted)
+            if (made := _settled(project, name)) is None:
+                raise PlatformError(
+                    f"somebody else took the schedule `{name}` away at this moment",
+                    where=where(place), fix="say it again",
+                )  # fmt: skip
+            return _shown(made)
+        wanted.name = found.name
+        mask = field_mask_pb2.FieldMask(paths=list(_CHANGED))
+        made = project.schedules.update_schedule(
+            schedule=wanted, update_mask=mask, retry=project.retry
+        )
+        if made.state == api.Schedule.State.PAUSED:
+            project.schedules.resume_schedule(
+                request=api.ResumeScheduleRequest(name=made.name, catch_up=schedule.catch_up),
+                retry=project.retry,
+            )
+            made = project.schedules.get_schedule(name=made.name, retry=project.retry)
+        return _shown(made)
+
+
+def list_(place: VertexSpec) -> tuple[Schedule, ...]:
+    """Schedules that were set here, those that pause too, by name; an older one of the same name,
+    which a `set` that was cut off has left, is taken away."""
+    with connected(place) as project:
+        names = {one.display_name for one in _ours(project)}
+        found = [kept for name in sorted(names) if (kept := _settled(project, name)) is not None]
+        return tuple(map(_shown, found))
+
+
+def pause(place: VertexSpec, name: str) -> Schedule:
+    """The schedule of the config `name`, which starts nothing until it is set again."""
+    with connected(place) as project:
+        found = _settled(project, name)
+        if found is None:
+            raise PlatformError(
+                f"there is no schedule `{name}`", where=where(place), fix="rekindle schedule list"
+            )
+        project.schedules.pause_schedule(name=found.name, retry=project.retry)
+        return _shown(project.schedules.get_schedule(name=found.name, retry=project.retry))
+
+
+def delete(place: VertexSpec, name: str) -> bool:
+    """Whether there was one to take away."""
+    with connected(place) as project:
+        found = _named(project, name)
+        for one in found:
+            _deleted(project, one)
+        return bool(found)
+
+
+def _ours(project: Project) -> list[api.Schedule]:
+    """Schedules whose jobs carry our label."""
+    found = project.schedules.list_schedules(parent=project.parent, retry=project.retry)
+    return [
+        one
+        for one in found
+        if one.create_pipeline_job_request.pipeline_job.labels.get("rekindle") == "true"
+    ]
+
+
+def _created(project: Project, wanted: api.Schedule) -> None:
+    """Make the schedule, once: whether a call that failed took effect is looked for."""
+    from google.api_core.exceptions import GoogleAPIError
+    from requests import RequestException
+
+    before = {one.name for one in _named(project, wanted.display_name)}
+    for last in (False, False, True):
+        try:
+            project.schedules.create_schedule(parent=project.parent, schedule=wanted)
+        except (GoogleAPIError, RequestException) as error:
+            if last or not may_succeed(error):
+                raise
+            if {one.name for one in _named(project, wanted.display_name)} - before:
+                return
+            time.sleep(client.FIRST_PAUSE_SECONDS)
+        else:
+            return
+
+
+def _named(project: Project, name: str) -> list[api.Schedule]:
+    """Those of that name, the oldest first."""
+    found = [one for one in _ours(project) if one.display_name == name]
+    return sorted(found, key=lambda one: (one.create_time, one.name))
+
+
+def _settled(project: Project, name: str) -> api.Schedule | None:
+    """The newest of that name, or None. The others go: whoever looks keeps the same one."""
+    found = _named(project, name)
+    for older in found[:-1]:
+        _deleted(project, older)
+    return found[-1] if found else None
+
+
+def _deleted(project: Project, one: api.Schedule) -> None:
+    from google.api_core.exceptions import NotFound
+
+    with contextlib.suppress(NotFound):  # somebody else took it away
+        going: Any = project.schedules.delete_schedule(name=one.name, retry=project.retry)
+        going.result(timeout=_LONGEST_SECONDS)
+
+
+def _shown(found: api.Schedule) -> Schedule:
+    zone, _, line = str(found.cron).removeprefix("TZ=").partition(" ")
+    return Schedule(found.display_name, line, zone, found.state.name == "ACTIVE")

@@ -1,0 +1,111 @@
+"""Which files a piece of Python needs beside itself: the modules that it imports, and that they
+import, as far as those lie under given folders and are not installed.
+
+Read off the syntax, so nothing is executed; imports inside functions count, names put together at
+run time do not (`image.include` is for those)."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import rekindle
+from rekindle.errors import RequestError
+
+_INSTALLED = frozenset({*sys.stdlib_module_names, "rekindle", "kfp"})
+
+
+def folders_of(file: Path) -> tuple[Path, ...]:
+    """Where modules of one's own lie, for a file of one's own: its folder, and the one above."""
+    return tuple(dict.fromkeys((file.parent, file.parent.parent)))
+
+
+def own_folders() -> tuple[Path, ...]:
+    """The folders that this process imports from and nothing is installed in."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = [Path(sysconfig.get_path(name)) for name in names]
+    installed += [Path(sys.prefix), Path(rekindle.__file__).parents[1]]
+    folders = [Path(folder or ".").absolute() for folder in sys.path if not folder.endswith(".zip")]
+    return tuple(f for f in folders if not any(f.is_relative_to(place) for place in installed))
+
+
+def closure(
+    files: Iterable[Path], sources: Mapping[str, str], folders: Sequence[Path]
+) -> dict[Path, Path]:
+    """The `files` and all modules that they and the `sources` (code by what it is called) import;
+    each with the folder that it is imported from. RequestError for what is no Python."""
+    found = {file.absolute(): file.absolute().parent for file in files}
+    waiting: list[tuple[Path | None, ast.AST]] = [
+        (file, _read(file)) for file in found if file.suffix == ".py"
+    ]
+    waiting += [(None, _parsed(text, name)) for name, text in sources.items()]
+    while waiting:
+        file, tree = waiting.pop()
+        for module, folder in _modules(tree, file, found, folders):
+            if module not in found:
+                found[module] = folder
+                waiting.append((module, _read(module)))
+    return found
+
+
+def _modules(
+    tree: ast.AST, file: Path | None, found: Mapping[Path, Path], folders: Sequence[Path]
+) -> Iterator[tuple[Path, Path]]:
+    """The files behind the imports of a tree, each with its folder."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _under(folders, alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            parts = node.module.split(".") if node.module else []
+            for alias in node.names:
+                name = [*parts, alias.name]
+                if not node.level:
+                    yield from _under(folders, name)
+                elif file is not None:
+                    package = file.parents[node.level - 1]
+                    yield from ((module, found[file]) for module in _files(package, name))
+
+
+def _under(folders: Sequence[Path], parts: Sequence[str]) -> Iterator[tuple[Path, Path]]:
+    """A module, and the packages around it, in the first folder that has any of it."""
+    if parts[0] in _INSTALLED:
+        return
+    for folder in folders:
+        if files := list(_files(folder, parts)):
+            yield from ((file, folder) for file in files)
+            return
+
+
+def _files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """Packages have an `__init__.py`, or are a folder on the way to a module; the last part may be
+    a name inside of a module."""
+    place = folder
+    for part in parts:
+        place = place / part
+        module, package = place.with_name(f"{part}.py"), place / "__init__.py"
+        if package.is_file():
+            yield package
+        elif module.is_file():
+            yield module
+            return
+        elif not place.is_dir():
+            return
+
+
+def _read(file: Path) -> ast.AST:
+    try:
+        return _parsed(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot read {file}: {error}", fix="check the file") from None
+
+
+def _parsed(text: str, name: str) -> ast.AST:
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        where = f"{name}:{error.lineno}"
+        raise RequestError(f"this is no Python: {error.msg}", where=where, fix="mend it") from None

@@ -1,0 +1,88 @@
+"""What images are, by the names that configs have for them: `rekindle.lock`, beside the config.
+
+`rekindle images push` writes it, loading a config reads it, and it belongs into version control as
+the config does. An image is its digest, and with it the hash of one's own code that is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from pydantic import Field, ValidationError
+
+from rekindle.errors import SpecError
+from rekindle.records import write_atomically
+from rekindle.spec.document import read_document
+from rekindle.spec.model import Spec
+from rekindle.spec.places import PlatformsSpec, Section
+
+NAME = "rekindle.lock"
+_HEAD = "# what images are, by name: `rekindle images push` writes it; commit it with the config\n"
+
+
+class Pin(Section):
+    """What stands behind the name of an image."""
+
+    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    """Of its manifest, as the registry says."""
+    code: str = Field("", pattern=r"^([0-9a-f]{32})?$")
+    """Hash of one's own code in it; empty: none."""
+
+
+def read(folder: Path) -> dict[str, Pin]:
+    """The pins of the configs in a folder, by name; SpecError for a file that is none of ours."""
+    path = folder / NAME
+    if not path.exists():
+        return {}
+    document = read_document(path)
+    images = document.values.get("images")
+    try:
+        if not isinstance(images, dict):
+            raise TypeError
+        return {name: Pin.model_validate(pin) for name, pin in images.items()}
+    except (ValidationError, TypeError):
+        raise SpecError(
+            f"{path} is not what `rekindle images push` writes", where=str(path),
+            fix="remove it and push again",
+        ) from None  # fmt: skip
+
+
+def write(folder: Path, pins: Mapping[str, Pin]) -> Path:
+    """The file, with these pins beside or in place of those that were there."""
+    merged = read(folder) | dict(pins)
+    images = {name: pin.model_dump(mode="json") for name, pin in merged.items()}
+    text = yaml.safe_dump({"images": images}, sort_keys=True, width=1_000)
+    write_atomically(folder / NAME, _HEAD + text)
+    return folder / NAME
+
+
+def by_digest(name: str, pin: Pin) -> str:
+    """`registry/name@sha256:...` for `registry/name:tag`."""
+    return f"{repository(name)}@{pin.digest}"
+
+
+def repository(name: str) -> str:
+    """The name without its tag or digest."""
+    plain = name.partition("@")[0]
+    head, slash, last = plain.rpartition("/")
+    return head + slash + last.partition(":")[0]
+
+
+def pinned(spec: Spec, folder: Path) -> Spec:
+    """The spec with its images by digest, as far as the folder's pins know them."""
+    pins, places = read(folder), {}
+    for platform in PlatformsSpec.model_fields:
+        place = getattr(spec.platforms, platform)
+        name = getattr(place, "image", None)
+        if name and name in pins:
+            places[platform] = place.model_copy(update={"image": by_digest(name, pins[name])})
+    if not places:
+        return spec
+    return spec.model_copy(update={"platforms": spec.platforms.model_copy(update=places)})
+
+
+def code_in(image: str, folder: Path) -> str | None:
+    """Hash of one's own code in an image that is named by digest; None if nobody wrote it down."""
+    known = {by_digest(name, pin): pin.code for name, pin in read(folder).items()}
+    return known.get(image)

@@ -1,0 +1,200 @@
+"""`submit --wait`, `status`, `logs`, `cancel`, `resume`, `diff`, `runs --recover` and the notebook's
+run: what is submitted really runs, behind an API server that is played."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rekindle
+from rekindle.cli import remote
+from rekindle.cli.main import invoke
+from rekindle.platforms.kubeflow import client
+from tests.servers.kfp_rest import TOKEN, Server, serving
+from tests.servers.troubles import Fault
+
+PIPELINES = Path(__file__).parents[1] / "platforms" / "pipelines"
+MOST_SECONDS = 60
+
+
+class Here:
+    """A folder with a config, and the server that it names."""
+
+    def __init__(self, folder: Path, server: Server, url: str) -> None:
+        self.folder, self.server, self.home = folder, server, folder / "home"
+        self.flag, self.stay, self.config = (
+            folder / "flag",
+            folder / "stay",
+            folder / "watched.yaml",
+        )
+        self.config.write_text(
+            f"name: watched\npipeline: {PIPELINES}/watched.py:watched\n"
+            f"arguments: {{flag: {self.flag}, stay: {self.stay}}}\n"
+            f"platforms: {{kubeflow: {{host: '{url}', token: 'env:KFP_TOKEN'}}}}\n"
+        )
+
+    def say(self, *words: str) -> int:
+        return invoke([*words, "--home", str(self.home)])
+
+    def submit(self, *words: str) -> int:
+        return self.say("submit", str(self.config), "--platform", "kubeflow", "--yes", *words)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    server = Server(tmp_path / "workflows")
+    monkeypatch.setenv("KFP_TOKEN", TOKEN)
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.05)
+    with serving(server) as url:
+        yield Here(tmp_path, server, url)
+        for workflow in server.workflows.values():
+            workflow.terminate()
+
+
+Out = pytest.CaptureFixture[str]
+
+
+def told(capsys: Out) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + MOST_SECONDS
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_run_is_followed_to_its_end_mended_stopped_and_found_again(
+    here: Here, capsys: Out
+) -> None:
+    here.stay.touch()
+    assert here.submit("--wait") == 1
+    captured = capsys.readouterr()
+    assert "failed" in captured.out
+    assert "next: rekindle logs watched-" in captured.err
+
+    assert here.say("status") == 0
+    shown = capsys.readouterr().out
+    assert "failed on kubeflow" in shown
+    assert "the end of what `count` printed:" in shown
+    assert "ValueError: there is no flag" in shown
+    calls = sum(here.server.calls.values())
+    assert here.say("status", "--json") == 0
+    record = told(capsys)
+    assert sum(here.server.calls.values()) == calls, "what is over is not asked for again"
+    statuses = {step["name"]: step["status"] for step in record["steps"]}
+    assert statuses == {"count": "failed", "tell": "skipped", "condition-1/never": "skipped"}
+    assert here.say("logs") == 0
+    assert "there is no flag" in capsys.readouterr().out
+
+    here.flag.touch()
+    assert here.say("resume", "--json") == 0
+    assert told(capsys)["id"] == record["submission"]["id"]
+    assert here.say("resume") == 2
+    assert "runs" in capsys.readouterr().err
+    run = rekindle.runs(here.home)[0]
+
+    def tells() -> bool:
+        return run.refreshed().record.step("tell").status == "running"
+
+    until(tells)
+    following = threading.Timer(0.5, here.stay.unlink)
+    following.start()
+    assert here.say("logs", "-f", "--step", "tell") == 0
+    text = capsys.readouterr().out
+    assert text.count("line 6\n") == 1
+    here.server.faults = [Fault("GET runs", 503) for _ in range(9)]  # two questions and a bit
+    done = run.wait()
+    assert here.server.faults == []
+    assert (done.status, done.record.step("count").status) == ("succeeded", "succeeded")
+    assert "line 3" in done.logs("tell")
+    assert here.say("resume") == 2
+    assert "nothing is left to do" in capsys.readouterr().err
+    assert here.say("cancel") == 0
+    assert capsys.readouterr().out == f"{run.id}  succeeded\n"
+    assert len(here.server.runs) == 1
+
+    shutil.rmtree(here.home)
+    words = ["runs", "--recover", str(here.config), "--platform", "kubeflow", "--json"]
+    assert here.say(*words) == 0
+    (row,) = told(capsys)["runs"]
+    assert (row["run_id"], row["status"]) == (run.id, "succeeded")
+    assert here.say(*words) == 0
+    assert "found" not in capsys.readouterr().err
+
+
+def test_a_run_is_stopped_from_here_and_says_what_will_run_again(here: Here, capsys: Out) -> None:
+    here.flag.touch()
+    here.stay.touch()
+    run = rekindle.submit(here.config, platform="kubeflow", home=here.home, token="mine")
+    assert (
+        rekindle.submit(here.config, platform="kubeflow", home=here.home, token="mine").id == run.id
+    )
+    until(lambda: run.refreshed().record.step("tell").status == "running")
+    diff = ["diff", str(here.config), "--platform", "kubeflow", "--json"]
+    assert here.say(*diff) == 0
+    assert {step["again"] for step in told(capsys)["steps"]} <= {"no", "yes"}
+    assert here.say(*diff, "--set", "arguments.flag=other") == 0
+    again = {step["step"]: step["again"] for step in told(capsys)["steps"]}
+    assert again["count"] == "yes"
+    assert here.say("cancel", "--json") == 0
+    capsys.readouterr()
+    assert run.wait().status == "cancelled"
+    assert len(here.server.runs) == 1
+    assert here.say("status", "nothing") == 2
+
+
+def test_what_cannot_be_followed_is_said(here: Here, capsys: Out) -> None:
+    here.server.faults = [Fault("POST runs", 400)]
+    assert here.submit() == 1
+    capsys.readouterr()
+    for verb in ("logs", "cancel", "resume"):
+        assert here.say(verb) == 2
+        error = capsys.readouterr().err
+        assert "nobody knows whether" in error or "has no log" in error
+    assert here.submit("--token", "No Token") == 2
+    assert "a-z, 0-9" in capsys.readouterr().err
+    assert here.say("runs", "--recover", str(here.config)) == 2
+
+
+@pytest.mark.parametrize(
+    "after",
+    [pytest.param(False, marks=pytest.mark.slow, id="before"), pytest.param(True, id="after")],
+)
+def test_killed_at_any_call_a_submission_is_gone_on_with(
+    here: Here, after: bool, capsys: Out
+) -> None:
+    """Whoever submits is killed when the n-th call arrives, or has taken effect; for every n."""
+    here.server.folder = None  # nothing needs to run
+    for call in range(20):
+        made = len(here.server.runs)
+        here.server.kill_at = (call, after)
+        pid = os.fork()
+        if pid == 0:
+            here.server.lock = threading.Lock()
+            os._exit(here.submit("--json"))
+        here.server.whom = pid
+        _, status = os.waitpid(pid, 0)
+        here.server.kill_at = None
+        if os.WIFEXITED(status):
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        assert here.submit("--json") == 0
+        document = told(capsys)
+        assert document["id"] in here.server.runs
+        assert len(here.server.runs) == made + 1
+    assert 2 <= call < 20
+    capsys.readouterr()
+    records = [run.record for run in rekindle.runs(here.home)]
+    assert sorted(r.submission.id for r in records if r.submission) == sorted(here.server.runs)

@@ -1,0 +1,94 @@
+"""The shipped pipeline on Kubeflow, from `submit --wait` to the card: two nodes of a TrainJob train,
+one is taken away, all resume from the artifact root, pass the gate, and the model is registered."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.cli.main import invoke
+from tests.platforms.kubeflow.launching import until
+from tests.platforms.sagemaker.conftest import KEYS
+from tests.platforms.sagemaker.conftest import aws as aws
+from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.platforms.sagemaker.test_digits import mlflow as mlflow
+from tests.servers.kfp_rest import TOKEN, Server, serving
+from tests.servers.kubernetes import FakeCluster
+from tests.servers.trainer import Job
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def server(aws: str, s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """An API server with a cluster behind it; the store has what its pods need to say who they
+    are."""
+    environment = {
+        "AWS_ENDPOINT_URL": aws, "AWS_ACCESS_KEY_ID": KEYS["aws_access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": KEYS["aws_secret_access_key"], "AWS_DEFAULT_REGION": "us-east-1",
+        "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    for name, value in {**environment, "KFP_TOKEN": TOKEN}.items():
+        monkeypatch.setenv(name, value)
+    with FakeCluster(tmp_path / "cluster") as cluster:
+        cluster.environment = environment
+        made = Server(tmp_path / "workflows", cluster, environment)
+        with serving(made) as url:
+            made.url = url
+            yield made
+            for workflow in made.workflows.values():
+                workflow.terminate()
+
+
+def take_one_away(cluster: FakeCluster, s3: Any) -> None:
+    """As soon as a checkpoint is there: SIGTERM to the second node, as of a spot machine."""
+
+    def committed() -> bool:
+        listed = s3.list_objects_v2(Bucket="lake", Prefix="kubeflow/checkpoints/")
+        return any(item["Key"].endswith("manifest.json") for item in listed.get("Contents", ()))
+
+    until(committed, "a checkpoint", 240)
+    (job,) = cluster.jobs.values()
+    assert isinstance(job, Job)
+    os.kill(job.processes[1].pid, 15)
+
+
+def test_two_nodes_train_lose_one_resume_and_promote(
+    server: Server, s3: Any, mlflow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        "platforms.kubeflow.host": server.url, "platforms.kubeflow.token": "env:KFP_TOKEN",
+        "platforms.kubeflow.image": "registry.example.com/train@sha256:" + "0" * 64,
+        "platforms.kubeflow.artifact_root": "s3://lake/kubeflow",
+        "platforms.kubeflow.pipeline_root": "s3://lake/pipelines",
+        "register.tracking_uri": mlflow, "resources.nodes": 2, "train.checkpoint": "{every: 40}",
+    }  # fmt: skip
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    home = ["--home", str(tmp_path / "home")]
+    cluster = server.cluster
+    assert cluster is not None
+    taking = threading.Thread(target=take_one_away, args=(cluster, s3), daemon=True)
+    taking.start()
+    asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "kubeflow", "--yes"]
+    assert invoke([*asked, "--wait", "--json", *words, *home]) == 0
+    taking.join(1)
+    assert not taking.is_alive()
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["status"], summary["gate"]["promoted"]) == ("succeeded", True)
+    assert (summary["model"]["name"], summary["model"]["version"]) == ("digits", "1")
+    assert summary["metrics"]["accuracy"] > 0.9
+    (job,) = cluster.jobs.values()
+    assert job.restarts == 1
+    assert invoke(["logs", "--step", "finetune", *home]) == 0
+    resumed = r"resumed from the checkpoint of step \d+ of 600 on 2 ranks"
+    assert re.search(resumed, capsys.readouterr().out)
+    assert "finetune" in Path(summary["card"]).read_text()
+    assert [line for line in server.refused if "not found" not in line] == []

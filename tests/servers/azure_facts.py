@@ -1,0 +1,167 @@
+"""What lies around a workspace of Azure ML, as doctor asks: the workspace itself, its clusters and
+default datastore, sizes and quotas of its region, what one may do, a container of Data Lake Storage, a
+registry, a vault, and Entra's token endpoint for who logs in with a secret.
+
+It answers questions only; uploads, jobs and schedules are azure_rest.py's. What nobody answers is a
+404 and stands in `refused`. Authority: the REST references named in the code that asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from tests.servers import azure_rest
+from tests.servers.azure_history import DISCOVERY
+from tests.servers.azure_rest import SUBSCRIPTION, TENANT, Workspace, token_for
+from tests.servers.tls_hosts import Answer, Asked, Dropped
+
+HOSTS = (
+    *azure_rest.HOSTS, "*.dfs.core.windows.net", "*.azurecr.io", "*.vault.azure.net",
+    "login.microsoftonline.com",
+)  # fmt: skip
+STORAGE, VAULT = "https://storage.azure.com", "https://vault.azure.net"
+RESOURCES = (*azure_rest.RESOURCES, STORAGE, VAULT)
+DIGEST = "sha256:" + "0" * 64
+_ML = "/providers/Microsoft.MachineLearningServices"
+
+
+class Refused(Exception):
+    def __init__(self, status: int, code: str, message: str) -> None:
+        self.status, self.code, self.message = status, code, message
+
+
+class Facts:
+    """The surroundings of `workspace`; tests change what there is. `errors` are answered in place of
+    calls that begin so: HTTP's status, 0 for none; `login` is what Entra says of a secret."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace, self.root = workspace, workspace.root
+        workspace.around = self
+        self.there = True
+        self.actions: dict[str, list[str]] = {"actions": ["Microsoft.MachineLearningServices/workspaces/*/write", "*/read"], "notActions": []}  # fmt: skip
+        self.sizes: dict[str, dict[str, Any]] = {
+            "Standard_D4s_v5": {"family": "standardDSv5Family", "vCPUs": 4, "lowPriorityCapable": True},
+            "Standard_ND96isr_H100_v5": {"family": "standardNDSH100v5Family", "vCPUs": 96, "lowPriorityCapable": False},
+        }  # fmt: skip
+        self.usages = {"standardDSv5Family": (96, 100), "TotalLowPriorityCores": (0, 100)}
+        self.stores = ["workspaceblobstore"]
+        self.containers: dict[str, int] = {"acc/lake": 200}
+        self.images = {"train": [DIGEST]}
+        self.secrets: dict[str, list[str]] = {}
+        self.login: dict[str, Any] | None = None
+        self.errors: dict[str, int] = {}
+        self.calls: list[str] = []
+        self.refused: list[str] = []
+        here = rf"/subscriptions/{SUBSCRIPTION}{_ML}/locations/westeurope"
+        self.routes: list[tuple[str, Callable[[Asked], Any]]] = [
+            (re.escape(self.root), self.get_workspace),
+            (re.escape(self.root) + "/datastores", lambda _: {"value": [{"name": n, "properties": {"accountName": "acc"}} for n in self.stores]}),
+            (re.escape(self.root) + "/providers/Microsoft.Authorization/permissions", lambda _: {"value": [self.actions]}),
+            (f"{here}/vmSizes", lambda _: {"value": [{"name": n, **more} for n, more in self.sizes.items()]}),
+            (f"{here}/usages", self.get_usages),
+        ]  # fmt: skip
+
+    def answer(self, asked: Asked) -> Answer:
+        if asked.host == "login.microsoftonline.com":
+            return self.entra(asked)
+        call = f"{asked.method} {asked.host}{asked.path}"
+        questions = asked.host != "management.azure.com" or any(
+            re.fullmatch(path, asked.path) for path, _ in self.routes
+        )
+        theirs = (".blob.core.windows.net", ".api.azureml.ms")
+        if asked.host.endswith(theirs) or not questions:
+            return self.workspace.answer(asked)
+        self.calls.append(call)
+        for begin, status in self.errors.items():
+            if call.startswith(begin):
+                if status == 0:
+                    raise Dropped
+                return _error(status, "Fault", "as the test wants it")
+        try:
+            return self.found(asked)
+        except Refused as error:
+            self.refused.append(f"{call}: {error.message}")
+            return _error(error.status, error.code, error.message)
+
+    def found(self, asked: Asked) -> Answer:
+        if asked.host.endswith(".dfs.core.windows.net"):
+            _check_token(asked, STORAGE)
+            account, name = asked.host.partition(".")[0], asked.path.strip("/")
+            assert (asked.method, asked.query) == ("HEAD", {"resource": "filesystem"})
+            return Answer(self.containers.get(f"{account}/{name}", 404))
+        if asked.host.endswith(".azurecr.io"):
+            return self.registry(asked)
+        if asked.host.endswith(".vault.azure.net"):
+            _check_token(asked, VAULT)
+            match = re.fullmatch(r"/secrets/([\w-]+)/versions", asked.path)
+            if asked.method != "GET" or not match:
+                raise Refused(404, "NotFound", "doctor reads no values")
+            ids = [
+                f"https://{asked.host}/secrets/{match[1]}/{v}"
+                for v in self.secrets.get(match[1], [])
+            ]
+            return Answer(200, {"value": [{"id": one} for one in ids]})
+        _check_token(asked, azure_rest.RESOURCES[0])
+        assert asked.query["api-version"]
+        call = next(call for path, call in self.routes if re.fullmatch(path, asked.path))
+        return Answer(200, call(asked))
+
+    def get_workspace(self, asked: Asked) -> Any:
+        if not self.there:
+            raise Refused(404, "ResourceNotFound", "there is no such workspace")
+        return {
+            **self.workspace.resource("", {"friendlyName": "forge", "discoveryUrl": DISCOVERY}),
+            "location": "westeurope",
+        }
+
+    def get_usages(self, asked: Asked) -> Any:
+        rows = [
+            {"name": {"value": name}, "currentValue": used, "limit": limit, "unit": "Count"}
+            for name, (used, limit) in self.usages.items()
+        ]
+        if "skip" not in asked.query:
+            following = f"https://{asked.host}{asked.path}?api-version=2024-04-01&skip=1"
+            return {"value": rows[:1], "nextLink": following}
+        return {"value": rows[1:]}
+
+    def registry(self, asked: Asked) -> Answer:
+        form = dict(parse_qsl(asked.body.decode()))
+        if (asked.method, asked.path) == ("POST", "/oauth2/exchange"):
+            assert form["access_token"] == token_for(azure_rest.RESOURCES[0])
+            return Answer(200, {"refresh_token": "of-the-registry"})
+        if (asked.method, asked.path) == ("POST", "/oauth2/token"):
+            assert form["refresh_token"] == "of-the-registry"
+            return Answer(200, {"access_token": form["scope"]})
+        match = re.fullmatch(r"/v2/(\S+)/manifests/(\S+)", asked.path)
+        if asked.method != "HEAD" or not match or match[2] not in self.images.get(match[1], ()):
+            raise Refused(404, "MANIFEST_UNKNOWN", "manifest unknown")
+        assert asked.headers["authorization"] == f"Bearer repository:{match[1]}:pull"
+        return Answer(200)
+
+    def entra(self, asked: Asked) -> Answer:
+        base = f"https://login.microsoftonline.com/{TENANT}"
+        if asked.path.endswith("/token"):
+            return Answer(401, self.login)
+        if "discovery" in asked.path:
+            return Answer(
+                200,
+                {
+                    "tenant_discovery_endpoint": f"{base}/v2.0/.well-known/openid-configuration",
+                    "metadata": [],
+                },
+            )
+        return Answer(200, {
+            "token_endpoint": f"{base}/oauth2/v2.0/token", "issuer": f"{base}/v2.0",
+            "authorization_endpoint": f"{base}/oauth2/v2.0/authorize",
+        })  # fmt: skip
+
+
+def _check_token(asked: Asked, resource: str) -> None:
+    if asked.headers.get("authorization") != f"Bearer {token_for(resource)}":
+        raise Refused(401, "InvalidAuthenticationToken", f"no token for {resource}")
+
+
+def _error(status: int, code: str, message: str) -> Answer:
+    return Answer(status, {"error": {"code": code, "message": message}})

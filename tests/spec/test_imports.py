@@ -1,0 +1,67 @@
+"""Which files a piece of Python needs, read off its imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rekindle.errors import RequestError
+from rekindle.spec.imports import closure, folders_of
+
+FILES = {
+    "src/task.py": "import json\nimport numpy\nfrom beside import x\nimport rekindle.tasks\n",
+    "src/beside.py": "def f():\n    from tools.words import split\nx = 1\n",
+    "tools/__init__.py": "",
+    "tools/words.py": "from . import letters\nfrom .deep.inner import thing\n",
+    "tools/letters.py": "from tools import words\n",
+    "tools/deep/inner.py": "thing = 1\n",
+    "tools/unused.py": "raise RuntimeError\n",
+    "src/unused.py": "",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def names(project: Path, found: dict[Path, Path]) -> dict[str, str]:
+    return {
+        file.relative_to(project).as_posix(): folder.relative_to(project).as_posix()
+        for file, folder in found.items()
+    }
+
+
+def test_a_file_comes_with_all_that_it_imports_and_nothing_else(project: Path) -> None:
+    task = project / "src" / "task.py"
+    assert names(project, closure([task], {}, folders_of(task))) == {
+        "src/task.py": "src", "src/beside.py": "src", "tools/__init__.py": ".",
+        "tools/words.py": ".", "tools/letters.py": ".", "tools/deep/inner.py": ".",
+    }  # fmt: skip
+
+
+def test_what_was_found_is_enough_to_import_it_elsewhere(project: Path, tmp_path: Path) -> None:
+    found = closure([], {"step": "def step():\n    import tools.words\n"}, [project])
+    elsewhere = tmp_path / "elsewhere"
+    for file in found:
+        path = elsewhere / file.relative_to(project)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.read_bytes())
+    command = [sys.executable, "-c", "import tools.words as w; print(w.thing, w.__file__)"]
+    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", str(elsewhere / "tools" / "words.py")]
+
+
+def test_a_file_that_is_no_python_is_named_with_its_line(project: Path) -> None:
+    (project / "src" / "beside.py").write_text("x = 1\nx = = 2\n")
+    task = project / "src" / "task.py"
+    with pytest.raises(RequestError) as caught:
+        closure([task], {}, folders_of(task))
+    assert caught.value.problems[0].where == f"{project / 'src' / 'beside.py'}:2"
