@@ -28,7 +28,7 @@ pytestmark = [
 PLACE = {
     "project": PROJECT, "region": REGION, "artifact_root": "gs://lake/rekindle",
     "service_account": f"steps@{PROJECT}.iam.gserviceaccount.com",
-    "image": "europe-docker.pkg.dev/p/r/train@sha256:" + "0" * 64,
+    "image": "europe-docker.pkg.dev/forge/r/train@sha256:" + "0" * 64,
 }  # fmt: skip
 
 
