@@ -205,8 +205,11 @@ def resumed(record: RunRecord, home: Path) -> tuple[RunRecord, Placed]:
     mark = Mark(record.run_id, sent.definition, f"{sent.token}-{sent.resumed + 1}")
     placed: Placed = watch.resume(sent_definition(record, home), place, sent.id, mark)
     update = {"id": placed.id, "url": placed.url, "resumed": sent.resumed + 1, "settled": False}
+    # what the steps did before is not what they do now, least of all in another job
+    steps = tuple(StepRecord(name=step.name, component=step.component) for step in record.steps)
+    submission = sent.model_copy(update=update)
     record = record.model_copy(
-        update={"submission": sent.model_copy(update=update), "status": "running", "error": ""}
+        update={"submission": submission, "status": "running", "error": "", "steps": steps}
     )
     record.write(home / "runs" / record.run_id / "run.json")
     return record, placed

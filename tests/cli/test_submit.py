@@ -191,6 +191,32 @@ def test_a_run_on_a_platform_has_the_status_and_the_steps_that_it_has_there(serv
     assert "Finished: 1 step done, and no gate in this pipeline." in card
 
 
+def test_a_run_that_goes_on_as_a_new_job_shows_what_that_one_does(service, home, capsys):
+    assert invoke(words("submit", "--yes", "--json")) == 0
+    sent = told(capsys)
+    run = service.history.step(
+        sent["id"], "fingerprint", "Failed", "no source", start_time_utc=BEGAN
+    )
+    service.history.printed(run, b"looking\nno source\n")
+    service.jobs[sent["id"]]["resource"]["properties"]["status"] = "Failed"
+    assert invoke(["status"]) == 0
+    said = capsys.readouterr().out
+    assert "step `fingerprint` failed: no source" in said
+    assert "  looking\n  no source" in said
+    assert invoke(["resume", "--json"]) == 0
+    again = told(capsys)
+    assert again["run_id"] == sent["run_id"]
+    assert list(service.jobs) == [sent["id"], again["id"]]
+    assert invoke(["status", "--json"]) == 0
+    record = told(capsys)
+    assert (record["status"], record["error"]) == ("running", "")
+    assert {step["status"] for step in record["steps"]} == {"pending"}, "nothing has begun there"
+    assert record["submission"]["id"] == again["id"]
+    service.history.step(again["id"], "fingerprint", "Running", start_time_utc=BEGAN)
+    assert invoke(["status", "--json"]) == 0
+    assert {step["status"] for step in told(capsys)["steps"]} == {"running", "pending"}
+
+
 def test_a_schedule_is_set_listed_paused_and_deleted(service, capsys):
     settings = [*WORKSPACE, WEEKLY]
     assert invoke(words("schedule", "set", "--yes", "--json", settings=settings)) == 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -27,6 +28,7 @@ from google.protobuf import json_format
 
 from tests.servers.tls_hosts import Answer, Asked, Dropped
 from tests.servers.troubles import Broken, Troubled
+from tests.servers.vertex_logs import fits_filter
 
 HOSTS = ("*.googleapis.com",)
 PROJECT, REGION = "forge", "europe-west4"
@@ -77,15 +79,22 @@ class Project(Troubled):
         self.made = 0
         self.entries: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
+        self.custom_jobs: Callable[[], list[api.CustomJob]] = list
+        self.bucket: Path | None = None  # a folder with more of them, by bucket
+        self.created: Callable[[str], None] = lambda _: None  # is told of every new job
+        self.more_entries: Callable[[], list[dict[str, Any]]] = list
         super().__init__()
 
     def answer(self, asked: Asked) -> Answer:
         if asked.host == "oauth2.googleapis.com":
             return Answer(200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
+        if asked.host == "iamcredentials.googleapis.com":  # of google-auth: where may it go?
+            return Answer(200, {"locations": [], "encodedLocations": "0x0"})
         try:
             found = self.met(self.name_of(asked), lambda: self.done(asked))
             return found if isinstance(found, Answer) else Answer(200, found)
-        except Refused as error:
+        except (Refused, ValueError) as error:
+            error = error if isinstance(error, Refused) else Refused(400, str(error))
             self.refused.append(f"{asked}: {error.message}")
             return _status(error.status, error.message)
         except Broken as broken:
@@ -118,6 +127,7 @@ class Project(Troubled):
             ("POST", "pipelineJobs", False, None): self.create_job,
             ("GET", "pipelineJobs", False, None): self.list_jobs,
             ("GET", "pipelineJobs", True, None): self.get_job,
+            ("GET", "customJobs", False, None): self.list_custom_jobs,
             ("POST", "pipelineJobs", True, "cancel"): self.cancel_job,
             ("POST", "schedules", False, None): self.create_schedule,
             ("GET", "schedules", False, None): self.list_schedules,
@@ -145,6 +155,7 @@ class Project(Troubled):
         job.name, job.state = name, api.PipelineState.PIPELINE_STATE_RUNNING
         job.create_time = datetime.datetime.now(datetime.UTC)
         self.jobs[name] = job
+        self.created(name)
         return _shown(job)
 
     def get_job(self, asked: Asked, name: str) -> Any:
@@ -165,6 +176,18 @@ class Project(Troubled):
         begin = int(asked.query.get("pageToken", 0))
         more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(shown) else {}
         return {"pipelineJobs": shown[begin : begin + 2], **more}
+
+    def list_custom_jobs(self, asked: Asked, _: str) -> Any:
+        """Those that have all of these labels."""
+        wanted = [re.fullmatch(r"labels\.([a-z0-9_-]+)=([a-z0-9_-]*)", text)
+                  for text in asked.query["filter"].split(" AND ")]  # fmt: skip
+        if not all(wanted):
+            raise Refused(400, f"no filter: {asked.query['filter']}")
+        fits = [_shown(job) for job in self.custom_jobs()
+                if all(m and job.labels.get(m[1]) == m[2] for m in wanted)]  # fmt: skip
+        begin = int(asked.query.get("pageToken", 0))
+        more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(fits) else {}
+        return {"customJobs": fits[begin : begin + 2], **more}
 
     def cancel_job(self, asked: Asked, name: str) -> Any:
         job = self.job(name)
@@ -234,7 +257,11 @@ class Project(Troubled):
             raise Refused(400, f"{asked.path} with {sorted(given)}")
         if (body["resourceNames"], body["orderBy"]) != ([f"projects/{PROJECT}"], "timestamp asc"):
             raise Refused(400, str(body))
-        fits = [entry for entry in self.entries if _fits(entry, body["filter"])]
+        fits = [
+            entry
+            for entry in self.entries + self.more_entries()
+            if fits_filter(entry, body["filter"])
+        ]
         fits.sort(key=lambda entry: datetime.datetime.fromisoformat(entry["timestamp"]))
         begin = int(body.get("pageToken", 0))
         more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(fits) else {}
@@ -245,6 +272,9 @@ class Project(Troubled):
         if match is None or asked.query != {"alt": "media"}:
             raise Refused(400, f"{asked.path} with {asked.query}")
         uri = f"gs://{match[1]}/{unquote(match[2])}"
+        file = self.bucket / uri.removeprefix("gs://") if self.bucket else None
+        if file and file.is_file():
+            return Answer(200, file.read_bytes())
         if uri not in self.objects:
             return Answer(404, f"No such object: {uri}".encode())
         return Answer(200, self.objects[uri])
@@ -322,27 +352,6 @@ def _check_token(asked: Asked) -> None:
         raise Refused(401, "no token, or another one") from error
     if told["iss"] != ACCOUNT or "aiplatform" not in told.get("aud", ""):
         raise Refused(401, f"a token of {told['iss']} for {told.get('aud')}")
-
-
-def _fits(entry: dict[str, Any], wanted: str) -> bool:
-    """Whether an entry fits a filter in the few words of the language that are spoken here."""
-    labels = entry["resource"]["labels"]
-    for clause in wanted.split(" AND "):
-        match = re.fullmatch(
-            r'resource\.type="(?P<type>\w+)"|resource\.labels\.job_id=\((?P<jobs>"\w+"(?: OR "\w+")*)\)|'
-            r'resource\.labels\.task_name:"(?P<task>\w+)"|timestamp>="(?P<since>[^"]+)"', clause
-        )  # fmt: skip
-        if match is None:
-            raise Refused(400, f"no filter: {clause}")
-        since = match["since"] and datetime.datetime.fromisoformat(match["since"])
-        if not all((
-            match["type"] in (None, entry["resource"]["type"]),
-            match["jobs"] is None or f'"{labels["job_id"]}"' in match["jobs"].split(" OR "),
-            match["task"] is None or match["task"] in labels["task_name"],
-            not since or datetime.datetime.fromisoformat(entry["timestamp"]) >= since,
-        )):  # fmt: skip
-            return False
-    return True
 
 
 def _check_schedule(schedule: api.Schedule) -> None:

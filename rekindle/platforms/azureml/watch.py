@@ -165,12 +165,11 @@ def _step(child: Any, now: datetime.datetime) -> StepRecord:
     status = _STEPS.get(child.status, "running")
     reused = (child.properties or {}).get(_REUSED) == "true"
     source = (child.properties or {}).get(_FROM) if reused else None
-    began = child.start_time_utc if status != "pending" else None
     return StepRecord(
         name=child.display_name, status=status, cached=reused, error=_why(child),
         reason="taken from an earlier job" if reused else _REASONS.get(child.status, ""),
         attempts=int(not reused and child.start_time_utc is not None),
-        log=source or child.run_id, **step_times(began, child.end_time_utc, now),
+        log=source or child.run_id, **step_times(child.start_time_utc, child.end_time_utc, now),
     )  # fmt: skip
 
 

@@ -90,6 +90,11 @@ def where(place: VertexSpec) -> str:
     return f"project {place.project} in {place.region}"
 
 
+def endpoint(place: VertexSpec) -> dict[str, str]:
+    """Options of clients of the region."""
+    return {"api_endpoint": f"{place.region}-aiplatform.googleapis.com"}
+
+
 def page(place: VertexSpec, id: str) -> str:
     """Where to look in the console."""
     runs = "https://console.cloud.google.com/vertex-ai/pipelines"
@@ -112,7 +117,7 @@ def connected(place: VertexSpec) -> Iterator[Project]:
         ) from None  # fmt: skip
     from requests import RequestException
 
-    at = {"api_endpoint": f"{place.region}-aiplatform.googleapis.com"}
+    at = endpoint(place)
     try:
         yield Project(
             f"projects/{place.project}/locations/{place.region}",

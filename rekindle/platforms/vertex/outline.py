@@ -30,6 +30,15 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
     return tuple(_planned(path, container) for path, container in executors(spec))
 
 
+def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each launcher is told, by the step that it stands for."""
+    return {
+        path: json.loads(container["args"][0])
+        for path, container in executors(spec)
+        if container.get("command") == LAUNCHER
+    }
+
+
 def _planned(step: str, container: Mapping[str, Any]) -> Planned:
     if container.get("command") == LAUNCHER:
         told = json.loads(container["args"][0])

@@ -24,9 +24,9 @@ from urllib.parse import quote
 from rekindle.errors import PlatformError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Mark, Placed
-from rekindle.platforms.vertex.client import connected, page, submit, where
-from rekindle.platforms.vertex.labels import PRESENT, mark_of
-from rekindle.platforms.vertex.outline import job_of
+from rekindle.platforms.vertex.client import connected, endpoint, page, submit, where
+from rekindle.platforms.vertex.labels import PRESENT, labels_of, mark_of
+from rekindle.platforms.vertex.outline import job_of, launchers
 from rekindle.platforms.watch import Found, Log, Look, step_times
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.places import VertexSpec
@@ -59,7 +59,10 @@ def look(place: VertexSpec, id: str) -> Look:
     with connected(place) as project:
         job = _job(project, id)
         status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
-        steps = tuple(_step(name, task, now) for name, task in _tasks(job).items())
+        spec, tried = _spec(job), _tried(project, place, job)
+        steps = tuple(
+            _with_jobs(_step(name, task, now), spec, tried) for name, task in _tasks(job).items()
+        )
         # that some tasks failed is not news where one says why
         error = "" if any(step.status == "failed" for step in steps) else job.error.message
         return Look(status, steps, error, job.end_time if status != "running" else None)
@@ -165,11 +168,45 @@ def _state(job: api.PipelineJob) -> str:
     return str(job.state.name).removeprefix("PIPELINE_STATE_")
 
 
-def _tasks(job: api.PipelineJob) -> dict[str, api.PipelineTaskDetail]:
-    """Tasks that run containers, by the names of steps."""
+def _spec(job: api.PipelineJob) -> dict[str, Any]:
     from google.protobuf import json_format
 
-    spec = json_format.MessageToDict(type(job).pb(job).pipeline_spec)
+    spec: dict[str, Any] = json_format.MessageToDict(type(job).pb(job).pipeline_spec)
+    return spec
+
+
+def _tried(project: Project, place: VertexSpec, job: api.PipelineJob) -> Mapping[str, int]:
+    """How many jobs the launchers of the run made, by the name that these have; nobody is asked
+    where there are none."""
+    names = [told["job"]["displayName"] for told in launchers(_spec(job)).values()]
+    if not names or not (mark := mark_of(job.labels)):
+        return {}
+    from google.cloud import aiplatform_v1 as api
+
+    jobs = api.JobServiceClient(transport="rest", client_options=endpoint(place))
+    wanted = " AND ".join(f"labels.{key}={value}" for key, value in labels_of(mark).items())
+    request = api.ListCustomJobsRequest(parent=project.parent, filter=wanted)
+    listed = jobs.list_custom_jobs(request=request, retry=project.retry)
+    found = collections.Counter(
+        one.display_name for one in listed if one.state.name != "JOB_STATE_CANCELLED"
+    )
+    return {name: count for name, count in found.items() if names.count(name) == 1}
+
+
+def _with_jobs(step: StepRecord, spec: Mapping[str, Any], tried: Mapping[str, int]) -> StepRecord:
+    """A distributed step with the attempts that its launcher made: the launcher itself is one
+    machine that waits."""
+    told = launchers(spec).get(step.name)
+    if told is None or not (count := tried.get(told["job"]["displayName"])):
+        return step
+    lost = "lost its spot machines or failed" if told["spot"] else "failed"
+    reason = f"{lost} {count - 1} x before" if count > 1 else step.reason
+    return step.model_copy(update={"attempts": count, "reason": reason})
+
+
+def _tasks(job: api.PipelineJob) -> dict[str, api.PipelineTaskDetail]:
+    """Tasks that run containers, by the names of steps."""
+    spec = _spec(job)
     known = {task.task_id: task for task in job.job_detail.task_details}
     named = collections.defaultdict[str, list[Any]](list)
     for task in known.values():

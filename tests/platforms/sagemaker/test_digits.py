@@ -29,14 +29,12 @@ ROOT = Path(__file__).parents[3]
 def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of an MLflow server that keeps models itself."""
     folder = tmp_path_factory.mktemp("mlflow")
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server(("127.0.0.2", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--port={port}",
+               "--host=127.0.0.2", "--allowed-hosts=*",  # 127.0.0.1 is refused: no cloud reaches it
                f"--backend-store-uri=sqlite:///{folder}/m.db", f"--artifacts-destination={folder}/a"]  # fmt: skip
-    environment = {
-        **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_SERVER_ALLOWED_HOSTS": "*",
-    }  # fmt: skip
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with subprocess.Popen(
         command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as server:  # fmt: skip
@@ -46,7 +44,7 @@ def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 break
         with (folder / "log").open("w") as log:
             drain = subprocess.Popen(["cat"], stdin=server.stderr, stdout=log)
-            yield f"http://127.1:{port}"  # spelled so, it is not known to be this machine
+            yield f"http://127.0.0.2:{port}"
             os.killpg(server.pid, 15)
             drain.wait()
 

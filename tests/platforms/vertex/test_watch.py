@@ -19,11 +19,13 @@ from rekindle.platforms.submission import Mark
 from rekindle.platforms.vertex import client, watch
 from rekindle.platforms.vertex.client import submit
 from rekindle.platforms.vertex.labels import labels_of, mark_of
+from rekindle.platforms.vertex.outline import launchers
 from rekindle.platforms.watch import Look
 from rekindle.records import StepRecord
 from rekindle.spec.places import VertexSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
+from tests.platforms.vertex.distributed import PLACE as DISTRIBUTED
 from tests.platforms.vertex.project import project as project
 from tests.servers.troubles import Fault
 from tests.servers.vertex_rest import PARENT, PROJECT, REGION, Project
@@ -32,13 +34,13 @@ PLACE = VertexSpec(project=PROJECT, region=REGION, artifact_root="gs://lake/reki
 NOW = datetime.datetime.now(datetime.UTC)
 
 
-def definition(pipeline: Any = None, **arguments: Any) -> Definition:
+def definition(pipeline: Any = None, place: VertexSpec = PLACE, **arguments: Any) -> Definition:
     from rekindle.ir.compile import compile_function
     from rekindle.ir.read import read
     from rekindle.platforms.vertex.compile import compile
 
     text = compile_function(pipeline or module("watched").watched)
-    return compile(text, read(text), arguments or {"flag": "f", "stay": "s"}, PLACE)
+    return compile(text, read(text), arguments or {"flag": "f", "stay": "s"}, place)
 
 
 def ago(seconds: float) -> datetime.datetime:
@@ -98,9 +100,11 @@ STATES = {
 def test_every_state_of_a_task_has_a_word(project: Project) -> None:
     assert STATES.keys() == {state.name for state in api.PipelineTaskDetail.State}
     id = submit(definition(), PLACE, mark("a")).id
-    for state, word in STATES.items():
-        project.task(id, "count", state)
-        assert step(watch.look(PLACE, id), "count").status == word
+    for batch in zip(*[iter(STATES)] * 2, strict=True):
+        for name, state in zip(("count", "tell"), batch, strict=True):
+            project.task(id, name, state)
+        seen = watch.look(PLACE, id)
+        assert [one.status for one in seen.steps] == [STATES[state] for state in batch]
 
 
 def test_a_job_that_failed_says_why_once(project: Project) -> None:
@@ -127,11 +131,11 @@ def test_turns_of_a_loop_have_names_of_their_own(project: Project) -> None:
     outer, name, last = inside.split("/")
     turns = submit(made, PLACE, mark("a")).id
     around = project.task(turns, name, "RUNNING", project.task(turns, outer, "RUNNING"))
-    for turn in range(2):
-        project.task(
-            turns, last, "RUNNING", project.task(turns, f"{name}-{turn}", "RUNNING", around)
-        )
+    for turn, state in ((1, "FAILED"), (0, "SUCCEEDED")):
+        inner = project.task(turns, f"{name}-{turn}", "RUNNING", around)
+        project.task(turns, last, state, inner)
     assert names(project, turns) == [f"{outer}/{name}/{turn}/{last}" for turn in range(2)]
+    assert step(watch.look(PLACE, turns), f"{outer}/{name}/1/{last}").status == "failed"
     flat = submit(made, PLACE, mark("b")).id
     around = project.task(flat, name, "RUNNING", project.task(flat, outer, "RUNNING"))
     project.task(flat, last, "RUNNING", around)
@@ -193,6 +197,29 @@ def test_a_launchers_log_is_shown_with_what_its_nodes_print(project: Project) ->
     assert more() == ""
 
 
+def test_a_distributed_step_has_the_attempts_of_its_launcher(project: Project) -> None:
+    place = VertexSpec(**{**DISTRIBUTED, "project": PROJECT, "region": REGION})
+    made = definition(module("behaviour").gathered, place, folder="x")
+    id = submit(made, place, mark("a")).id
+    project.task(id, "gather", "RUNNING", start_time=ago(60), **ran(12))
+    name = launchers(client.job_of(made)["pipelineSpec"])["gather"]["job"]["displayName"]
+    labels = labels_of(mark("a"))
+    ended = [
+        api.CustomJob(display_name=name, labels=given, state=f"JOB_STATE_{state}")
+        for given, state in (
+            (labels, "FAILED"), (labels, "CANCELLED"), (labels_of(mark("b")), "FAILED"),
+            (labels, "FAILED"), (labels, "RUNNING"),
+        )
+    ]  # fmt: skip
+    assert step(watch.look(place, id), "gather").attempts == 1
+    project.custom_jobs = lambda: ended
+    seen = step(watch.look(place, id), "gather")
+    assert (seen.attempts, seen.reason) == (3, "failed 2 x before")
+    calls = project.calls["GET customJobs"]
+    watch.look(PLACE, submit(definition(), PLACE, mark("a")).id)
+    assert project.calls["GET customJobs"] == calls, "nobody asks where no step is distributed"
+
+
 def test_what_a_step_made_is_listed_and_read(project: Project) -> None:
     id = submit(definition(), PLACE, mark("a")).id
     made = api.Artifact(
@@ -249,8 +276,7 @@ def test_jobs_that_carry_our_mark_are_found(project: Project) -> None:
     ours = [submit(made, PLACE, mark(token)).id for token in "abc"]
     submit(definition(module("behaviour").chain, folder="x"), PLACE, mark("a"))
     theirs = project.jobs[submit(made, PLACE, mark("d")).id]
-    for label in [key for key in theirs.labels if key.startswith("rekindle-")]:
-        del theirs.labels[label]
+    del theirs.labels["rekindle-token"]
     listed = watch.found(made, PLACE)
     assert [(one.mark, one.placed.id) for one in listed] == [
         (mark(token), id) for token, id in zip("abc", ours, strict=True)

@@ -1,0 +1,96 @@
+"""The shipped pipeline on Vertex AI, from `submit --wait` to the card: two nodes train, lose a spot
+machine, resume from the artifact root, pass the gate, and the model is registered."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos are a developer's")
+
+from rekindle.cli.main import invoke
+from tests.platforms.sagemaker.test_digits import mlflow as mlflow
+from tests.platforms.vertex.conftest import can_mount
+from tests.platforms.vertex.project import project as project
+from tests.servers.gcs_driver import installed
+from tests.servers.vertex import ROOT, Vertex
+from tests.servers.vertex_pipeline import Pipelines
+from tests.servers.vertex_rest import PROJECT, REGION, Project
+
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(900),
+    pytest.mark.skipif(not can_mount(), reason="this machine lets us mount no /gcs"),
+]  # fmt: skip
+PLACE = {
+    "project": PROJECT, "region": REGION, "artifact_root": "gs://lake/rekindle",
+    "service_account": f"steps@{PROJECT}.iam.gserviceaccount.com",
+    "image": "europe-docker.pkg.dev/forge/r/train@sha256:" + "0" * 64,
+}  # fmt: skip
+
+
+class Service(Vertex):
+    """With a driver for gs:// in the image."""
+
+    def environment(self) -> dict[str, str]:
+        found = super().environment()
+        driver = str(self.folder.parent / "driver")
+        return {**found, "PYTHONPATH": f"{ROOT}:{driver}", "OMP_NUM_THREADS": "1"}
+
+
+def take_a_machine(service: Vertex, over: threading.Event) -> None:
+    """As soon as there is a checkpoint."""
+    checkpoints = service.folder / "lake" / "rekindle" / "checkpoints"
+    while not over.wait(0.02):
+        if any(checkpoints.rglob("manifest.json")):
+            next(iter(service.jobs.values())).take_away(1)
+            return
+
+
+def test_two_spot_nodes_train_lose_a_machine_resume_and_promote(
+    project: Project, mlflow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed(tmp_path / "driver")
+    (tmp_path / "gcs" / "lake").mkdir(parents=True)
+    settings = {
+        **{f"platforms.vertex.{name}": value for name, value in PLACE.items()},
+        "register.tracking_uri": mlflow, "resources.nodes": 2, "resources.spot": "true",
+        "train.checkpoint": "{every: 40}",
+    }  # fmt: skip
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    home = ["--home", str(tmp_path / "home")]
+    asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "vertex", "--yes"]
+    with Service(tmp_path / "gcs") as service:
+        Pipelines(project, service, {"REKINDLE_POLL_SECONDS": "0.2"})
+        over = threading.Event()
+        threading.Thread(target=take_a_machine, args=(service, over), daemon=True).start()
+        code = invoke([*asked, "--wait", "--json", *words, *home])
+        over.set()
+        printed = capsys.readouterr()
+        lines = [entry["textPayload"] for entry in project.entries + project.more_entries()]
+        assert code == 0, f"{printed}\n{''.join(lines)[-8_000:]}"
+        summary = json.loads(printed.out)
+        assert (summary["status"], summary["gate"]["promoted"]) == ("succeeded", True)
+        assert (summary["model"]["name"], summary["model"]["version"]) == ("digits", "1")
+        assert summary["metrics"]["accuracy"] > 0.9
+        assert [job.state for job in service.jobs.values()] == ["FAILED", "SUCCEEDED"]
+
+        assert invoke(["logs", "--step", "finetune", *home]) == 0
+        told = capsys.readouterr().out
+        assert re.search(r"^attempt 2 is \d+$", told, re.MULTILINE)
+        resumed = r"resumed from the checkpoint of step \d+ of 600 on 2 ranks"
+        assert re.search(rf"^\[node 0\] .*{resumed}", told, re.MULTILINE), told[-4000:]
+        assert invoke(["status", "--json", *home]) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert {step["name"]: step["status"] for step in record["steps"]} == dict.fromkeys(
+            ("fingerprint", "ingest", "shard", "finetune", "evaluate", "register",
+             "condition-1/promote"), "succeeded",
+        )  # fmt: skip
+        (trained,) = (step for step in record["steps"] if step["name"] == "finetune")
+        lost = "lost its spot machines or failed 1 x before"
+        assert (trained["attempts"], trained["reason"]) == (2, lost)
+        assert "finetune" in Path(summary["card"]).read_text()
+        assert project.refused == []
