@@ -14,7 +14,7 @@ from rekindle.masking import Masked, masked
 
 SECRET = 'pa"ss/word+with=everything'
 KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END KEY-----\n"
-HERE = {"MY_TOKEN": SECRET, "A_PRIVATE_KEY": KEY, "WORD": "production", "PATH": "/usr/bin"}
+HERE = {"MY_TOKEN": SECRET, "A_PRIVATE_KEY": KEY, "KIND_OF_PLACE": "production", "PATH": "/usr/bin"}
 
 
 @pytest.mark.parametrize(

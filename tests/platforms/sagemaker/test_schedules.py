@@ -12,6 +12,7 @@ from rekindle.platforms.sagemaker import schedule
 from rekindle.platforms.sagemaker.client import submit
 from rekindle.platforms.sagemaker.schedule import lowered, schedule_id
 from rekindle.spec.schedule import ScheduleSpec
+from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import KEYS
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
@@ -64,7 +65,7 @@ def test_what_is_set_names_its_role_and_no_submission_changes_what_it_starts(
     assert kept["ScheduleExpressionTimezone"] == "Europe/Berlin"
     (versions,) = account.pipelines.values()
     schedule.set_(definition(), PLACE, MONDAYS, "digits")
-    submit(definition(4), PLACE, "a")
+    submit(definition(4), PLACE, mark("a"))
     assert len(versions) == 1
     schedule.set_(definition(4), PLACE, MONDAYS, "digits")
     assert len(versions) == 2, "what it starts is the newest"
@@ -77,7 +78,7 @@ def test_its_pipeline_goes_with_a_schedule_unless_it_has_runs(
     assert schedule.delete(PLACE, "digits")
     assert account.pipelines == {}
     schedule.set_(definition(), PLACE, MONDAYS, "digits")
-    started = account.start("digits-scheduled", "t" * 32, 1, "due")
+    started = account.start("digits-scheduled", "t" * 32, 1, "due", "by its schedule")
     assert schedule.delete(PLACE, "digits")
     assert list(account.pipelines) == ["digits-scheduled"], "the history of its runs"
     assert account.runs[started["PipelineExecutionArn"]].status == "Executing"
