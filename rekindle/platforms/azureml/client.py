@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
 
 _SECTION = "platforms.azureml"
-_PATIENCE: dict[str, Any] = {"retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30}
+PATIENCE: dict[str, Any] = {"retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30}
 _PAUSES_SECONDS = (1.0, 4.0)
 _TAGS = {"run_id": "rekindle-run", "definition": "rekindle-definition", "token": "rekindle-token"}
 _EXAMPLES = {
@@ -89,27 +89,39 @@ def where(place: AzureMLSpec) -> str:
 @contextlib.contextmanager
 def connected(place: AzureMLSpec) -> Iterator[MLClient]:
     """The SDK's client; what it raises becomes a PlatformError, what it prints is dropped."""
-    if problems := lacks(place):
-        raise SpecError(problems)
-    with contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()), logged_in(place) as credential:
         try:
             from azure.ai.ml import MLClient
-            from azure.core.exceptions import AzureError
-            from azure.identity import DefaultAzureCredential
         except ImportError as error:
-            raise PlatformError(
-                f"{error.name} is not installed here", where="azureml",
-                fix="pip install 'rekindle[azure]'",
-            ) from None  # fmt: skip
-        credential: TokenCredential = DefaultAzureCredential()
-        try:
-            # without its bars nobody hears that an upload failed, and the SDK waits for ever
-            yield MLClient(
-                credential, place.subscription, place.resource_group, place.workspace,
-                show_progress=True, enable_telemetry=False, **_PATIENCE,
-            )  # fmt: skip
-        except AzureError as error:
-            raise _explained(error, place) from error
+            raise _not_here(error) from None
+        # without its bars nobody hears that an upload failed, and the SDK waits for ever
+        yield MLClient(
+            credential, place.subscription, place.resource_group, place.workspace,
+            show_progress=True, enable_telemetry=False, **PATIENCE,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def logged_in(place: AzureMLSpec) -> Iterator[TokenCredential]:
+    """Who asks, without the SDK, which takes more than a second to be imported; what Azure's
+    libraries raise becomes a PlatformError."""
+    if problems := lacks(place):
+        raise SpecError(problems)
+    try:
+        from azure.core.exceptions import AzureError
+        from azure.identity import DefaultAzureCredential
+    except ImportError as error:
+        raise _not_here(error) from None
+    try:
+        yield DefaultAzureCredential()
+    except AzureError as error:
+        raise _explained(error, place) from error
+
+
+def _not_here(error: ImportError) -> PlatformError:
+    return PlatformError(
+        f"{error.name} is not installed here", where="azureml", fix="pip install 'rekindle[azure]'"
+    )
 
 
 def _found(client: MLClient, name: str) -> Any:

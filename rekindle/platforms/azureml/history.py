@@ -11,34 +11,48 @@ Authority: RunOperations, get_job_output_uris_from_dataplane and get_datastore_i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from rekindle.platforms.azureml.client import PATIENCE, logged_in
+from rekindle.platforms.azureml.subscription import ARM, workspace_path
+from rekindle.spec.places import AzureMLSpec
 
 if TYPE_CHECKING:
     from azure.ai.ml import MLClient
     from azure.storage.blob import BlobClient
 
+Record = dict[str, Any]
+_VERSION = "2024-04-01"
 _PATH = re.compile(r"azureml:/.*/datastores/([^/]+)/paths/(.+)")
 _TRIES, PAUSE_SECONDS = 4, 2
 
 
-def run(client: MLClient, id: str) -> Any:
-    """The record of a run: a job, or a step of one."""
-    return _runs(client).get_run(id)
+def records(place: AzureMLSpec, id: str) -> tuple[Record, list[Record]]:
+    """A job and its steps, those that are there by now, as JSON."""
+    from azure.core import PipelineClient
+    from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
+    from azure.core.rest import HttpRequest
 
+    with logged_in(place) as credential:
+        who = BearerTokenCredentialPolicy(credential, f"{ARM}/.default")
+        with PipelineClient[Any, Any](ARM, policies=[RetryPolicy(**PATIENCE), who]) as client:
 
-def children(client: MLClient, id: str) -> Iterator[Any]:
-    """Records of a job's steps, those that are there by now."""
-    place = (client.subscription_id, client.resource_group_name, client.workspace_name)
-    token: str | None = None
-    while True:
-        answer: dict[str, Any] = {}  # the SDK reads one page, and drops where the next one is
-        yield from _runs(client)._operation.get_child(
-            *place, id, continuationtoken=token,
-            raw_response_hook=lambda got, to=answer: to.update(got.http_response.json()),
-        )  # fmt: skip
-        if not (token := answer.get("continuationToken")):
-            return
+            def get(url: str, **query: str) -> Record:
+                response = client.send_request(HttpRequest("GET", url, params=query))
+                response.raise_for_status()
+                found: Record = response.json()
+                return found
+
+            root = workspace_path(place)
+            about = get(f"{ARM}{root}", **{"api-version": _VERSION})["properties"]
+            url = f"{get(about['discoveryUrl'])['history']}/history/v1.0{root}/runs/{id}"
+            job, steps, token = get(url), list[Record](), {"$top": "100"}
+            while token:
+                page = get(f"{url}/children", **token)
+                steps += page.get("value", ())
+                following = page.get("continuationToken")
+                token = {"$continuationtoken": following} if following else {}
+            return job, steps
 
 
 def log_files(client: MLClient, id: str) -> dict[str, str]:

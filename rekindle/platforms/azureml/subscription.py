@@ -26,16 +26,19 @@ _PROVIDER = "providers/Microsoft.MachineLearningServices"
 _VERSION, _ROLES, _VAULT, _LAKE = "2024-04-01", "2022-04-01", "7.4", "2023-11-03"
 
 
+def workspace_path(place: AzureMLSpec) -> str:
+    """The workspace's name in Azure Resource Manager."""
+    group = f"/subscriptions/{place.subscription}/resourceGroups/{place.resource_group}"
+    return f"{group}/{_PROVIDER}/workspaces/{place.workspace}"
+
+
 class Subscription:
     """The workspace that `place` names, and whoever is logged in here. What several questions need
     is read once."""
 
     def __init__(self, place: AzureMLSpec) -> None:
         self.place = place
-        self.root = (
-            f"/subscriptions/{place.subscription}/resourceGroups/{place.resource_group}"
-            f"/{_PROVIDER}/workspaces/{place.workspace}"
-        )
+        self.root = workspace_path(place)
         self._credential: Any = None
         self._tokens: dict[str, str] = {}
         self._known: dict[str, dict[str, Any]] = {}

@@ -58,15 +58,15 @@ _RESULT = RESULT.replace("-", "_")
 
 def look(place: AzureMLSpec, id: str) -> Look:
     """The run now."""
-    with connected(place) as client:
-        job, now = history.run(client, id), datetime.datetime.now(datetime.UTC)
-        status = _RUNS.get(job.status, "running")
-        steps = [_step(child, now) for child in history.children(client, id)]
-        if status in OVER:
+    (job, children), now = history.records(place, id), datetime.datetime.now(datetime.UTC)
+    status = _RUNS.get(job["status"], "running")
+    steps = [_step(child, now) for child in children]
+    if status in OVER:
+        with connected(place) as client:
             steps = [_if_it_ran(client, step) for step in steps]
-        # that some steps failed is not news where one says why
-        error = "" if any(step.status == "failed" for step in steps) else _why(job)
-        return Look(status, tuple(steps), error, job.end_time_utc if status in OVER else None)
+    # that some steps failed is not news where one says why
+    error = "" if any(step.status == "failed" for step in steps) else _why(job)
+    return Look(status, tuple(steps), error, _moment(job, "endTimeUtc") if status in OVER else None)
 
 
 def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
@@ -161,16 +161,21 @@ def _made_at(job: Any) -> datetime.datetime:
     return made
 
 
-def _step(child: Any, now: datetime.datetime) -> StepRecord:
-    status = _STEPS.get(child.status, "running")
-    reused = (child.properties or {}).get(_REUSED) == "true"
-    source = (child.properties or {}).get(_FROM) if reused else None
+def _step(child: history.Record, now: datetime.datetime) -> StepRecord:
+    said, more = child.get("status", ""), child.get("properties") or {}
+    reused = more.get(_REUSED) == "true"
+    source = more.get(_FROM) if reused else None
+    began = _moment(child, "startTimeUtc")
     return StepRecord(
-        name=child.display_name, status=status, cached=reused, error=_why(child),
-        reason="taken from an earlier job" if reused else _REASONS.get(child.status, ""),
-        attempts=int(not reused and child.start_time_utc is not None),
-        log=source or child.run_id, **step_times(child.start_time_utc, child.end_time_utc, now),
+        name=child.get("displayName", ""), status=_STEPS.get(said, "running"), cached=reused,
+        reason="taken from an earlier job" if reused else _REASONS.get(said, ""),
+        attempts=int(not reused and began is not None), error=_why(child),
+        log=source or child["runId"], **step_times(began, _moment(child, "endTimeUtc"), now),
     )  # fmt: skip
+
+
+def _moment(record: history.Record, name: str) -> datetime.datetime | None:
+    return datetime.datetime.fromisoformat(record[name]) if record.get(name) else None
 
 
 def _if_it_ran(client: MLClient, step: StepRecord) -> StepRecord:
@@ -199,10 +204,10 @@ def _result(client: MLClient, made: Mapping[str, str]) -> dict[str, Any]:
     return {}
 
 
-def _why(record: Any) -> str:
+def _why(record: history.Record) -> str:
     """What a run says went wrong."""
-    root = getattr(record.error, "error", None)
-    return str(getattr(root, "message", None) or "").strip()
+    error = (record.get("error") or {}).get("error") or {}
+    return str(error.get("message") or "").strip()
 
 
 def _is_denied(error: Exception) -> bool:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -36,12 +38,35 @@ _EXAMPLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """The clients of one project and region, and how each call is repeated."""
+    """One project and region, how each call is repeated, and the generated clients, which are
+    imported when they are used: that takes a second."""
 
     parent: str
-    pipelines: api.PipelineServiceClient
-    schedules: api.ScheduleServiceClient
+    host: str
     retry: Any
+
+    @property
+    def url(self) -> str:
+        """What the names of resources follow."""
+        return f"https://{self.host}/v1"
+
+    @functools.cached_property
+    def pipelines(self) -> api.PipelineServiceClient:
+        """Of PipelineJobs."""
+        from google.cloud import aiplatform_v1 as api
+
+        return api.PipelineServiceClient(transport="rest", client_options=self._options)
+
+    @functools.cached_property
+    def schedules(self) -> api.ScheduleServiceClient:
+        """Of schedules."""
+        from google.cloud import aiplatform_v1 as api
+
+        return api.ScheduleServiceClient(transport="rest", client_options=self._options)
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return {"api_endpoint": self.host}
 
 
 def submit(definition: Definition, place: VertexSpec, mark: Mark) -> Placed:
@@ -90,11 +115,6 @@ def where(place: VertexSpec) -> str:
     return f"project {place.project} in {place.region}"
 
 
-def endpoint(place: VertexSpec) -> dict[str, str]:
-    """Options of clients of the region."""
-    return {"api_endpoint": f"{place.region}-aiplatform.googleapis.com"}
-
-
 def page(place: VertexSpec, id: str) -> str:
     """Where to look in the console."""
     runs = "https://console.cloud.google.com/vertex-ai/pipelines"
@@ -109,7 +129,9 @@ def connected(place: VertexSpec) -> Iterator[Project]:
     try:
         from google.api_core import exceptions, retry
         from google.auth.exceptions import GoogleAuthError
-        from google.cloud import aiplatform_v1 as api
+
+        if importlib.util.find_spec("google.cloud.aiplatform_v1") is None:
+            raise ModuleNotFoundError(name="google.cloud.aiplatform_v1")
     except ImportError as error:
         raise PlatformError(
             f"{error.name} is not installed here", where="vertex",
@@ -117,12 +139,10 @@ def connected(place: VertexSpec) -> Iterator[Project]:
         ) from None  # fmt: skip
     from requests import RequestException
 
-    at = endpoint(place)
     try:
         yield Project(
             f"projects/{place.project}/locations/{place.region}",
-            api.PipelineServiceClient(transport="rest", client_options=at),
-            api.ScheduleServiceClient(transport="rest", client_options=at),
+            f"{place.region}-aiplatform.googleapis.com",
             retry.Retry(
                 predicate=may_succeed, initial=FIRST_PAUSE_SECONDS, timeout=_PATIENCE_SECONDS
             ),

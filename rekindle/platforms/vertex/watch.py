@@ -24,7 +24,7 @@ from urllib.parse import quote
 from rekindle.errors import PlatformError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Mark, Placed
-from rekindle.platforms.vertex.client import connected, endpoint, page, submit, where
+from rekindle.platforms.vertex.client import connected, page, submit, where
 from rekindle.platforms.vertex.labels import PRESENT, labels_of, mark_of
 from rekindle.platforms.vertex.outline import job_of, launchers
 from rekindle.platforms.watch import Found, Log, Look, step_times
@@ -32,7 +32,6 @@ from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.places import VertexSpec
 
 if TYPE_CHECKING:
-    from google.cloud import aiplatform_v1 as api
     from requests import Response
 
     from rekindle.platforms.vertex.client import Project
@@ -46,6 +45,7 @@ _STEPS: dict[str, StepStatus] = {
     "NOT_TRIGGERED": "skipped",
 }  # fmt: skip
 _REASONS = {"SKIPPED": "taken from the cache", "NOT_TRIGGERED": "its condition does not hold"}
+Message = dict[str, Any]
 _AGAIN = ("failed", "cancelled")
 _LATE = datetime.timedelta(seconds=30)  # lines of several machines arrive in no order
 _MADE = re.compile(r"attempt \d+ is (\d+)")  # launcher.py says so of a job
@@ -59,13 +59,13 @@ def look(place: VertexSpec, id: str) -> Look:
     with connected(place) as project:
         job = _job(project, id)
         status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
-        spec, tried = _spec(job), _tried(project, place, job)
+        spec, tried = _spec(job), _tried(project, job)
         steps = tuple(
             _with_jobs(_step(name, task, now), spec, tried) for name, task in _tasks(job).items()
         )
         # that some tasks failed is not news where one says why
-        error = "" if any(step.status == "failed" for step in steps) else job.error.message
-        return Look(status, steps, error, job.end_time if status != "running" else None)
+        error = "" if any(step.status == "failed" for step in steps) else _message(job)
+        return Look(status, steps, error, _moment(job, "endTime") if status != "running" else None)
 
 
 def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
@@ -122,8 +122,12 @@ def artifacts(place: VertexSpec, id: str, step: StepRecord) -> Mapping[str, Arti
     """What the step's task made, with its metadata, at `gs://`."""
     with connected(place) as project:
         task = _tasks(_job(project, id)).get(step.name)
-    outputs = task.outputs.items() if task is not None else ()
-    return {name: _artifact(made.artifacts[0]) for name, made in outputs if made.artifacts}
+    outputs = (task or {}).get("outputs", {})
+    return {
+        name: _artifact(made["artifacts"][0])
+        for name, made in outputs.items()
+        if made.get("artifacts")
+    }
 
 
 def read(place: VertexSpec, uri: str) -> bytes:
@@ -143,54 +147,60 @@ def read(place: VertexSpec, uri: str) -> bytes:
 
 def found(definition: Definition, place: VertexSpec) -> tuple[Found, ...]:
     """The pipeline's jobs that rekindle submitted, the oldest first."""
+    wanted = f'display_name="{job_of(definition)["displayName"]}" AND {PRESENT}'
+    more = {"orderBy": "create_time", "readMask": "name,labels,createTime"}
     with connected(place) as project:
-        from google.cloud import aiplatform_v1 as api
-        from google.protobuf import field_mask_pb2
-
-        request = api.ListPipelineJobsRequest(
-            parent=project.parent, order_by="create_time",
-            filter=f'display_name="{job_of(definition)["displayName"]}" AND {PRESENT}',
-            read_mask=field_mask_pb2.FieldMask(paths=["name", "labels", "create_time"]),
-        )  # fmt: skip
-        listed = project.pipelines.list_pipeline_jobs(request=request, retry=project.retry)
-        return tuple(
-            Found(mark, Placed(job.name, page(place, _last(job.name)), anew=False), job.create_time)
-            for job in listed
-            if (mark := mark_of(job.labels))
-        )
+        marked = list[Found]()
+        for job in _listed(project, "pipelineJobs", wanted, more):
+            began = _moment(job, "createTime")
+            if (mark := mark_of(job.get("labels", {}))) and began:
+                placed = Placed(job["name"], page(place, _last(job["name"])), anew=False)
+                marked.append(Found(mark, placed, began))
+        return tuple(marked)
 
 
-def _job(project: Project, id: str) -> api.PipelineJob:
-    return project.pipelines.get_pipeline_job(name=id, retry=project.retry)
+def _job(project: Project, id: str) -> Message:
+    """The PipelineJob, as JSON: the generated client takes a second to be imported."""
+    job: Message = _asked(project, "GET", f"{project.url}/{id}").json()
+    return job
 
 
-def _state(job: api.PipelineJob) -> str:
-    return str(job.state.name).removeprefix("PIPELINE_STATE_")
+def _state(job: Message) -> str:
+    return str(job.get("state", "")).removeprefix("PIPELINE_STATE_")
 
 
-def _spec(job: api.PipelineJob) -> dict[str, Any]:
-    from google.protobuf import json_format
-
-    spec: dict[str, Any] = json_format.MessageToDict(type(job).pb(job).pipeline_spec)
+def _spec(job: Message) -> Message:
+    spec: Message = job["pipelineSpec"]
     return spec
 
 
-def _tried(project: Project, place: VertexSpec, job: api.PipelineJob) -> Mapping[str, int]:
+def _tried(project: Project, job: Message) -> Mapping[str, int]:
     """How many jobs the launchers of the run made, by the name that these have; nobody is asked
     where there are none."""
     names = [told["job"]["displayName"] for told in launchers(_spec(job)).values()]
-    if not names or not (mark := mark_of(job.labels)):
+    if not names or not (mark := mark_of(job.get("labels", {}))):
         return {}
-    from google.cloud import aiplatform_v1 as api
-
-    jobs = api.JobServiceClient(transport="rest", client_options=endpoint(place))
     wanted = " AND ".join(f"labels.{key}={value}" for key, value in labels_of(mark).items())
-    request = api.ListCustomJobsRequest(parent=project.parent, filter=wanted)
-    listed = jobs.list_custom_jobs(request=request, retry=project.retry)
     found = collections.Counter(
-        one.display_name for one in listed if one.state.name != "JOB_STATE_CANCELLED"
+        one["displayName"]
+        for one in _listed(project, "customJobs", wanted)
+        if one["state"] != "JOB_STATE_CANCELLED"
     )
     return {name: count for name, count in found.items() if names.count(name) == 1}
+
+
+def _listed(
+    project: Project, kind: str, wanted: str, more: Mapping[str, str] | None = None
+) -> Iterator[Message]:
+    """Everything of a kind that fits."""
+    query = {"filter": wanted, **(more or {})}
+    while True:
+        url = f"{project.url}/{project.parent}/{kind}"
+        told = _asked(project, "GET", url, params=query).json()
+        yield from told.get(kind, ())
+        if not (token := told.get("nextPageToken")):
+            return
+        query["pageToken"] = token
 
 
 def _with_jobs(step: StepRecord, spec: Mapping[str, Any], tried: Mapping[str, int]) -> StepRecord:
@@ -204,10 +214,11 @@ def _with_jobs(step: StepRecord, spec: Mapping[str, Any], tried: Mapping[str, in
     return step.model_copy(update={"attempts": count, "reason": reason})
 
 
-def _tasks(job: api.PipelineJob) -> dict[str, api.PipelineTaskDetail]:
+def _tasks(job: Message) -> dict[str, Message]:
     """Tasks that run containers, by the names of steps."""
     spec = _spec(job)
-    known = {task.task_id: task for task in job.job_detail.task_details}
+    details = job.get("jobDetail", {}).get("taskDetails", ())
+    known = {task["taskId"]: task for task in details}
     named = collections.defaultdict[str, list[Any]](list)
     for task in known.values():
         if name := _name(task, known, spec):
@@ -215,14 +226,12 @@ def _tasks(job: api.PipelineJob) -> dict[str, api.PipelineTaskDetail]:
     return dict(_apart(named))
 
 
-def _name(
-    task: api.PipelineTaskDetail, known: Mapping[int, Any], spec: Mapping[str, Any]
-) -> str | None:
+def _name(task: Message, known: Mapping[str, Message], spec: Mapping[str, Any]) -> str | None:
     """The step's name: the tasks around it, without the run's own; None of what is no step."""
-    chain = [task.task_name]
-    while (above := known.get(task.parent_task_id)) and len(chain) <= len(known):
+    chain = [task["taskName"]]
+    while (above := known.get(task.get("parentTaskId", ""))) and len(chain) <= len(known):
         task = above
-        chain.insert(0, task.task_name)
+        chain.insert(0, task["taskName"])
     component, path = spec["root"], list[str]()
     for name in chain:
         if inner := component.get("dag", {}).get("tasks", {}).get(name):
@@ -242,23 +251,31 @@ def _apart(named: Mapping[str, list[Any]]) -> Iterator[tuple[str, Any]]:
             yield (name if len(tasks) == 1 else f"{around}/{turn}/{last}"), task
 
 
-def _step(name: str, task: api.PipelineTaskDetail, now: datetime.datetime) -> StepRecord:
-    state, container = task.state.name, task.executor_detail.container_detail
-    jobs = list(dict.fromkeys(filter(None, [*container.failed_main_jobs, container.main_job])))
+def _step(name: str, task: Message, now: datetime.datetime) -> StepRecord:
+    state = task.get("state", "PENDING")
+    container = task.get("executorDetail", {}).get("containerDetail", {})
+    tried = [*container.get("failedMainJobs", ()), container.get("mainJob")]
+    jobs = list(dict.fromkeys(filter(None, tried)))
     status = _STEPS.get(state, "running")
+    began = _moment(task, "startTime") if status != "pending" else None
     return StepRecord(
         name=name, status=status, cached=state == "SKIPPED", reason=_REASONS.get(state, ""),
-        attempts=len(jobs), log=jobs[-1] if jobs else "", error=task.error.message,
-        **step_times(task.start_time if status != "pending" else None, task.end_time, now),
+        attempts=len(jobs), log=jobs[-1] if jobs else "", error=_message(task),
+        **step_times(began, _moment(task, "endTime"), now),
     )  # fmt: skip
 
 
-def _artifact(made: api.Artifact) -> ArtifactRecord:
-    from google.protobuf import json_format
+def _artifact(made: Message) -> ArtifactRecord:
+    kind = {"schema_title": made["schemaTitle"]} if made.get("schemaTitle") else {}
+    return ArtifactRecord(uri=made.get("uri", ""), metadata=made.get("metadata", {}), **kind)
 
-    metadata = json_format.MessageToDict(type(made).pb(made).metadata)
-    kind = {"schema_title": made.schema_title} if made.schema_title else {}
-    return ArtifactRecord(uri=made.uri, metadata=metadata, **kind)
+
+def _message(failed: Message) -> str:
+    return str(failed.get("error", {}).get("message", ""))
+
+
+def _moment(message: Message, name: str) -> datetime.datetime | None:
+    return datetime.datetime.fromisoformat(message[name]) if message.get(name) else None
 
 
 def _entries(

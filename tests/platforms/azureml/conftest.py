@@ -27,7 +27,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspa
         for name, value in {**hosts.environment, **msi}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("AZURE_ML_DISABLE_ON_DISK_CACHE", "True")  # of other workspaces
-        monkeypatch.setitem(client._PATIENCE, "retry_backoff_factor", 0.01)
+        monkeypatch.setitem(client.PATIENCE, "retry_backoff_factor", 0.01)
         monkeypatch.setattr(client, "_PAUSES_SECONDS", (0.0, 0.0))
         monkeypatch.setattr(reads, "_PAUSE_SECONDS", 0.0)
         yield made.workspace
