@@ -123,8 +123,13 @@ def step_table(record: RunRecord) -> Table:
     table.add_column("why", style="dim", overflow="fold")
     for step in record.steps:
         mark, style = MARKS[step.status]
-        table.add_row(Text(mark, style), Text(step.name), _seconds(step), Text(step.reason))
+        table.add_row(Text(mark, style), Text(step.name), _seconds(step), Text(_why(step)))
     return table
+
+
+def _why(step: StepRecord) -> str:
+    tries = f"{step.attempts} attempts" if step.attempts > 1 and not step.cached else ""
+    return "; ".join(filter(None, (tries, step.reason)))
 
 
 def _seconds(step: StepRecord) -> str:

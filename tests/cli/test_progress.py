@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from rekindle.cli.job import summary
-from rekindle.cli.progress import Progress
-from rekindle.records import Ignored, RunRecord
+from rekindle.cli.progress import Progress, step_table
+from rekindle.records import Ignored, RunRecord, StepRecord
 
 RECORD = RunRecord(
     run_id="r",
@@ -49,3 +49,20 @@ def test_a_record_of_sentences_can_still_be_read() -> None:
     old = RECORD.model_dump(mode="json") | {"ignored": ["Accelerators are not provided: train."]}
     (row,) = RunRecord.model_validate(old).ignored
     assert row == Ignored(what="Accelerators are not provided: train.")
+
+
+def test_a_step_that_was_tried_again_says_how_often() -> None:
+    lost = "its spot machines were taken away 1 x"
+    steps = (
+        StepRecord(name="finetune", status="succeeded", seconds=61.25, attempts=2, reason=lost),
+        StepRecord(name="evaluate", status="running", attempts=3),
+        StepRecord(name="register", status="succeeded", attempts=2, cached=True),
+    )
+    console = Console(file=io.StringIO(), width=100)
+    console.print(step_table(RECORD.model_copy(update={"steps": steps})))
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines[1:] == [
+        f"✓  finetune  61.2 s  2 attempts; {lost}",
+        "▸  evaluate     ...  3 attempts",
+        "✓  register  cached",
+    ]
