@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle import masking
 from rekindle.masking import Masked, masked
 
 SECRET = 'pa"ss/word+with=everything'
 KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END KEY-----\n"
 HERE = {"MY_TOKEN": SECRET, "A_PRIVATE_KEY": KEY, "KIND_OF_PLACE": "production", "PATH": "/usr/bin"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests name variables, for as long as the process lives."""
+    monkeypatch.setattr(masking, "_named", set())
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,7 @@ def test_bad_data_fails_clearly_and_loses_nothing(used, rows, says):
     assert before[:16] == b"SQLite format 3\x00"
 
 
+@pytest.mark.slow
 def test_a_corrupt_shard_is_noticed_and_made_again(used):
     run_id = json.loads(run(used, "run", "digits.yaml", "--json").stdout)["run_id"]
     record = json.loads((used / ".rekindle" / "runs" / run_id / "run.json").read_text())
@@ -199,6 +200,7 @@ def test_a_corrupt_shard_is_noticed_and_made_again(used):
     assert again["model"]["created"] is False
 
 
+@pytest.mark.slow
 def test_a_read_only_registry_fails_clearly_and_keeps_what_was_trained(used):
     """Not even root may write to a database opened in read-only mode."""
     uri = f"sqlite:///file:{used}/.rekindle/mlflow.db?mode=ro&uri=true"

@@ -19,8 +19,9 @@ from tests.cli.world import ACCOUNT, DIGEST, World
 from tests.cli.world import compiled as compiled
 from tests.cli.world import served as served
 from tests.cli.world import world as world
-from tests.servers import aws_account, kfp_rest
+from tests.servers import aws_account
 from tests.servers.azure_rest import SUBSCRIPTION, TENANT
+from tests.servers.troubles import Fault
 
 pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
 
@@ -196,7 +197,7 @@ CASES: dict[str, Wrong] = {
     ),
     "a host that is not KFP's API": Wrong(
         "submit", "kubeflow", of("kubeflow", "host"), "name the address that ends before /apis",
-        world=lambda w: w.kfp.faults.append(kfp_rest.Fault("GET healthz", 404)),
+        world=lambda w: w.kfp.faults.append(Fault("GET healthz", 404)),
     ),
     "no host": Wrong("submit", "kubeflow", of("kubeflow", "host"), "set platforms.kubeflow.host", (of("kubeflow", "host=''"),)),
     "a token in clear": Wrong(
@@ -205,7 +206,7 @@ CASES: dict[str, Wrong] = {
     ),
     "a server that refuses to make a run": Wrong(
         "submit", "kubeflow", "", "ask for the rights to run pipelines",
-        world=lambda w: w.kfp.faults.append(kfp_rest.Fault("POST", 403)), code="E-PLATFORM", exit=1,
+        world=lambda w: w.kfp.faults.append(Fault("POST", 403)), code="E-PLATFORM", exit=1,
     ),
     # anywhere
     "a secret in clear": Wrong(

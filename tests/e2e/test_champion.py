@@ -97,6 +97,7 @@ def test_03_an_exact_rerun_comes_from_the_cache_and_makes_no_version(cli, home, 
     assert registry("digits")["versions"] == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_04_an_equal_model_is_not_promoted(cli, home, registry):
     """`auto` chooses 32 for this batch, so naming it is another setting with the same weights."""
     result = cli.json("run", "digits.yaml", "--set", "train.micro_batch_size=32")
@@ -105,6 +106,7 @@ def test_04_an_equal_model_is_not_promoted(cli, home, registry):
     assert registry("digits")["aliases"] == {"champion": "2", "challenger": "3"}
 
 
+@pytest.mark.slow
 def test_05_an_untrained_model_is_refused_and_says_why(cli, home, registry):
     result = cli.json("run", "digits.yaml", "--set", "train.lr=1e-6", "--require-promotion", code=1)
     assert result["gate"]["promoted"] is False
@@ -134,6 +136,7 @@ def test_07_unchanged_bytes_train_nothing(cli, home, registry):
     assert registry("digits")["versions"] == before["versions"]
 
 
+@pytest.mark.slow
 def test_08_a_lost_artifact_is_made_again(cli, home):
     record = json.loads(
         next(
@@ -178,6 +181,7 @@ def test_09_the_lineage_of_a_version_is_complete(registry):
     assert json.loads(tags["rekindle.versions"])["torch"].startswith("2.")
 
 
+@pytest.mark.slow
 def test_10_the_registered_champion_predicts_in_a_fresh_process(cli, home):
     code = (
         "import logging; logging.disable(50)\n"
@@ -215,6 +219,7 @@ def test_11_init_from_champion_or_a_run_is_idempotent(cli, home):
     assert from_run["metrics"]["accuracy"] > 0.9, "one epoch from trained weights, not from scratch"
 
 
+@pytest.mark.slow
 def test_12_every_run_is_in_the_ledger_and_has_a_card(cli, home):
     rows = cli.json("runs")["runs"]
     assert len(rows) >= 8

@@ -60,6 +60,7 @@ def whole(cli, config):
     return training_of(cli, result, "whole")[0]["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_killed_tree_resumes_with_the_same_command_and_says_so(cli, config, whole):
     process = cli.start("run", "c.yaml", "--home", "killed")
     until_checkpoint(process, config / "killed")

@@ -24,6 +24,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.slow
 def test_a_person_approves_what_the_gate_let_pass(cli, registry):
     """A first model passes and waits; evidence that was changed meanwhile cannot be approved."""
     (cli.folder / "manual.yaml").write_text(MANUAL)

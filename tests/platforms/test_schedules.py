@@ -28,7 +28,7 @@ from tests.platforms.sagemaker.test_client import account as account
 from tests.platforms.sagemaker.test_schedules import scheduler as scheduler
 from tests.platforms.vertex import test_client as vertex
 from tests.platforms.vertex.test_client import project as project
-from tests.servers import azure_rest, kfp_rest, sagemaker_rest, vertex_rest
+from tests.servers.troubles import Fault
 
 MONDAYS, HOURLY = ScheduleSpec(cron="0 3 * * mon"), ScheduleSpec(cron="0 */2 * * *")
 
@@ -73,7 +73,7 @@ def _kubeflow(request: pytest.FixtureRequest) -> Stage:
         (one,) = api.recurring.values()
         return {name: one[name] for name in ("max_concurrency", "no_catchup")}
 
-    fault = kfp_rest.Fault
+    fault = Fault
     return Stage(
         "kubeflow", place, lambda n: kubeflow.definition(f"number {n}"), starts, sent,
         lambda: len(api.runs), api, {
@@ -103,7 +103,7 @@ def _vertex(request: pytest.FixtureRequest) -> Stage:
         names = ("max_concurrent_run_count", "max_concurrent_active_run_count", "allow_queueing")
         return {name: getattr(one, name) for name in names}
 
-    fault = vertex_rest.Fault
+    fault = Fault
     return Stage(
         "vertex", vertex.PLACE, lambda n: vertex.definition(f"number {n}"), starts, sent,
         lambda: len(api.jobs), api, {
@@ -127,7 +127,7 @@ def _azureml(request: pytest.FixtureRequest) -> Stage:
             for one in on
         }
 
-    fault = azure_rest.Fault
+    fault = Fault
     return Stage(
         "azureml", azureml.PLACE, azureml.definition, starts, dict, lambda: len(api.jobs), api, {
             "a service that is away": [fault("PUT schedules", 503)],
@@ -150,7 +150,7 @@ def _sagemaker(request: pytest.FixtureRequest) -> Stage:
                 found[one["Name"]] = one["ScheduleExpression"], str(n)
         return found
 
-    fault = sagemaker_rest.Fault
+    fault = Fault
     return Stage(
         "sagemaker", sagemaker.PLACE, sagemaker.definition, starts, dict, lambda: len(api.runs), api, {
             "a service that is away": [fault("CreatePipeline", 503), fault("UpdatePipeline", 503)],

@@ -37,7 +37,7 @@ def test_a_folder_gives_its_shape_with_a_head_for_these_labels(tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [({"model_type": "distilbart", "dim": 3}, "not a configuration of distilbart"), ("no/where", "cannot load the configuration")],
+    [({"model_type": "distilbart", "dim": 3}, "not a configuration of distilbart"), pytest.param("no/where", "cannot load the configuration", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_what_is_no_model_is_refused(source, said, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -320,6 +320,7 @@ def killed_at(gang, step):
     return newest(gang.checkpoints, "key").step
 
 
+@pytest.mark.slow
 def test_a_killed_tree_with_sharded_weights_resumes_to_the_same_bits(tmp_path, shards):
     train = TRAIN.model_copy(update={"layout": LayoutSpec(shard=2)})
     whole = Gang(tmp_path / "whole", shards, train=train).start().finish()
@@ -507,6 +508,7 @@ def test_compiled_blocks_and_texts_of_any_length_go_on_within_a_millionth(tmp_pa
         assert other == pytest.approx(loss, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_ledger_of_an_interrupted_and_resized_run_holds_every_example_once(gang):
     gang.train = TRAIN.model_copy(update={"ledger": True})
     killed_at(gang, 25)

@@ -287,6 +287,7 @@ TROUBLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_troubles_that_pass_are_waited_for(
     trouble: str, cluster: FakeCluster, tmp_path: Path
