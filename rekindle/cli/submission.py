@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from rekindle.platforms.submission import Outline, Placed
     from rekindle.spec.model import Spec
 
-# each has `lacks(place)`, `outline(definition, place, token)`, `submit(definition, place, token)`,
-# and `schedule_set`, `schedule_list`, `schedule_pause`, `schedule_delete`
+# each has `lacks(place)`, `outline(definition, place, token)`, `submit(definition, place, mark)`
 CLIENTS = {
     "azureml": "rekindle.platforms.azureml.client",
     "kubeflow": "rekindle.platforms.kubeflow.client",

@@ -100,7 +100,7 @@ class Workspace(Troubled):
             return Answer(error.status, _error(error.code, error.message))
         except Broken as broken:
             fault = broken.fault
-            if fault.status == 0:
+            if broken.dropped():
                 raise Dropped from None
             return Answer(fault.status, _error("Fault", "as the test wants it"), fault.headers)
 

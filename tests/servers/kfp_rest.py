@@ -84,7 +84,7 @@ class Server(Troubled):
             self.refused.append(f"{name}: {error.message}")
             return error.status, {"error": error.message, "message": error.message}
         except Broken as broken:
-            if broken.fault.status == 0:
+            if broken.dropped():
                 raise ConnectionError from None
             return broken.fault.status, {"error": "as the test wants it"}
 

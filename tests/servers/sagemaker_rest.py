@@ -86,7 +86,7 @@ class Account(Troubled):
             return 400, {"__type": error.code, "message": error.message}
         except Broken as broken:
             fault = broken.fault
-            if fault.status == 0:
+            if broken.dropped():
                 raise ConnectionError from None
             return fault.status, {"__type": fault.code, "message": "as the test wants it"}
 

@@ -7,16 +7,22 @@ import dataclasses
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
+SILENCE = -1
+_LONGEST_SECONDS = 20.0  # that silence lasts
+
+
 @dataclasses.dataclass
 class Fault:
     """Answered in place of the next call whose name begins with `call`: HTTP's `status`, 0 for a
-    connection that breaks, and the service's `code`; `after` lets the call take effect first."""
+    connection that breaks, SILENCE for one that is kept and gets nothing, and the service's `code`;
+    `after` lets the call take effect first."""
 
     call: str
     status: int
@@ -30,6 +36,12 @@ class Broken(Exception):
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
+
+    def dropped(self) -> bool:
+        """Whether there is no answer; waits as long as a fault is silent."""
+        if self.fault.status == SILENCE:
+            time.sleep(_LONGEST_SECONDS)  # whoever asks has gone by then
+        return self.fault.status <= 0
 
 
 class Troubled:

@@ -98,7 +98,7 @@ class Project(Troubled):
             self.refused.append(f"{asked}: {error.message}")
             return _status(error.status, error.message)
         except Broken as broken:
-            if broken.fault.status == 0:
+            if broken.dropped():
                 raise Dropped from None
             return _status(broken.fault.status, "as the test wants it")
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
 
 _SECTION = "platforms.azureml"
-PATIENCE: dict[str, Any] = {"retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30}
+PATIENCE: dict[str, Any] = {
+    "retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30, "read_timeout": 60.0,
+}  # fmt: skip
 _PAUSES_SECONDS = (1.0, 4.0)
 _TAGS = {"run_id": "rekindle-run", "definition": "rekindle-definition", "token": "rekindle-token"}
 _EXAMPLES = {

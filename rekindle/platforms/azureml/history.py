@@ -38,7 +38,8 @@ def records(place: AzureMLSpec, id: str) -> tuple[Record, list[Record]]:
         with PipelineClient[Any, Any](ARM, policies=[RetryPolicy(**PATIENCE), who]) as client:
 
             def get(url: str, **query: str) -> Record:
-                response = client.send_request(HttpRequest("GET", url, params=query))
+                request = HttpRequest("GET", url, params=query)
+                response = client.send_request(request, read_timeout=PATIENCE["read_timeout"])
                 response.raise_for_status()
                 found: Record = response.json()
                 return found

@@ -34,7 +34,7 @@ from rekindle.platforms.kubeflow.outline import pipeline_file, steps
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.spec.places import KubeflowSpec
 
-FIRST_PAUSE_SECONDS = 1.0
+FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 1.0, 60.0
 _ATTEMPTS = 4
 _SECTION = "platforms.kubeflow"
 
@@ -169,9 +169,20 @@ def connected(place: KubeflowSpec) -> Iterator[Server]:
         warnings.simplefilter("ignore", FutureWarning)  # that it needs KFP 2
         try:
             found = Client(place.host, existing_token=token, namespace=place.namespace)
+            _with_an_end(found._run_api.api_client.rest_client.pool_manager)
             yield Server(found, namespace)
         except (OpenApiException, HTTPError) as error:
             raise _explained(error, place) from error
+
+
+def _with_an_end(pool: Any) -> None:
+    """Have no call wait for ever: KFP's client says so of each, and all its parts share this."""
+    request = pool.request
+
+    def ends(*words: Any, timeout: Any = None, **more: Any) -> Any:
+        return request(*words, timeout=timeout or ANSWER_SECONDS, **more)
+
+    pool.request = ends
 
 
 def token_of(place: KubeflowSpec) -> str | None:

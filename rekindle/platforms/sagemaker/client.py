@@ -23,6 +23,7 @@ from rekindle.spec.places import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
+ANSWER_SECONDS = 60.0
 _MOST_LISTED = 1_000
 _EXAMPLES = {
     "region": "eu-central-1",
@@ -103,7 +104,9 @@ def connected(
         raise PlatformError(
             f"{error.name} is not installed here", where="sagemaker", fix="pip install boto3"
         ) from None
-    settings = {"region_name": place.region, "retries": _RETRIES, **more}
+    settings = {
+            "region_name": place.region, "retries": _RETRIES, "read_timeout": ANSWER_SECONDS, **more
+        }  # fmt: skip
     config = Config(user_agent_extra="rekindle", **settings)
     # of its own: the shared one keeps who was logged in, and is no thread's
     session = session or Session()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from google.cloud import aiplatform_v1 as api
 
 _SECTION = "platforms.vertex"
-_PATIENCE_SECONDS, FIRST_PAUSE_SECONDS = 120.0, 1.0
+_PATIENCE_SECONDS, FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 120.0, 1.0, 60.0
 _EXAMPLES = {
     "project": "my-project", "region": "europe-west4", "artifact_root": "gs://my-bucket/rekindle",
 }  # fmt: skip
@@ -44,6 +44,11 @@ class Project:
     parent: str
     host: str
     retry: Any
+
+    @property
+    def patience(self) -> dict[str, Any]:
+        """How a generated client repeats a call, and how long it waits for each answer."""
+        return {"retry": self.retry, "timeout": ANSWER_SECONDS}
 
     @property
     def url(self) -> str:
@@ -83,7 +88,7 @@ def submit(definition: Definition, place: VertexSpec, mark: Mark) -> Placed:
         try:
             project.pipelines.create_pipeline_job(
                 parent=project.parent, pipeline_job=marked, pipeline_job_id=id,
-                retry=project.retry,
+                **project.patience,
             )  # fmt: skip
         except Conflict:  # by the same submission, or by a call whose answer was lost
             anew = False

@@ -86,14 +86,14 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
         wanted.name = found.name
         mask = field_mask_pb2.FieldMask(paths=list(_CHANGED))
         made = project.schedules.update_schedule(
-            schedule=wanted, update_mask=mask, retry=project.retry
+            schedule=wanted, update_mask=mask, **project.patience
         )
         if made.state == api.Schedule.State.PAUSED:
             project.schedules.resume_schedule(
                 request=api.ResumeScheduleRequest(name=made.name, catch_up=schedule.catch_up),
-                retry=project.retry,
+                **project.patience,
             )
-            made = project.schedules.get_schedule(name=made.name, retry=project.retry)
+            made = project.schedules.get_schedule(name=made.name, **project.patience)
         return _shown(made)
 
 
@@ -114,8 +114,8 @@ def pause(place: VertexSpec, name: str) -> Schedule:
             raise PlatformError(
                 f"there is no schedule `{name}`", where=where(place), fix="rekindle schedule list"
             )
-        project.schedules.pause_schedule(name=found.name, retry=project.retry)
-        return _shown(project.schedules.get_schedule(name=found.name, retry=project.retry))
+        project.schedules.pause_schedule(name=found.name, **project.patience)
+        return _shown(project.schedules.get_schedule(name=found.name, **project.patience))
 
 
 def delete(place: VertexSpec, name: str) -> bool:
@@ -129,7 +129,7 @@ def delete(place: VertexSpec, name: str) -> bool:
 
 def _ours(project: Project) -> list[api.Schedule]:
     """Schedules whose jobs carry our label."""
-    found = project.schedules.list_schedules(parent=project.parent, retry=project.retry)
+    found = project.schedules.list_schedules(parent=project.parent, **project.patience)
     return [
         one
         for one in found
@@ -145,7 +145,9 @@ def _created(project: Project, wanted: api.Schedule) -> None:
     before = {one.name for one in _named(project, wanted.display_name)}
     for last in (False, False, True):
         try:
-            project.schedules.create_schedule(parent=project.parent, schedule=wanted)
+            project.schedules.create_schedule(
+                parent=project.parent, schedule=wanted, timeout=project.patience["timeout"]
+            )
         except (GoogleAPIError, RequestException) as error:
             if last or not may_succeed(error):
                 raise
@@ -174,7 +176,7 @@ def _deleted(project: Project, one: api.Schedule) -> None:
     from google.api_core.exceptions import NotFound
 
     with contextlib.suppress(NotFound):  # somebody else took it away
-        going: Any = project.schedules.delete_schedule(name=one.name, retry=project.retry)
+        going: Any = project.schedules.delete_schedule(name=one.name, **project.patience)
         going.result(timeout=_LONGEST_SECONDS)
 
 

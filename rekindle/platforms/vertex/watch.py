@@ -99,7 +99,7 @@ def cancel(place: VertexSpec, id: str) -> None:
         from google.api_core.exceptions import ClientError
 
         try:
-            project.pipelines.cancel_pipeline_job(name=id, retry=project.retry)
+            project.pipelines.cancel_pipeline_job(name=id, **project.patience)
         except ClientError:  # it may have ended meanwhile
             if _state(_job(project, id)) not in (*_RUNS, "CANCELLING"):
                 raise
