@@ -7,6 +7,7 @@ not end the waiting."""
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib
 import logging
 import time
@@ -163,8 +164,7 @@ def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, A
         kind = artifact.metadata.get("record")
         if kind in RECORD_KINDS:
             kept = folder / "records" / step.name / name
-            read = lambda uri: watch.read(place, uri)  # noqa: E731 - one argument of many
-            if _copied(read, artifact.uri, kind, kept):
+            if _copied(functools.partial(watch.read, place), artifact.uri, kind, kept):
                 model = {"schema_title": "system.Model"} if kind == "training" else {}
                 found[name] = artifact.model_copy(update={"kept": str(kept), **model})
     return found

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import click
 
+from rekindle.cli.compile import PLATFORMS
 from rekindle.cli.options import all_runs, overrides, shared
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord, RunSummary
-
-CLIENTS = ("azureml", "kubeflow", "sagemaker", "vertex")
 
 
 @click.command("runs")
 @click.option("--recover", type=click.Path(path_type=Path), metavar="CONFIG",
               help="First find runs of CONFIG on --platform that are not known here.")  # fmt: skip
-@click.option("--platform", type=click.Choice(list(CLIENTS)), help="Where to look for them.")
+@click.option("--platform", type=click.Choice(list(PLATFORMS)), help="Where to look for them.")
 @overrides
 @shared
 def command(
@@ -32,7 +31,7 @@ def command(
 
     if recover is not None:
         if platform is None:
-            raise RequestError("which platform?", where="--platform", fix=f"{', '.join(CLIENTS)}")
+            raise RequestError("which platform?", where="--platform", fix=f"{', '.join(PLATFORMS)}")
         from rekindle.cli.remote import recovered
         from rekindle.spec.load import load_target
 

@@ -173,3 +173,28 @@ def test_what_cannot_be_followed_is_said(here: Here, capsys: Out) -> None:
     assert here.submit("--token", "No Token") == 2
     assert "a-z, 0-9" in capsys.readouterr().err
     assert here.say("runs", "--recover", str(here.config)) == 2
+
+
+def test_a_run_here_is_followed_stopped_and_gone_on_with(here: Here, capsys: Out) -> None:
+    here.flag.touch()
+    here.stay.touch()
+    words = ["run", str(here.config), "--home", str(here.home)]
+    with subprocess.Popen([sys.executable, "-m", "rekindle.cli.main", *words]) as child:
+        until(lambda: bool(rekindle.runs(here.home)))
+        run = rekindle.runs(here.home)[0]
+        until(lambda: run.refreshed().record.step("tell").status == "running")
+        assert here.say("resume") == 2
+        assert "runs" in capsys.readouterr().err
+        following = threading.Timer(0.5, run.cancel)
+        following.start()
+        assert here.say("logs", "-f", "--step", "tell") == 0
+        assert capsys.readouterr().out.count("line 6\n") == 1
+        assert child.wait(MOST_SECONDS) == 130
+    assert run.refreshed().status == "cancelled"
+    assert here.say("cancel") == 0
+    assert capsys.readouterr().out == f"{run.id}  cancelled\n"
+    here.stay.unlink()
+    assert here.say("resume", run.id, "--json") == 0
+    again = told(capsys)
+    assert {step["name"]: step["cached"] for step in again["steps"]}["count"] is True
+    assert again["status"] == "succeeded"
