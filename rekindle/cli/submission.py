@@ -91,6 +91,8 @@ def ready(client: Any, platform: str, spec: Spec) -> Definition:
     try:
         definition = compiled(platform, spec, *graph_of(spec))
     except RequestError as error:
+        named = {(problem.what, problem.where) for problem in error.problems}
+        problems = [one for one in problems if (one.what, one.where) not in named]
         problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))

@@ -131,6 +131,13 @@ def test_everything_that_lacks_is_said_at_once(service, capsys):
     assert service.calls == {}
 
 
+@pytest.mark.parametrize("name", CLIENTS)
+def test_nothing_that_lacks_is_said_twice(name, capsys):
+    assert invoke(["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", name, "--yes", "--json"]) == 2  # fmt: skip
+    said = [(problem["what"], problem["where"]) for problem in told(capsys)["errors"]]
+    assert len(said) == len(set(said)) > 1
+
+
 def test_there_is_a_client_for_every_platform():
     assert CLIENTS.keys() == PLATFORMS.keys()
 
