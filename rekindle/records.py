@@ -438,37 +438,6 @@ class RunSummary(Record):
     earlier: tuple[str, ...] = ()
 
 
-class ReadinessCheck(Record):
-    """A question to a platform: what was asked, of what (`where`), and what came of it. `said` is
-    the answer, what is wrong, or why it could not be asked, which is no problem by itself."""
-
-    name: str
-    where: str
-    state: Literal["ok", "problem", "not asked"]
-    said: str
-    fix: str = ""
-
-
-class ReadinessProblem(Record):
-    """What is wrong, as in every verb's errors."""
-
-    code: str
-    what: str
-    where: str = ""
-    fix: str = ""
-
-
-class Readiness(Record):
-    """What `doctor --json` says: the permissions that steps need at least, every question, and
-    everything that is wrong, with the config too."""
-
-    schema_version: int = SCHEMA_VERSION
-    platform: str
-    permissions: str = ""
-    checks: tuple[ReadinessCheck, ...] = ()
-    errors: tuple[ReadinessProblem, ...] = ()
-
-
 class Rehearsal(Record):
     """What a rehearsed fault did to a training: `step` at which it happened, the step that training
     `resumed_from_step` (0: from the start), how many samples had to be trained on again, and

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import find_run, shared
+from rekindle.cli.options import answer, find_run, shared
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord
 
@@ -23,7 +23,7 @@ def command(run: str, home: Path, as_json: bool) -> int:
 
     record = cancelled(find_run(home, run), home)
     if as_json:
-        print(record.model_dump_json())
+        answer(record)
     else:
         stopping = "" if record.status in OVER else ", asked to stop"
         click.echo(f"{record.run_id}  {record.status}{stopping}")

@@ -5,7 +5,6 @@ it; sends nothing.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from rekindle.cli.options import FOLDER, config, overrides, shared
+from rekindle.answers import Compiled
+from rekindle.cli.options import FOLDER, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.records import write_atomically
 
@@ -91,8 +91,7 @@ def command(
         write_atomically(output / name, content.decode())
     paths = [str(output / name) for name in files]
     if as_json:
-        document = {"schema_version": 1, "platform": ",".join(platforms), "files": paths}
-        print(json.dumps(document))
+        answer(Compiled(platform=",".join(platforms), files=tuple(paths)))
     else:
         for path in paths:
             if f"/{BUNDLES}/" not in path:

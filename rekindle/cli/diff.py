@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rekindle.answers import Difference, StepDifference
 from rekindle.cli.compile import PLATFORMS, compiled
-from rekindle.cli.options import FOLDER, all_runs, config, overrides, shared
+from rekindle.cli.options import FOLDER, all_runs, answer, config, overrides, shared
 from rekindle.errors import RequestError
 
 
@@ -57,8 +57,8 @@ def command(
     known = {n: c for n, c in before.items() if n == definition or n.startswith("bundles/")}
     verdicts = compare(module.units(known), module.units(after))
     if as_json:
-        steps = [dataclasses.asdict(verdict) for verdict in verdicts]
-        print(json.dumps({"schema_version": 1, "platform": platform, "steps": steps}))
+        steps = tuple(StepDifference(**dataclasses.asdict(verdict)) for verdict in verdicts)
+        answer(Difference(platform=platform, steps=steps))
         return 0
     width = max((len(verdict.step) for verdict in verdicts), default=0)
     words = {"yes": "runs again", "perhaps": "may run again", "no": "cached", "gone": "gone"}

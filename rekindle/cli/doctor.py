@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rekindle.cli.options import overrides, shared
-from rekindle.errors import PlatformError, Problem, RekindleError, RequestError
-from rekindle.records import Readiness, ReadinessCheck, ReadinessProblem
+from rekindle.answers import Readiness, ReadinessCheck, rows_of
+from rekindle.cli.options import answer, overrides, shared
+from rekindle.errors import PlatformError, Problem, RequestError
 
 if TYPE_CHECKING:
     from rekindle.platforms.definition import Definition
@@ -52,9 +52,9 @@ def command(
     silent = bool(found.checks) and all(check.state == "not asked" for check in found.checks)
     if silent:
         error = _unanswered(platform, found.checks[0])
-        found = found.model_copy(update={"errors": (*found.errors, *_errors(error))})
+        found = found.model_copy(update={"errors": (*found.errors, *rows_of(error))})
     if as_json:
-        print(found.model_dump_json())
+        answer(found)
         return 0 if not found.errors else 1 if silent and len(found.errors) == 1 else 2
     if found.permissions:
         click.echo(found.permissions)
@@ -87,7 +87,7 @@ def _here(spec: Spec | None, home: Path) -> Readiness:
     try:
         preflight(spec, home)
     except RequestError as error:
-        return Readiness(platform=LOCAL, errors=_errors(error))
+        return Readiness(platform=LOCAL, errors=rows_of(error))
     return Readiness(platform=LOCAL)
 
 
@@ -106,7 +106,7 @@ def _there(spec: Spec | None, platform: str) -> Readiness:
         platform=platform,
         permissions=doctor.permissions(place),
         checks=found,
-        errors=_errors(RequestError(errors)) if errors else (),
+        errors=rows_of(RequestError(errors)) if errors else (),
     )
 
 
@@ -126,12 +126,6 @@ def _unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
         f"{platform} could not be asked: {first.said}", where=first.where,
         fix="see whether the network is there, and say it again",
     )  # fmt: skip
-
-
-def _errors(error: RekindleError) -> tuple[ReadinessProblem, ...]:
-    return tuple(
-        ReadinessProblem(code=p.code, what=p.what, where=p.where, fix=p.fix) for p in error.problems
-    )
 
 
 _COLOURS = {"ok": "green", "problem": "red", "not asked": "yellow"}

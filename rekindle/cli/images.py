@@ -3,15 +3,15 @@ pulls it from, by digest."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from rekindle.answers import ImageBuilt, ImagesPushed
 from rekindle.cli.compile import PLATFORMS, Several
-from rekindle.cli.options import config, overrides, shared
+from rekindle.cli.options import answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 
 if TYPE_CHECKING:
@@ -38,14 +38,13 @@ def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -
     name = images.local_name(spec.name)
     image_id = images.build(_docker(), code, spec.image.base, name)
     if as_json:
-        document = {"schema_version": 1, "image": name, "id": image_id, "code": code.digest,
-                    "files": sorted(code.files)}  # fmt: skip
-        print(json.dumps(document))
+        files = tuple(sorted(code.files))
+        answer(ImageBuilt(image=name, id=image_id, code=code.digest, files=files))
         return 0
     for file in sorted(code.files):
         click.echo(f"  {file}", err=True)
-    files = "1 file" if len(code.files) == 1 else f"{len(code.files)} files"
-    click.echo(f"{name} {image_id}: {spec.image.base} and {files} of yours")
+    count = "1 file" if len(code.files) == 1 else f"{len(code.files)} files"
+    click.echo(f"{name} {image_id}: {spec.image.base} and {count} of yours")
     click.echo(f"next: rekindle images push {config}")
     return 0
 
@@ -79,7 +78,7 @@ def push(
             click.echo(pushed[-1])
     path = config.parent / lock.NAME
     if as_json:
-        print(json.dumps({"schema_version": 1, "images": pushed, "lock": str(path)}))
+        answer(ImagesPushed(images=tuple(pushed), lock=str(path)))
     else:
         click.echo(f"written into {path}: commit it", err=True)
     return 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import click
 
-from rekindle.cli.options import shared
+from rekindle.answers import LaidOut
+from rekindle.cli.options import answer, shared
 from rekindle.errors import RequestError
 
 
@@ -34,15 +34,7 @@ def command(folder: Path, home: Path, as_json: bool) -> int:
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / target)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "schema_version": 1,
-                    "folder": str(folder.absolute()),
-                    "files": sorted(map(str, files)),
-                }
-            )
-        )
+        answer(LaidOut(folder=str(folder.absolute()), files=tuple(sorted(map(str, files)))))
         return 0
     click.echo(f"laid out {len(files)} files in {folder.absolute()}")
     click.echo("  rekindle run configs/digits.yaml          the demo")

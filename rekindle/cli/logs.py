@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import find_run, read_run, shared
+from rekindle.answers import LogText
+from rekindle.cli.options import answer, find_run, read_run, shared
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord, StepRecord
 
@@ -39,6 +40,9 @@ def command(run: str, step: str | None, follow: bool, home: Path, as_json: bool)
         pieces = log_of(record, chosen, home, follow)
     else:
         raise RequestError(f"the step {chosen.name} left no log", fix=_with_log(record))
+    if as_json:
+        answer(LogText(run_id=record.run_id, step=chosen.name, text="".join(pieces)))
+        return 0
     for piece in pieces:
         sys.stdout.write(piece)
         sys.stdout.flush()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -100,10 +99,10 @@ def invoke(words: list[str]) -> int:
 def report_errors(error: RekindleError, as_json: bool) -> None:
     """The problems of `error`: one JSON object on stdout, or lines on stderr."""
     if as_json:
-        problems = [
-            {"code": p.code, "what": p.what, "where": p.where, "fix": p.fix} for p in error.problems
-        ]
-        print(json.dumps({"schema_version": 1, "errors": problems}))
+        from rekindle.answers import Errors, rows_of
+        from rekindle.cli.options import answer
+
+        answer(Errors(errors=rows_of(error)))
         return
     count = len(error.problems)
     for problem in error.problems:
@@ -137,13 +136,11 @@ def _refused(error: click.ClickException, as_json: bool) -> int:
     from rekindle.masking import masked
 
     if as_json:
-        problem = {
-            "code": "E-USAGE",
-            "what": masked(error.format_message()),
-            "where": "",
-            "fix": "see --help",
-        }
-        print(json.dumps({"schema_version": 1, "errors": [problem]}))
+        from rekindle.answers import ErrorRow, Errors
+        from rekindle.cli.options import answer
+
+        what = masked(error.format_message())
+        answer(Errors(errors=(ErrorRow(code="E-USAGE", what=what, fix="see --help"),)))
     else:
         shown = io.StringIO()
         error.show(shown)

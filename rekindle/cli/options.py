@@ -11,7 +11,7 @@ import click
 
 from rekindle.errors import RequestError
 from rekindle.masking import masked
-from rekindle.records import RunRecord
+from rekindle.records import Record, RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,11 @@ def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -
         handler = logging.StreamHandler()
         handler.setFormatter(_Masking("%(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def answer(record: Record) -> None:
+    """Say it as one JSON object on stdout: what `--json` asks for."""
+    click.echo(record.model_dump_json())
 
 
 def shared(function: Decorated) -> Decorated:

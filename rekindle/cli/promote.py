@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import find_run, shared
+from rekindle.cli.options import answer, find_run, shared
 from rekindle.errors import RequestError
 
 
@@ -37,7 +37,7 @@ def command(run: str, home: Path, as_json: bool) -> int:
     registration = promote(where, found.registration, found.files["evidence"])
     registration.write(found.files["registration"])
     if as_json:
-        print(registration.model_dump_json())
+        answer(registration)
     else:
         click.echo(f"{registration.name} version {registration.version} is now the champion")
     return 0

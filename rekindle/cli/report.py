@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from rekindle.cli.options import find_run, shared
+from rekindle.answers import Card
+from rekindle.cli.options import answer, find_run, shared
 
 
 @click.command("report")
@@ -23,16 +23,8 @@ def command(run: str, home: Path, as_json: bool) -> int:
     record = find_run(home, run)
     card, index = render_card(home, record), render_index(home)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "schema_version": 1,
-                    "run_id": record.run_id,
-                    "card": str(card.absolute()),
-                    "index": str(index.absolute()),
-                }
-            )
-        )
+        paths = {"card": str(card.absolute()), "index": str(index.absolute())}
+        answer(Card(run_id=record.run_id, **paths))
     else:
         click.echo(f"card   {card.absolute()}\nindex  {index.absolute()}")
     return 0

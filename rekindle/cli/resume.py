@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import find_run, shared
+from rekindle.cli.options import answer, find_run, shared
 from rekindle.cli.submit import wait
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord
@@ -41,7 +41,7 @@ def _here(record: RunRecord, home: Path, as_json: bool) -> int:
     spec._origin = (record.config, tuple(overrides))
     result = carry_out(spec, Options(home), as_json)
     if as_json:
-        print(result.model_dump_json())
+        answer(result)
     return 0
 
 

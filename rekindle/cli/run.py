@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.options import config, overrides, shared
+from rekindle.cli.options import answer, config, overrides, shared
 from rekindle.errors import RekindleError
 from rekindle.records import RunRecord, RunSummary
 
@@ -66,7 +66,7 @@ def command(
     last = results[-1]
     if as_json:
         earlier = tuple(result.run_id for result in results[:-1])
-        print(last.model_copy(update={"earlier": earlier}).model_dump_json())
+        answer(last.model_copy(update={"earlier": earlier}))
     promoted = last.gate is not None and last.gate.promoted
     return 1 if require_promotion and not promoted else 0
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from rekindle.answers import RunRow, Runs
 from rekindle.cli.compile import PLATFORMS
-from rekindle.cli.options import all_runs, overrides, shared
+from rekindle.cli.options import all_runs, answer, overrides, shared
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord, RunSummary
 
@@ -41,19 +41,15 @@ def command(
         (record, _status(home, record), summary(record, home)) for record in all_runs(home)[::-1]
     ]
     if as_json:
-        listed = [
-            {
-                **result.model_dump(mode="json"),
-                "name": record.name,
-                "started_at": record.started_at,
-                "status": status,
-            }
-            for record, status, result in rows
-        ]
-        print(json.dumps({"schema_version": 1, "runs": listed}))
+        answer(Runs(runs=tuple(_row(*row) for row in rows)))
     else:
         _table(rows)
     return 0
+
+
+def _row(record: RunRecord, status: str, result: RunSummary) -> RunRow:
+    known = dict(result) | {"status": status}
+    return RunRow(**known, name=record.name, started_at=record.started_at)
 
 
 def _status(home: Path, record: RunRecord) -> str:

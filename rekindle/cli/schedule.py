@@ -6,15 +6,15 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rekindle.answers import ScheduleDeleted, ScheduleRow, Schedules
 from rekindle.cli.doctor import refuse_early
-from rekindle.cli.options import config, overrides, shared
+from rekindle.cli.options import answer, config, overrides, shared
 from rekindle.cli.submission import client_of, ready
 from rekindle.cli.submit import agree, platform, show, yes
 from rekindle.errors import Problem, RequestError
@@ -111,7 +111,7 @@ def delete(
     spec = _spec(config, overrides)
     deleted = _of(platform).delete(getattr(spec.platforms, platform), spec.name)
     if as_json:
-        print(json.dumps({"schema_version": 1, "platform": platform, "deleted": deleted}))
+        answer(ScheduleDeleted(platform=platform, deleted=deleted))
     else:
         click.echo("deleted" if deleted else "there was none")
     return 0
@@ -160,8 +160,8 @@ def _spec(config: Path, overrides: tuple[str, ...]) -> Spec:
 
 def _told(platform: str, found: list[Schedule], as_json: bool) -> int:
     if as_json:
-        schedules = [dataclasses.asdict(one) for one in found]
-        print(json.dumps({"schema_version": 1, "platform": platform, "schedules": schedules}))
+        rows = tuple(ScheduleRow(**dataclasses.asdict(one)) for one in found)
+        answer(Schedules(platform=platform, schedules=rows))
     for one in [] if as_json else found:
         state = "on" if one.enabled else "paused"
         click.echo(f"{one.id}  {state}  {one.cron}  {one.timezone}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import find_run, shared
+from rekindle.cli.options import answer, find_run, shared
 from rekindle.records import RunRecord
 
 _TAIL_LINES = 10
@@ -31,7 +31,7 @@ def command(run: str, home: Path, as_json: bool) -> int:
             update={"status": "cancelled", "error": "killed; the same command resumes"}
         )
     if as_json:
-        print(record.model_dump_json())
+        answer(record)
     else:
         show(record)
     return 0

@@ -4,24 +4,21 @@ once, and says where to look."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from rekindle.answers import PlannedStep, Submitted
 from rekindle.cli.compile import PLATFORMS
-from rekindle.cli.options import config, overrides, shared
+from rekindle.cli.options import answer, config, overrides, shared
 from rekindle.cli.submission import submitted
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord
 
 if TYPE_CHECKING:
     from rekindle.platforms.submission import Outline, Placed
-
-_NOTHING: Mapping[str, Any] = {}
 
 platform = click.option(
     "--platform", type=click.Choice(list(PLATFORMS)), required=True, help="Where it shall run.",
@@ -61,8 +58,7 @@ def command(
         agree(yes, "Submit it?")
 
     record, placed, outline = submitted(spec, platform, home, token, consent)
-    steps = [dataclasses.asdict(step) for step in outline.steps]
-    return told(record, placed, home, wait, as_json, {"where": outline.where, "steps": steps})
+    return told(record, placed, home, wait, as_json, outline)
 
 
 def told(
@@ -71,7 +67,7 @@ def told(
     home: Path,
     wait: bool,
     as_json: bool,
-    more: Mapping[str, Any] = _NOTHING,
+    outline: Outline | None = None,
 ) -> int:
     """Say where the run is and what to do next, or stay until it is over: the exit code."""
     submission = record.submission
@@ -79,11 +75,14 @@ def told(
     if wait:
         return _waited(record, home, as_json)
     if as_json:
-        document = {
-            "schema_version": 1, "run_id": record.run_id, "platform": record.platform,
-            "token": submission.token, **dataclasses.asdict(placed), **more,
-        }  # fmt: skip
-        print(json.dumps(document))
+        steps = outline.steps if outline else ()
+        answer(
+            Submitted(
+                run_id=record.run_id, platform=record.platform, token=submission.token,
+                **dataclasses.asdict(placed), where=outline.where if outline else "",
+                steps=tuple(PlannedStep(**dataclasses.asdict(step)) for step in steps),
+            )
+        )  # fmt: skip
         return 0
     verb = "submitted" if placed.anew else "submitted before"
     click.echo(f"{'goes on' if submission.resumed else verb}: {placed.id}\n{placed.url}")
@@ -103,7 +102,7 @@ def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
         record = waited_for(record, home, progress.changed)
     result = summary(record, home)
     if as_json:
-        print(result.model_dump_json())
+        answer(result)
     else:
         conclude(record, result)
         if record.error:

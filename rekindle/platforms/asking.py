@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from rekindle.answers import ReadinessCheck
 from rekindle.errors import Problem, RekindleError
 from rekindle.masking import masked
-from rekindle.records import ReadinessCheck
 
 log = logging.getLogger(__name__)
 

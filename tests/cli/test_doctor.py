@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from rekindle.answers import Readiness
 from rekindle.cli.main import invoke
-from rekindle.records import Readiness
 from tests.platforms.sagemaker.test_doctor import HF, KWARGS
 from tests.platforms.sagemaker.test_doctor import facts as facts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rekindle.answers import ReadinessCheck
 from rekindle.platforms.asking import Question
 from rekindle.platforms.asking import checks as asked
 from rekindle.platforms.azureml import subscription
@@ -12,7 +13,6 @@ from rekindle.platforms.azureml.outline import images, steps
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.reads import image
 from rekindle.platforms.submission import Planned
-from rekindle.records import ReadinessCheck
 from rekindle.spec.places import AzureMLSpec
 
 _WORKSPACES = "Microsoft.MachineLearningServices/workspaces"

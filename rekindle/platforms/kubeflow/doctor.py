@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from rekindle.answers import ReadinessCheck
 from rekindle.errors import Problem, RequestError, StepError
 from rekindle.platforms.asking import Question, Unasked, answered
 from rekindle.platforms.asking import checks as asked
@@ -24,7 +25,6 @@ from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.kubeflow.kubeconfig import connected
 from rekindle.platforms.kubeflow.outline import images
 from rekindle.platforms.reads import image
-from rekindle.records import ReadinessCheck
 from rekindle.spec.places import KubeflowSpec
 
 MANIFESTS = Path(__file__).with_name("manifests")

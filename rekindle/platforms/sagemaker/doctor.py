@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from rekindle.answers import ReadinessCheck
 from rekindle.platforms.asking import Question
 from rekindle.platforms.asking import checks as asked
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import account, policies
 from rekindle.platforms.sagemaker.outline import jobs
-from rekindle.records import ReadinessCheck
 from rekindle.spec.places import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"

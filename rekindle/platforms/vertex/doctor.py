@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rekindle.answers import ReadinessCheck
 from rekindle.catalog.limits import limits
 from rekindle.platforms.asking import Question
 from rekindle.platforms.asking import checks as asked
@@ -12,7 +13,6 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.reads import image
 from rekindle.platforms.vertex import project
 from rekindle.platforms.vertex.outline import gpus, images
-from rekindle.records import ReadinessCheck
 from rekindle.spec.places import VertexSpec
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from rekindle.answers import ReadinessCheck
 from rekindle.platforms.azureml import subscription
 from rekindle.platforms.azureml.doctor import checks
 from rekindle.platforms.definition import Definition
-from rekindle.records import ReadinessCheck
 from rekindle.spec.places import AzureMLSpec
 from tests.platforms.azureml.test_compile import BEHAVIOUR, IMAGE, compiled
 from tests.platforms.sagemaker.test_compile import pipeline as two_steps

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from rekindle.answers import ReadinessCheck
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker.doctor import checks
-from rekindle.records import ReadinessCheck
 from rekindle.spec.places import SageMakerSpec
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3

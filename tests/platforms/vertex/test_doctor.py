@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.answers import ReadinessCheck
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.platforms import reads
@@ -17,7 +18,6 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.vertex.compile import compile
 from rekindle.platforms.vertex.doctor import checks
 from rekindle.platforms.vertex.outline import gpus
-from rekindle.records import ReadinessCheck
 from rekindle.spec.places import VertexSpec
 from tests.platforms.local.runs import module
 from tests.servers.google_project import ACCOUNT, DIGEST, HOSTS, Facts

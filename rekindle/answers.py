@@ -1,0 +1,205 @@
+"""What verbs say with `--json`: one object each on stdout.
+
+`configs/schemas/` has their schemas (`python -m rekindle.spec.generate`). Verbs that end with a run
+say `RunSummary`, `RunRecord` or `Registration` of records.py, whichever they show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from rekindle.errors import RekindleError
+from rekindle.records import SCHEMA_VERSION, Record, RunStatus, RunSummary
+
+
+class Answer(Record):
+    """Base of what a verb says."""
+
+    schema_version: int = SCHEMA_VERSION
+
+
+class ErrorRow(Record):
+    """`what` is wrong, `where` (a field with its line, a flag, a step), and what to do (`fix`)."""
+
+    code: str
+    what: str
+    where: str = ""
+    fix: str = ""
+
+
+def rows_of(error: RekindleError) -> tuple[ErrorRow, ...]:
+    """A row a problem."""
+    return tuple(
+        ErrorRow(code=p.code, what=p.what, where=p.where, fix=p.fix) for p in error.problems
+    )
+
+
+class Errors(Answer):
+    """Any verb that was refused or failed (exit codes 1 and 2)."""
+
+    errors: tuple[ErrorRow, ...]
+
+
+class Compiled(Answer):
+    """`compile`: the files that were written; `platform` has commas between several."""
+
+    platform: str
+    files: tuple[str, ...]
+
+
+class StepDifference(Record):
+    """A step, whether it will run `again`, and why."""
+
+    step: str
+    again: Literal["yes", "perhaps", "no", "gone"]
+    why: str
+
+
+class Difference(Answer):
+    """`diff`: every step of the config as it is now, then those that are gone."""
+
+    platform: str
+    steps: tuple[StepDifference, ...]
+
+
+class PlannedStep(Record):
+    """A step that is to run: `machines` of the platform's kind `machine`."""
+
+    step: str
+    machine: str
+    machines: int
+    spot: bool
+
+
+class Submitted(Answer):
+    """`submit` and `resume` without `--wait`. `id` and `url` are the platform's; `anew` is false
+    where the same submission (`token`) was there already; `where` and `steps` are what it was asked
+    to make, left out where it was asked before."""
+
+    run_id: str
+    platform: str
+    token: str
+    id: str
+    url: str
+    anew: bool
+    where: str = ""
+    steps: tuple[PlannedStep, ...] = ()
+
+
+class ScheduleRow(Record):
+    """A schedule as the platform has it: its `id` there, five fields of cron, a time zone, and
+    whether it starts runs now."""
+
+    id: str
+    cron: str
+    timezone: str
+    enabled: bool
+
+
+class Schedules(Answer):
+    """`schedule set`, `list` and `pause`: the schedules that were asked about."""
+
+    platform: str
+    schedules: tuple[ScheduleRow, ...]
+
+
+class ScheduleDeleted(Answer):
+    """`schedule delete`: whether there was one."""
+
+    platform: str
+    deleted: bool
+
+
+class LogText(Answer):
+    """`logs`: what a step has printed so far; with `-f`, until it ended."""
+
+    run_id: str
+    step: str
+    text: str
+
+
+class Card(Answer):
+    """`report`: the card of a run and the index of all."""
+
+    run_id: str
+    card: str
+    index: str
+
+
+class LaidOut(Answer):
+    """`init`: the files, relative to the folder."""
+
+    folder: str
+    files: tuple[str, ...]
+
+
+class ImageBuilt(Answer):
+    """`images build`: the image here, docker's `id` of it, the hash of one's own `code` and the
+    `files` that are in it."""
+
+    image: str
+    id: str
+    code: str
+    files: tuple[str, ...]
+
+
+class ImagesPushed(Answer):
+    """`images push`: the images by digest, and the `lock` file that now names them."""
+
+    images: tuple[str, ...]
+    lock: str
+
+
+class RunRow(RunSummary):
+    """A run in the ledger. `killed`: nobody closed it, and nobody works on it."""
+
+    name: str
+    started_at: str
+    status: RunStatus | Literal["killed"]  # type: ignore[assignment]
+
+
+class Runs(Answer):
+    """`runs`: newest first."""
+
+    runs: tuple[RunRow, ...]
+
+
+class ReadinessCheck(Record):
+    """A question to a platform: what was asked, of what (`where`), and what came of it. `said` is
+    the answer, what is wrong, or why it could not be asked, which is no problem by itself."""
+
+    name: str
+    where: str
+    state: Literal["ok", "problem", "not asked"]
+    said: str
+    fix: str = ""
+
+
+class Readiness(Answer):
+    """`doctor`: the permissions that steps need at least, every question, and
+    everything that is wrong, with the config too."""
+
+    platform: str
+    permissions: str = ""
+    checks: tuple[ReadinessCheck, ...] = ()
+    errors: tuple[ErrorRow, ...] = ()
+
+
+ANSWERS: Mapping[str, type[Answer]] = MappingProxyType(
+    {
+        "card": Card,
+        "compiled": Compiled,
+        "difference": Difference,
+        "errors": Errors,
+        "image-built": ImageBuilt,
+        "images-pushed": ImagesPushed,
+        "laid-out": LaidOut,
+        "log": LogText,
+        "readiness": Readiness,
+        "runs": Runs,
+        "schedule-deleted": ScheduleDeleted,
+        "schedules": Schedules,
+        "submitted": Submitted,
+    }
+)
