@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-import yaml
+from rekindle.catalog.rows import rows
 
 Verdict = Literal["native", "emulated", "ignored", "refused"]
 INTRO = """# What each platform does with what a pipeline uses
@@ -48,8 +48,7 @@ class Feature:
 @functools.cache
 def table() -> Mapping[str, Feature]:
     """All features by name."""
-    path = Path(__file__).with_suffix(".yaml")
-    raw = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    raw = rows(Path(__file__).with_suffix(".yaml"))
     return {
         name: Feature(name, row.pop("what"), {on: _carried(cell) for on, cell in row.items()})
         for name, row in raw.items()

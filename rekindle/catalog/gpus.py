@@ -1,26 +1,61 @@
-"""What a GPU can do at most."""
+"""What a GPU has, and what it can do at most; the rows are in gpus.yaml."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import functools
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from rekindle.catalog.nearest import unknown
+from rekindle.catalog.rows import rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU by our `name`. `tflops` are dense peaks by precision (fp32, tf32, bf16, fp16, fp8),
+    those that are known. `asked_as` is the name that people ask for it by: `H100-NVL` is an H100.
+    """
+
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_second: float
+    tflops: Mapping[str, float]
+    source: str
+    as_of: datetime.date
+    match: str
+    asked_as: str
 
 
 @functools.cache
-def _rows() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = yaml.safe_load(
-        Path(__file__).with_name("gpus.yaml").read_text(encoding="utf-8")
-    )
-    return rows
+def gpus() -> Mapping[str, Gpu]:
+    """All GPUs by name, in the order in which names of devices are looked up."""
+    return {row["name"]: _gpu(row) for row in rows(Path(__file__).with_suffix(".yaml"))}
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU that is called so; RequestError with the nearest name if there is none.
+    `gpu("H100").memory_bytes` is 85,520,809,984 (81,559 MiB)."""
+    if name not in gpus():
+        raise unknown("GPU", name, gpus())
+    return gpus()[name]
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
     """Dense floating-point operations a second; None where no row knows the device.
 
     `peak_flops("NVIDIA H200", "bf16")` is 9.89e14."""
-    row = next((row for row in _rows() if row["match"] in device_name), None)
-    tflops = row["tflops"].get(precision) if row else None
+    words = ((row, rf"\b(?:{row.match})\b") for row in gpus().values())
+    found = next((row for row, pattern in words if re.search(pattern, device_name)), None)
+    tflops = found.tflops.get(precision) if found else None
     return tflops * 1e12 if tflops else None
+
+
+def _gpu(row: Mapping[str, Any]) -> Gpu:
+    return Gpu(
+        row["name"], row["memory_mib"] * 2**20, row["gb_per_second"] * 1e9, row["tflops"],
+        row["source"], row["as_of"], row["match"], row.get("asked_as", row["name"]),
+    )  # fmt: skip

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rekindle.catalog.gpus import gpu
 from rekindle.catalog.limits import limits
+from rekindle.catalog.machines import machine
 from rekindle.errors import UnsupportedError
 from rekindle.ir.graph import Resources, Step
 from rekindle.platforms.admission import beyond
@@ -60,8 +62,9 @@ def machine_for(platform: str, step: Step, default: str) -> str:
         return step.distribution.machine
     if not cpu and not memory and not gpus:
         return default
-    rows = limits(platform)
-    known = _with_gpus(rows["gpu_machines"], kind, gpus) if gpus else rows["machines"].items()
+    there = limits(platform)
+    offered = with_gpus(there["gpu_machines"])
+    known = _fitting(offered, kind, gpus) if gpus else sizes(there["machines"])
     try:
         name = smallest(asked, known)
     except ValueError as error:
@@ -73,7 +76,7 @@ def machine_for(platform: str, step: Step, default: str) -> str:
     wanted = [f"{gpus} GPUs {kind}".rstrip() if gpus else "", f"{cpu} CPUs" if cpu else "", memory]
     how = f"no machine has the {', '.join(filter(None, wanted))} that it asks for"
     if gpus:
-        how += f"; there are {those_there(rows['gpu_machines'])}"
+        how += f"; there are {those_there(offered)}"
     fix = "ask for less, or name a machine: rekindle.distribute(task, nodes=1, machine=...)"
     raise UnsupportedError([beyond(platform, step.path, step.where, how, fix)])
 
@@ -86,7 +89,25 @@ def smallest(asked: Resources, known: Iterable[tuple[str, Sequence[float]]]) -> 
     return next((name for name, has in known if has[0] >= cpus and has[1] >= gib), None)
 
 
-def _with_gpus(
+def sizes(names: Iterable[str]) -> Iterator[tuple[str, tuple[float, float]]]:
+    """CPUs and GiB of machines, by the catalog."""
+    for name in names:
+        has = machine(name)
+        if has.vcpus is not None and has.memory_bytes is not None:
+            yield name, (has.vcpus, has.memory_bytes / 2**30)
+
+
+def with_gpus(names: Iterable[str]) -> dict[str, tuple[str, int, float, float]]:
+    """What machines have, by the catalog: the GPU by the name that people ask for it by, how many,
+    CPUs and GiB."""
+    return {
+        name: (gpu(has.gpu).asked_as, has.gpus, *size)
+        for name, size in sizes(names)
+        if (has := machine(name)).gpu is not None
+    }
+
+
+def _fitting(
     rows: Mapping[str, Sequence[Any]], kind: str, gpus: int
 ) -> Iterator[tuple[str, tuple[float, float]]]:
     """Machines with at least so many GPUs, fewest first; their CPUs and GiB."""

@@ -21,7 +21,7 @@ from rekindle.catalog.limits import limits
 from rekindle.errors import Problem
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.graph import Step
-from rekindle.platforms.machines import smallest
+from rekindle.platforms.machines import sizes, smallest
 from rekindle.spec.places import VertexSpec
 
 _STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
@@ -177,7 +177,7 @@ def _cpu_machine(wanted: Distribution, step: Step) -> Machine | None:
     known = limits("vertex")["custom_job"]["cpu_machines"]
     if wanted.machine:
         return Machine(wanted.machine) if wanted.machine in known else None
-    name = smallest(step.container.resources, known.items())
+    name = smallest(step.container.resources, sizes(known))
     return Machine(name) if name else None
 
 
