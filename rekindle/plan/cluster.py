@@ -1,0 +1,64 @@
+"""Machines and the links between their GPUs, and how fast a group of ranks can exchange data.
+
+Ranks are numbered as in spec/layout.py, `tp` fastest, so an axis is known by its size and the
+distance between its ranks. A ring through several nodes uses a node's NICs in the share that its
+ranks are of the node: eight ranks a node use all of them, one of eight an eighth."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from rekindle.spec.layout import Layout
+
+if TYPE_CHECKING:
+    from rekindle.catalog.gpus import Gpu
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Ranks that exchange data: `size` of them, `bytes_per_second` through each, one way, at the
+    peak of the slowest link; `nodes` that they lie on."""
+
+    size: int
+    nodes: int
+    bytes_per_second: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """`nodes` alike. `inside_bytes_per_second` of one GPU to another of its node,
+    `between_bytes_per_second` of a whole node to others; peaks, one way. None: not known."""
+
+    gpu: Gpu
+    gpus_per_node: int
+    nodes: int
+    inside_bytes_per_second: float | None
+    between_bytes_per_second: float | None
+
+    @property
+    def gpus(self) -> int:
+        """Number of ranks."""
+        return self.gpus_per_node * self.nodes
+
+    def group(self, size: int, distance: int) -> Group:
+        """`size` ranks, each `distance` from the next: 16 neighbours on nodes of 8 with 400 GB/s
+        inside and 200 between exchange 200 GB/s; 2 of them that are 8 apart 25."""
+        here = max(1, min(size, self.gpus_per_node // distance))
+        nodes = -(-size // here)
+        inside = self.inside_bytes_per_second or float("inf")
+        if nodes == 1:
+            return Group(size, 1, inside)
+        between = (self.between_bytes_per_second or float("inf")) * here / self.gpus_per_node
+        return Group(size, nodes, min(inside, between) if here > 1 else between)
+
+
+def groups(cluster: Cluster, layout: Layout) -> dict[str, Group]:
+    """By axis; `weights` are the ranks that share the shards of weights (shard and cp)."""
+    distance, found = 1, {}
+    for axis in ("tp", "cp", "shard", "dp", "pp"):
+        size = getattr(layout, axis)
+        found[axis] = cluster.group(size, distance)
+        distance *= size
+    found["weights"] = cluster.group(layout.cp * layout.shard, layout.tp)
+    return found

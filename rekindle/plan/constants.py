@@ -1,0 +1,53 @@
+"""The measured numbers of the time model: which set goes with a GPU and a software, and how far off
+its predictions were on rows that it was not fitted to. The rows are in constants.yaml."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rekindle.plan.steptime import Constants
+
+FILE = Path(__file__).with_suffix(".yaml")
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Constants, the half-width of the interval around what is predicted with them (`spread`, a
+    share: nine of ten rows lay within it), and what they stand on."""
+
+    constants: Constants
+    spread: float
+    basis: str
+
+
+@functools.cache
+def _table() -> Mapping[str, Any]:
+    table: Mapping[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return table
+
+
+def profile_of(gpu: str, compiled: bool = False) -> Profile:
+    """For a GPU of the catalog; one that nobody has measured borrows from the most alike, at a
+    wider interval."""
+    table = _table()
+    measured = table["measured_as"].get(gpu)
+    like = measured or table["borrows_from"].get(gpu) or table["borrows_from"]["others"]
+    numbers = table["gpus"][like] | table["software"]
+    if compiled:
+        numbers |= {
+            name: factor * numbers[name] for name, factor in table["compiled"]["times"].items()
+        }
+    spread = table["spread"]["measured" if measured else "borrowed"]
+    basis = table["fitted_on"] if measured else f"measured on {like}, not on {gpu}"
+    if compiled:
+        spread, basis = (
+            max(spread, table["spread"]["compiled"]),
+            f"{basis}; {table['compiled']['basis']}",
+        )
+    return Profile(Constants(**numbers), spread, basis)

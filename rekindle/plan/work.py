@@ -1,0 +1,82 @@
+"""One optimizer step as numbers: the model, the layout, how many tokens a rank sees at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from rekindle.plan.shape import ModelShape
+from rekindle.spec.layout import Layout
+
+Checkpointing = Literal["none", "selective", "full"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What each rank does in one optimizer step: `accumulation` micro-batches of
+    `layout.micro_batch_size` sequences of `sequence` tokens. `sharding` says what `layout.shard`
+    divides: all states (FSDP), or those of the optimizer only, which other engines offer; `chunks`
+    are pieces of a pipeline on each rank, where they are not what the layout's schedule says."""
+
+    shape: ModelShape
+    layout: Layout
+    accumulation: int
+    sequence: int
+    precision: Precision = "bf16"
+    checkpointing: Checkpointing = "none"
+    compile: bool = False
+    sharding: Literal["weights", "optimizer"] = "weights"
+    weights_bytes: int = 4
+    chunks: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of one micro-batch on one rank."""
+        return self.layout.micro_batch_size * self.sequence // self.layout.cp
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of the global batch."""
+        each = self.layout.micro_batch_size * self.sequence
+        return each * self.accumulation * self.layout.data
+
+    @property
+    def turns(self) -> int:
+        """How often a micro-batch comes by on one rank of the pipeline."""
+        return self.chunks or self.layout.stages // self.layout.pp
+
+    @property
+    def blocks(self) -> int:
+        """Most blocks that a rank holds."""
+        return math.ceil(self.shape.layers / (self.layout.pp * self.turns)) * self.turns
+
+    @property
+    def along_sequence(self) -> bool:
+        """Whether tp ranks divide the residual stream, too: language models do."""
+        return self.layout.tp > 1 and self.shape.causal
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of a number in the forward pass."""
+        return {"fp64": 8, "fp32": 4}.get(self.precision, 2)
+
+    def block_share(self) -> int:
+        """Elements of one block on one tp rank; those of norms are on all."""
+        tp, shape = self.layout.tp, self.shape
+        total = shape.block_norms
+        for m in shape.matrices:
+            divided = tp if m.divided else 1
+            total += m.inputs * m.outputs // divided
+            total += m.outputs // (tp if m.divided == "column" else 1) if m.bias else 0
+        return total
+
+    def ends_share(self) -> tuple[int, int]:
+        """Elements on one tp rank of what lies before the first block, and behind the last; a tied
+        head is the first's table, which the last stage of a pipeline holds once more."""
+        shape, tp = self.shape, self.layout.tp if self.shape.causal else 1
+        first = shape.table // tp + shape.before
+        head = shape.head.parameters // tp if shape.head else 0
+        tied = shape.causal and shape.head is None and self.layout.pp > 1
+        return first, shape.after + (shape.table // tp if tied else head)
