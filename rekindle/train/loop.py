@@ -194,11 +194,12 @@ class Trainer:
         with self._precision():
             if self.pipeline is not None:
                 return self.pipeline.train(micro)
-            module = self.parts.stages[0].module
+            module, layout = self.parts.stages[0].module, self.mesh.layout
+            sharded = layout.shard * layout.cp > 1
             total = torch.zeros(3, dtype=torch.float64)
             for turn, tensors in enumerate(micro):
                 self.beat(step, phase)
-                with _synchronised(module, turn + 1 == len(micro)):
+                with synchronised(module, turn + 1 == len(micro), sharded):
                     result = module(**tensors)
                     result[0, 0].backward()
                 total += result[0].detach().double().cpu()
@@ -331,13 +332,16 @@ def _persistent_buffers(network: torch.nn.Module) -> Iterator[tuple[str, torch.T
 
 
 @contextlib.contextmanager
-def _synchronised(module: torch.nn.Module, last: bool) -> Iterator[None]:
-    """Add up gradients over ranks in the last backward pass of a step only."""
+def synchronised(module: torch.nn.Module, last: bool, sharded: bool) -> Iterator[None]:
+    """Add up gradients over replicas in the last backward pass of a step only. Shards are reduced
+    in each: the gradients of all weights, which a rank would have to keep until then, are what
+    sharding is there to spare."""
     if isinstance(module, DistributedDataParallel) and not last:
         with module.no_sync():
             yield
         return
     if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(last)
+        module.set_requires_gradient_sync(last or sharded)
+        module.set_requires_all_reduce(last)
         module.set_is_last_backward(last)
     yield

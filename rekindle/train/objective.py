@@ -93,7 +93,7 @@ class Part(nn.Module):
             return hidden_BTH  # type: ignore[no-any-return]
         head = self.network.get_output_embeddings()  # type: ignore[operator]
         supervised = labels_BT != IGNORED
-        hidden_NH, labels_N = hidden_BTH[supervised], labels_BT[supervised]
+        hidden_NH, labels_N = chosen(hidden_BTH, supervised), chosen(labels_BT, supervised)
         loss, right = linear_cross_entropy(
             hidden_NH, head.weight, labels_N, 1 / count, self.tp_group, not self.sequence_parallel
         )
@@ -156,6 +156,11 @@ class Part(nn.Module):
         hidden = self.network(batch.get("inputs_embeds", next(iter(batch.values()))))
         # a pipeline sends it as it lies in memory, and zero bubble detaches it in place
         return hidden.clone() if hidden._is_view() else hidden.contiguous()
+
+
+def chosen(values_BT: torch.Tensor, supervised_BT: torch.Tensor) -> torch.Tensor:
+    """The supervised tokens, one after the other."""
+    return values_BT[supervised_BT]
 
 
 def _row(*values: torch.Tensor) -> torch.Tensor:
