@@ -105,15 +105,16 @@ def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
     others = spec.shard * spec.tp * spec.pp * spec.cp
     dp = spec.dp or max(1, world // others)
     wanted = Layout(dp, spec.shard, spec.tp, spec.pp, spec.cp, spec.schedule)
-    problem = next(_problems(wanted, world, shape, train), None)
+    problem = next(problems_of(wanted, world, shape, train), None)
     if problem is not None:
         raise RequestError([_with_neighbours(problem, wanted, world, shape, train)])
     return dataclasses.replace(wanted, micro_batch_size=_micro_batch(train, wanted))
 
 
-def _problems(
+def problems_of(
     layout: Layout, world: int, shape: Shape | None, train: TrainSpec
 ) -> Iterator[Problem]:
+    """Why `world` ranks cannot train in that layout."""
     if layout.world != world:
         yield Problem(
             f"the layout {layout} needs {layout.world} ranks and there are {world}", "train.layout"
@@ -212,6 +213,6 @@ def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) 
         if not rest:
             continue
         layout = Layout(dp=rest, schedule=wanted.schedule, **named)
-        if next(_problems(layout, world, shape, train), None) is None:
+        if next(problems_of(layout, world, shape, train), None) is None:
             found.append(layout)
     return sorted(found, key=distance)[:3]

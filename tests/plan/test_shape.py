@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from rekindle.catalog import models
+from rekindle.catalog.rows import rows
 from rekindle.errors import RequestError
 from rekindle.plan.shape import FAMILIES, shape_of
 
@@ -64,6 +68,17 @@ def test_counts_are_those_of_transformers(config):
 
 def _count(tensors):
     return sum(tensor.numel() for tensor in tensors)
+
+
+ROWS = rows(Path(models.__file__).with_suffix(".yaml"))["models"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_configs_of_the_catalog_have_as_many_parameters_as_their_weights_say(name):
+    row = ROWS[name]
+    assert shape_of(row["config"]).parameters == row["parameters"]
+    for alias in (name, *row.get("also", ())):
+        assert models.known_configs()[alias] == row["config"]
 
 
 def test_an_architecture_nobody_knows_is_refused_with_the_nearest():
