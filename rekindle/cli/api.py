@@ -15,7 +15,7 @@ from typing import Any
 
 from rekindle.cli.job import Options, execute, gate_of, model_of
 from rekindle.cli.options import DEFAULT_HOME, all_runs
-from rekindle.records import Evidence, RunRecord
+from rekindle.records import Evidence, RunRecord, StepRecord
 from rekindle.report.collect import Findings, collect
 from rekindle.spec.load import load_spec
 from rekindle.spec.model import Spec
@@ -66,16 +66,14 @@ class Run:
         with Progress() as progress:
             return Run(waited_for(self.record, self.home, progress.changed), self.home)
 
-    def logs(self, step: str) -> str:
-        """What a step printed; raises KeyError for a step that is not there, and RequestError for
-        one that has not begun."""
+    def logs(self, step: str | None = None) -> str:
+        """What a step printed, without a name the first that failed or the last that began; raises
+        RequestError for one that is not there or has printed nothing."""
+        from rekindle.cli.logs import chosen
         from rekindle.cli.remote import log_of
-        from rekindle.errors import RequestError
 
         now = self.refreshed().record
-        found = now.step(step)
-        if not found.log:
-            raise RequestError(f"the step {found.name} has printed nothing", fix="ask again later")
+        found = chosen(now, step)
         if Path(found.log).is_file():
             return Path(found.log).read_text(errors="replace")
         return "".join(log_of(now, found, self.home))
@@ -157,20 +155,33 @@ class Run:
         rows = "".join(
             f"<tr><td>{html.escape(step.name)}</td><td>{step.status}</td>"
             f"<td>{'cached' if step.cached else f'{step.seconds or 0:.1f} s'}</td>"
-            f"<td style='text-align:left'>{html.escape(step.reason)}</td></tr>"
+            f"<td style='text-align:left'>{_why(step)}</td></tr>"
             for step in self.record.steps
         )
         head = (
             "<tr><th>step</th><th>status</th><th>time</th><th style='text-align:left'>why</th></tr>"
         )
         evidence = self.findings.evidence
-        facts = {"metrics": _pairs(evidence.metrics if evidence else {}),
+        error = "" if self.record.status == "succeeded" else self.record.error
+        facts = {"error": error, "metrics": _pairs(evidence.metrics if evidence else {}),
                  "gate": str(self.gate.get("reason", "")), "model": _pairs(self.model)}  # fmt: skip
         lines = "".join(
             f"<div><b>{name}</b> {html.escape(text)}</div>" for name, text in facts.items() if text
         )
-        title = f"<div><b>{html.escape(self.id)}</b> {self.record.status}</div>"
+        title = f"<div><b>{html.escape(self.id)}</b> {self.record.status}{self._where()}</div>"
         return f"{title}<table>{head}{rows}</table>{lines}"
+
+    def _where(self) -> str:
+        """A link to the page of a run elsewhere."""
+        sent = self.record.submission
+        if sent is None or not sent.url:
+            return ""
+        url, platform = html.escape(sent.url), html.escape(self.record.platform)
+        return f" on <a href='{url}' target='_blank' rel='noopener'>{platform}</a>"
+
+
+def _why(step: StepRecord) -> str:
+    return html.escape(step.reason or step.error.strip().partition("\n")[0])
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:

@@ -31,17 +31,17 @@ def command(run: str, step: str | None, follow: bool, home: Path, as_json: bool)
         from rekindle.cli.remote import asked
 
         record = asked(record, home)
-    chosen = _chosen(record, step)
-    if Path(chosen.log).is_file():
-        pieces = _of_file(record, chosen, home, follow)
+    found = chosen(record, step)
+    if Path(found.log).is_file():
+        pieces = _of_file(record, found, home, follow)
     elif record.platform != "local":
         from rekindle.cli.remote import log_of
 
-        pieces = log_of(record, chosen, home, follow)
+        pieces = log_of(record, found, home, follow)
     else:
-        raise RequestError(f"the step {chosen.name} left no log", fix=_with_log(record))
+        raise RequestError(f"the step {found.name} left no log", fix=_with_log(record))
     if as_json:
-        answer(LogText(run_id=record.run_id, step=chosen.name, text="".join(pieces)))
+        answer(LogText(run_id=record.run_id, step=found.name, text="".join(pieces)))
         return 0
     for piece in pieces:
         sys.stdout.write(piece)
@@ -49,7 +49,7 @@ def command(run: str, step: str | None, follow: bool, home: Path, as_json: bool)
     return 0
 
 
-def _chosen(record: RunRecord, wanted: str | None) -> StepRecord:
+def chosen(record: RunRecord, wanted: str | None) -> StepRecord:
     """The step called `wanted`, or the one to look at; RequestError where that printed nothing."""
     from rekindle.platforms.watch import first_failed
 

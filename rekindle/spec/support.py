@@ -91,6 +91,14 @@ GROUPS = (
     ),
     Group(_TWO, precision=("bf16",)),
     Group(_ONE, precision=("bf16",), checkpointing=("selective", "full")),
+    Group(_TWO, kinds=("tokens",), precision=("bf16",), checkpointing=("selective", "full")),
+    Group(
+        (("dp", "shard", "tp"), ("dp", "tp", "pp"), ("shard", "tp", "pp")), kinds=("tokens",),
+        schedules=("1f1b", "interleaved"), precision=("bf16",),
+        checkpointing=("none", "selective", "full"),
+    ),
+    Group((("shard", "tp", "cp"),), kinds=("tokens",), precision=("bf16",),
+          checkpointing=("none", "full")),
     Group(_up_to(1)[:3], precision=("fp16",)),
     Group(_up_to(1)[:3], compile=(True,), kinds=("text", "tokens")),
     Group(

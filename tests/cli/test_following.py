@@ -98,6 +98,12 @@ def test_a_run_is_followed_to_its_end_mended_stopped_and_found_again(
     assert here.say("logs") == 0
     assert "there is no flag" in capsys.readouterr().out
 
+    (failed,) = rekindle.runs(here.home)
+    assert "ValueError: there is no flag" in failed.logs()
+    page = failed._repr_html_()
+    assert f"<a href='{record['submission']['url']}'" in page
+    assert "step `count` failed" in page
+    assert "a step before it failed, or a condition" in page
     here.flag.touch()
     assert here.say("resume", "--json") == 0
     assert told(capsys)["id"] == record["submission"]["id"]

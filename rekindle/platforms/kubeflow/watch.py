@@ -51,6 +51,7 @@ _WORST: tuple[StepStatus, ...] = (
     "succeeded",
     "skipped",
 )
+_NOT_REACHED = "a step before it failed, or a condition chose otherwise"
 _EXECUTOR = re.compile(r"executor(\(\d+\))?")
 _READABLE = ("s3://", "gs://", "abfs://", "file://", "/")
 _LARGEST_RECORD_BYTES = 4 << 20
@@ -162,8 +163,12 @@ def _steps(run: Any, now: datetime.datetime) -> Iterator[StepRecord]:
         if turns := nodes.of(path, known):
             step = _step(path, turns, nodes, now)
             # Argo says of a pod that it stopped that it failed
-            stopped = step.status == "failed" and str(run.state) == "CANCELED"
-            yield step.model_copy(update={"status": "cancelled"}) if stopped else step
+            if step.status == "failed" and str(run.state) == "CANCELED":
+                step = step.model_copy(update={"status": "cancelled"})
+            # and skips what is behind one that failed as it does what a condition leaves out
+            if step.status == "skipped" and _RUNS.get(str(run.state)) == "failed":
+                step = step.model_copy(update={"reason": _NOT_REACHED})
+            yield step
 
 
 def _step(path: str, turns: list[Any], nodes: _Nodes, now: datetime.datetime) -> StepRecord:
