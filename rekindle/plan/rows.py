@@ -5,7 +5,8 @@ gpus_per_node, gpu, tp, pp, vp, cp, sharding (ddp, fsdp, hsdp, distributed_optim
 grad_accum, activation_checkpointing (none, selective, full), precision, compile,
 tokens_per_sec_per_gpu. An empty one is its default: 8 GPUs a node, as many key-value heads as
 heads, 4 d_model, no gate, fsdp, bf16. Further ones are let be; `network_gbits` (of a node, one
-way) and `stack` are understood.
+way), `shard_gpus` (data ranks that share the shards, where that is not all) and `stack` are
+understood.
 
 llm-foundry's tables (github.com/mosaicml/llm-foundry, scripts/train/benchmarking) have `params`,
 `mfu_percent` and `sharding` in FSDP's words: MPT models, feed-forward 4 d_model, tied table, all on
@@ -83,12 +84,10 @@ def _row(line: Mapping[str, str]) -> Row:
     if odd or not data:
         raise ValueError(f"tp {tp} x pp {pp} x cp {cp} does not divide {size} GPUs")
     sharding = line.get("sharding") or "fsdp"
-    dp, shard = {
-        "ddp": (data, 1),
-        "fsdp": (1, data),
-        "distributed_optimizer": (1, data),
-        "hsdp": _hybrid(data, max(1, per_node // (tp * cp))),
-    }[sharding]
+    inside = max(1, per_node // (tp * cp))
+    most = {"ddp": 1, "fsdp": data, "distributed_optimizer": data, "hsdp": inside}[sharding]
+    shard = min(data, number("shard_gpus", most))
+    dp = data // shard
     checkpointing: Checkpointing = line.get("activation_checkpointing") or "none"  # type: ignore[assignment]
     precision: Precision = (line.get("precision") or "bf16").removeprefix("amp_")  # type: ignore[assignment]
     work = Work(
@@ -105,11 +104,6 @@ def _row(line: Mapping[str, str]) -> Row:
     name = f"{line.get('model') or '?'} {size} x {gpu.name}"
     rate = float(line["tokens_per_sec_per_gpu"])
     return Row(name, line.get("stack") or "", work, cluster, rate)
-
-
-def _hybrid(data: int, inside: int) -> tuple[int, int]:
-    shard = min(data, inside)
-    return data // shard, shard
 
 
 def _shape(line: Mapping[str, str]) -> ModelShape:
