@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rekindle.plan.odds import CELLS, NEGLIGIBLE, Disturbed, Transform, cell_masses
+from rekindle.plan.odds import CELLS, NEGLIGIBLE, Disturbed, Transform, cell_masses, hopeless
 from rekindle.plan.risk import Segment, Work, alive_seconds, segments, uninterrupted_seconds
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def fallback(
     on_demand = chance * (work.restart_seconds + work.commit_seconds)
     for segment, made in zip(segments(work, every), commits, strict=True):
         on_demand += segment.through * (segment.count - made)
-    return Fallback(True, *hours, chance, spot / 3600, max(0.0, on_demand) / 3600)
+    return Fallback(True, *hours, chance, max(0.0, spot) / 3600, max(0.0, on_demand) / 3600)
 
 
 class _Walk:
@@ -101,7 +101,9 @@ class _Walk:
         through = max(segment.through for segment in (self.first, *self.others))
         disturbed = Disturbed(transform, every)
         reach = FARTHEST_WAITS * work.wait_seconds
-        if 1 - disturbed.calm >= NEGLIGIBLE:
+        if hopeless(work, every, self.rate * 3600):
+            reach = math.inf
+        elif 1 - disturbed.calm >= NEGLIGIBLE:
             reach = max(reach, disturbed.reach())
         self.slack = min(slack, reach + through)
         self.room = self.slack - through  # the largest excess with which a segment is begun

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 CELLS = 4096
 DEVIATIONS = 20.0  # from the mean to the end of the grid: tails fall off like an exponential's
 NEGLIGIBLE = 1e-9
+MOST_INTERRUPTIONS = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +92,16 @@ class Odds:
         return max(0.0, sum(chances) - 1), min(chances)
 
 
+def hopeless(work: Work, every: int, per_hour: float) -> bool:
+    """Whether there would be so many interruptions that the time has no distribution to speak
+    of."""
+    return expected(work, every, per_hour).interruptions > MOST_INTERRUPTIONS
+
+
 def odds(work: Work, every: int, per_hour: float) -> Odds:
     """The distributions of wall and running hours. Takes some milliseconds; raises ValueError where
-    the expected time is infinite."""
-    if math.isinf(expected(work, every, per_hour).running_hours):
+    it is `hopeless`."""
+    if hopeless(work, every, per_hour):
         raise ValueError("an attempt has next to no chance to get through")
     running = dataclasses.replace(work, wait_seconds=0.0)
     wall, paid = (_curve(each, every, per_hour / 3600) for each in (work, running))

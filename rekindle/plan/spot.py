@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Literal, get_args
 
 from rekindle.plan.fallback import Fallback, fallback
-from rekindle.plan.odds import Curve, odds
+from rekindle.plan.odds import Curve, hopeless, odds
 from rekindle.plan.risk import (
     Expectation,
     Hazard,
@@ -71,8 +71,8 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """Spot machines at one rate of interruptions. Ranges are missing where the expected time is
-    infinite, chances where no limit was given; `in_both` are the least and largest chance of
+    """Spot machines at one rate of interruptions. Ranges are missing where it is
+    hopeless, chances where no limit was given; `in_both` are the least and largest chance of
     keeping time and budget. `fallback_usd` is the expected cost with on-demand machines at the
     end."""
 
@@ -158,8 +158,7 @@ def outlook(
     """What to expect at `per_hour` interruptions of all machines together; no reasons yet."""
     mean = expected(work, every, per_hour)
     price = offer.spot_usd_per_hour
-    finite = not math.isinf(mean.running_hours)
-    both = odds(work, every, per_hour) if finite else None
+    both = None if hopeless(work, every, per_hour) else odds(work, every, per_hour)
     paid_hours = None if needs.budget_usd is None else needs.budget_usd / price
     mixed, mixed_usd = None, None
     if needs.deadline_hours is not None:
@@ -215,9 +214,23 @@ def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> 
 
 
 def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:
-    if found.in_time is not None and found.in_time < needs.chance:
-        text = f"{found.in_time:.0%} chance of at most {needs.max_run_hours:g} h"
-        yield Reason("late", text, found.in_time, needs.chance)
-    if found.in_budget is not None and found.in_budget < needs.chance:
-        text = f"{found.in_budget:.0%} chance of at most ${needs.budget_usd:,.2f}"
-        yield Reason("over_budget", text, found.in_budget, needs.chance)
+    """Limits that are kept too rarely. With on-demand machines at the end it is never later than
+    the deadline; and the budget is kept at least where it is without them and they are not
+    needed."""
+    rescue, limit = found.fallback, needs.max_run_hours
+    latest = math.inf
+    if rescue is not None and rescue.feasible and needs.deadline_hours is not None:
+        latest = needs.deadline_hours
+    late = found.in_time is not None and found.in_time < needs.chance
+    if late and limit is not None and latest > limit:
+        yield Reason(
+            "late",
+            f"{found.in_time:.0%} chance of at most {limit:g} h",
+            found.in_time or 0.0,
+            needs.chance,
+        )
+    if found.in_budget is not None:
+        chance = max(0.0, found.in_budget - (rescue.chance if rescue else 0.0))
+        if chance < needs.chance:
+            text = f"{chance:.0%} chance of at most ${needs.budget_usd:,.2f}"
+            yield Reason("over_budget", text, chance, needs.chance)

@@ -22,7 +22,10 @@ def _with(**changes: object) -> Work:
 SETTINGS: dict[str, tuple[Work, int | None]] = {
     "saves that block": (_PLAIN, None),
     "saves beside training": (_with(save_seconds=5.0, commit_seconds=90.0), None),
-    "saves faster than they are committed": (_with(save_seconds=5.0, commit_seconds=90.0), 5),
+    "saves faster than they are committed": (
+        _with(steps=240, save_seconds=5.0, commit_seconds=90.0),
+        5,
+    ),
     "slow saves, slow starts": (_with(save_seconds=120.0, restart_seconds=400.0), None),
     "a wait that is always the same": (_with(wait="fixed"), None),
     "machines at once": (_with(wait_seconds=0.0), None),
