@@ -103,7 +103,7 @@ class _Walk:
         reach = FARTHEST_WAITS * work.wait_seconds
         if hopeless(work, every, self.rate * 3600):
             reach = math.inf
-        elif 1 - disturbed.calm >= NEGLIGIBLE:
+        else:
             reach = max(reach, disturbed.reach())
         self.slack = min(slack, reach + through)
         self.room = self.slack - through  # the largest excess with which a segment is begun
@@ -196,7 +196,7 @@ class _Walk:
         import numpy as np
 
         mean = self.work.wait_seconds
-        if self.work.wait == "fixed" or not mean:
+        if self.work.wait == "fixed" or mean < NEGLIGIBLE:
             return (seconds >= mean).astype(np.float64)
         found: Numbers = -np.expm1(-np.maximum(seconds, 0.0) / mean)
         return found
@@ -207,7 +207,7 @@ def _powers(ratio: Values, first: int, count: int) -> Values:
     import numpy as np
 
     gap = 1 - ratio
-    with np.errstate(divide="ignore", invalid="ignore", under="ignore"):
-        terms = np.where(np.abs(gap) < SAME, count, (1 - ratio**count) / gap)
-        found: Values = terms * ratio**first
+    same = np.abs(gap) < SAME
+    terms = np.where(same, count, (1 - ratio**count) / np.where(same, 1.0, gap))
+    found: Values = terms * ratio**first
     return found

@@ -183,9 +183,9 @@ def _curve(work: Work, every: int, rate: float) -> Curve:
     least = uninterrupted_seconds(work, every)
     disturbed = Disturbed(Transform(work, rate), every)
     hours = least / 3600, work.wait_seconds / 3600, work.wait == "fixed"
-    if 1 - disturbed.calm < NEGLIGIBLE:
-        return Curve(*hours, 1.0, 1.0, ())
     length = disturbed.reach()
+    if not length:
+        return Curve(*hours, 1.0, 1.0, ())
     cells = itertools.accumulate(cell_masses(disturbed, length).clip(min=0.0).tolist())
     chances = tuple(min(1.0, chance) for chance in cells)
     return Curve(*hours, disturbed.calm, length / CELLS / 3600, chances)
@@ -213,13 +213,18 @@ class Disturbed:
         return found
 
     def reach(self) -> float:
-        """Seconds of excess beyond which there is next to nothing."""
+        """Seconds of excess beyond which there is next to nothing; 0 where interruptions are as
+        good as impossible, or take no time."""
         import numpy as np
 
+        if 1 - self.calm < NEGLIGIBLE:
+            return 0.0
         work, rate = self.transform.work, self.transform.rate
         least = uninterrupted_seconds(work, self.every)
         excess = expected(work, self.every, rate * 3600).wall_hours * 3600 - least
         mean = (excess - self.calm * work.wait_seconds) / (1 - self.calm)
+        if mean < NEGLIGIBLE * least:
+            return 0.0
         step = 1e-3 / mean
         below, above = self(np.array([step, -step]))
         variance = (float(below + above) - 2) / step**2 - mean**2

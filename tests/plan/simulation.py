@@ -71,9 +71,11 @@ class _Simulation:
         """Spot machines are given up when on-demand ones have to come, by what is saved; they are
         not asked for where not even an undisturbed start saves anything by then."""
         self.give_up = np.full(self.work.steps + 1, np.inf)
+        self.rest = np.zeros(self.work.steps + 1)
         for saved in range(0, self.work.steps, self.every):
-            rest = deadline.wait_seconds + remaining_seconds(self.work, self.every, saved)
-            self.give_up[saved] = deadline.hours * 3600 - rest
+            self.rest[saved] = remaining_seconds(self.work, self.every, saved)
+            latest = deadline.hours * 3600 - deadline.wait_seconds - self.rest[saved]
+            self.give_up[saved] = latest
         first = dataclasses.replace(self.work, steps=min(self.every, self.work.steps))
         if remaining_seconds(first, self.every, 0) > self.give_up[0]:
             self.give_up[0] = 0.0
@@ -117,9 +119,9 @@ class _Simulation:
         self.saved[who], self.tail[who] = self.flying[who], np.inf
 
     def rescue(self, who: np.ndarray) -> None:
-        for run in who:
-            self.on_demand[run] = remaining_seconds(self.work, self.every, int(self.saved[run]))
-            self.clock[run] += self.deadline.wait_seconds + self.on_demand[run]
+        if self.give_up is not None:
+            self.on_demand[who] = self.rest[self.saved[who]]
+            self.clock[who] += self.deadline.wait_seconds + self.on_demand[who]
         self.rescued[who], self.state[who] = True, OVER
 
     def strike(self, who: np.ndarray) -> None:
