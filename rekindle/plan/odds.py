@@ -50,7 +50,14 @@ class Curve:
         excess = hours - self.start_hours
         if excess < 0:
             return 0.0
-        return self.calm * self._waited(excess) + (1 - self.calm) * self._disturbed(excess)
+        return self.calm * self.first_wait(hours) + (1 - self.calm) * self._disturbed(excess)
+
+    def first_wait(self, hours: float) -> float:
+        """The same chance where there is no interruption."""
+        excess = hours - self.start_hours
+        if self.fixed_wait or not self.wait_hours:
+            return float(excess >= self.wait_hours)
+        return -math.expm1(-max(0.0, excess) / self.wait_hours)
 
     def quantile(self, chance: float) -> float:
         """The hours that suffice with that chance; `quantile(0.5)` is the median."""
@@ -61,11 +68,6 @@ class Curve:
             middle = (low + high) / 2
             low, high = (low, middle) if self.at_most(middle) >= chance else (middle, high)
         return high
-
-    def _waited(self, excess: float) -> float:
-        if self.fixed_wait or not self.wait_hours:
-            return float(excess >= self.wait_hours)
-        return -math.expm1(-excess / self.wait_hours)
 
     def _disturbed(self, excess: float) -> float:
         if not self.disturbed:
@@ -84,12 +86,6 @@ class Odds:
 
     wall: Curve
     running: Curve
-
-    def both(self, wall_hours: float, running_hours: float) -> tuple[float, float]:
-        """The least and the largest chance of keeping both limits (Fréchet's bounds); they are
-        close wherever one of the limits is easy."""
-        chances = self.wall.at_most(wall_hours), self.running.at_most(running_hours)
-        return max(0.0, sum(chances) - 1), min(chances)
 
 
 def hopeless(work: Work, every: int, per_hour: float) -> bool:
@@ -111,15 +107,19 @@ def odds(work: Work, every: int, per_hour: float) -> Odds:
 @dataclasses.dataclass(frozen=True)
 class Transform:
     """Factors of E[exp(-z X)] at some z: of the wait, of the first commit's excess, and of that
-    which one segment (or with a notice, one step) adds. `rate` is per second."""
+    which one segment (or with a notice, one step) adds. `rate` is per second. With a `mark` waits
+    take no time, and powers of the mark count them."""
 
     work: Work
     rate: float
+    mark: Values | None = None
 
     def waited(self, z: Values) -> Values:
         """Of one wait."""
         import numpy as np
 
+        if self.mark is not None:
+            return self.mark
         mean: float = self.work.wait_seconds
         found: Values = np.exp(-z * mean) if self.work.wait == "fixed" else 1 / (1 + z * mean)
         return found
@@ -232,19 +232,19 @@ class Disturbed:
 
 
 def cell_masses(
-    transform: Callable[[Values], Values], length: float, damping: float = 0.0
+    transform: Callable[[Values], Values], length: float, damping: float = 0.0, cells: int = CELLS
 ) -> NDArray[np.float64]:
-    """Mass around each point of a grid of CELLS points over `length`, from a transform.
+    """Mass around each point of a grid over `length`, from a transform, or from several in rows.
 
     Lanczos' factors, squared, keep jumps from ringing. With damping what lies beyond the grid and
     folds back onto its first half counts exp(-damping) for each length."""
     import numpy as np
 
-    count = np.arange(CELLS // 2 + 1)
+    count = np.arange(cells // 2 + 1)
     shift = damping / length
     frequencies = np.asarray(shift + 2j * np.pi * count / length, np.complex128)
     with np.errstate(under="ignore"):
         values = transform(frequencies)
-        smooth = np.sinc(count / (CELLS // 2)) ** 2
-        found: NDArray[np.float64] = np.fft.irfft(values * smooth, CELLS)
-    return found * np.exp(shift * np.arange(CELLS) * length / CELLS)
+        smooth = np.sinc(count / (cells // 2)) ** 2
+        found: NDArray[np.float64] = np.fft.irfft(values * smooth, cells)
+    return found * np.exp(shift * np.arange(cells) * length / cells)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Literal, get_args
 
 from rekindle.plan.fallback import Fallback, fallback
+from rekindle.plan.joint import chance_of_both
 from rekindle.plan.odds import Curve, hopeless, odds
 from rekindle.plan.risk import (
     Expectation,
@@ -71,10 +72,10 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """Spot machines at one rate of interruptions. Ranges are missing where it is
-    hopeless, chances where no limit was given; `in_both` are the least and largest chance of
-    keeping time and budget. `fallback_usd` is the expected cost with on-demand machines at the
-    end."""
+    """Spot machines at one rate of interruptions. Ranges are missing where it is hopeless, chances
+    where no limit was given. `in_both` are the least and the largest chance of keeping time and
+    budget at once, mostly the same; `fallback_usd` is the expected cost with on-demand machines at
+    the end."""
 
     reclaims: Reclaims
     mtbf_hours: float
@@ -167,7 +168,8 @@ def outlook(
         mixed_usd = mixed.cost_usd(price, offer.on_demand_usd_per_hour)
     in_both = None
     if needs.max_run_hours is not None and paid_hours is not None:
-        in_both = both.both(needs.max_run_hours, paid_hours) if both else (0.0, 0.0)
+        limits = needs.max_run_hours, paid_hours
+        in_both = chance_of_both(both, work, every, per_hour, *limits) if both else (0.0, 0.0)
     return Outlook(
         reclaims=reclaims,
         mtbf_hours=1 / per_hour if per_hour else math.inf,

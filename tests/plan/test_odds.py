@@ -54,16 +54,6 @@ def test_chances_of_time_and_cost_are_those_of_thirty_thousand_runs(
     _agrees(both.running, found.running)
 
 
-@pytest.mark.parametrize("share", [0.9, 1.0, 1.1])
-@pytest.mark.parametrize("mtbf_hours", [MTBF_HOURS[0], MTBF_HOURS[2]])
-def test_keeping_both_limits_is_as_likely_as_is_said(mtbf_hours: float, share: float) -> None:
-    work, every, found = runs_of("saves that block", mtbf_hours)
-    wall, running = share * found.wall.mean(), found.running.mean() / share
-    least, most = odds(work, every, 1 / mtbf_hours).both(wall, running)
-    simulated = np.mean((found.wall <= wall) & (found.running <= running))
-    assert least - WITHIN <= simulated <= most + WITHIN
-
-
 @pytest.mark.parametrize("mtbf_hours", MTBF_HOURS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_mean_of_the_distribution_is_the_expected_value(

@@ -114,6 +114,24 @@ def test_a_notice_counts_only_if_the_step_and_a_save_with_its_margin_fit() -> No
     assert not HOUR.saves_on_notice
 
 
+def test_with_a_notice_only_starts_are_ever_made_again() -> None:
+    warned = dataclasses.replace(HOUR, notice_seconds=120.0)
+    struck, failed = -math.expm1(-10 / 600), math.expm1(120 / 600)  # six interruptions an hour
+    # one step: a notice in it, in its save or after takes nothing away
+    one = expected(dataclasses.replace(warned, steps=1), 1, 6.0)
+    assert one.interruptions == pytest.approx(failed)
+    # two, saved at the end: one in the first step makes a save of 30 s, and another start
+    two = expected(dataclasses.replace(warned, steps=2), 2, 6.0)
+    assert two.interruptions == pytest.approx(struck + (1 + struck) * failed)
+    assert two.saving_hours * 3600 == pytest.approx(30 + 30 * struck)
+    # two, each saved: one in the first step or its save finds that save to be the one
+    each = expected(dataclasses.replace(warned, steps=2), 1, 6.0)
+    struck = -math.expm1(-40 / 600)
+    assert each.interruptions == pytest.approx(struck + (1 + struck) * failed)
+    assert each.saving_hours * 3600 == pytest.approx(60)
+    assert each.lost_hours == 0.0
+
+
 # Against the simulation
 
 
