@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Values = NDArray[np.complex128] | NDArray[np.float64]
 
 CELLS = 4096
+SMOOTHED = 4  # cells over which a jump is spread
 DEVIATIONS = 20.0  # from the mean to the end of the grid: tails fall off like an exponential's
 NEGLIGIBLE = 1e-9
 MOST_INTERRUPTIONS = 1e6
@@ -247,4 +248,7 @@ def cell_masses(
         values = transform(frequencies)
         smooth = np.sinc(count / (cells // 2)) ** 2
         found: NDArray[np.float64] = np.fft.irfft(values * smooth, cells)
+    # nothing lies below 0: what smoothing put there folded back from the end of the grid
+    found[..., 0] += found[..., -SMOOTHED:].sum(axis=-1)
+    found[..., -SMOOTHED:] = 0.0
     return found * np.exp(shift * np.arange(cells) * length / cells)

@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rekindle.plan.odds import CELLS, Curve, odds
+from rekindle.plan.odds import CELLS, SMOOTHED, Curve, odds
 from rekindle.plan.risk import Work, expected, interval
 from tests.plan.scenarios import MTBF_HOURS, RUNS, SETTINGS
 from tests.plan.test_risk import everys, rates, runs_of, works
 
 WITHIN = 0.02
-# what a chance may be off sideways: cells over which a jump is smoothed
-CELLS_OF_A_JUMP = 4
 
 
 def _agrees(curve: Curve, values: np.ndarray) -> None:
-    sideways = CELLS_OF_A_JUMP * curve.cell_hours if curve.disturbed else 0.0
+    sideways = SMOOTHED * curve.cell_hours if curve.disturbed else 0.0
     for hours in np.quantile(values, np.linspace(0.02, 0.98, 25)):
         simulated_below = float(np.mean(values < hours - 1e-6))
         simulated = float(np.mean(values <= hours + 1e-6))
@@ -94,7 +92,7 @@ def test_it_is_deterministic_and_takes_less_than_fifty_milliseconds() -> None:
 
 
 @given(works, everys, rates)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_chances_rise_with_time_and_quantiles_turn_them_round(
     work: Work, every: int, per_hour: float
 ) -> None:
@@ -114,14 +112,14 @@ def test_chances_rise_with_time_and_quantiles_turn_them_round(
 
 
 @given(works, everys, rates)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_more_interruptions_never_make_a_time_likelier(
     work: Work, every: int, per_hour: float
 ) -> None:
     if expected(work, every, 2 * per_hour).wall_hours > 1e5:
         return
     few, many = odds(work, every, per_hour).wall, odds(work, every, 2 * per_hour).wall
-    slight = CELLS_OF_A_JUMP * (few.cell_hours + many.cell_hours)
+    slight = SMOOTHED * (few.cell_hours + many.cell_hours)
     for chance in (0.1, 0.5, 0.9):
         hours = many.quantile(chance)
         assert few.at_most(hours + slight) >= many.at_most(hours) - 0.005

@@ -85,6 +85,16 @@ def test_a_deadline_is_kept_on_demand_so_that_being_late_is_no_reason() -> None:
     )
 
 
+def test_a_budget_counts_as_missed_where_on_demand_machines_may_be_needed() -> None:
+    needs = Needs(budget_usd=2_000.0, deadline_hours=13.0)
+    spot = weigh(WORK, hazard("rough"), 8, CHEAP, needs).independent
+    assert spot.in_budget == pytest.approx(1.0)
+    assert spot.fallback is not None
+    (reason,) = spot.reasons
+    assert reason.code == "over_budget"
+    assert reason.found == pytest.approx(1 - spot.fallback.chance, abs=1e-6)
+
+
 def test_with_a_deadline_it_saves_as_often_as_is_cheapest() -> None:
     work = Work(720, 10.0, 5.0, 120.0, wait_seconds=60.0)
     lax, tight = (
