@@ -33,7 +33,8 @@ def chance_of_both(
     """The least and the largest chance of keeping both limits: the same number twice, which is
     exact, or with thousands of interruptions Fréchet's bounds."""
     chances = both.wall.at_most(wall_hours), both.running.at_most(running_hours)
-    least, most = max(0.0, sum(chances) - 1), min(chances)
+    most = min(chances)
+    least = min(most, max(0.0, sum(chances) - 1))
     unwaited = dataclasses.replace(work, wait_seconds=0.0)
     disturbed = Disturbed(Transform(unwaited, per_hour / 3600), every)
     counts = _counts(work, every, per_hour)
@@ -53,8 +54,10 @@ def _counts(work: Work, every: int, per_hour: float) -> range:
     failures in a row is geometric, which scatters more than a rate would."""
     often = expected(work, every, per_hour).interruptions
     longest = max(segment.anew for segment in segments(work, every))
-    variance = often * (1 + 2 * math.expm1(per_hour / 3600 * longest))
-    size = int(2 ** math.ceil(math.log2(32 + 2 * DEVIATIONS * math.sqrt(variance))))
+    again = work.restart_seconds if work.saves_on_notice else longest
+    variance = often * (1 + 2 * math.expm1(per_hour / 3600 * again))
+    size = 2 ** math.ceil(math.log2(32 + 2 * DEVIATIONS * math.sqrt(variance)))
+    size = min(size, 2 * MOST_COUNTS)
     first = max(0, math.floor(often - size / 2))
     return range(first, first + size)
 
