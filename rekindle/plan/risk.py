@@ -1,0 +1,266 @@
+"""What interruptions cost: expected hours, paid hours and lost work of a training on spot machines,
+and how often to save.
+
+The model. Machines are waited for (not paid), then start: load the checkpoint and warm up. They
+train in segments of `every` steps, each with a save at its end. Interruptions come at random with a
+constant rate while machines are paid for, during a start or a save as well; one takes all of them,
+and the work since the last committed checkpoint is done again. The first start waits and warms up
+like any other.
+
+A save holds training up for `save_seconds` and is committed `commit_seconds` later, beside
+training; a save that blocks until the end has no such tail. The next save waits until the one
+before is committed, as train/checkpoint.py does.
+
+The formula. With rate r and M = 1/r, `try_until(q)` runs a stretch of q seconds until it gets
+through without an interruption: e^(rq) attempts, M (e^(rq) - 1) seconds of running (Daly 2006,
+eq. 20 is this for one segment), and a wait of mean w before each attempt. A segment needs s seconds
+from the commit before it to its own: it gets through with probability e^(-rs), and else a stretch
+of q seconds is tried: the start, all its steps, the save and its commit. So a segment has
+(1 - e^(-rs)) e^(rq) interruptions, and the running time is M times the interruptions. Where
+saves block and machines are there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a segment; the
+wait, the tail of a save and the notice are ours.
+
+Sources: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17
+(1974); J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
+FGCS 22 (2006), doi:10.1016/j.future.2004.11.016."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from typing import Literal
+
+from rekindle.catalog.hazards import presets
+from rekindle.errors import RequestError
+
+Reclaims = Literal["independent", "together"]
+
+SAVE_MARGIN = 1.5  # that of train/checkpoint.py, which begins no save that may not fit
+LONGEST_SECONDS = 3600.0  # code and networks fail too, and no hazard counts them
+LARGEST_SHARE = 0.01  # of the time that saves may take before that limit yields
+
+
+@dataclasses.dataclass(frozen=True)
+class Hazard:
+    """Interruptions of one node per hour of running, and how the number was chosen."""
+
+    per_node_hour: float
+    chosen: str
+
+    def per_hour(self, nodes: int, reclaims: Reclaims) -> float:
+        """Interruptions of the whole cluster per hour: n times a node's if nodes are reclaimed one
+        by one, as often as one node's if all go at once. The truth lies between: machines of a type
+        in a zone go within minutes of each other (Spot-and-Scoot, arXiv 2604.16457).
+
+        `hazard("rough").per_hour(8, "independent")` is 0.8."""
+        return self.per_node_hour * (nodes if reclaims == "independent" else 1)
+
+
+def hazard(choice: str | float) -> Hazard:
+    """The hazard by the name of a preset, or a number per node-hour. Raises RequestError for
+    another word or a number below zero."""
+    if not isinstance(choice, str):
+        if not 0 <= choice < math.inf:
+            raise RequestError(
+                f"a hazard of {choice} interruptions per node-hour", fix="give a number from 0 on"
+            )
+        return Hazard(float(choice), "given")
+    known = presets()
+    if choice not in known:
+        near = difflib.get_close_matches(choice, known, n=1)
+        hint = f"did you mean `{near[0]}`? " if near else ""
+        fix = f"{hint}there are {', '.join(known)}, or a number per node-hour"
+        raise RequestError(f"there is no hazard `{choice}`", fix=fix)
+    return Hazard(known[choice].per_node_hour, f"preset {choice}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A training and what saving, starting and waiting take in it.
+
+    `save_seconds` is what a save holds training up for: all of it, or the copy alone where the rest
+    goes on beside; `commit_seconds` is that rest. `wait_seconds` is the mean time until machines
+    are there, at the start and after each interruption, exponential or always the same.
+    `notice_seconds` is the warning before a machine goes; 0 counts on none."""
+
+    steps: int
+    step_seconds: float
+    save_seconds: float
+    restart_seconds: float
+    commit_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    wait: Literal["exponential", "fixed"] = "exponential"
+    notice_seconds: float = 0.0
+
+    @property
+    def whole_save_seconds(self) -> float:
+        """From the beginning of a save until it is committed."""
+        return self.save_seconds + self.commit_seconds
+
+    @property
+    def saves_on_notice(self) -> bool:
+        """Whether the step at hand and a save fit into the notice, so that no work is lost."""
+        needed = self.step_seconds + SAVE_MARGIN * self.whole_save_seconds
+        return 0 < needed <= self.notice_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A stretch of steps up to a commit: seconds from the commit before it (`through`), seconds
+    of an attempt that starts machines for it (`anew`), and how many like it follow each other."""
+
+    through: float
+    anew: float
+    count: int = 1
+
+
+def segments(work: Work, every: int) -> tuple[Segment, ...]:
+    """The first segment, those in the middle, and the last with what steps remain.
+
+    The first is never passed through from a commit; its `through` leaves start and tail out."""
+    saves = math.ceil(work.steps / every)
+    first = _segment(work, min(every, work.steps), 0.0)
+    if saves == 1:
+        return (first,)
+    last = _segment(work, work.steps - (saves - 1) * every, work.commit_seconds)
+    middle = dataclasses.replace(_segment(work, every, work.commit_seconds), count=saves - 2)
+    return (first, middle, last) if saves > 2 else (first, last)
+
+
+def _segment(work: Work, steps: int, shortest: float) -> Segment:
+    trained = steps * work.step_seconds
+    return Segment(
+        through=max(trained, shortest) + work.save_seconds,
+        anew=work.restart_seconds + trained + work.whole_save_seconds,
+    )
+
+
+def uninterrupted_seconds(work: Work, every: int) -> float:
+    """Running time without an interruption: start, steps, saves, and the last commit."""
+    first, *others = segments(work, every)
+    return first.anew + sum(segment.count * segment.through for segment in others)
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+    """Means over all that may happen. `running_hours` are paid and divide into the four that
+    follow; `lost_hours` is what was done more than once, steps and saves."""
+
+    wall_hours: float
+    running_hours: float
+    waiting_hours: float
+    useful_hours: float
+    saving_hours: float
+    restarting_hours: float
+    lost_hours: float
+    interruptions: float
+
+    def cost_usd(self, price_usd_per_hour: float) -> float:
+        """Cost of the running hours at the price of all machines together."""
+        return self.running_hours * price_usd_per_hour
+
+
+def expected(work: Work, every: int, per_hour: float) -> Expectation:
+    """Expected hours with a save every `every` steps and `per_hour` interruptions of the cluster;
+    infinite where an attempt has next to no chance to get through.
+
+    An hour in steps of 10 s, saves of 30 s every 60 of them, starts of 2 min, no wait, and two
+    interruptions an hour: 1.3783 h are paid, 0.2072 h of them lost, with 2.757 interruptions."""
+    rate = per_hour / 3600
+    saves = math.ceil(work.steps / every)
+    useful = work.steps * work.step_seconds
+    saving = saves * work.save_seconds + work.commit_seconds
+    if work.saves_on_notice:
+        interruptions, emergencies = _noticed(work, saves, rate)
+        saving += emergencies
+    else:
+        interruptions = _interruptions(work, every, rate)
+    if math.isinf(interruptions):
+        never = math.inf
+        known = useful / 3600, saving / 3600
+        return Expectation(never, never, never, *known, never, never, never)
+    restarting = (1 + interruptions) * alive_seconds(work.restart_seconds, rate)
+    running = useful + saving + restarting
+    if not work.saves_on_notice:
+        running = interruptions / rate if rate else uninterrupted_seconds(work, every)
+    waiting = (1 + interruptions) * work.wait_seconds
+    lost = max(0.0, running - useful - saving - restarting)
+    return Expectation(
+        wall_hours=(running + waiting) / 3600,
+        running_hours=running / 3600,
+        waiting_hours=waiting / 3600,
+        useful_hours=useful / 3600,
+        saving_hours=saving / 3600,
+        restarting_hours=restarting / 3600,
+        lost_hours=lost / 3600,
+        interruptions=interruptions,
+    )
+
+
+def _interruptions(work: Work, every: int, rate: float) -> float:
+    """Of a training that goes back to the last commit."""
+    first, *others = segments(work, every)
+    again = (s.count * _struck(s.through, rate) * (1 + _grown(s.anew, rate)) for s in others)
+    return _grown(first.anew, rate) + sum(again)
+
+
+def _noticed(work: Work, saves: int, rate: float) -> tuple[float, float]:
+    """Interruptions, and seconds of saves made on notice, of a training that saves then.
+
+    The step at hand is finished first; where a save is due after it, that save is the one, and only
+    its commit is waited for. After the last step nothing is started again."""
+    plain = (work.steps - saves) * _struck(work.step_seconds, rate)
+    due = (saves - 1) * _struck(work.step_seconds + work.save_seconds, rate)
+    starts = 1 + plain + due
+    interruptions = plain + due + starts * _grown(work.restart_seconds, rate)
+    return interruptions, plain * work.whole_save_seconds + due * work.commit_seconds
+
+
+def _grown(seconds: float, rate: float) -> float:
+    """Attempts that fail before one of that length gets through: e^(rq) - 1."""
+    try:
+        return math.expm1(rate * seconds)
+    except OverflowError:
+        return math.inf
+
+
+def _struck(seconds: float, rate: float) -> float:
+    """Chance of an interruption within that time."""
+    return -math.expm1(-rate * seconds)
+
+
+def alive_seconds(seconds: float, rate: float) -> float:
+    """Mean of that time or the time until an interruption, if that is shorter; `rate` a second."""
+    return _struck(seconds, rate) / rate if rate else seconds
+
+
+def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
+    """Training time between two saves that makes the expected time least: Daly's estimate (eq. 37),
+    whose first term is Young's sqrt(2 C M).
+
+    `daly_seconds(300, 24 * 3600)` is 117 min, as in Daly's figure 3."""
+    if math.isinf(mtbf_seconds) or save_seconds >= 2 * mtbf_seconds:
+        return mtbf_seconds
+    ratio = save_seconds / (2 * mtbf_seconds)
+    young = math.sqrt(2 * save_seconds * mtbf_seconds)
+    return young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_seconds
+
+
+def interval(work: Work, per_hour: float) -> int:
+    """Optimizer steps between two saves: Daly's estimate in whole steps, or what divides the work
+    evenly near it, whichever is expected to take less.
+
+    It does not count on the notice, which is a bonus. Never shorter than a save takes to be
+    committed; never longer than an hour, or the time in which saves take 1 %, because other things
+    than reclaims end a training too."""
+    best = daly_seconds(work.save_seconds, 3600 / per_hour if per_hour else math.inf)
+    longest = max(LONGEST_SECONDS, work.save_seconds / LARGEST_SHARE)
+    shortest = min(work.steps, max(1, math.ceil(work.commit_seconds / work.step_seconds)))
+    steps = min(best, longest) / work.step_seconds
+    most = min(work.steps, max(shortest, math.ceil(steps)))
+    near = {max(1, math.floor(steps)), max(1, math.ceil(steps))}
+    saves = {max(1, round(work.steps / n) + more) for n in near for more in (0, 1)}
+    near |= {math.ceil(work.steps / count) for count in saves}
+    legal = sorted({min(max(n, shortest), most) for n in near}, reverse=True)
+    return min(legal, key=lambda every: _interruptions(work, every, per_hour / 3600))

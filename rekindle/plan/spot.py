@@ -1,0 +1,238 @@
+"""Spot machines or not: time and money at both ends of how reclaims may be correlated, the chance
+of keeping the limits, and what speaks against it, as data.
+
+Prices come in as arguments, for all machines together, because they are the catalog's. Waiting for
+machines is not paid: where a platform keeps the rest of a cluster while it waits for one machine,
+give that as part of `restart_seconds`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from rekindle.plan.fallback import Fallback, fallback
+from rekindle.plan.joint import chance_of_both
+from rekindle.plan.odds import Curve, hopeless, odds
+from rekindle.plan.risk import (
+    Expectation,
+    Hazard,
+    Reclaims,
+    Work,
+    expected,
+    interval,
+    uninterrupted_seconds,
+)
+
+# Below so many saves and starts between two interruptions time grows like an exponential of the
+# hazard, which nobody knows to a factor of two.
+FEWEST_CHANGEOVERS = 5.0
+HALVINGS = 6  # of the interval, in search of one that suits a deadline
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """Prices of all machines together, and how long on-demand ones take to come."""
+
+    spot_usd_per_hour: float
+    on_demand_usd_per_hour: float
+    on_demand_wait_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What is asked of the training, and with which chance. Hours count from the first request for
+    machines, waits included; by `deadline_hours` it is done for sure, on demand if need be."""
+
+    max_run_hours: float | None = None
+    budget_usd: float | None = None
+    deadline_hours: float | None = None
+    chance: float = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why spot machines do not do: what was found, and the limit it misses."""
+
+    code: Literal["interrupted", "dear", "late", "over_budget", "deadline"]
+    text: str
+    found: float
+    limit: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """What suffices with a chance of 10, 50 and 90 %."""
+
+    p10: float
+    p50: float
+    p90: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """Spot machines at one rate of interruptions. Ranges are missing where it is hopeless, chances
+    where no limit was given. `in_both` are the least and the largest chance of keeping time and
+    budget at once, mostly the same; `fallback_usd` is the expected cost with on-demand machines at
+    the end."""
+
+    reclaims: Reclaims
+    mtbf_hours: float
+    expected: Expectation
+    expected_usd: float
+    wall_hours: Range | None
+    cost_usd: Range | None
+    in_time: float | None
+    in_budget: float | None
+    in_both: tuple[float, float] | None
+    fallback: Fallback | None
+    fallback_usd: float | None
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Spot:
+    """Both ends: machines that are reclaimed one by one, and all at once. `every` is the number of
+    steps between two saves, the same for both."""
+
+    every: int
+    hazard: Hazard
+    on_demand_hours: float
+    on_demand_usd: float
+    independent: Outlook
+    together: Outlook
+
+    @property
+    def viable(self) -> Literal["yes", "only if reclaimed together", "no"]:
+        """Whether nothing speaks against it at both ends, at the better one, or at neither."""
+        if not self.independent.reasons:
+            return "yes"
+        return "no" if self.together.reasons else "only if reclaimed together"
+
+
+def weigh(
+    work: Work, hazard: Hazard, nodes: int, offer: Offer, needs: Needs, every: int | None = None
+) -> Spot:
+    """Everything about spot machines for one training on `nodes` nodes; `every` fixes the steps
+    between two saves. Takes some tens of milliseconds."""
+    rates = {reclaims: hazard.per_hour(nodes, reclaims) for reclaims in get_args(Reclaims)}
+    chosen = every or best_interval(work, rates["independent"], offer, needs)
+    hours = uninterrupted_seconds(work, every or interval(work, 0.0)) / 3600
+    on_demand_usd = hours * offer.on_demand_usd_per_hour
+
+    def at(reclaims: Reclaims) -> Outlook:
+        found = outlook(work, chosen, rates[reclaims], reclaims, offer, needs)
+        reasons = tuple(_reasons(found, work, on_demand_usd, needs))
+        return dataclasses.replace(found, reasons=reasons)
+
+    return Spot(
+        every=chosen,
+        hazard=hazard,
+        on_demand_hours=hours + offer.on_demand_wait_seconds / 3600,
+        on_demand_usd=on_demand_usd,
+        independent=at("independent"),
+        together=at("together"),
+    )
+
+
+def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> int:
+    """Steps between two saves: `interval`, or with a deadline a half, a quarter, ... of it if that
+    is cheaper, because what is not saved yet cannot be carried over to on-demand machines."""
+    longest = interval(work, per_hour)
+    deadline = needs.deadline_hours
+    if deadline is None:
+        return longest
+    shortest = math.ceil(work.commit_seconds / work.step_seconds)
+    halves = {max(1, shortest, math.ceil(longest / 2**n)) for n in range(HALVINGS)} | {longest}
+
+    def cost_usd(every: int) -> float:
+        mixed = fallback(work, every, per_hour, deadline, offer.on_demand_wait_seconds)
+        return mixed.cost_usd(offer.spot_usd_per_hour, offer.on_demand_usd_per_hour)
+
+    return min(sorted(halves, reverse=True), key=cost_usd)
+
+
+def outlook(
+    work: Work, every: int, per_hour: float, reclaims: Reclaims, offer: Offer, needs: Needs
+) -> Outlook:
+    """What to expect at `per_hour` interruptions of all machines together; no reasons yet."""
+    mean = expected(work, every, per_hour)
+    price = offer.spot_usd_per_hour
+    both = None if hopeless(work, every, per_hour) else odds(work, every, per_hour)
+    paid_hours = None if needs.budget_usd is None else needs.budget_usd / price
+    mixed, mixed_usd = None, None
+    if needs.deadline_hours is not None:
+        wait = offer.on_demand_wait_seconds
+        mixed = fallback(work, every, per_hour, needs.deadline_hours, wait)
+        mixed_usd = mixed.cost_usd(price, offer.on_demand_usd_per_hour)
+    in_both = None
+    if needs.max_run_hours is not None and paid_hours is not None:
+        limits = needs.max_run_hours, paid_hours
+        in_both = chance_of_both(both, work, every, per_hour, *limits) if both else (0.0, 0.0)
+    return Outlook(
+        reclaims=reclaims,
+        mtbf_hours=1 / per_hour if per_hour else math.inf,
+        expected=mean,
+        expected_usd=mean.cost_usd(price),
+        wall_hours=_range(both.wall, 1.0) if both else None,
+        cost_usd=_range(both.running, price) if both else None,
+        in_time=_within(both.wall if both else None, needs.max_run_hours),
+        in_budget=_within(both.running if both else None, paid_hours),
+        in_both=in_both,
+        fallback=mixed,
+        fallback_usd=mixed_usd,
+    )
+
+
+def _range(curve: Curve, factor: float) -> Range:
+    return Range(*(factor * curve.quantile(chance) for chance in (0.1, 0.5, 0.9)))
+
+
+def _within(curve: Curve | None, hours: float | None) -> float | None:
+    if hours is None:
+        return None
+    return curve.at_most(hours) if curve else 0.0
+
+
+def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[Reason]:
+    """What speaks against spot machines, the plainest first."""
+    changeover = (work.whole_save_seconds + work.restart_seconds) / 3600
+    fewest = FEWEST_CHANGEOVERS * changeover
+    if found.mtbf_hours < fewest:
+        text = (
+            f"an interruption every {found.mtbf_hours * 60:.0f} min, and {changeover * 60:.0f} min "
+            "go into saving and starting again"
+        )
+        yield Reason("interrupted", text, found.mtbf_hours, fewest)
+    if found.fallback is not None and not found.fallback.feasible:
+        text = f"on-demand machines would not make {needs.deadline_hours:g} h either"
+        yield Reason("deadline", text, found.fallback.give_up_hours, 0.0)
+    cost = found.expected_usd if found.fallback_usd is None else found.fallback_usd
+    if cost >= on_demand_usd:
+        text = f"${cost:,.2f} expected against ${on_demand_usd:,.2f} on demand"
+        yield Reason("dear", text, cost, on_demand_usd)
+    yield from _missed(found, needs)
+
+
+def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:
+    """Limits that are kept too rarely. With on-demand machines at the end it is never later than
+    the deadline; and the budget is kept at least where it is without them and they are not
+    needed."""
+    rescue, limit = found.fallback, needs.max_run_hours
+    latest = math.inf
+    if rescue is not None and rescue.feasible and needs.deadline_hours is not None:
+        latest = needs.deadline_hours
+    late = found.in_time is not None and found.in_time < needs.chance
+    if late and limit is not None and latest > limit:
+        yield Reason(
+            "late",
+            f"{found.in_time:.0%} chance of at most {limit:g} h",
+            found.in_time or 0.0,
+            needs.chance,
+        )
+    if found.in_budget is not None:
+        chance = max(0.0, found.in_budget - (rescue.chance if rescue else 0.0))
+        if chance < needs.chance:
+            text = f"{chance:.0%} chance of at most ${needs.budget_usd:,.2f}"
+            yield Reason("over_budget", text, chance, needs.chance)
