@@ -469,6 +469,55 @@ class Readiness(Record):
     errors: tuple[ReadinessProblem, ...] = ()
 
 
+class PriceRow(Record):
+    """What a machine costs an hour in US dollars, without tax and discounts; null is unknown, or
+    not sold so. `assumed` says what of it is reckoned, not read; `old` marks what is older than 30
+    days. Spot that was read elsewhere has a source and a day of its own."""
+
+    machine: str
+    cloud: str
+    region: str
+    on_demand_usd_per_hour: float | None
+    spot_usd_per_hour: float | None
+    source: str
+    as_of: str
+    age_days: int
+    old: bool
+    spot_source: str = ""
+    spot_as_of: str = ""
+    spot_old: bool = False
+    assumed: str = ""
+
+
+class Prices(Record):
+    """What `rekindle prices --json` says."""
+
+    schema_version: int = SCHEMA_VERSION
+    prices: tuple[PriceRow, ...]
+
+
+class PriceChange(Record):
+    """US dollars an hour before and now; null where there is none."""
+
+    machine: str
+    region: str
+    on_demand_before: float | None
+    on_demand: float | None
+    spot_before: float | None
+    spot: float | None
+
+
+class PricesRefreshed(Record):
+    """What `rekindle prices refresh --json` says: what changed in `file`, which clouds answered,
+    and why others did not."""
+
+    schema_version: int = SCHEMA_VERSION
+    file: str
+    answered: tuple[str, ...]
+    changes: tuple[PriceChange, ...]
+    errors: tuple[ReadinessProblem, ...] = ()
+
+
 class Rehearsal(Record):
     """What a rehearsed fault did to a training: `step` at which it happened, the step that training
     `resumed_from_step` (0: from the start), how many samples had to be trained on again, and

@@ -17,7 +17,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rekindle.records import RECORD_KINDS, HistoryRow, Profile, Readiness, RunRecord, RunSummary
+from rekindle.records import (
+    RECORD_KINDS,
+    HistoryRow,
+    Prices,
+    PricesRefreshed,
+    Profile,
+    Readiness,
+    RunRecord,
+    RunSummary,
+)  # fmt: skip
 from rekindle.spec import support
 from rekindle.spec.model import Spec
 from rekindle.spec.places import Section
@@ -81,6 +90,8 @@ def generated(configs: Path) -> dict[str, str]:
         "history-row": HistoryRow,
         "profile": Profile,
         "readiness": Readiness,
+        "prices": Prices,
+        "prices-refreshed": PricesRefreshed,
     }
     records |= RECORD_KINDS
     files = {
