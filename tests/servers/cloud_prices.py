@@ -122,7 +122,7 @@ class Market(Troubled):
                 yield product(
                     service, {**usual, "capacitystatus": "UnusedCapacityReservation"}, usd
                 )
-                yield product(service, {**usual, "marketoption": "CapacityBlock"}, 0.0)
+                yield product(service, {**usual, "marketoption": "CapacityBlock"}, usd / 2)
         if service == "AmazonSageMaker":
             for i, ((name, region), usd) in enumerate(self.training.items()):
                 usual = {"instanceName": name, "regionCode": region}

@@ -28,17 +28,22 @@ def ask(machines: Sequence[str], regions: Sequence[str], today: datetime.date) -
 
 
 def _of_region(machines: Sequence[str], region: str, today: datetime.date) -> Iterator[Price]:
-    found: dict[tuple[str, bool], tuple[str, float]] = {}
+    found: dict[tuple[str, bool], dict[str, set[float]]] = {}  # by day of their beginning
     for begin in range(0, len(machines), _NAMES_A_FILTER):
         for item in _items(machines[begin : begin + _NAMES_A_FILTER], region):
-            key = item["armSkuName"], _has(item, "Spot")
-            newest = item["effectiveStartDate"], float(item["retailPrice"])
-            if _counts(item, today) and newest > found.get(key, ("", 0.0)):
-                found[key] = newest
+            if _counts(item, today):
+                days = found.setdefault((item["armSkuName"], _has(item, "Spot")), {})
+                days.setdefault(item["effectiveStartDate"], set()).add(float(item["retailPrice"]))
     for name in machines:
-        usual, spot = (found.get((name, is_spot), ("", None))[1] for is_spot in (False, True))
+        usual, spot = (_newest(found.get((name, is_spot), {})) for is_spot in (False, True))
         if usual is not None or spot is not None:
             yield Price(name, region, usual, spot, _SOURCE, today)
+
+
+def _newest(days: Mapping[str, set[float]]) -> float | None:
+    """The price that began last; none where two did."""
+    prices = days[max(days)] if days else set()
+    return next(iter(prices)) if len(prices) == 1 else None
 
 
 def _items(machines: Sequence[str], region: str) -> Iterator[Mapping[str, Any]]:
