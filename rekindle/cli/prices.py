@@ -79,6 +79,7 @@ def refresh(
     book has, or in --region. AWS needs a login, Google a key in GOOGLE_API_KEY, Azure nothing.
     What a cloud that does not answer said before stays."""
     wanted = _places(clouds, regions)
+    prices.book(home)  # what is wrong there is told before anybody is asked
     today, answers, errors = _today(), dict[str, list[Price]](), dict[str, RekindleError]()
     for cloud, there in wanted.items():
         click.echo(f"asking {cloud} about {', '.join(there)}", err=True)

@@ -493,6 +493,16 @@ def test_a_wrong_file_is_named_with_its_line(
             "fix": "a number above zero, or ~ for none"} in errors  # fmt: skip
 
 
+def test_a_wrong_file_of_the_last_time_is_told_before_anybody_is_asked(
+    market: Market, capsys: pytest.CaptureFixture[str]
+) -> None:
+    HOME.mkdir()
+    (HOME / "prices.yaml").write_text("prices: [{machine: p5.48xlarge}]\n")
+    assert refresh() == 2
+    assert f"where: {HOME}/prices.yaml:1" in capsys.readouterr().err
+    assert not market.calls
+
+
 def test_options_before_refresh_are_not_dropped(
     market: Market, capsys: pytest.CaptureFixture[str]
 ) -> None:
