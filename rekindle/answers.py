@@ -186,6 +186,53 @@ class Readiness(Answer):
     errors: tuple[ErrorRow, ...] = ()
 
 
+class PriceRow(Record):
+    """What a machine costs an hour in US dollars, without tax and discounts; null is unknown, or
+    not sold so. `assumed` says what of it is reckoned, not read; `old` marks what is older than 30
+    days. Spot that was read elsewhere has a source and a day of its own."""
+
+    machine: str
+    cloud: str
+    region: str
+    on_demand_usd_per_hour: float | None
+    spot_usd_per_hour: float | None
+    source: str
+    as_of: str
+    age_days: int
+    old: bool
+    spot_source: str = ""
+    spot_as_of: str = ""
+    spot_old: bool = False
+    assumed: str = ""
+
+
+class Prices(Answer):
+    """`prices`: the book."""
+
+    prices: tuple[PriceRow, ...]
+
+
+class PriceChange(Record):
+    """US dollars an hour before and now; null where there is none."""
+
+    machine: str
+    region: str
+    on_demand_before: float | None
+    on_demand: float | None
+    spot_before: float | None
+    spot: float | None
+
+
+class PricesRefreshed(Answer):
+    """`prices refresh`: what changed in `file`, which clouds answered,
+    and why others did not."""
+
+    file: str
+    answered: tuple[str, ...]
+    changes: tuple[PriceChange, ...]
+    errors: tuple[ErrorRow, ...] = ()
+
+
 ANSWERS: Mapping[str, type[Answer]] = MappingProxyType(
     {
         "card": Card,
@@ -196,6 +243,8 @@ ANSWERS: Mapping[str, type[Answer]] = MappingProxyType(
         "images-pushed": ImagesPushed,
         "laid-out": LaidOut,
         "log": LogText,
+        "prices": Prices,
+        "prices-refreshed": PricesRefreshed,
         "readiness": Readiness,
         "runs": Runs,
         "schedule-deleted": ScheduleDeleted,

@@ -30,6 +30,7 @@ VERBS = {
     "cancel": "have a run stop",
     "resume": "go on with a run that failed or was stopped",
     "report": "the HTML card of a run, and the index of all",
+    "prices": "what machines cost, how old that is, and what clouds say now",
 }
 
 

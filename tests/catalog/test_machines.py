@@ -40,6 +40,20 @@ def test_a_machine_has_gpus_that_there_are_and_links_where_there_is_something_to
         assert has.between
 
 
+NOMINAL_GIB = {
+    "B200": 180, "H200": 141, "H100": 80, "H100-PCIE": 80, "H100-NVL": 94, "A100-80GB": 80,
+    "A100-80GB-PCIE": 80, "A100": 40, "L40S": 48, "L4": 24, "A10G": 24, "A10": 24, "T4": 16,
+    "V100": 16, "RTX-5090": 32, "RTX-4090": 24, "RTX-3090": 24, "RTX-A6000": 48,
+}  # fmt: skip
+
+
+def test_a_gpu_shows_a_little_less_memory_than_its_data_sheet() -> None:
+    assert set(NOMINAL_GIB) == set(gpus())
+    for name, gib in NOMINAL_GIB.items():
+        assert 0.93 * gib < gpu(name).memory_bytes / 2**30 <= gib, name
+        assert 2e11 < gpu(name).bandwidth_bytes_per_second < 1e13
+
+
 @pytest.mark.parametrize("name", gpus())
 def test_a_gpus_peaks_double_with_half_the_bits(name: str) -> None:
     tflops = gpu(name).tflops

@@ -51,7 +51,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "words",
     [["--help"], ["run", "--help"], ["runs"], ["status"], ["logs", "--step", "hello"], ["report"], ["init", "new"],
-     ["run", "c.yaml"], ["compile", "c.yaml", "--platform", "kubeflow"], ["submit", "--help"], ["images", "--help"], ["schedule", "--help"], ["doctor", "--platform", "vertex"]],
+     ["run", "c.yaml"], ["compile", "c.yaml", "--platform", "kubeflow"], ["submit", "--help"], ["images", "--help"], ["schedule", "--help"], ["doctor", "--platform", "vertex"],
+     ["prices"], ["prices", "refresh", "--help"]],
     ids=lambda words: " ".join(words),
 )  # fmt: skip
 def test_the_verb_loads_nothing_heavy(folder, words):
