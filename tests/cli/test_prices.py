@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from rekindle.answers import Prices, PricesRefreshed
 from rekindle.catalog.prices import Price, book, read_book, shipped, written
 from rekindle.cli.main import invoke
 from rekindle.platforms import price_lists, reads
-from rekindle.records import Prices, PricesRefreshed
 from tests.servers.cloud_prices import HOSTS, KEY, Market, item, product, sku
 from tests.servers.tls_hosts import Hosts
 from tests.servers.troubles import SILENCE, Fault
