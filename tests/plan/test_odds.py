@@ -80,6 +80,14 @@ def test_where_no_attempt_gets_through_there_is_no_distribution() -> None:
         odds(Work(1000, 10.0, 1.0, 1.0), 1000, 9e3)
 
 
+def test_the_far_end_is_sure_where_the_excess_begins_at_once() -> None:
+    # next to no chance an attempt, and nothing but lost work: nearly an exponential distribution
+    both = odds(Work(177, 60.0, 0.0, 0.0, commit_seconds=63.0), 177, 4.0)
+    mean = expected(Work(177, 60.0, 0.0, 0.0, commit_seconds=63.0), 177, 4.0).running_hours
+    assert both.running.at_most(18 * mean) == pytest.approx(1.0, abs=1e-6)
+    assert both.running.at_most(0.05 * mean) == pytest.approx(1 - np.exp(-0.05), abs=1e-3)
+
+
 def test_it_is_deterministic_and_takes_less_than_fifty_milliseconds() -> None:
     work = Work(100_000, 1.0, 20.0, 180.0, commit_seconds=30.0, wait_seconds=600.0)
     took = []
