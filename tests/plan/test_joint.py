@@ -36,7 +36,7 @@ def test_the_chance_of_keeping_both_limits_is_that_of_ten_thousand_runs(
 
 def test_hundreds_of_interruptions_are_counted_too() -> None:
     work = Work(2_500, 10.0, 1.0, 5.0, wait_seconds=60.0)
-    every, per_hour, runs = 1, 60.0, 2_000
+    every, per_hour, runs = 1, 60.0, 1_000
     found = simulate(work, every, per_hour, runs, seed=5)
     assert found.interruptions.mean() > 500
     wall, running = np.quantile(found.wall, 0.5), np.quantile(found.running, 0.5)
