@@ -39,9 +39,10 @@ FARTHEST_WAITS = 30.0  # means of a wait: beyond it there is next to nothing
 @dataclasses.dataclass(frozen=True)
 class Fallback:
     """What becomes of a training with a deadline. `slack_hours`: how far it may fall behind an
-    uninterrupted run, below zero if on-demand machines must start before the first hour is up.
-    `give_up_hours`: the latest moment if nothing has been committed by then. `chance`: that it
-    comes to that. Hours of running are expected ones, both paid."""
+    uninterrupted run; where that is less than a segment takes, on-demand machines start at once.
+    `give_up_hours`: the latest moment if nothing has been committed by then, below zero if not even
+    they make it (`feasible`). `chance`: that on-demand machines are needed. Hours of running are
+    expected ones, both paid."""
 
     feasible: bool
     slack_hours: float

@@ -4,9 +4,9 @@ distribution, of the model in risk.py, without a simulation.
 The transform E[exp(-z X)] of the excess X over an uninterrupted run is a product with one factor a
 segment, exact. It is evaluated on the frequencies of a grid and turned round by a Fourier transform
 (the Fourier-series method: Abate and Whitt, Queueing Systems 10, 1992). What no interruption leaves
-is taken out first and added exactly. What is left is smoothed over four cells of some thousandths
-of its own range, so a probability is exact except as close as that to a jump, which there is only
-where the wait is always the same.
+is taken out first and added exactly. What is left is smoothed over four of the 4096 cells of its
+range, so a probability is exact except as close as that to a jump. There are jumps only where the
+wait is always the same, and in paid hours where work is saved on notice.
 
 numpy is imported inside functions, because the verb that prints a plan has to start quickly."""
 

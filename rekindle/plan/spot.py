@@ -55,7 +55,7 @@ class Needs:
 class Reason:
     """Why spot machines do not do: what was found, and the limit it misses."""
 
-    code: Literal["interrupted", "dear", "late", "over_budget", "deadline"]
+    code: Literal["interrupted", "dear", "late", "over_budget", "both", "deadline"]
     text: str
     found: float
     limit: float
@@ -201,18 +201,29 @@ def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> 
     fewest = FEWEST_CHANGEOVERS * changeover
     if found.mtbf_hours < fewest:
         text = (
-            f"an interruption every {found.mtbf_hours * 60:.0f} min, and {changeover * 60:.0f} min "
+            f"an interruption every {_duration(found.mtbf_hours)}, and {_duration(changeover)} "
             "go into saving and starting again"
         )
         yield Reason("interrupted", text, found.mtbf_hours, fewest)
+    cost = found.expected_usd if found.fallback_usd is None else found.fallback_usd
     if found.fallback is not None and not found.fallback.feasible:
         text = f"on-demand machines would not make {needs.deadline_hours:g} h either"
         yield Reason("deadline", text, found.fallback.give_up_hours, 0.0)
-    cost = found.expected_usd if found.fallback_usd is None else found.fallback_usd
-    if cost >= on_demand_usd:
+    elif cost >= on_demand_usd:
         text = f"${cost:,.2f} expected against ${on_demand_usd:,.2f} on demand"
         yield Reason("dear", text, cost, on_demand_usd)
-    yield from _missed(found, needs)
+    missed = tuple(_missed(found, needs))
+    yield from missed
+    if not missed and found.fallback is None and found.in_both is not None:
+        chance = found.in_both[0]
+        if chance < needs.chance:
+            limits = f"{needs.max_run_hours:g} h and ${needs.budget_usd:,.2f}"
+            yield Reason("both", f"{chance:.0%} chance of at most {limits}", chance, needs.chance)
+
+
+def _duration(hours: float) -> str:
+    seconds = hours * 3600
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:

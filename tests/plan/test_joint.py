@@ -11,6 +11,7 @@ from rekindle.plan.joint import chance_of_both
 from rekindle.plan.odds import hopeless, odds
 from rekindle.plan.risk import Work
 from tests.plan.scenarios import SETTINGS
+from tests.plan.simulation import simulate
 from tests.plan.test_odds import WITHIN
 from tests.plan.test_risk import everys, rates, runs_of, works
 
@@ -31,6 +32,19 @@ def test_the_chance_of_keeping_both_limits_is_that_of_ten_thousand_runs(
         assert least == most
         simulated = np.mean((found.wall <= wall) & (found.running <= running))
         assert least == pytest.approx(simulated, abs=WITHIN)
+
+
+def test_hundreds_of_interruptions_are_counted_too() -> None:
+    work = Work(2_500, 10.0, 1.0, 5.0, wait_seconds=60.0)
+    every, per_hour, runs = 1, 60.0, 1_000
+    found = simulate(work, every, per_hour, runs, seed=5)
+    assert found.interruptions.mean() > 500
+    wall, running = np.quantile(found.wall, 0.5), np.quantile(found.running, 0.5)
+    both = odds(work, every, per_hour)
+    least, most = chance_of_both(both, work, every, per_hour, wall, running)
+    assert least == most
+    simulated = np.mean((found.wall <= wall) & (found.running <= running))
+    assert least == pytest.approx(simulated, abs=3 * np.sqrt(0.25 / runs))
 
 
 def test_with_thousands_of_interruptions_there_are_bounds() -> None:

@@ -73,6 +73,15 @@ def test_limits_that_are_kept_too_rarely_are_reasons() -> None:
     )
 
 
+def test_two_limits_that_are_each_kept_may_be_missed_too_often_together() -> None:
+    needs = Needs(max_run_hours=13.4, budget_usd=1_170.0, chance=0.5)
+    found = weigh(WORK, hazard("rough"), 8, CHEAP, needs).independent
+    assert min(found.in_time or 0, found.in_budget or 0) > 0.5
+    (reason,) = found.reasons
+    assert (reason.code, reason.found) == ("both", (found.in_both or (0, 0))[0])
+    assert reason.found < 0.5
+
+
 def test_a_deadline_is_kept_on_demand_so_that_being_late_is_no_reason() -> None:
     without = weigh(WORK, hazard("rough"), 8, CHEAP, Needs(max_run_hours=13.0))
     assert _codes(without.independent.reasons) == ["late"]
@@ -109,7 +118,7 @@ def test_with_a_deadline_it_saves_as_often_as_is_cheapest() -> None:
 
 def test_a_deadline_that_nothing_makes_is_a_reason_and_what_cannot_end_has_no_range() -> None:
     spot = weigh(WORK, hazard("calm"), 8, CHEAP, Needs(deadline_hours=5.0))
-    assert _codes(spot.independent.reasons) == ["deadline", "dear"]
+    assert _codes(spot.independent.reasons) == ["deadline"]
     never = weigh(WORK, hazard(500.0), 8, CHEAP, Needs(max_run_hours=20.0, budget_usd=1e6))
     assert never.independent.wall_hours is None
     assert (never.independent.in_time, never.independent.in_both) == (0.0, (0.0, 0.0))
