@@ -335,6 +335,11 @@ def test_without_a_region_those_of_the_book_are_asked(
         in capsys.readouterr().err
     )
     assert len({region for _, region in told()}) == 5
+    market.azure[("Standard_NC40ads_H100_v5", "northeurope")] = (7.0, None)
+    assert refresh("--region", "northeurope") == 0
+    market.azure[("Standard_NC40ads_H100_v5", "northeurope")] = (8.0, None)
+    assert refresh("--cloud", "azure") == 0
+    assert told()[("Standard_NC40ads_H100_v5", "northeurope")] == (8.0, None)
 
 
 # what is easily read wrongly
@@ -461,9 +466,9 @@ def test_the_book_is_shown_with_its_ages(
     assert invoke(["prices", "--region", "eu-west-3", "--prices", str(own)]) == 0
     shown = capsys.readouterr()
     assert [line.split() for line in shown.out.splitlines()] == [
-        ["machine", "region", "on", "demand", "spot", "read", "on"],
-        ["g5.xlarge", "eu-west-3", "2.0000", "1.0000", rows[0].as_of.isoformat()],
-        ["g6.xlarge", "eu-west-3", "2.0000", "1.0000", rows[1].as_of.isoformat(), "old"],
+        ["machine", "region", "on", "demand", "spot", "read", "on", "days", "ago"],
+        ["g5.xlarge", "eu-west-3", "2.0000", "1.0000", rows[0].as_of.isoformat(), "3"],
+        ["g6.xlarge", "eu-west-3", "2.0000", "1.0000", rows[1].as_of.isoformat(), "31", "old"],
     ]  # fmt: skip
     assert "of more than 30 days ago" in shown.err
 
