@@ -26,7 +26,7 @@ from rekindle.records import (
 )  # fmt: skip
 
 CLOUDS = ("aws", "gcp", "azure")
-_NUMBERS = ("on demand", "spot", "days ago")
+_NUMBERS = (2, 3, 4)  # columns
 Ask = Callable[[Sequence[str], Sequence[str], datetime.date], list[Price]]
 
 
@@ -260,21 +260,23 @@ def _row(each: Price, today: datetime.date) -> PriceRow:
 
 
 def _table(rows: Sequence[PriceRow]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("machine", "region", "on demand", "spot", "read on", "days ago", ""):
-        table.add_column(name, no_wrap=True, justify="right" if name in _NUMBERS else "left")
+    """A line each, never cut, so that other programs can read columns."""
+    lines = [("machine", "region", "on demand", "spot", "days ago", "")]
     for row in rows:
-        marks = ["old"] if row.old else []
-        marks += ["spot is old"] if row.spot_old and not row.old else []
-        marks += ["assumed"] if row.assumed else []
-        table.add_row(
+        marks = ["old"] if row.old else ["spot is old"] if row.spot_old else []
+        if row.assumed:
+            marks.append("spot assumed" if row.assumed.startswith("spot") else "assumed")
+        lines.append((
             row.machine, row.region, _shown(row.on_demand_usd_per_hour),
-            _shown(row.spot_usd_per_hour), row.as_of, str(row.age_days), ", ".join(marks),
-        )  # fmt: skip
-    Console().print(table if rows else "there is no price of these")
+            _shown(row.spot_usd_per_hour), str(row.age_days), ", ".join(marks),
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines if rows else [("there is no price of these",)]:
+        cells = (
+            cell.rjust(width) if i in _NUMBERS else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=False))
+        )
+        click.echo("  ".join(cells).rstrip())
     if any(row.old or row.spot_old for row in rows):
         click.echo(
             f"old: of more than {prices.OLD_DAYS} days ago; `rekindle prices refresh` asks the "

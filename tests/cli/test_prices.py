@@ -455,7 +455,7 @@ def test_an_answer_of_another_form_is_an_error(
 def test_the_book_is_shown_with_its_ages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "20")
     ages = {"g5.xlarge": 3, "g6.xlarge": 31}
     rows = [
         Price(name, "eu-west-3", 2.0, 1.0, "ours", TODAY - datetime.timedelta(days=days))
@@ -466,9 +466,9 @@ def test_the_book_is_shown_with_its_ages(
     assert invoke(["prices", "--region", "eu-west-3", "--prices", str(own)]) == 0
     shown = capsys.readouterr()
     assert [line.split() for line in shown.out.splitlines()] == [
-        ["machine", "region", "on", "demand", "spot", "read", "on", "days", "ago"],
-        ["g5.xlarge", "eu-west-3", "2.0000", "1.0000", rows[0].as_of.isoformat(), "3"],
-        ["g6.xlarge", "eu-west-3", "2.0000", "1.0000", rows[1].as_of.isoformat(), "31", "old"],
+        ["machine", "region", "on", "demand", "spot", "days", "ago"],
+        ["g5.xlarge", "eu-west-3", "2.0000", "1.0000", "3"],
+        ["g6.xlarge", "eu-west-3", "2.0000", "1.0000", "31", "old"],
     ]  # fmt: skip
     assert "of more than 30 days ago" in shown.err
 
