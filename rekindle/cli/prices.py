@@ -132,6 +132,10 @@ def _places(
             cloud = machine(each.machine).cloud
             if cloud in found and each.region not in found[cloud]:
                 found[cloud].append(each.region)
+    if left := [cloud for cloud in clouds if not found[cloud]]:
+        raise RequestError(
+            f"no region of {' or '.join(left)} is named", where="--cloud", fix="--region"
+        )
     return {cloud: there for cloud, there in found.items() if there}
 
 

@@ -311,6 +311,10 @@ def test_what_is_sold_no_more_goes_from_what_was_refreshed(
     [
         (("--region", "US-EAST-1"), "`US-EAST-1` is no region of any cloud"),
         (("--cloud", "azure", "--region", "us-east-1"), "`us-east-1` is no region of azure"),
+        (
+            ("--cloud", "aws", "--cloud", "gcp", "--region", "us-east-1"),
+            "no region of gcp is named",
+        ),
         (("--cloud", "oracle"), "'oracle' is not one of"),
     ],
 )
