@@ -20,6 +20,7 @@ from rekindle.errors import PlatformError, RekindleError, RequestError
 from rekindle.records import write_atomically
 
 CLOUDS = ("aws", "gcp", "azure")
+_NUMBERS = (2, 3, 4)  # columns
 Ask = Callable[[Sequence[str], Sequence[str], datetime.date], list[Price]]
 
 
@@ -72,8 +73,7 @@ def refresh(
     """Ask the clouds for the prices of the machines that the catalog has, in the regions that the
     book has, or in --region. AWS needs a login, Google a key in GOOGLE_API_KEY, Azure nothing.
     What a cloud that does not answer said before stays."""
-    wanted = _places(clouds, regions)
-    prices.book(home)  # what is wrong there is told before anybody is asked
+    wanted = _places(clouds, regions, prices.book(home))
     today, answers, errors = _today(), dict[str, list[Price]](), dict[str, RekindleError]()
     for cloud, there in wanted.items():
         click.echo(f"asking {cloud} about {', '.join(there)}", err=True)
@@ -106,8 +106,10 @@ def _refuse_options(context: click.Context) -> None:
             raise click.UsageError(f"{option.opts[-1]} stands after `{verb}`", context)
 
 
-def _places(clouds: Sequence[str], regions: Sequence[str]) -> dict[str, list[str]]:
-    """Which regions to ask each cloud about."""
+def _places(
+    clouds: Sequence[str], regions: Sequence[str], known: PriceBook
+) -> dict[str, list[str]]:
+    """Which regions to ask each cloud about: without any, those of the `known` prices."""
     found: dict[str, list[str]] = {cloud: [] for cloud in clouds or CLOUDS}
     for region in dict.fromkeys(regions):
         cloud = prices.cloud_of(region)
@@ -117,10 +119,14 @@ def _places(clouds: Sequence[str], regions: Sequence[str]) -> dict[str, list[str
             raise RequestError(f"`{region}` is no region of {asked}", where="--region", fix=fix)
         found[cloud].append(region)
     if not regions:
-        for each in prices.shipped().prices:
+        for each in known.prices:
             cloud = machine(each.machine).cloud
             if cloud in found and each.region not in found[cloud]:
                 found[cloud].append(each.region)
+    if left := [cloud for cloud in clouds if not found[cloud]]:
+        raise RequestError(
+            f"no region of {' or '.join(left)} is named", where="--cloud", fix="--region"
+        )
     return {cloud: there for cloud, there in found.items() if there}
 
 
@@ -249,21 +255,23 @@ def _row(each: Price, today: datetime.date) -> PriceRow:
 
 
 def _table(rows: Sequence[PriceRow]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("machine", "region", "on demand", "spot", "read on", ""):
-        table.add_column(name, no_wrap=True, justify="right" if "o" in name[:2] else "left")
+    """A line each, never cut, so that other programs can read columns."""
+    lines = [("machine", "region", "on demand", "spot", "days ago", "")]
     for row in rows:
-        marks = ["old"] if row.old else []
-        marks += ["spot is old"] if row.spot_old and not row.old else []
-        marks += ["assumed"] if row.assumed else []
-        table.add_row(
+        marks = ["old"] if row.old else ["spot is old"] if row.spot_old else []
+        if row.assumed:
+            marks.append("spot assumed" if row.assumed.startswith("spot") else "assumed")
+        lines.append((
             row.machine, row.region, _shown(row.on_demand_usd_per_hour),
-            _shown(row.spot_usd_per_hour), row.as_of, ", ".join(marks),
-        )  # fmt: skip
-    Console().print(table if rows else "there is no price of these")
+            _shown(row.spot_usd_per_hour), str(row.age_days), ", ".join(marks),
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines if rows else [("there is no price of these",)]:
+        cells = (
+            cell.rjust(width) if i in _NUMBERS else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=False))
+        )
+        click.echo("  ".join(cells).rstrip())
     if any(row.old or row.spot_old for row in rows):
         click.echo(
             f"old: of more than {prices.OLD_DAYS} days ago; `rekindle prices refresh` asks the "
