@@ -206,6 +206,86 @@ class PriceRow(Record):
     assumed: str = ""
 
 
+class PlannedTerm(Record):
+    """A part of memory (bytes) or time (seconds a step)."""
+
+    name: str
+    amount: float
+
+
+class PlannedLayout(Record):
+    """Machines and a layout. Seconds are those of an optimizer step: least, expected, most (nine of
+    ten lie within). `memory_bytes` are of tensors on the fullest GPU, of `needed_bytes` with the
+    allocator's reserve, of `device_bytes` that there are."""
+
+    machine: str
+    nodes: int
+    gpus_per_node: int
+    gpu: str
+    region: str
+    layout: str
+    degrees: Mapping[str, int]
+    schedule: str
+    micro_batch_size: int
+    accumulation: int
+    activation_checkpointing: str
+    step_seconds: tuple[float, float, float]
+    tokens_per_second: float
+    mfu: float
+    dominant: str
+    memory_bytes: int
+    needed_bytes: int
+    device_bytes: int
+    on_demand_usd_per_hour: float | None
+    spot_usd_per_hour: float | None
+
+
+class PlannedSpot(Record):
+    """Training on spot machines. Pairs are for machines that are reclaimed all at once, and one by
+    one; `every` is the number of steps between two checkpoints."""
+
+    viable: str
+    hazard_per_node_hour: float
+    hazard: str
+    every: int
+    hours: tuple[float, float]
+    usd: tuple[float, float]
+    interruptions: tuple[float, float]
+    in_time: tuple[float | None, float | None]
+    in_budget: tuple[float | None, float | None]
+    reasons: tuple[str, ...]
+
+
+class Rejection(Record):
+    """A layout that was not taken, and why."""
+
+    layout: str
+    reason: str
+
+
+class Planned(Answer):
+    """`plan`: what training needs, how long it takes and what it costs. `hours` as `step_seconds`,
+    null where the number of steps depends on data; `if_else` says what other machines or data would
+    change, `notes` what is assumed or not known."""
+
+    name: str
+    parameters: int
+    tokens_per_step: int
+    steps: int | None
+    chosen: PlannedLayout
+    memory: tuple[PlannedTerm, ...]
+    time: tuple[PlannedTerm, ...]
+    hours: tuple[float, float, float] | None
+    on_demand_usd: tuple[float, float, float] | None
+    spot: PlannedSpot | None
+    others: tuple[PlannedLayout, ...]
+    rejected: tuple[Rejection, ...]
+    weighed: int
+    if_else: tuple[str, ...]
+    notes: tuple[str, ...]
+    errors: tuple[ErrorRow, ...] = ()
+
+
 class Prices(Answer):
     """`prices`: the book."""
 
@@ -243,6 +323,7 @@ ANSWERS: Mapping[str, type[Answer]] = MappingProxyType(
         "images-pushed": ImagesPushed,
         "laid-out": LaidOut,
         "log": LogText,
+        "planned": Planned,
         "prices": Prices,
         "prices-refreshed": PricesRefreshed,
         "readiness": Readiness,

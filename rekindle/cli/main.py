@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 VERBS = {
     "init": "a starter config, the shipped pipeline and components to change",
     "doctor": "is everything there that a run needs?",
+    "plan": "what a run needs, how long it takes and what it costs",
     "run": "the whole pipeline here and now",
     "images": "put one's own code into an image, and the image where platforms pull from",
     "compile": "write the pipeline for a platform",

@@ -295,12 +295,20 @@ class ResourcesSpec(Section):
     accelerator: str = ""
     """Kind of GPU, such as `H100`; default: any."""
     machine: str = ""
-    """The platform's own name of a machine, such as `ml.p5.48xlarge`; default: the smallest one
-    that has the GPUs."""
+    """The platform's own name of a machine, such as `ml.p5.48xlarge`; `auto`: the cheapest that
+    keep `deadline_hours` and `budget_usd`, as many as it takes; default: the smallest one that has
+    the GPUs."""
     spot: bool = False
     """Use machines that may be reclaimed; training resumes from its last checkpoint."""
     max_run_hours: float | None = Field(None, gt=0, le=672)
     """Ends the training step; default: a day."""
+    deadline_hours: float | None = Field(None, gt=0, le=10_000)
+    """By when training shall be done, counted from the submission; the plan keeps to it."""
+    budget_usd: float | None = Field(None, gt=0)
+    """What training may cost; the plan keeps to it."""
+    hazard: Literal["calm", "moderate", "rough", "hostile"] | float = "moderate"
+    """How often spot machines are reclaimed, per node and hour; a word for a number of the catalog,
+    or the number."""
 
 
 class GateSpec(Section):

@@ -1,0 +1,165 @@
+"""`rekindle plan CONFIG`: layout, memory, hours, money, and why not the others; asks nobody and
+changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rekindle.answers import Planned, PlannedLayout, PlannedSpot
+from rekindle.cli.compile import PLATFORMS
+from rekindle.cli.options import answer, config, overrides, shared
+
+if TYPE_CHECKING:
+    from rekindle.spec.model import Spec
+
+_BAR = 40  # characters
+_MOST_REASONS = 8
+
+
+@click.command("plan")
+@config
+@overrides
+@click.option("--platform", type=click.Choice(list(PLATFORMS)), default=None,
+              help="Whose machines; default: the platform that CONFIG names, else all.")  # fmt: skip
+@click.option("--region", default="", help="Where; default: the platform's, else the cheapest.")
+@click.option("--examples", type=click.IntRange(min=1), default=None,
+              help="Examples in the training split, where nobody has counted them.")  # fmt: skip
+@click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
+              help="Prices of your own, over those that are known.")  # fmt: skip
+@shared
+def command(
+    config: Path,
+    overrides: tuple[str, ...],
+    platform: str | None,
+    region: str,
+    examples: int | None,
+    own: tuple[Path, ...],
+    home: Path,
+    as_json: bool,
+) -> int:
+    """Say what the training of CONFIG needs, how long it takes and what it costs."""
+    from rekindle.catalog.prices import book
+    from rekindle.plan.plan import make, refusals
+    from rekindle.plan.told import told
+    from rekindle.spec.load import load_target
+
+    spec = load_target(config, overrides)
+    named = platform or _platform(spec)
+    there = region or str(getattr(getattr(spec.platforms, named, None), "region", ""))
+    found = make(spec, book(home, own), named, there, examples)
+    planned = told(found, refusals(found, spec))
+    if as_json:
+        answer(planned)
+    else:
+        for line in lines(planned):
+            click.echo(line)
+    return 2 if planned.errors else 0
+
+
+def _platform(spec: Spec) -> str:
+    """The one that the config has a section of."""
+    named = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
+    return named[0] if len(named) == 1 else ""
+
+
+def lines(plan: Planned) -> Iterator[str]:
+    """The plan for people."""
+    chosen = plan.chosen
+    batch = f"{plan.tokens_per_step:,} tokens a step"
+    yield f"{plan.name}: {_short(plan.parameters)} parameters, {batch}"
+    yield f"machines   {_machines(chosen)}"
+    how = chosen.activation_checkpointing
+    yield (
+        f"layout     {chosen.layout}, micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
+        + (f", {how} recomputation" if how != "none" else "")
+    )
+    yield (
+        f"memory     {_gib(chosen.needed_bytes)} of {_gib(chosen.device_bytes)} GiB a GPU,"
+        f" {_gib(chosen.memory_bytes)} of it tensors"
+    )
+    yield from _bars([(t.name, t.amount, f"{_gib(t.amount)} GiB") for t in plan.memory])
+    low, middle, high = chosen.step_seconds
+    mfu = f", {chosen.mfu:.0%} MFU" if chosen.mfu else ""
+    yield (
+        f"step       {_seconds(middle)} ({_seconds(low)} to {_seconds(high)}),"
+        f" {chosen.tokens_per_second:,.0f} tokens/s{mfu}"
+    )
+    yield from _bars([(t.name, t.amount, f"{t.amount / middle:.0%}") for t in plan.time])
+    if plan.hours is not None:
+        low, middle, high = plan.hours
+        yield f"hours      {middle:,.1f} ({low:,.1f} to {high:,.1f}) for {plan.steps:,} steps"
+    if plan.on_demand_usd is not None:
+        low, middle, high = plan.on_demand_usd
+        yield f"on demand  ${middle:,.0f} (${low:,.0f} to ${high:,.0f})"
+    if plan.spot is not None:
+        yield from _spot(plan.spot)
+    yield from _others(plan)
+    for line in plan.if_else:
+        yield f"if         {line}"
+    for line in plan.notes:
+        yield f"note       {line}"
+    for error in plan.errors:
+        yield f"refused    {error.what}: {error.fix}"
+
+
+def _spot(spot: PlannedSpot) -> Iterator[str]:
+    first, last = spot.usd
+    cost = f"${first:,.0f}" if round(first) == round(last) else f"${first:,.0f} to ${last:,.0f}"
+    yield (
+        f"spot       {cost}, {spot.hours[0]:,.1f} to {spot.hours[1]:,.1f} h,"
+        f" {spot.interruptions[0]:.1f} to {spot.interruptions[1]:.1f} interruptions"
+        f" ({spot.hazard}: {spot.hazard_per_node_hour:g} a node and hour),"
+        f" a checkpoint every {spot.every} steps"
+    )
+    if spot.viable != "yes":
+        yield f"           viable: {spot.viable}: {'; '.join(spot.reasons)}"
+
+
+def _others(plan: Planned) -> Iterator[str]:
+    mine = plan.chosen.machine, plan.chosen.nodes
+    best = plan.chosen.step_seconds[1]
+    for other in plan.others:
+        where = "" if (other.machine, other.nodes) == mine else f"{_machines(other)}: "
+        by = other.step_seconds[1] / best - 1
+        yield f"or         {where}{other.layout}: {by:+.0%} time, most of it {other.dominant}"
+    shown = {other.layout for other in plan.others}
+    left = [r for r in plan.rejected if r.layout not in shown]
+    for rejected in left[:_MOST_REASONS]:
+        yield f"not        {rejected.layout}: {rejected.reason}"
+    if more := len(left) - _MOST_REASONS:
+        yield f"           and {more} more (--json); {plan.weighed:,} candidates weighed"
+
+
+def _machines(layout: PlannedLayout) -> str:
+    gpus = f"{layout.gpus_per_node} x {layout.gpu}"
+    where = f" in {layout.region}" if layout.region else ""
+    usd = layout.on_demand_usd_per_hour
+    price = "" if usd is None else f", ${usd:,.2f} an hour"
+    return f"{layout.nodes} x {layout.machine} ({gpus} each){where}{price}"
+
+
+def _bars(rows: list[tuple[str, float, str]]) -> Iterator[str]:
+    most = max((amount for _, amount, _ in rows), default=0.0)
+    width = max((len(name) for name, _, _ in rows), default=0)
+    for name, amount, said in rows:
+        length = max(1, round(_BAR * amount / most)) if most else 0
+        yield f"  {name:<{width}}  {'█' * length} {said}"
+
+
+def _short(number: float) -> str:
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:,.0f}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+def _seconds(number: float) -> str:
+    return f"{number:.3g} s"

@@ -1,0 +1,133 @@
+"""Which machines could train: what the config names, or every size of a cloud that has the GPUs.
+
+Decides `Fleet`, machines of one kind in one region with their price, and the order in which fleets
+are weighed. What the catalog does not know stays unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from rekindle.catalog.gpus import gpu
+from rekindle.catalog.limits import limits
+from rekindle.catalog.machines import Cloud, Machine, machine, machines
+from rekindle.catalog.prices import Price, PriceBook
+from rekindle.errors import RequestError
+from rekindle.plan.cluster import Cluster
+from rekindle.spec.model import ResourcesSpec
+
+AUTO = "auto"
+MOST_NODES = 64
+CLOUDS: Mapping[str, Cloud] = {"sagemaker": "aws", "vertex": "gcp", "azureml": "azure"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """`nodes` machines called `name` by their platform, `gpus_per_node` of whose GPUs train;
+    `price` is that of one of them in `region`, None where nobody knows it."""
+
+    name: str
+    machine: Machine
+    nodes: int
+    gpus_per_node: int
+    region: str
+    price: Price | None
+
+    @property
+    def cluster(self) -> Cluster:
+        """Its GPUs and links."""
+        assert self.machine.gpu is not None
+        inside, between = self.machine.inside, self.machine.between
+        return Cluster(
+            gpu(self.machine.gpu), self.gpus_per_node, self.nodes,
+            inside.bytes_per_second if inside else None,
+            between.bytes_per_second if between else None,
+        )  # fmt: skip
+
+    def usd_per_hour(self, spot: bool = False) -> float | None:
+        """Of all machines together."""
+        if self.price is None:
+            return None
+        one = self.price.spot_usd_per_hour if spot else self.price.on_demand_usd_per_hour
+        return None if one is None else one * self.nodes
+
+    def __str__(self) -> str:
+        gpus = f"{self.gpus_per_node} x {self.machine.gpu}"
+        return (
+            f"{self.nodes} x {self.name} ({gpus} each)"
+            if self.nodes > 1
+            else f"{self.name} ({gpus})"
+        )
+
+
+def fleets(
+    resources: ResourcesSpec, platform: str, region: str, book: PriceBook
+) -> tuple[Fleet, ...]:
+    """Those that the config allows, small ones first. RequestError where it names no GPUs, or none
+    that the catalog has."""
+    names = list(_names(resources, platform))
+    if not names:
+        raise RequestError(
+            "no machine of the catalog has these GPUs",
+            where="resources", fix="name a machine: resources.machine, or `auto`",
+        )  # fmt: skip
+    found = [
+        Fleet(name, has, nodes, resources.gpus_per_node or has.gpus, place, book.find(name, place))
+        for name in names
+        for has, place in [(machine(name), region or _cheapest_region(name, book))]
+        for nodes in _counts(resources, has)
+    ]
+    return tuple(sorted(found, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
+
+
+def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
+    """The machine that is named, all for `auto`, else the smallest with the GPUs."""
+    if resources.machine not in ("", AUTO):
+        if machine(resources.machine).gpu is None:
+            raise RequestError(f"{resources.machine} has no GPU", where="resources.machine",
+                               fix="name one that has, or `auto`")  # fmt: skip
+        yield resources.machine
+        return
+    known = [name for name in _offered(platform) if _suits(machine(name), resources)]
+    if resources.machine == AUTO:
+        yield from known
+        return
+    fewest = min((machine(name).gpus for name in known), default=0)
+    yield from [name for name in known if machine(name).gpus == fewest][:1]
+
+
+def _offered(platform: str) -> Sequence[str]:
+    """Machines with GPUs by the platform's own names; of all clouds where none is named."""
+    if platform == "sagemaker":
+        names: list[str] = limits(platform)["gpu_machines"]
+        return names
+    cloud = CLOUDS.get(platform)
+    return [
+        name
+        for name, has in machines().items()
+        if has.gpu is not None and has.cloud != "local" and cloud in (None, has.cloud)
+    ]
+
+
+def _suits(has: Machine, resources: ResourcesSpec) -> bool:
+    wanted = resources.accelerator.upper()
+    named = has.gpu is not None and wanted in ("", has.gpu, gpu(has.gpu).asked_as)
+    return named and has.gpus >= max(1, resources.gpus_per_node)
+
+
+def _counts(resources: ResourcesSpec, has: Machine) -> Sequence[int]:
+    """How many nodes: as asked, or for `auto` powers of two, of machines with all their GPUs."""
+    if resources.machine != AUTO or "nodes" in resources.model_fields_set:
+        return [resources.nodes]
+    if has.between is None or has.between.bytes_per_second is None:
+        return [1]
+    return [2**n for n in range(MOST_NODES.bit_length())]
+
+
+def _cheapest_region(name: str, book: PriceBook) -> str:
+    def usd(region: str) -> float:
+        price = book.find(name, region)
+        known = price.on_demand_usd_per_hour if price else None
+        return known if known is not None else float("inf")
+
+    return min(book.regions(name), key=usd, default="")

@@ -1,0 +1,281 @@
+"""The plan of a config: machines, layout, memory, time, money, and why not the others.
+
+`make` is pure: spec, catalog and prices in, Plan out. Of machines that it may choose it takes the
+cheapest that keep the limits; of layouts, what search.py says."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rekindle.catalog.prices import PriceBook
+from rekindle.catalog.rows import rows
+from rekindle.errors import Problem, RequestError
+from rekindle.plan import risk
+from rekindle.plan.fleet import AUTO, Fleet, fleets
+from rekindle.plan.memory import memory, needed
+from rekindle.plan.request import asked_of
+from rekindle.plan.search import Asked, Found, Option, Rejected, search
+from rekindle.plan.spot import Needs, Offer, Spot, weigh
+from rekindle.plan.steptime import step_time
+from rekindle.spec.model import Spec
+
+SHOWN = 5
+DEFAULT_EPOCHS = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Machines, and the layout that suits them best."""
+
+    fleet: Fleet
+    option: Option
+
+    @property
+    def usd_per_step(self) -> float | None:
+        """On demand."""
+        usd = self.fleet.usd_per_hour()
+        return None if usd is None else usd * self.option.step.seconds / 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """`hours` of training, uninterrupted: least, expected, most (nine of ten lie within); None
+    where nobody knows the number of steps. `others` are the next best, `rejected` why not the rest,
+    `weighed` how many candidates there were. `notes` say what is assumed or not known."""
+
+    name: str
+    asked: Asked
+    chosen: Choice
+    others: tuple[Choice, ...]
+    rejected: tuple[Rejected, ...]
+    weighed: int
+    steps: int | None
+    hours: tuple[float, float, float] | None
+    usd: float | None
+    spot: Spot | None
+    if_else: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def make(
+    spec: Spec, book: PriceBook, platform: str = "", region: str = "", examples: int | None = None
+) -> Plan:
+    """RequestError where it cannot be planned, or where nothing fits: with the nearest miss."""
+    asked = asked_of(spec)
+    steps = steps_of(spec, examples)
+    choices, found = _weighed(spec, asked, fleets(spec.resources, platform, region, book), steps)
+    chosen = choices[0]
+    hours = _hours(chosen.option, steps)
+    usd = _usd(chosen, hours)
+    return Plan(
+        name=spec.name, asked=asked, chosen=chosen, others=tuple(choices[1 : SHOWN + 1]),
+        rejected=found.rejected, weighed=found.weighed, steps=steps, hours=hours, usd=usd,
+        spot=_spot(spec, chosen, steps), if_else=tuple(_if_else(asked, chosen.option)),
+        notes=tuple(_notes(spec, chosen, steps)),
+    )  # fmt: skip
+
+
+def steps_of(spec: Spec, examples: int | None) -> int | None:
+    """Optimizer steps; None where they depend on data that nobody has counted."""
+    if spec.train.steps is not None:
+        return spec.train.steps
+    if examples is None:
+        return None
+    passes = spec.train.epochs or DEFAULT_EPOCHS
+    return max(1, math.ceil(passes * examples / spec.train.global_batch_size))
+
+
+# Choosing
+
+
+def _weighed(
+    spec: Spec, asked: Asked, offered: Sequence[Fleet], steps: int | None
+) -> tuple[list[Choice], Found]:
+    """The best choice first, and what was found on its machines."""
+    if spec.resources.machine != AUTO:
+        fleet = offered[0]
+        found = search(asked, fleet.cluster)
+        if not found.options:
+            raise _nothing_fits(fleet, found)
+        return [Choice(fleet, option) for option in found.options], found
+    results: list[tuple[Choice, Found]] = []
+    for fleet in _worth_weighing(offered):
+        found = search(asked, fleet.cluster)
+        if found.options:
+            results.append((Choice(fleet, found.options[0]), found))
+    if not results:
+        raise RequestError(
+            "the model fits on none of the machines that may be chosen", where="resources.machine",
+            fix="allow larger ones, or train adapters (model.lora)",
+        )  # fmt: skip
+    ranked = sorted(results, key=lambda result: _preference(spec, result[0], steps))
+    return [choice for choice, _ in ranked], ranked[0][1]
+
+
+def _worth_weighing(offered: Sequence[Fleet]) -> Iterator[Fleet]:
+    """Of machines with the same GPUs the cheapest; those without a price cannot be compared."""
+    best: dict[tuple[Any, ...], Fleet] = {}
+    for fleet in offered:
+        usd = fleet.usd_per_hour()
+        if usd is None:
+            continue
+        key = (fleet.machine.gpu, fleet.gpus_per_node, fleet.nodes)
+        known = best[key].usd_per_hour() if key in best else None
+        if known is None or usd < known:
+            best[key] = fleet
+    yield from best.values()
+
+
+def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, float]:
+    """Within the limits first, then the cheapest; under a budget alone the fastest."""
+    limits, hours = spec.resources, _hours(choice.option, steps)
+    usd = _usd(choice, hours)
+    late = over = 0.0
+    if hours is not None and limits.deadline_hours is not None:
+        late = max(0.0, hours[2] - limits.deadline_hours)
+    if usd is not None and limits.budget_usd is not None:
+        over = max(0.0, usd - limits.budget_usd)
+    per_step = choice.usd_per_step or math.inf
+    if limits.budget_usd is not None and limits.deadline_hours is None:
+        return over, choice.option.step.seconds
+    return late + over, per_step
+
+
+def _nothing_fits(fleet: Fleet, found: Found) -> RequestError:
+    reasons = [r for r in found.rejected if r.reason.startswith("needs")] or list(found.rejected)
+    nearest = min(reasons, key=lambda r: _gib(r.reason), default=None)
+    said = f": {nearest.layout} {nearest.reason}" if nearest else ""
+    return RequestError(
+        f"no layout fits on {fleet}{said}", where="resources",
+        fix="more or larger machines, resources.machine: auto, or adapters (model.lora)",
+    )  # fmt: skip
+
+
+def _gib(reason: str) -> float:
+    words = reason.split()
+    return float(words[1]) if len(words) > 1 and words[1].replace(".", "").isdigit() else math.inf
+
+
+# Time, money, risk
+
+
+def _hours(option: Option, steps: int | None) -> tuple[float, float, float] | None:
+    if steps is None:
+        return None
+    low, high = option.seconds_between
+    each = low, option.step.seconds, high
+    return (each[0] * steps / 3600, each[1] * steps / 3600, each[2] * steps / 3600)
+
+
+def _usd(choice: Choice, hours: tuple[float, float, float] | None) -> float | None:
+    usd = choice.fleet.usd_per_hour()
+    return None if usd is None or hours is None else usd * hours[1]
+
+
+@functools.cache
+def _assumed() -> Mapping[str, Any]:
+    table: Mapping[str, Any] = rows(Path(__file__).with_name("assumptions.yaml"))
+    return table
+
+
+def training(choice: Choice, steps: int) -> risk.Work:
+    """What saving, starting and waiting take, as far as it is known."""
+    assumed, option = _assumed(), choice.option
+    per_weight = 3 * option.work.weights_bytes  # a weight and two moments
+    saved = per_weight * option.work.shape.parameters
+    ranks = option.cluster.gpus
+    stored = assumed["store_bytes_per_second"]["value"] * choice.fleet.nodes
+    return risk.Work(
+        steps=steps, step_seconds=option.step.seconds,
+        save_seconds=saved / ranks / assumed["save_bytes_per_second"]["value"],
+        commit_seconds=saved / stored,
+        restart_seconds=assumed["start_seconds"]["value"] + saved / stored,
+        wait_seconds=assumed["wait_seconds"]["value"],
+        notice_seconds=assumed["notice_seconds"].get(choice.fleet.machine.cloud, 0.0),
+    )  # fmt: skip
+
+
+def _spot(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
+    dear, cheap = choice.fleet.usd_per_hour(), choice.fleet.usd_per_hour(spot=True)
+    if steps is None or dear is None or cheap is None:
+        return None
+    limits = spec.resources
+    needs = Needs(limits.max_run_hours, limits.budget_usd, limits.deadline_hours)
+    work = training(choice, steps)
+    given = "every" in spec.train.checkpoint.model_fields_set
+    every = spec.train.checkpoint.every if given else None
+    return weigh(
+        work, risk.hazard(limits.hazard), choice.fleet.nodes, Offer(cheap, dear), needs, every
+    )
+
+
+def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
+    """Why nobody should submit it: it would not end in time, or cost more than it may."""
+    limits = spec.resources
+    for name, limit in (("max_run_hours", limits.max_run_hours),
+                        ("deadline_hours", limits.deadline_hours)):  # fmt: skip
+        if plan.hours is not None and limit is not None and plan.hours[0] > limit:
+            takes = f"training takes {plan.hours[0]:.1f} to {plan.hours[2]:.1f} hours"
+            yield Problem(
+                f"{takes}, and may take {limit:g}", f"resources.{name}",
+                "allow more, take faster machines (resources.machine: auto), or fewer steps",
+            )  # fmt: skip
+    if plan.usd is not None and limits.budget_usd is not None and plan.usd > limits.budget_usd:
+        cheaper = plan.spot is not None and plan.spot.together.expected_usd <= limits.budget_usd
+        if not (limits.spot and cheaper):
+            costs = f"training costs about ${plan.usd:,.0f}"
+            yield Problem(
+                f"{costs}, and may cost ${limits.budget_usd:,.0f}", "resources.budget_usd",
+                "allow more, or fewer steps" + (", or spot machines" if cheaper else ""),
+            )  # fmt: skip
+
+
+# What if, and what is not known
+
+
+def _if_else(asked: Asked, option: Option) -> Iterator[str]:
+    cluster, constants = option.cluster, option.profile.constants
+    slow = dataclasses.replace(
+        cluster,
+        inside_bytes_per_second=_half(cluster.inside_bytes_per_second),
+        between_bytes_per_second=_half(cluster.between_bytes_per_second),
+    )
+    if cluster.gpus > 1:
+        by = step_time(option.work, slow, constants).seconds / option.step.seconds - 1
+        yield f"with links half as fast: {by:+.0%} time"
+    longer = dataclasses.replace(option.work, sequence=2 * option.work.sequence)
+    size, has = needed(memory(longer).peak_bytes).bytes, cluster.gpu.memory_bytes
+    if size > has:
+        yield (
+            f"with sequences twice as long: {size / 2**30:.0f} of {has / 2**30:.0f} GiB, "
+            "does not fit as it is"
+        )
+    else:
+        by = step_time(longer, cluster, constants).seconds / option.step.seconds / 2 - 1
+        yield f"with sequences twice as long: {by:+.0%} time a token, {size / 2**30:.0f} GiB"
+
+
+def _half(number: float | None) -> float | None:
+    return None if number is None else number / 2
+
+
+def _notes(spec: Spec, choice: Choice, steps: int | None) -> Iterator[str]:
+    fleet, profile = choice.fleet, choice.option.profile
+    yield f"speed: {profile.basis}; within {profile.spread:.0%} in nine of ten"
+    if steps is None:
+        yield "the number of steps depends on the data: say --examples, or set train.steps"
+    if fleet.price is None or fleet.usd_per_hour() is None:
+        there = f" in {fleet.region}" if fleet.region else ""
+        yield f"nobody knows the price of {fleet.name}{there}: rekindle plan --prices FILE"
+    elif fleet.usd_per_hour(spot=True) is None:
+        yield f"no spot price of {fleet.name} in {fleet.region}, or none below on demand"
+    if fleet.price is not None and fleet.price.assumed:
+        yield f"price: {fleet.price.assumed}"
+    between = fleet.machine.between
+    if fleet.nodes > 1 and (between is None or between.bytes_per_second is None):
+        yield f"nobody knows the network of {fleet.name}: taken as no limit"

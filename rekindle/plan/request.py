@@ -1,0 +1,90 @@
+"""What a config asks to be trained, as the planner sees it: the model's shape, the length of its
+sequences, what it leaves open. Reads no more than a config.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rekindle.catalog.models import known_configs
+from rekindle.errors import RequestError
+from rekindle.plan.search import Asked
+from rekindle.plan.shape import shape_of
+from rekindle.spec.model import Spec, TokenizerSpec
+from rekindle.spec.support import Kind
+
+KINDS: Mapping[str, Kind] = {"causal_lm": "tokens", "text_classification": "text"}
+_FREE = ("layout", "micro_batch_size", "activation_checkpointing")
+
+
+def asked_of(spec: Spec) -> Asked:
+    """RequestError where the planner cannot know: networks of images or of one's own, one's own
+    scripts, models whose config is out of reach."""
+    kind = KINDS.get(spec.task)
+    if kind is None or spec.train.entrypoint:
+        what = "a script of one's own" if spec.train.entrypoint else f"the task `{spec.task}`"
+        raise RequestError(
+            f"the planner does not know what {what} computes",
+            where="train.entrypoint" if spec.train.entrypoint else "task",
+            fix=f"it plans {' and '.join(KINDS)} of transformers",
+        )
+    assert spec.data is not None
+    classes = None if kind == "tokens" else len(spec.data.labels) or 2
+    shape = shape_of(model_config(spec), classes)
+    free = [name for name in _FREE if _left_open(spec, name)]
+    return Asked(kind, shape, spec.data.max_length, spec.train, frozenset(free), spec.model.lora)
+
+
+def _left_open(spec: Spec, name: str) -> bool:
+    return name not in spec.train.model_fields_set or getattr(spec.train, name) == "auto"
+
+
+def model_config(spec: Spec) -> Mapping[str, Any]:
+    """The model's config in Hugging Face layout: inline, of a local folder, of the catalog, or of
+    the hub, in this order."""
+    source = spec.model.source
+    if not isinstance(source, str):
+        return {**source, "vocab_size": _vocabulary(spec, source)} if source else source
+    folder = Path(source).expanduser()
+    if (folder / "config.json").is_file():
+        return _read(folder / "config.json")
+    return known_configs().get(source) or _of_hub(source, spec.model.revision)
+
+
+def _vocabulary(spec: Spec, source: Mapping[str, Any]) -> Any:
+    """A trained tokenizer has at most as many entries as it was asked for."""
+    tokenizer = spec.model.tokenizer
+    trained = tokenizer if isinstance(tokenizer, TokenizerSpec) else TokenizerSpec()
+    if isinstance(tokenizer, str):
+        return source.get("vocab_size")
+    return max(int(source.get("vocab_size") or 0), trained.vocab_size)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RequestError(
+            f"{path} is no JSON: {error}", where="model.source", fix="mend the file"
+        ) from error
+    return found
+
+
+def _of_hub(name: str, revision: str | None) -> Mapping[str, Any]:
+    """Of the hub's cache on this machine, or of the hub."""
+    fix = "name a local folder with its config.json, or install `rekindle[hub]` and a network"
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise RequestError(
+            f"the shape of `{name}` is not known here", where="model.source", fix=fix
+        ) from error
+    try:
+        return _read(Path(hf_hub_download(name, "config.json", revision=revision)))
+    except (OSError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RequestError(
+            f"cannot read the config of `{name}`: {first}", where="model.source", fix=fix
+        ) from error

@@ -1,0 +1,240 @@
+"""Which layout: every legal one, with every micro-batch and recomputation, is weighed on the
+machines at hand; what is as fast as the best within the model's own error goes to the simplest.
+
+Decides what is legal (spec/layout.py and spec/support.py say), what fits, and in which order
+options stand. Every layout that is not taken has one reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from rekindle.plan.cluster import Cluster
+from rekindle.plan.constants import Profile, profile_of
+from rekindle.plan.memory import Memory, memory, needed
+from rekindle.plan.shape import ModelShape
+from rekindle.plan.steptime import StepTime, step_time
+from rekindle.plan.work import Checkpointing, Work
+from rekindle.spec.layout import Layout, Schedule, Shape, problems_of
+from rekindle.spec.model import LayoutSpec, LoraSpec, TrainSpec
+from rekindle.spec.support import Cell, Kind, cell_of, impossible, tested
+
+TIE = 0.10  # share of the time within which the model cannot tell two layouts apart
+LARGEST_MICRO_BATCH = 64
+_SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zero_bubble")
+_RECOMPUTED: tuple[Checkpointing, ...] = ("none", "selective", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a config asks to be trained. `free` names what it leaves to the planner: `layout`,
+    `micro_batch_size`, `activation_checkpointing`."""
+
+    kind: Kind
+    shape: ModelShape
+    sequence: int
+    train: TrainSpec
+    free: frozenset[str]
+    lora: LoraSpec | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A layout that can train there."""
+
+    work: Work
+    cluster: Cluster
+    memory: Memory
+    step: StepTime
+    profile: Profile
+    examples: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the whole cluster."""
+        return self.examples * self.work.sequence / self.step.seconds
+
+    @property
+    def seconds_between(self) -> tuple[float, float]:
+        """The interval around the seconds of a step: nine of ten lay within."""
+        spread = self.profile.spread
+        return self.step.seconds / (1 + spread), self.step.seconds * (1 + spread)
+
+    @property
+    def complexity(self) -> tuple[int, ...]:
+        """Simplest first: replicas, shards, both; then tp, pp, cp; then recomputation."""
+        layout, train = self.work.layout, self.work.checkpointing
+        data = (layout.shard > 1) + (layout.shard > 1 and layout.dp > 1)
+        axes = 4 * (layout.tp > 1) + 8 * (layout.pp > 1) + 16 * (layout.cp > 1)
+        return data + axes, _SCHEDULES.index(layout.schedule), _RECOMPUTED.index(train)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejected:
+    """A layout and the reason why it was not taken."""
+
+    layout: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The options, best first, one a layout; what was weighed in all; and why not the others."""
+
+    options: tuple[Option, ...]
+    rejected: tuple[Rejected, ...]
+    weighed: int
+
+
+def search(asked: Asked, cluster: Cluster) -> Found:
+    """Weigh everything on that cluster."""
+    profile = profile_of(cluster.gpu.name, asked.train.compile)
+    best: dict[str, Option] = {}
+    rejected: dict[str, str] = {}
+    weighed = 0
+    for layout in _layouts(asked, cluster):
+        name = str(layout)
+        reason = _illegal(asked, cluster, layout)
+        if reason:
+            rejected[name] = reason
+            continue
+        nearest: tuple[int, Memory] | None = None
+        for work in _works(asked, layout):
+            weighed += 1
+            held = memory(work)
+            size = needed(held.peak_bytes).bytes
+            if size > cluster.gpu.memory_bytes:
+                if nearest is None or size < nearest[0]:
+                    nearest = size, held
+                continue
+            option = Option(work, cluster, held, step_time(work, cluster, profile.constants),
+                            profile, asked.train.global_batch_size)  # fmt: skip
+            if name not in best or _order(option) < _order(best[name]):
+                best[name] = option
+        if name not in best:
+            rejected[name] = _too_large(nearest, cluster)
+    ranked = _ranked(list(best.values()))
+    late = [Rejected(str(option.work.layout), _slower(option, ranked[0])) for option in ranked[1:]]
+    early = [Rejected(name, reason) for name, reason in rejected.items()]
+    return Found(tuple(ranked), (*late, *early), weighed)
+
+
+def _order(option: Option) -> tuple[float, tuple[int, ...]]:
+    return option.step.seconds, option.complexity
+
+
+def _ranked(options: Sequence[Option]) -> list[Option]:
+    """The simplest of those that are as fast as the fastest, then the others by their time."""
+    if not options:
+        return []
+    fastest = min(option.step.seconds for option in options)
+    as_fast = [option for option in options if option.step.seconds <= fastest * (1 + TIE)]
+    first = min(as_fast, key=lambda option: (option.complexity, option.step.seconds))
+    return [first, *sorted((o for o in options if o is not first), key=_order)]
+
+
+# Candidates
+
+
+def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
+    """Those of as many ranks as there are GPUs; the one that the config asks for, if it does."""
+    world, spec = cluster.gpus, asked.train.layout
+    if isinstance(spec, LayoutSpec):
+        others = spec.shard * spec.tp * spec.pp * spec.cp
+        dp = spec.dp or max(1, world // others)
+        yield Layout(dp, spec.shard, spec.tp, spec.pp, spec.cp, spec.schedule)
+        return
+    divisors = [n for n in range(1, world + 1) if world % n == 0]
+    for tp, pp, cp in itertools.product(divisors, repeat=3):
+        rest, odd = divmod(world, tp * pp * cp)
+        if odd or not rest:
+            continue
+        inside = max(1, cluster.gpus_per_node // (tp * cp))
+        shards = {1, rest, math.gcd(rest, inside)}
+        for shard in sorted(shards):
+            for schedule in _SCHEDULES if pp > 1 else _SCHEDULES[:1]:
+                yield Layout(rest // shard, shard, tp, pp, cp, schedule)
+
+
+def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
+    """Why the engine would refuse it, or nobody should want it; "" for neither."""
+    shape = asked.shape
+    if layout.tp > cluster.gpus_per_node:
+        return f"tp {layout.tp} does not stay inside a node of {cluster.gpus_per_node} GPUs"
+    if layout.cp > 1 and asked.sequence % (2 * layout.cp):
+        return f"cp {layout.cp} does not cut {asked.sequence} tokens into pairs of chunks"
+    if layout.data > asked.train.global_batch_size:
+        return f"{layout.data} data ranks share {asked.train.global_batch_size} examples"
+    arithmetic = Shape(shape.model_type, shape.layers, shape.heads, shape.kv_heads)
+    problem = next(problems_of(layout, cluster.gpus, arithmetic, asked.train), None)
+    if problem is not None:
+        return problem.what
+    if not any(True for _ in _cells(asked, layout)):
+        cell = cell_of(asked.kind, layout, asked.train, asked.lora is not None)
+        return impossible(cell) or "no test has shown that it trains right"
+    return ""
+
+
+def _cells(asked: Asked, layout: Layout) -> Iterator[tuple[Cell, Checkpointing]]:
+    """Ways to recompute with which the layout trains."""
+    free = "activation_checkpointing" in asked.free
+    choices = _RECOMPUTED if free else (asked.train.activation_checkpointing,)
+    for choice in choices:
+        train = asked.train.model_copy(update={"activation_checkpointing": choice})
+        cell = cell_of(asked.kind, layout, train, asked.lora is not None)
+        if cell in _tested():
+            yield cell, choice
+
+
+def _tested() -> frozenset[Cell]:
+    return _TESTED
+
+
+_TESTED = frozenset(tested())
+
+
+def _works(asked: Asked, layout: Layout) -> Iterator[Work]:
+    train, total = asked.train, asked.train.global_batch_size
+    each = total // layout.data
+    sizes: Sequence[int] = [
+        n for n in range(1, each + 1) if each % n == 0 and n <= LARGEST_MICRO_BATCH
+    ]
+    if "micro_batch_size" not in asked.free and isinstance(train.micro_batch_size, int):
+        sizes = [train.micro_batch_size]
+    for _, checkpointing in _cells(asked, layout):
+        for size in sizes:
+            turns = math.ceil(math.ceil(total / size) / layout.data)
+            if layout.pp > 1 and (
+                turns < layout.pp or (turns % layout.pp and layout.schedule != "1f1b")
+            ):
+                continue
+            yield Work(
+                shape=asked.shape, layout=dataclasses.replace(layout, micro_batch_size=size),
+                accumulation=turns, sequence=asked.sequence, precision=train.precision,
+                checkpointing=checkpointing, compile=train.compile,
+                weights_bytes=2 if train.weights == "bf16" else 4,
+            )  # fmt: skip
+
+
+# Reasons
+
+
+def _too_large(nearest: tuple[int, Memory] | None, cluster: Cluster) -> str:
+    if nearest is None:
+        return "no micro-batch size feeds it"
+    size, held = nearest
+    here = cluster.gpu.memory_bytes / 2**30
+    return f"needs {size / 2**30:.0f} of {here:.0f} GiB, most of it {held.dominant}"
+
+
+def _slower(option: Option, best: Option) -> str:
+    by = option.step.seconds / best.step.seconds - 1
+    if by <= TIE:
+        return f"as fast within the error ({by:+.0%}), and less simple"
+    extra = {
+        name: seconds - best.step.terms.get(name, 0.0)
+        for name, seconds in option.step.terms.items()
+    }
+    return f"slower by {by:.0%}: {max(extra, key=lambda name: extra[name])}"

@@ -1,0 +1,80 @@
+"""A plan as a record, which the command line, notebooks and cards show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rekindle.answers import (
+    Planned,
+    PlannedLayout,
+    PlannedSpot,
+    PlannedTerm,
+    Rejection,
+    rows_of,
+)
+from rekindle.errors import Problem, RequestError
+from rekindle.plan.memory import needed
+from rekindle.plan.plan import Choice, Plan
+from rekindle.plan.spot import Spot
+from rekindle.spec.layout import AXES
+
+
+def told(plan: Plan, refused: Iterable[Problem] = ()) -> Planned:
+    """All that a plan says; `refused` is why nobody should submit it."""
+    option, problems = plan.chosen.option, list(refused)
+    usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours
+    return Planned(
+        name=plan.name, parameters=plan.asked.shape.parameters,
+        tokens_per_step=plan.asked.train.global_batch_size * plan.asked.sequence,
+        steps=plan.steps, chosen=_layout(plan.chosen),
+        memory=_terms(option.memory.terms.items()), time=_terms(option.step.terms.items()),
+        hours=hours,
+        on_demand_usd=None
+        if usd is None or hours is None
+        else (usd * hours[0], usd * hours[1], usd * hours[2]),
+        spot=_spot(plan.spot) if plan.spot else None,
+        others=tuple(_layout(other) for other in plan.others),
+        rejected=tuple(Rejection(layout=r.layout, reason=r.reason) for r in plan.rejected),
+        weighed=plan.weighed, if_else=plan.if_else, notes=plan.notes,
+        errors=rows_of(RequestError(problems)) if problems else (),
+    )  # fmt: skip
+
+
+def _terms(terms: Iterable[tuple[str, float]]) -> tuple[PlannedTerm, ...]:
+    return tuple(PlannedTerm(name=name, amount=amount) for name, amount in terms if amount)
+
+
+def _layout(choice: Choice) -> PlannedLayout:
+    fleet, option = choice.fleet, choice.option
+    work, layout = option.work, option.work.layout
+    low, high = option.seconds_between
+    flops = work.shape.flops_per_token(work.sequence) * option.tokens_per_second
+    peak = option.cluster.gpu.tflops.get(work.precision, 0.0) * 1e12 * option.cluster.gpus
+    return PlannedLayout(
+        machine=fleet.name, nodes=fleet.nodes, gpus_per_node=fleet.gpus_per_node,
+        gpu=option.cluster.gpu.name, region=fleet.region, layout=str(layout),
+        degrees={axis: getattr(layout, axis) for axis in AXES}, schedule=layout.schedule,
+        micro_batch_size=layout.micro_batch_size, accumulation=work.accumulation,
+        activation_checkpointing=work.checkpointing,
+        step_seconds=(low, option.step.seconds, high),
+        tokens_per_second=option.tokens_per_second, mfu=flops / peak if peak else 0.0,
+        dominant=option.step.dominant, memory_bytes=option.memory.peak_bytes,
+        needed_bytes=needed(option.memory.peak_bytes).bytes,
+        device_bytes=option.cluster.gpu.memory_bytes,
+        on_demand_usd_per_hour=fleet.usd_per_hour(),
+        spot_usd_per_hour=fleet.usd_per_hour(spot=True),
+    )  # fmt: skip
+
+
+def _spot(spot: Spot) -> PlannedSpot:
+    ends = (spot.together, spot.independent)
+    return PlannedSpot(
+        viable=spot.viable, hazard_per_node_hour=spot.hazard.per_node_hour,
+        hazard=spot.hazard.chosen, every=spot.every,
+        hours=(ends[0].expected.wall_hours, ends[1].expected.wall_hours),
+        usd=(ends[0].expected_usd, ends[1].expected_usd),
+        interruptions=(ends[0].expected.interruptions, ends[1].expected.interruptions),
+        in_time=(ends[0].in_time, ends[1].in_time),
+        in_budget=(ends[0].in_budget, ends[1].in_budget),
+        reasons=tuple(dict.fromkeys(reason.text for end in ends for reason in end.reasons)),
+    )  # fmt: skip
