@@ -24,7 +24,7 @@ _MOST_REASONS = 8
 @config
 @overrides
 @click.option("--platform", type=click.Choice(list(PLATFORMS)), default=None,
-              help="Whose machines; default: the platform that CONFIG names, else all.")  # fmt: skip
+              help="Whose machines; default: the platform of CONFIG, else all.")  # fmt: skip
 @click.option("--region", default="", help="Where; default: the platform's, else the cheapest.")
 @click.option("--examples", type=click.IntRange(min=1), default=None,
               help="Examples in the training split, where nobody has counted them.")  # fmt: skip
@@ -90,11 +90,11 @@ def lines(plan: Planned) -> Iterator[str]:
     )
     yield from _bars([(t.name, t.amount, f"{t.amount / middle:.0%}") for t in plan.time])
     if plan.hours is not None:
-        low, middle, high = plan.hours
-        yield f"hours      {middle:,.1f} ({low:,.1f} to {high:,.1f}) for {plan.steps:,} steps"
+        least, expected, most = map(_hours, plan.hours)
+        yield f"training   {expected} ({least} to {most}), {plan.steps:,} steps"
     if plan.on_demand_usd is not None:
-        low, middle, high = plan.on_demand_usd
-        yield f"on demand  ${middle:,.0f} (${low:,.0f} to ${high:,.0f})"
+        least, expected, most = map(_usd, plan.on_demand_usd)
+        yield f"on demand  {expected} ({least} to {most})"
     if plan.spot is not None:
         yield from _spot(plan.spot)
     yield from _others(plan)
@@ -107,14 +107,16 @@ def lines(plan: Planned) -> Iterator[str]:
 
 
 def _spot(spot: PlannedSpot) -> Iterator[str]:
-    first, last = spot.usd
-    cost = f"${first:,.0f}" if round(first) == round(last) else f"${first:,.0f} to ${last:,.0f}"
+    times = f"{spot.interruptions[0]:.1f}", f"{spot.interruptions[1]:.1f}"
     yield (
-        f"spot       {cost}, {spot.hours[0]:,.1f} to {spot.hours[1]:,.1f} h,"
-        f" {spot.interruptions[0]:.1f} to {spot.interruptions[1]:.1f} interruptions"
-        f" ({spot.hazard}: {spot.hazard_per_node_hour:g} a node and hour),"
-        f" a checkpoint every {spot.every} steps"
+        f"spot       {_to(*map(_usd, spot.usd))}, {_to(*map(_hours, spot.hours))},"
+        f" {_to(*times)} interruptions ({spot.hazard}: {spot.hazard_per_node_hour:g} a node and"
+        f" hour), a checkpoint every {spot.every} steps"
     )
+    for name, chances in (("in time", spot.in_time), ("in budget", spot.in_budget)):
+        known = [f"{chance:.0%}" for chance in chances if chance is not None]
+        if known:
+            yield f"           {_to(known[-1], known[0])} {name}"
     if spot.viable != "yes":
         yield f"           viable: {spot.viable}: {'; '.join(spot.reasons)}"
 
@@ -130,7 +132,7 @@ def _others(plan: Planned) -> Iterator[str]:
     left = [r for r in plan.rejected if r.layout not in shown]
     for rejected in left[:_MOST_REASONS]:
         yield f"not        {rejected.layout}: {rejected.reason}"
-    if more := len(left) - _MOST_REASONS:
+    if (more := len(left) - _MOST_REASONS) > 0:
         yield f"           and {more} more (--json); {plan.weighed:,} candidates weighed"
 
 
@@ -159,6 +161,18 @@ def _short(number: float) -> str:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f}"
+
+
+def _to(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"
+
+
+def _hours(number: float) -> str:
+    return f"{number:,.1f} h" if number >= 1 else f"{60 * number:.1f} min"
+
+
+def _usd(number: float) -> str:
+    return f"${number:,.0f}" if number >= 100 else f"${number:.2f}"
 
 
 def _seconds(number: float) -> str:

@@ -352,7 +352,9 @@ class _Rank:
         counts = self.counts
         saved = sum(n * blocks * kept for n, blocks in zip(counts, self.blocks, strict=True))
         saved += max(counts) * ends + inputs
-        if self.adapters and self.first and self.work.checkpointing == "none":  # no gradient flows into the first norm
+        if (
+            self.adapters and self.first and self.work.checkpointing == "none"
+        ):  # no gradient flows into the first norm
             saved -= max(4, self.stream) * self.part * self.hidden
         received, sent = self._buffers(counts)
         saved += sent

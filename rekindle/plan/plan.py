@@ -103,11 +103,7 @@ def _weighed(
         if not found.options:
             raise _nothing_fits(fleet, found)
         return [Choice(fleet, option) for option in found.options], found
-    results: list[tuple[Choice, Found]] = []
-    for fleet in _worth_weighing(offered):
-        found = search(asked, fleet.cluster)
-        if found.options:
-            results.append((Choice(fleet, found.options[0]), found))
+    results = list(_among(spec, asked, offered, steps))
     if not results:
         raise RequestError(
             "the model fits on none of the machines that may be chosen", where="resources.machine",
@@ -117,12 +113,53 @@ def _weighed(
     return [choice for choice, _ in ranked], ranked[0][1]
 
 
-def _worth_weighing(offered: Sequence[Fleet]) -> Iterator[Fleet]:
+def _among(
+    spec: Spec, asked: Asked, offered: Sequence[Fleet], steps: int | None
+) -> Iterator[tuple[Choice, Found]]:
+    """What is worth a look, the machines that may turn out cheapest first: of each kind as many as
+    keep the limits, and none that would cost more at its peak than one that keeps them does."""
+    kinds: dict[tuple[Any, ...], list[Fleet]] = {}
+    for fleet in _comparable(offered, asked):
+        kinds.setdefault((fleet.machine.gpu, fleet.gpus_per_node), []).append(fleet)
+    quickly = spec.resources.budget_usd is not None and spec.resources.deadline_hours is None
+    best = math.inf
+    for some in sorted(kinds.values(), key=lambda some: _least_usd(asked, some[0])):
+        if not quickly and _least_usd(asked, some[0]) > best:
+            return
+        for fleet in some:
+            if _least_bytes(asked) > fleet.cluster.gpu.memory_bytes * fleet.cluster.gpus:
+                continue
+            found = search(asked, fleet.cluster)
+            if not found.options:
+                continue
+            choice = Choice(fleet, found.options[0])
+            yield choice, found
+            missed, usd = _preference(spec, choice, steps)
+            if quickly == bool(missed):  # the next is dearer, and need not be faster
+                best = min(best, usd) if not quickly else best
+                break
+
+
+def _least_usd(asked: Asked, fleet: Fleet) -> float:
+    """Dollars of a step if the products took all the time, at the GPU's peak."""
+    usd, peak = fleet.usd_per_hour(), fleet.cluster.gpu.tflops[asked.train.precision] * 1e12
+    tokens = asked.train.global_batch_size * asked.sequence
+    flops = asked.shape.flops_per_token(asked.sequence) * tokens
+    return (usd or 0.0) * flops / (peak * fleet.cluster.gpus) / 3600
+
+
+def _least_bytes(asked: Asked) -> int:
+    """Weights, gradients and moments of all ranks together; of adapters, the weights alone."""
+    stored = 2 if asked.train.weights == "bf16" else 4
+    return asked.shape.parameters * stored * (1 if asked.lora else 4)
+
+
+def _comparable(offered: Sequence[Fleet], asked: Asked) -> Iterator[Fleet]:
     """Of machines with the same GPUs the cheapest; those without a price cannot be compared."""
     best: dict[tuple[Any, ...], Fleet] = {}
     for fleet in offered:
         usd = fleet.usd_per_hour()
-        if usd is None:
+        if usd is None or asked.train.precision not in fleet.cluster.gpu.tflops:
             continue
         key = (fleet.machine.gpu, fleet.gpus_per_node, fleet.nodes)
         known = best[key].usd_per_hour() if key in best else None
@@ -149,7 +186,7 @@ def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, f
 def _nothing_fits(fleet: Fleet, found: Found) -> RequestError:
     reasons = [r for r in found.rejected if r.reason.startswith("needs")] or list(found.rejected)
     nearest = min(reasons, key=lambda r: _gib(r.reason), default=None)
-    said = f": {nearest.layout} {nearest.reason}" if nearest else ""
+    said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
     return RequestError(
         f"no layout fits on {fleet}{said}", where="resources",
         fix="more or larger machines, resources.machine: auto, or adapters (model.lora)",

@@ -21,7 +21,9 @@ from rekindle.spec.layout import Layout, Schedule, Shape, problems_of
 from rekindle.spec.model import LayoutSpec, LoraSpec, TrainSpec
 from rekindle.spec.support import Cell, Kind, cell_of, impossible, tested
 
-TIE = 0.10  # share of the time within which the model cannot tell two layouts apart
+# What two layouts on the same machines do not share of the model's error: a third, a guess; within
+# it they count as alike.
+SHARED = 1 / 3
 LARGEST_MICRO_BATCH = 64
 _SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zero_bubble")
 _RECOMPUTED: tuple[Checkpointing, ...] = ("none", "selective", "full")
@@ -90,6 +92,8 @@ class Found:
 
 def search(asked: Asked, cluster: Cluster) -> Found:
     """Weigh everything on that cluster."""
+    if asked.train.precision not in cluster.gpu.tflops:
+        return Found((), (Rejected("all", _no_peak(asked, cluster)),), 0)
     profile = profile_of(cluster.gpu.name, asked.train.compile)
     best: dict[str, Option] = {}
     rejected: dict[str, str] = {}
@@ -115,8 +119,11 @@ def search(asked: Asked, cluster: Cluster) -> Found:
                 best[name] = option
         if name not in best:
             rejected[name] = _too_large(nearest, cluster)
-    ranked = _ranked(list(best.values()))
-    late = [Rejected(str(option.work.layout), _slower(option, ranked[0])) for option in ranked[1:]]
+    tie = profile.spread * SHARED
+    ranked = _ranked(list(best.values()), tie)
+    late = [
+        Rejected(str(option.work.layout), _slower(option, ranked[0], tie)) for option in ranked[1:]
+    ]
     early = [Rejected(name, reason) for name, reason in rejected.items()]
     return Found(tuple(ranked), (*late, *early), weighed)
 
@@ -125,12 +132,12 @@ def _order(option: Option) -> tuple[float, tuple[int, ...]]:
     return option.step.seconds, option.complexity
 
 
-def _ranked(options: Sequence[Option]) -> list[Option]:
+def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
     """The simplest of those that are as fast as the fastest, then the others by their time."""
     if not options:
         return []
     fastest = min(option.step.seconds for option in options)
-    as_fast = [option for option in options if option.step.seconds <= fastest * (1 + TIE)]
+    as_fast = [option for option in options if option.step.seconds <= fastest * (1 + tie)]
     first = min(as_fast, key=lambda option: (option.complexity, option.step.seconds))
     return [first, *sorted((o for o in options if o is not first), key=_order)]
 
@@ -221,6 +228,11 @@ def _works(asked: Asked, layout: Layout) -> Iterator[Work]:
 # Reasons
 
 
+def _no_peak(asked: Asked, cluster: Cluster) -> str:
+    gpu, known = cluster.gpu, ", ".join(cluster.gpu.tflops)
+    return f"the catalog knows no {asked.train.precision} peak of {gpu.name}, but {known}"
+
+
 def _too_large(nearest: tuple[int, Memory] | None, cluster: Cluster) -> str:
     if nearest is None:
         return "no micro-batch size feeds it"
@@ -229,9 +241,9 @@ def _too_large(nearest: tuple[int, Memory] | None, cluster: Cluster) -> str:
     return f"needs {size / 2**30:.0f} of {here:.0f} GiB, most of it {held.dominant}"
 
 
-def _slower(option: Option, best: Option) -> str:
+def _slower(option: Option, best: Option, tie: float) -> str:
     by = option.step.seconds / best.step.seconds - 1
-    if by <= TIE:
+    if by <= tie:
         return f"as fast within the error ({by:+.0%}), and less simple"
     extra = {
         name: seconds - best.step.terms.get(name, 0.0)

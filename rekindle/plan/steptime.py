@@ -30,7 +30,9 @@ class Constants:
     the memory's bandwidth that everything else reaches; `logit_bytes` that the loss moves a token
     and entry of the vocabulary; `inside_efficiency` and `between_efficiency`, what large
     collectives reach of the links' peaks; `hop_seconds` a rank of a ring; `contention`, the share
-    of hidden communication that slows computing down."""
+    of hidden communication that slows computing down, `replica_contention` that of replicas, who
+    exchange gradients only; `launch_seconds` of the host for a block's
+    kernels, `stage_seconds` for a micro-batch on a stage of a pipeline."""
 
     matrix_efficiency: float
     matrix_half: float
@@ -43,7 +45,9 @@ class Constants:
     between_efficiency: float
     hop_seconds: float
     contention: float
+    replica_contention: float
     launch_seconds: float = 0.0
+    stage_seconds: float = 0.0
     optimizer_bytes: float = 28.0
 
 
@@ -82,7 +86,8 @@ class _Pass:
 
 
 def step_time(work: Work, cluster: Cluster, constants: Constants) -> StepTime:
-    """Of the slowest rank; every term is in seconds a step."""
+    """Of the slowest rank; every term is in seconds a step. KeyError where the catalog does not
+    know the GPU's peak in that precision."""
     return _Model(work, cluster, constants).step()
 
 
@@ -92,8 +97,8 @@ class _Model:
         self.links = groups(cluster, work.layout)
         gpu = cluster.gpu
         peaks = {name: value * 1e12 for name, value in gpu.tflops.items()}
-        self.peak = peaks.get(work.precision) or peaks["bf16"]
-        self.half_peak = peaks.get("bf16", self.peak) if work.precision == "fp8" else self.peak
+        self.peak = peaks[work.precision]
+        self.half_peak = peaks["bf16"] if work.precision == "fp8" else self.peak
         self.bandwidth = gpu.bandwidth_bytes_per_second
 
     def step(self) -> StepTime:
@@ -103,9 +108,13 @@ class _Model:
         spread = one.computing + one.tensor + one.context
         gathered, reduced = self._sharded()
         each = gathered + reduced if layout.pp == 1 else 0.0
-        hidden = self._exposed(each, one.computing) * turns
-        once = self._once() + (gathered + reduced if layout.pp > 1 else 0.0)
-        hidden += self._exposed(once, one.computing * 2 / 3)
+        backward = one.computing * BACKWARD / (FORWARD + BACKWARD)
+        kept = gathered + reduced if layout.pp > 1 else 0.0
+        hidden = self._exposed(each, one.computing, self.c.contention) * turns
+        hidden += self._exposed(kept, backward, self.c.contention)
+        # weights that come back from the optimizer's shards have no backward pass to hide behind
+        alone = self.c.contention if work.sharding == "optimizer" else self.c.replica_contention
+        hidden += self._exposed(self._once(), backward, alone)
         bubble = spread * (layout.pp - 1) * self._bubble_share()
         terms = {
             "matrix products": (one.products + one.head) * turns,
@@ -119,10 +128,14 @@ class _Model:
             "between stages": self._between_stages() * turns,
             "optimizer": self._optimizer(),
         }
-        launched = self.c.launch_seconds * work.blocks * turns
+        launched = (self.c.launch_seconds * work.blocks + self._hosted()) * turns
         busy = sum(terms[name] for name in list(terms)[:4])
         terms["waiting for the host"] = max(0.0, launched - busy)
         return StepTime({name: seconds for name, seconds in terms.items() if seconds > 0})
+
+    def _hosted(self) -> float:
+        """Of the host, for what a pipeline does around each micro-batch of a stage."""
+        return self.c.stage_seconds * self.work.turns if self.work.layout.pp > 1 else 0.0
 
     # Computing
 
@@ -243,10 +256,10 @@ class _Model:
         shards = layout.shard * layout.cp
         return 2 * self._ring(self.links["dp"], held / shards * 4)
 
-    def _exposed(self, exchanging: float, computing: float) -> float:
+    def _exposed(self, exchanging: float, computing: float, contention: float) -> float:
         """What is not hidden behind computing, and what the hidden part costs it."""
         together = min(exchanging, computing)
-        return max(0.0, exchanging - computing) + self.c.contention * together
+        return max(0.0, exchanging - computing) + contention * together
 
     def _bubble_share(self) -> float:
         if self.work.layout.schedule == "zero_bubble":
