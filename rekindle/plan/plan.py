@@ -16,6 +16,7 @@ from rekindle.catalog.prices import PriceBook
 from rekindle.catalog.rows import rows
 from rekindle.errors import Problem, RequestError
 from rekindle.plan import risk
+from rekindle.plan.constants import profile_of
 from rekindle.plan.fleet import AUTO, Fleet, fleets
 from rekindle.plan.memory import memory, needed
 from rekindle.plan.request import asked_of
@@ -116,36 +117,89 @@ def _weighed(
 def _among(
     spec: Spec, asked: Asked, offered: Sequence[Fleet], steps: int | None
 ) -> Iterator[tuple[Choice, Found]]:
-    """What is worth a look, the machines that may turn out cheapest first: of each kind as many as
-    keep the limits, and none that would cost more at its peak than one that keeps them does."""
+    """What is worth a look: under a budget alone the fastest that may keep it, else the cheapest."""
+    known = [
+        fleet
+        for fleet in _comparable(offered, asked)
+        if _least_bytes(asked) <= fleet.cluster.gpu.memory_bytes * fleet.cluster.gpus
+    ]
+    able = [fleet for fleet in known if _may_do(spec, asked, fleet, steps)]
+    if not able:  # the fastest of each kind, to show by how much they miss it
+        largest = {_kind(fleet): fleet for fleet in known}
+        able = list(largest.values())
+    if spec.resources.budget_usd is not None and spec.resources.deadline_hours is None:
+        return _fastest(spec, asked, able, steps)
+    return _cheapest(spec, asked, able, steps)
+
+
+def _fastest(
+    spec: Spec, asked: Asked, able: Sequence[Fleet], steps: int | None
+) -> Iterator[tuple[Choice, Found]]:
+    """By what they could do at their peak, until none can be faster than one within the budget."""
+    best = math.inf
+    for fleet in sorted(able, key=lambda fleet: _least_seconds(asked, fleet)):
+        if _least_seconds(asked, fleet) > best:
+            return
+        found = search(asked, fleet.cluster)
+        if found.options:
+            choice = Choice(fleet, found.options[0])
+            yield choice, found
+            missed, seconds = _preference(spec, choice, steps)
+            best = best if missed else min(best, seconds)
+
+
+def _cheapest(
+    spec: Spec, asked: Asked, able: Sequence[Fleet], steps: int | None
+) -> Iterator[tuple[Choice, Found]]:
+    """Of each kind as many as keep the limits, since more of them cost more; no kind that would
+    cost more at its peak than one that keeps them does."""
     kinds: dict[tuple[Any, ...], list[Fleet]] = {}
-    for fleet in _comparable(offered, asked):
-        kinds.setdefault((fleet.machine.gpu, fleet.gpus_per_node), []).append(fleet)
-    quickly = spec.resources.budget_usd is not None and spec.resources.deadline_hours is None
+    for fleet in able:
+        kinds.setdefault(_kind(fleet), []).append(fleet)
     best = math.inf
     for some in sorted(kinds.values(), key=lambda some: _least_usd(asked, some[0])):
-        if not quickly and _least_usd(asked, some[0]) > best:
+        if _least_usd(asked, some[0]) > best:
             return
         for fleet in some:
-            if _least_bytes(asked) > fleet.cluster.gpu.memory_bytes * fleet.cluster.gpus:
-                continue
             found = search(asked, fleet.cluster)
             if not found.options:
                 continue
             choice = Choice(fleet, found.options[0])
             yield choice, found
             missed, usd = _preference(spec, choice, steps)
-            if quickly == bool(missed):  # the next is dearer, and need not be faster
-                best = min(best, usd) if not quickly else best
+            if not missed:
+                best = min(best, usd)
                 break
 
 
-def _least_usd(asked: Asked, fleet: Fleet) -> float:
-    """Dollars of a step if the products took all the time, at the GPU's peak."""
-    usd, peak = fleet.usd_per_hour(), fleet.cluster.gpu.tflops[asked.train.precision] * 1e12
+def _kind(fleet: Fleet) -> tuple[str | None, int]:
+    return fleet.machine.gpu, fleet.gpus_per_node
+
+
+def _may_do(spec: Spec, asked: Asked, fleet: Fleet, steps: int | None) -> bool:
+    """Whether it could keep the limits if the products took all the time."""
+    limits, usd = spec.resources, fleet.usd_per_hour() or 0.0
+    if steps is None:
+        return True
+    profile = profile_of(fleet.cluster.gpu.name, asked.train.compile)
+    hours = _least_seconds(asked, fleet) / profile.constants.matrix_efficiency * steps / 3600
+    late = (
+        limits.deadline_hours is not None and hours * (1 + profile.spread) > limits.deadline_hours
+    )
+    return not late and (limits.budget_usd is None or hours * usd <= limits.budget_usd)
+
+
+def _least_seconds(asked: Asked, fleet: Fleet) -> float:
+    """Of a step, if the products took all the time, at the GPUs' peak."""
+    peak = fleet.cluster.gpu.tflops[asked.train.precision] * 1e12
     tokens = asked.train.global_batch_size * asked.sequence
     flops = asked.shape.flops_per_token(asked.sequence) * tokens
-    return (usd or 0.0) * flops / (peak * fleet.cluster.gpus) / 3600
+    return flops / (peak * fleet.cluster.gpus)
+
+
+def _least_usd(asked: Asked, fleet: Fleet) -> float:
+    """Dollars of such a step."""
+    return (fleet.usd_per_hour() or 0.0) * _least_seconds(asked, fleet) / 3600
 
 
 def _least_bytes(asked: Asked) -> int:

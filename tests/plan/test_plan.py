@@ -1,0 +1,205 @@
+"""Whole plans: what is chosen, what is refused, and that the engine takes what is offered."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rekindle.catalog.gpus import gpu
+from rekindle.catalog.prices import Price, PriceBook, shipped
+from rekindle.errors import RequestError
+from rekindle.plan.cluster import Cluster
+from rekindle.plan.memory import needed
+from rekindle.plan.plan import make, refusals
+from rekindle.plan.request import asked_of
+from rekindle.plan.search import Asked, search
+from rekindle.plan.shape import shape_of
+from rekindle.plan.told import told
+from rekindle.spec.layout import Shape, resolve
+from rekindle.spec.load import load_spec
+from rekindle.spec.model import LayoutSpec, Spec, TrainSpec
+from rekindle.spec.support import cell_of, require
+
+ROOT = Path(__file__).parents[2]
+SCENARIOS = sorted((ROOT / "configs" / "plan").glob("*.yaml"))
+LAMBDA_BOOK = shipped()
+
+
+def planned(name, *overrides, book=LAMBDA_BOOK, examples=60_000):
+    spec = load_spec(ROOT / "configs" / "plan" / f"{name}.yaml", overrides)
+    return make(spec, book, examples=examples)
+
+
+def takes(asked, option):
+    """Raises if the engine would refuse the option."""
+    work, layout = option.work, option.work.layout
+    degrees = {axis: getattr(layout, axis) for axis in ("dp", "shard", "tp", "pp", "cp")}
+    train = asked.train.model_copy(
+        update={
+            "layout": LayoutSpec(**degrees, schedule=layout.schedule),
+            "micro_batch_size": layout.micro_batch_size,
+            "activation_checkpointing": work.checkpointing,
+        }
+    )
+    shape = Shape(work.shape.model_type, work.shape.layers, work.shape.heads, work.shape.kv_heads)
+    assert resolve(train, option.cluster.gpus, shape) == layout
+    require(cell_of(asked.kind, layout, train, asked.lora is not None))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_a_scenario_is_planned_with_what_the_engine_takes_and_the_gpus_hold(path):
+    plan = planned(path.stem)
+    for choice in (plan.chosen, *plan.others):
+        takes(plan.asked, choice.option)
+        held = needed(choice.option.memory.peak_bytes).bytes
+        assert held <= choice.option.cluster.gpu.memory_bytes
+    assert all(rejected.reason for rejected in plan.rejected)
+    assert {str(other.option.work.layout) for other in plan.others} <= {
+        rejected.layout for rejected in plan.rejected
+    }
+    assert plan.hours[0] < plan.hours[1] < plan.hours[2]
+    said = told(plan)
+    assert sum(term.amount for term in said.memory) == said.chosen.memory_bytes
+    assert sum(t.amount for t in said.time) == pytest.approx(said.chosen.step_seconds[1])
+
+
+def test_what_six_scenarios_are_known_to_want():
+    layouts = {path.stem: planned(path.stem).chosen.option.work.layout for path in SCENARIOS}
+    assert layouts["distilbert"].only_replicates, "66 million parameters need nothing else"
+    assert layouts["gpt2-1.3b"].only_replicates
+    assert layouts["7b-spot"].shard == layouts["7b-spot"].world == 8
+    slow = layouts["10b-slow-network"]
+    inside = slow.tp * slow.cp * slow.shard * slow.dp
+    assert (slow.pp > 1, inside <= 8) == (True, True), "only stages talk over the slow network"
+    large = layouts["130b"]
+    assert min(large.tp, large.pp, large.data) > 1
+    assert large.tp <= 8
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(["llama", "gpt2", "distilbert"]), st.integers(1, 12),
+    st.sampled_from([2, 4, 6, 8]), st.sampled_from([1, 2, 4, 8, 16]),
+    st.sampled_from([4, 8, 48, 64]), st.sampled_from(["fp32", "bf16"]), st.booleans(),
+)  # fmt: skip
+def test_every_layout_offered_is_legal_for_the_engine(
+    kind, layers, heads, world, batch, precision, free
+):
+    config = {"model_type": kind, "num_hidden_layers": layers, "num_attention_heads": heads,
+              "hidden_size": 64 * heads, "n_layer": layers, "n_head": heads, "n_embd": 64 * heads,
+              "n_layers": layers, "n_heads": heads, "dim": 64 * heads}  # fmt: skip
+    words = kind == "distilbert"
+    asked = Asked(
+        "text" if words else "tokens", shape_of(config, 2 if words else None), 256,
+        TrainSpec(global_batch_size=batch, precision=precision),
+        frozenset({"activation_checkpointing"} if free else ()),
+    )  # fmt: skip
+    asked = Asked(asked.kind, asked.shape, 256, asked.train, asked.free | {"micro_batch_size"})
+    cluster = Cluster(gpu("H100"), min(8, world), max(1, world // 8), 450e9, 400e9)
+    found = search(asked, cluster)
+    assert found.options or found.rejected
+    for option in found.options:
+        takes(asked, option)
+    for one, other in itertools.pairwise(found.options[1:]):
+        assert one.step.seconds <= other.step.seconds
+
+
+def of(**changes):
+    base = {
+        "name": "job", "task": "causal_lm", "data": {"source": "s3://b/t.jsonl", "max_length": 2048},
+        "model": {"source": "meta-llama/Llama-3.1-8B"},
+        "train": {"steps": 2000, "global_batch_size": 256, "precision": "bf16"},
+        "resources": {"machine": "auto"},
+    }  # fmt: skip
+    return Spec.model_validate({**base, **changes})
+
+
+def auto(**limits):
+    spec = of(resources={"machine": "auto", **limits})
+    return make(spec, shipped(), "sagemaker", "us-east-1"), spec
+
+
+def test_machines_are_chosen_for_a_deadline_and_refused_where_none_keeps_it():
+    slow, _ = auto()
+    fast, spec = auto(deadline_hours=1.0)
+    assert fast.hours[2] <= 1.0 < slow.hours[2]
+    assert fast.chosen.fleet.usd_per_hour() > slow.chosen.fleet.usd_per_hour()
+    assert list(refusals(fast, spec)) == []
+    never, spec = auto(deadline_hours=0.001)
+    (problem,) = refusals(never, spec)
+    assert problem.where == "resources.deadline_hours"
+    assert "and may take 0.001" in problem.what
+
+
+def test_machines_are_chosen_for_a_budget():
+    cheapest, _ = auto()
+    rich, spec = auto(budget_usd=2 * cheapest.usd)
+    assert list(refusals(rich, spec)) == []
+    assert rich.hours[1] < cheapest.hours[1], "the fastest that the money buys"
+    poor, spec = auto(budget_usd=1.0)
+    (problem,) = refusals(poor, spec)
+    assert "may cost $1" in problem.what
+
+
+def test_nothing_fits_and_the_nearest_miss_is_told():
+    with pytest.raises(RequestError) as caught:
+        planned("100b", "resources.nodes=1")
+    (problem,) = caught.value.problems
+    assert "no layout fits on p5.48xlarge (8 x H100)" in problem.what
+    assert "of 80 GiB, most of it" in problem.what
+    assert "larger machines" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": {"source": {"model_type": "mamba"}}}, "does not know the architecture `mamba`"),
+        ({"task": "image_classification"}, "does not know what the task `image_classification` computes"),
+        ({"model": {"source": "nobody/knows-it"}}, "`nobody/knows-it`"),
+        ({"resources": {"machine": "p5.99xlarge"}}, "no machine `p5.99xlarge`"),
+        ({"resources": {"machine": "m5.xlarge"}}, "m5.xlarge has no GPU"),
+        ({"resources": {"accelerator": "X1"}}, "no machine of the catalog has these GPUs"),
+        ({"resources": {"machine": "g4dn.xlarge"}}, "knows no bf16 peak of T4, but fp32, fp16"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_cannot_be_planned_is_refused_by_name(changes, says, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(RequestError, match=says.replace("(", r"\(")):
+        make(of(**changes), shipped())
+
+
+def test_an_unknown_price_is_told_and_ones_own_counts():
+    nothing = PriceBook(())
+    plan = planned("7b-spot", book=nothing)
+    assert (plan.usd, plan.spot) == (None, None)
+    assert any("nobody knows the price of p4de.24xlarge" in note for note in plan.notes)
+    today = datetime.date(2026, 11, 23)
+    own = PriceBook([Price("p4de.24xlarge", "us-east-1", 10.0, 10.0, "a contract", today)])
+    plan = planned("7b-spot", book=own)
+    assert plan.usd == pytest.approx(10 * plan.hours[1])
+    assert plan.spot is None, "spot as dear as on demand is none"
+    assert any("no spot price" in note for note in plan.notes)
+
+
+def test_steps_that_depend_on_data_are_not_guessed():
+    plan = planned("distilbert", examples=None)
+    assert (plan.steps, plan.hours, plan.usd) == (None, None, None)
+    assert any("--examples" in note for note in plan.notes)
+    assert planned("distilbert", examples=64_000).steps == 2_000
+
+
+def test_what_the_config_fixes_stays_as_it_is():
+    fixed = ("train.layout={tp: 2, shard: 4}", "train.micro_batch_size=2",
+             "train.activation_checkpointing=full")  # fmt: skip
+    plan = planned("7b-spot", *fixed)
+    work = plan.chosen.option.work
+    assert (work.layout.tp, work.layout.shard, work.layout.dp) == (2, 4, 1)
+    assert (work.layout.micro_batch_size, work.checkpointing) == (2, "full")
+    assert plan.weighed == 1
+    assert asked_of(load_spec(SCENARIOS[0])).free
