@@ -131,18 +131,24 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
 def _spread(spec: Spec, graph: Graph) -> Graph:
     """The training step on the machines that the config asks for."""
     from rekindle.ir.distribution import Distribution
-    from rekindle.spec.model import ResourcesSpec
+    from rekindle.spec.model import AUTO, ResourcesSpec
 
     asked = spec.resources
-    if asked == ResourcesSpec():
+    machines = {name: getattr(asked, name) for name in ResourcesSpec.MACHINES}
+    if machines == {name: getattr(ResourcesSpec(), name) for name in machines}:
         return graph
+    if asked.machine == AUTO:
+        raise RequestError(
+            "nobody has chosen machines yet", where="resources.machine",
+            fix="name one: `rekindle plan` shows which keep the limits",
+        )  # fmt: skip
     if spec.pipeline is not None:
         raise RequestError(
             "`resources` are for the training step of rekindle's own pipeline",
             where="resources",
             fix="call rekindle.distribute(task, nodes=...) in your pipeline",
         )
-    wanted = Distribution(checkpoint=_CHECKPOINT, **asked.model_dump())
+    wanted = Distribution(checkpoint=_CHECKPOINT, **machines)
     if problems := wanted.problems(frozenset([_CHECKPOINT]), "resources"):
         raise RequestError(problems)
     return graph.spread(_TRAINING_STEP, wanted)

@@ -14,9 +14,8 @@ from rekindle.catalog.machines import Cloud, Machine, machine, machines
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
-from rekindle.spec.model import ResourcesSpec
+from rekindle.spec.model import AUTO, ResourcesSpec
 
-AUTO = "auto"
 MOST_NODES = 64
 CLOUDS: Mapping[str, Cloud] = {"sagemaker": "aws", "vertex": "gcp", "azureml": "azure"}
 

@@ -17,13 +17,13 @@ from rekindle.catalog.rows import rows
 from rekindle.errors import Problem, RequestError
 from rekindle.plan import risk
 from rekindle.plan.constants import profile_of
-from rekindle.plan.fleet import AUTO, Fleet, fleets
+from rekindle.plan.fleet import Fleet, fleets
 from rekindle.plan.memory import memory, needed
 from rekindle.plan.request import asked_of
 from rekindle.plan.search import Asked, Found, Option, Rejected, search
 from rekindle.plan.spot import Needs, Offer, Spot, weigh
 from rekindle.plan.steptime import step_time
-from rekindle.spec.model import Spec
+from rekindle.spec.model import AUTO, Spec
 
 SHOWN = 5
 DEFAULT_EPOCHS = 3.0
@@ -117,7 +117,8 @@ def _weighed(
 def _among(
     spec: Spec, asked: Asked, offered: Sequence[Fleet], steps: int | None
 ) -> Iterator[tuple[Choice, Found]]:
-    """What is worth a look: under a budget alone the fastest that may keep it, else the cheapest."""
+    """What is worth a look: under a budget alone the fastest that may keep it, else the cheapest
+    ones."""
     known = [
         fleet
         for fleet in _comparable(offered, asked)

@@ -8,7 +8,7 @@ reading and overrides in `load.py`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints
 
@@ -285,8 +285,21 @@ class TrainSpec(Section):
     """
 
 
+AUTO = "auto"
+
+
 class ResourcesSpec(Section):
     """What the training step asks of a platform. This machine ignores it, and says so."""
+
+    MACHINES: ClassVar = (
+        "nodes",
+        "gpus_per_node",
+        "accelerator",
+        "machine",
+        "spot",
+        "max_run_hours",
+    )
+    """The fields that say what to start; the others are for the plan."""
 
     nodes: int = Field(1, ge=1, le=10_000)
     """Machines that train together."""

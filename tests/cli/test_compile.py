@@ -91,7 +91,7 @@ def sagemaker(**settings):
 def test_the_training_step_gets_the_machines_that_the_config_asks_for(tmp_path):
     asked = sagemaker(
         resources__nodes=4, resources__gpus_per_node=8, resources__accelerator="H100",
-        resources__spot="true", resources__max_run_hours=48,
+        resources__spot="true", resources__max_run_hours=48, resources__budget_usd=100,
         platforms__sagemaker__model_package_group="digits",
     )  # fmt: skip
     rekindle("compile", "configs/digits.yaml", *asked, "-o", tmp_path)
@@ -116,6 +116,7 @@ def test_the_training_step_gets_the_machines_that_the_config_asks_for(tmp_path):
         (sagemaker(resources__accelerator="H100"), "no GPUs to be of that kind"),
         (sagemaker(resources__gpus_per_node=3, resources__accelerator="H999"), "no machine has the 3 GPUs H999"),
         (sagemaker(resources__machine="ml.p99.xlarge"), "none that the service knows"),
+        (sagemaker(resources__machine="auto"), "nobody has chosen machines yet"),
         (sagemaker(resources__max_run_hours=1000), "less than or equal to 672"),
         (sagemaker(platforms__sagemaker__secrets="{HF_TOKEN: hf_abcdef}"), "platforms.sagemaker.secrets.HF_TOKEN"),
         (sagemaker(platforms__sagemaker__role_arn="me"), "platforms.sagemaker.role_arn"),
