@@ -81,10 +81,19 @@ def fleets(
 
 def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
     """The machine that is named, all for `auto`, else the smallest with the GPUs."""
+    if resources.machine != AUTO and not resources.gpus_per_node:
+        raise RequestError(
+            "the config asks for no GPUs, and the planner has no figures of CPUs",
+            where="resources.gpus_per_node",
+            fix="set gpus_per_node, and accelerator or machine; or machine: auto",
+        )
     if resources.machine not in ("", AUTO):
-        if machine(resources.machine).gpu is None:
-            raise RequestError(f"{resources.machine} has no GPU", where="resources.machine",
-                               fix="name one that has, or `auto`")  # fmt: skip
+        has = machine(resources.machine)
+        if has.gpus < resources.gpus_per_node:
+            raise RequestError(
+                f"{resources.machine} has {has.gpus or 'no'} GPUs, not {resources.gpus_per_node}",
+                where="resources.machine", fix="name one that has them, or `auto`",
+            )  # fmt: skip
         yield resources.machine
         return
     known = [name for name in _offered(platform) if _suits(machine(name), resources)]
