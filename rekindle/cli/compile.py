@@ -105,11 +105,13 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
     """The definition for one platform, with the training step on the machines that the config asks
     for; RequestError with everything that is wrong."""
     from rekindle.cli.job import arguments_of
+    from rekindle.cli.planning import settled
     from rekindle.platforms import code as own
 
     problems = list(_lacks(platform, spec))
     place = getattr(spec.platforms, platform)
     try:
+        spec = settled(spec, platform)
         code = own.code_of(spec, graph)
         problems += own.problems(platform, spec, graph, code)
         spec = own.placed(spec, code)

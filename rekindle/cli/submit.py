@@ -49,12 +49,15 @@ def command(
     as_json: bool,
 ) -> int:
     """Compile CONFIG, show what the platform will get, ask, and have the platform run it."""
+    from rekindle.cli.planning import outlook
     from rekindle.spec.load import load_target
 
     spec = load_target(config, overrides)
 
     def consent(outline: Outline) -> None:
         show(outline, outline.id)
+        for line in outlook(spec, platform, home):
+            click.echo(line, err=True)
         agree(yes, "Submit it?")
 
     record, placed, outline = submitted(spec, platform, home, token, consent)

@@ -64,10 +64,12 @@ class Plan:
 
 
 def make(
-    spec: Spec, book: PriceBook, platform: str = "", region: str = "", examples: int | None = None
-) -> Plan:
-    """RequestError where it cannot be planned, or where nothing fits: with the nearest miss."""
-    asked = asked_of(spec)
+    spec: Spec, book: PriceBook, platform: str = "", region: str = "", examples: int | None = None,
+    asked: Asked | None = None,
+) -> Plan:  # fmt: skip
+    """RequestError where it cannot be planned, or where nothing fits: with the nearest miss.
+    `asked` is what the config asks for, if somebody knows it already."""
+    asked = asked or asked_of(spec)
     steps = steps_of(spec, examples)
     choices, found = _weighed(spec, asked, fleets(spec.resources, platform, region, book), steps)
     chosen = choices[0]

@@ -19,9 +19,9 @@ KINDS: Mapping[str, Kind] = {"causal_lm": "tokens", "text_classification": "text
 _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
 
 
-def asked_of(spec: Spec) -> Asked:
+def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     """RequestError where the planner cannot know: networks of images or of one's own, one's own
-    scripts, models whose config is out of reach."""
+    scripts, models whose config is out of reach (the hub is asked last, if at all)."""
     kind = KINDS.get(spec.task)
     if kind is None or spec.train.entrypoint:
         what = "a script of one's own" if spec.train.entrypoint else f"the task `{spec.task}`"
@@ -32,7 +32,7 @@ def asked_of(spec: Spec) -> Asked:
         )
     assert spec.data is not None
     classes = None if kind == "tokens" else len(spec.data.labels) or 2
-    shape = shape_of(model_config(spec), classes)
+    shape = shape_of(model_config(spec, ask_hub), classes)
     free = [name for name in _FREE if _left_open(spec, name)]
     return Asked(kind, shape, spec.data.max_length, spec.train, frozenset(free), spec.model.lora)
 
@@ -41,7 +41,7 @@ def _left_open(spec: Spec, name: str) -> bool:
     return name not in spec.train.model_fields_set or getattr(spec.train, name) == "auto"
 
 
-def model_config(spec: Spec) -> Mapping[str, Any]:
+def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
     """The model's config in Hugging Face layout: inline, of a local folder, of the catalog, or of
     the hub, in this order."""
     source = spec.model.source
@@ -50,7 +50,11 @@ def model_config(spec: Spec) -> Mapping[str, Any]:
     folder = Path(source).expanduser()
     if (folder / "config.json").is_file():
         return _read(folder / "config.json")
-    return known_configs().get(source) or _of_hub(source, spec.model.revision)
+    if source in known_configs():
+        return known_configs()[source]
+    if not ask_hub:
+        raise RequestError(f"the shape of `{source}` is not known here", where="model.source")
+    return _of_hub(source, spec.model.revision)
 
 
 def _vocabulary(spec: Spec, source: Mapping[str, Any]) -> Any:

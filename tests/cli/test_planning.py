@@ -1,0 +1,70 @@
+"""What is sent has the layout of its plan, and whoever sends it sees the plan's figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rekindle.cli.main import invoke
+from rekindle.cli.planning import outlook, settled
+from rekindle.errors import RequestError
+from rekindle.spec.load import load_spec
+from tests.cli.test_compile import ROOT, sagemaker
+
+SEVEN = ROOT / "configs" / "plan" / "7b-spot.yaml"
+ON = "resources.machine=ml.p4de.24xlarge"
+
+
+def spec(*overrides, config=SEVEN):
+    return load_spec(config, [ON, *overrides])
+
+
+def test_what_is_compiled_has_the_layout_of_the_plan(tmp_path, capsys):
+    words = sagemaker(resources__machine="ml.p4de.24xlarge")
+    for name in ("one", "two"):
+        assert invoke(["compile", str(SEVEN), *words, "-o", str(tmp_path / name)]) == 0
+    (path,) = (tmp_path / "one").glob("*.json")
+    said = path.read_text().replace("\\", "").replace(" ", "")
+    for words in ('"shard":8', '"micro_batch_size":4', '"activation_checkpointing":"none"'):
+        assert words in said
+    files = [sorted(p.read_bytes() for p in (tmp_path / n).glob("*.json")) for n in ("one", "two")]
+    assert files[0] == files[1], "the same config gives the same bytes"
+
+
+def test_what_the_config_says_stays_and_what_it_leaves_open_is_filled():
+    found = settled(spec("train.layout={tp: 2, shard: 4}"), "sagemaker").train
+    assert (found.layout.tp, found.layout.shard, found.layout.dp) == (2, 4, None)
+    assert isinstance(found.micro_batch_size, int)
+    fixed = spec("train.layout={shard: 8}", "train.micro_batch_size=2",
+                 "train.activation_checkpointing=full")  # fmt: skip
+    assert settled(fixed, "sagemaker") == fixed
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("model.source=nobody/knows-it",), ("resources.gpus_per_node=0",),
+     ("resources.machine=ml.g4dn.xlarge", "resources.gpus_per_node=4"),
+     ("resources.machine=ml.g4dn.xlarge", "resources.gpus_per_node=1")],
+)  # fmt: skip
+def test_what_the_planner_does_not_know_stays_as_it_is(overrides):
+    unknown = spec(*overrides)
+    assert settled(unknown, "sagemaker") == unknown
+    assert list(outlook(unknown, "sagemaker", Path("/nowhere"))) == []
+    digits = load_spec(ROOT / "configs" / "digits.yaml", ["resources.gpus_per_node=1"])
+    assert settled(digits, "sagemaker") == digits
+
+
+def test_a_job_that_cannot_fit_is_refused_before_anything_is_written(tmp_path, capsys):
+    words = sagemaker(resources__machine="ml.g5.xlarge", resources__gpus_per_node=1)
+    assert invoke(["compile", str(SEVEN), *words, "-o", str(tmp_path / "no")]) == 2
+    assert "no layout fits on ml.g5.xlarge (1 x A10G)" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def test_figures_are_shown_before_one_is_asked_and_limits_are_kept(tmp_path):
+    said = "\n".join(outlook(spec(), "sagemaker", tmp_path))
+    for words in ("ml.p4de.24xlarge (8 x A100-80GB each)", "shard 8", "on demand  $", "h (", "GiB"):
+        assert words in said
+    with pytest.raises(RequestError, match="and may take 2"):
+        list(outlook(spec("resources.deadline_hours=2"), "sagemaker", tmp_path))
