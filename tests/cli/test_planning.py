@@ -24,11 +24,14 @@ def test_what_is_compiled_has_the_layout_of_the_plan(tmp_path, capsys):
     words = sagemaker(resources__machine="ml.p4de.24xlarge")
     for name in ("one", "two"):
         assert invoke(["compile", str(SEVEN), *words, "-o", str(tmp_path / name)]) == 0
-    (path,) = (tmp_path / "one").glob("*.json")
-    said = path.read_text().replace("\\", "").replace(" ", "")
-    for words in ('"shard":8', '"micro_batch_size":4', '"activation_checkpointing":"none"'):
-        assert words in said
-    files = [sorted(p.read_bytes() for p in (tmp_path / n).glob("*.json")) for n in ("one", "two")]
+    tasks = (tmp_path / "one").rglob("task.json")
+    given = [text for path in tasks if "micro_batch_size" in (text := path.read_text())]
+    assert len(given) == 2, "the key of the work, and the training"
+    for text in given:
+        said = text.replace("\\", "").replace(" ", "")
+        for words in ('"shard":8', '"micro_batch_size":4', '"activation_checkpointing":"none"'):
+            assert words in said
+    files = [sorted(p.read_bytes() for p in (tmp_path / n).rglob("*.json")) for n in ("one", "two")]
     assert files[0] == files[1], "the same config gives the same bytes"
 
 
