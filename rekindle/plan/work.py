@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from rekindle.plan.shape import ModelShape
+from rekindle.plan.shape import Matrix, ModelShape
 from rekindle.spec.layout import Layout
 
 Checkpointing = Literal["none", "selective", "full"]
@@ -18,7 +18,9 @@ class Work:
     """What each rank does in one optimizer step: `accumulation` micro-batches of
     `layout.micro_batch_size` sequences of `sequence` tokens. `sharding` says what `layout.shard`
     divides: all states (FSDP), or those of the optimizer only, which other engines offer; `chunks`
-    are pieces of a pipeline on each rank, where they are not what the layout's schedule says."""
+    are pieces of a pipeline on each rank, where they are not what the layout's schedule says.
+    `lora_rank` adapts the matrices of a block that `lora_targets` names, all where it names none,
+    and freezes the others; 0: everything is trained."""
 
     shape: ModelShape
     layout: Layout
@@ -30,6 +32,8 @@ class Work:
     sharding: Literal["weights", "optimizer"] = "weights"
     weights_bytes: int = 4
     chunks: int = 0
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -80,3 +84,19 @@ class Work:
         head = shape.head.parameters // tp if shape.head else 0
         tied = shape.causal and shape.head is None and self.layout.pp > 1
         return first, shape.after + (shape.table // tp if tied else head)
+
+    @property
+    def adapted(self) -> tuple[Matrix, ...]:
+        """The matrices of a block that have adapters."""
+        if not self.lora_rank:
+            return ()
+        named = self.lora_targets
+        return tuple(m for m in self.shape.matrices if not named or m.name in named)
+
+    def adapters_share(self) -> int:
+        """Elements of a block's adapters on one tp rank: the side that is not divided is on all."""
+        tp, total = self.layout.tp, 0
+        for m in self.adapted:
+            total += m.inputs // (tp if m.divided == "row" else 1)
+            total += m.outputs // (tp if m.divided == "column" else 1)
+        return total * self.lora_rank

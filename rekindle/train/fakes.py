@@ -167,6 +167,9 @@ class AsOnGpu(TorchFunctionMode):
             args, kwargs = torch.utils._pytree.tree_map(_exact, (args, kwargs))
         if func in self._DROPOUT:
             return self._dropout(*args, **kwargs)
+        if func is torch.Tensor.backward:  # a mode is off in what it handles, and this recomputes
+            with self:
+                return torch.autograd.backward(*args, **kwargs)
         return func(*args, **kwargs)
 
     @staticmethod
