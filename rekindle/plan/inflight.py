@@ -10,7 +10,7 @@ def in_flight(layout: Layout, pp_rank: int, micro: int) -> list[int]:
     """Most at a time, for each stage of the rank.
 
     One stage a rank (1F1B, Narayanan et al. 2021, arXiv 2104.04473): the first of four ranks holds
-    four, the last one. Interleaved: as many as the warm-up runs, one more, divided among the rounds.
+    four, the last one. Interleaved: those of the warm-up and one more.
     Zero bubble in a V (Qi et al. 2024, arXiv 2405.15362): twice the ranks, of both stages."""
     pp = layout.pp
     if pp == 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,7 @@ class _Rank:
         head = shape.head.parameters if shape.head and not shape.causal else 0
         self.trained_ends = (head if self.last else 0) if self.adapters else self.ends
         self.count = sum(self.blocks)
+        self.counts = in_flight(layout, place, work.accumulation)
 
     # What is there between two steps
 
@@ -155,7 +157,7 @@ class _Rank:
         tokens, part, hidden = self.tokens, self.part, self.hidden
         wide = max(4, self.stream)
         if self.rms:  # the input in fp32, the normalised, the scale
-            kept = (wide + self.stream) * part * hidden + 4 * part
+            kept = (wide + self._scaled()) * part * hidden + 4 * part
         else:  # the input in fp32, mean and scale
             kept = wide * part * hidden + 8 * part
         kept += self._inputs(3)
@@ -164,6 +166,10 @@ class _Rank:
             both = self.query + self.keys
             kept += ((4 + 2) if self.half else 2 * self.compute) * tokens * both
         return kept + self._scores()
+
+    def _scaled(self) -> int:
+        """The normalised, which only a norm's own weights need."""
+        return 0 if self.adapters else self.stream
 
     def _inputs(self, matrices: int) -> int:
         """Of matrices that share an input: autocast casts it for each of them."""
@@ -189,7 +195,7 @@ class _Rank:
         tokens, part, hidden = self.tokens, self.part, self.hidden
         wide = max(4, self.stream)
         if self.rms:
-            kept = (wide + self.stream) * part * hidden + 4 * part
+            kept = (wide + self._scaled()) * part * hidden + 4 * part
         else:
             kept = wide * part * hidden + 8 * part
         kept += self._inputs(2 if self.shape.gated else 1)
@@ -288,7 +294,7 @@ class _Rank:
             kept += size if self.shape.dropout else 0
             kept += 0 if self.shape.causal else wide * size
         if self.last and self.shape.causal:
-            kept += (wide + self.stream if self.rms else wide) * size + 16 * self.tokens
+            kept += (wide + self._scaled() if self.rms else wide) * size + 16 * self.tokens
         return kept
 
     def _inputs_held(self) -> int:
@@ -309,10 +315,12 @@ class _Rank:
         if not self.half or self.stored == 2:
             return 0, 0
         matrices = self.block - self.shape.block_norms
-        flights = self.flights if self.layout.tp > 1 else 1
-        if self.layout.tp > 1 and self.work.checkpointing != "none":
+        if self.layout.tp == 1:  # autocast remembers its copies for the whole step
+            return 2 * matrices * self.count, 2 * matrices * self.count
+        if self.work.checkpointing != "none":
             return 2 * matrices, 2 * matrices
-        copies = 2 * matrices * self.count * flights
+        # those of a tp rank's share it does not, so each micro-batch has its own
+        copies = 2 * matrices * sum(map(operator.mul, self.counts, self.blocks))
         return copies, copies
 
     def _gradients(self, before: bool) -> int:
@@ -339,12 +347,13 @@ class _Rank:
         return Memory({k: v for k, v in terms.items() if v}, name, self.pp_rank)
 
     def _moments(self) -> Iterator[tuple[str, dict[str, int]]]:
-        self.flights = sum(in_flight(self.layout, self.pp_rank, self.work.accumulation))
         static = self._static()
         kept, ends, inputs = self._kept(), self._ends_kept(), self._inputs_held()
-        counts = in_flight(self.layout, self.pp_rank, self.work.accumulation)
+        counts = self.counts
         saved = sum(n * blocks * kept for n, blocks in zip(counts, self.blocks, strict=True))
         saved += max(counts) * ends + inputs
+        if self.adapters and self.first and self.work.checkpointing == "none":  # no gradient flows into the first norm
+            saved -= max(4, self.stream) * self.part * self.hidden
         received, sent = self._buffers(counts)
         saved += sent
         forward, backward = self._passing(self.block + self.adapters)
@@ -371,20 +380,30 @@ class _Rank:
                     **held, "gradients": before, "gathered weights": forward,
                     "activations": saved + attention,
                 }  # fmt: skip
-        made = self._head_gradient()
-        yield "backward", {
-            **held, "gradients": before + made, "gathered weights": backward,
-            "activations": saved, "temporaries": again + self._mlp_backward(),
-        }  # fmt: skip
-        if self.sharded and self.layout.pp == 1:  # the block before it is being reduced
-            yield "backward", {
-                **held, "gradients": max(before, self.exact * self.trained_block // self.group)
-                + made, "gathered weights": backward,
-                "activations": saved - kept,
-                "temporaries": again + self._mlp_backward() + self._reduced(),
-            }  # fmt: skip
+        for done in {0, 1, self.count - 2, self.count - 1}:
+            if 0 <= done < self.count:
+                activations = saved - done * kept
+                yield (
+                    "backward",
+                    {**held, **self._at_block(done, again, before), "activations": activations},
+                )
         yield "backward", {**held, **self._ending(after)}
         yield "optimizer", {**held, "gradients": after}
+
+    def _at_block(self, done: int, again: int, before: int) -> dict[str, int]:
+        """The backward pass of a block, when it has gone through `done` of them."""
+        _, backward = self._passing(self.block + self.adapters)
+        temporaries, gradients = again + self._mlp_backward(), before + self._head_gradient()
+        if self.layout.pp == 1:
+            if not before:
+                gradients += done * self.stored * self.trained_block // self.group
+            if self.sharded and done:  # those of the block before are being reduced
+                temporaries += self._reduced()
+            if self.sharded and self.group > 1 and done + 1 == self.count:  # there is no next one
+                backward -= self.gathered * (self.block + self.adapters)
+        return {
+            "gradients": gradients, "gathered weights": backward, "temporaries": temporaries,
+        }  # fmt: skip
 
     def _head_gradient(self) -> int:
         """Of the head, made before those of the blocks."""
@@ -403,9 +422,9 @@ class _Rank:
             table = self.shape.table // (self.layout.tp if self.shape.causal else 1)
             table = table if self.first and not self.adapters else 0
             return {"gradients": after, "temporaries": self.stored * table}
-        root = self.gathered * self.ends
-        temporaries = self.gathered * ends + self.exact * ends + self._reduced()
-        return {"gradients": after, "gathered weights": root, "temporaries": temporaries}
+        # reduced in fp32; the loss' gradient of the head is still there, the weights are not
+        head = self.compute * self._head() * self.hidden if self.last and self.shape.causal else 0
+        return {"gradients": after, "temporaries": self.exact * ends + head}
 
     def _buffers(self, counts: list[int]) -> tuple[int, int]:
         """What a pipeline receives into, one buffer a micro-batch and direction, which it keeps; and

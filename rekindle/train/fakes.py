@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.pipelining import PipelineStage
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from rekindle.train import attention, objective, parallel, pipeline
-from rekindle.train.live import PIPELINE, Live
+from rekindle.train.live import GRADIENTS, PIPELINE, Live
 
 
 @contextlib.contextmanager
@@ -39,6 +40,7 @@ def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -
         for context in (
             _propagation_uncounted(live),
             replaced(objective.Part, "forward", functools.partial(_forward, live)),
+            replaced(FSDPParam, "to_accumulated_grad_if_needed", functools.partial(_whole, live)),
         ):
             stack.enter_context(context)
         if fake:
@@ -67,6 +69,19 @@ def _forward(live: Live, function: Any) -> Any:
             live.keep(since)
 
     return forward
+
+
+def _whole(live: Live, function: Any) -> Any:
+    """Says of gradients that FSDP adds up whole, before it reduces them, that they are that."""
+
+    @functools.wraps(function)
+    def called(parameter: Any) -> None:
+        function(parameter)
+        if parameter.unsharded_accumulated_grad is not None:
+            whole = parameter.unsharded_accumulated_grad
+            live.call(GRADIENTS, [getattr(whole, "_local_tensor", whole)])
+
+    return called
 
 
 @contextlib.contextmanager
@@ -152,33 +167,33 @@ def _told(live: Live, shape: Callable[[Any], Any]) -> Any:
     return Told
 
 
-class AsOnGpu(TorchFunctionMode):
+@contextlib.contextmanager
+def as_on_gpu() -> Iterator[None]:
     """Under autocast CUDA computes some operations in fp32 that the CPU leaves as they are
     (docs.pytorch.org/docs/stable/amp.html), and keeps a byte an element of a dropout's mask."""
+    with contextlib.ExitStack() as stack:
+        for owner, name in ((F, "layer_norm"), (torch, "pow")):
+            stack.enter_context(replaced(owner, name, _in_fp32))
+        stack.enter_context(replaced(F, "dropout", lambda _: _dropout))
+        yield
 
-    _EXACT = frozenset(
-        {torch.pow, torch.Tensor.pow, torch.Tensor.__pow__, F.layer_norm, torch.layer_norm}
-    )
-    _DROPOUT = frozenset({F.dropout, torch.dropout})
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in self._EXACT and torch.is_autocast_enabled("cpu"):
-            args, kwargs = torch.utils._pytree.tree_map(_exact, (args, kwargs))
-        if func in self._DROPOUT:
-            return self._dropout(*args, **kwargs)
-        if func is torch.Tensor.backward:  # a mode is off in what it handles, and this recomputes
-            with self:
-                return torch.autograd.backward(*args, **kwargs)
-        return func(*args, **kwargs)
+def _in_fp32(function: Any) -> Any:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            args, kwargs = tree_map(_exact, (args, kwargs))
+        return function(*args, **kwargs)
 
-    @staticmethod
-    def _dropout(
-        input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> torch.Tensor:
-        return torch.native_dropout(input, p, training)[0] if training and p else input
+    return called
 
 
 def _exact(value: Any) -> Any:
     half = isinstance(value, torch.Tensor) and value.dtype in attention.HALVES
     return value.float() if half else value
+
+
+def _dropout(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    return torch.native_dropout(input, p, training)[0] if training and p else input

@@ -15,7 +15,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-
 PARAMETERS, GRADIENTS, MOMENTS = "parameters", "gradients", "optimizer"
 ACTIVATIONS, GATHERED, CASTS = "activations", "gathered weights", "copies of weights"
 PIPELINE, TEMPORARIES = "pipeline buffers", "temporaries"
@@ -25,12 +24,14 @@ _CAST = torch.ops.aten._to_copy.default
 @dataclasses.dataclass
 class Held:
     """A storage: its bytes, the phase in which it was made and by what operation; `kind` where it
-    is known what it is for."""
+    is known what it is for. `born` counts storages; `was` are its bytes at the worst moment."""
 
     size: int
     phase: str
     made_by: str
     kind: str = ""
+    born: int = 0
+    was: int = 0
 
 
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -75,7 +76,11 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _copied(self, source: torch.Tensor, out: torch.Tensor) -> None:
         held = self._held.get(source.untyped_storage()._cdata)
-        if held is not None and held.kind in (PARAMETERS, GATHERED) and source.numel() == out.numel():
+        if (
+            held is not None
+            and held.kind in (PARAMETERS, GATHERED)
+            and source.numel() == out.numel()
+        ):
             self.call(CASTS, [out])
 
     def call(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
@@ -115,7 +120,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """FSDP gives memory back so, and takes it again."""
         held = self._held.get(storage._cdata)
         if held is not None:
-            held.kind = held.kind or GATHERED
+            held.kind = GATHERED
             self._grow(held, storage.nbytes() - held.size)
 
     def _grow(self, held: Held, by: int) -> None:

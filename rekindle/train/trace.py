@@ -76,7 +76,7 @@ def traced(trace: Trace) -> Traced:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from rekindle.train.fakes import AsOnGpu, engine_without_values
+    from rekindle.train.fakes import as_on_gpu, engine_without_values
 
     layout = trace.layout
     rank = trace.pp_rank * (layout.world // layout.pp)
@@ -87,7 +87,7 @@ def traced(trace: Trace) -> Traced:
             stack.enter_context(engine_without_values(run.live, run.shapes, fake=True))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             if trace.device == "cuda":
-                stack.enter_context(AsOnGpu())
+                stack.enter_context(as_on_gpu())
             return run.result()
     finally:
         dist.destroy_process_group()
@@ -236,21 +236,18 @@ class _Run:
         """What a stage of the pipeline receives and what it hands on."""
         from rekindle.train import families
 
-        trace, layout = self.trace, self.trace.layout
+        layout = self.trace.layout
         batch = self._batch()
         rows, length = batch["input_ids"].shape
         config = part.network.config
         tp = layout.tp if part.sequence_parallel else 1
         kept: list[torch.Tensor] = []
-        carried = torch.empty(rows, length // tp, config.hidden_size)
+        carried = torch.empty(rows, length // tp, config.hidden_size, dtype=self._embedded(part))
         blocks = [b for _, b in families.blocks(part.network) if not isinstance(b, families.Skip)]
         hook = blocks[-1].register_forward_hook(lambda *given: kept.append(_first(given[-1])))
         with torch.no_grad(), self._precision():
             first = batch.pop("input_ids")
             part(first if part.first else carried, **batch)
-            if not part.first and kept[0].dtype != carried.dtype:
-                del kept[:]
-                part(carried.to(kept[0].dtype), **batch)
         hook.remove()
         del part.results[:]
         for module in part.modules():
@@ -260,6 +257,17 @@ class _Run:
         received = first if part.first else hidden
         sent = torch.empty(1, 3, requires_grad=True) if part.last else hidden
         return received, sent
+
+
+    def _embedded(self, part: Any) -> torch.dtype:
+        """What the first stage's table gives: weights as they are while they are used."""
+        from torch.distributed.fsdp import FSDPModule
+
+        from rekindle.train.parallel import DTYPES
+
+        train = self.trace.train
+        cast = DTYPES.get(train.precision) if isinstance(part, FSDPModule) else None
+        return cast or DTYPES.get(train.weights, torch.float32)
 
 
 def _first(found: Any) -> torch.Tensor:

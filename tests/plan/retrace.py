@@ -83,7 +83,9 @@ def finalist(name):
     task = "causal_lm" if classes is None else "text_classification"
     rank = more.pop("lora", 0)
     lora = LoraSpec(rank=rank) if rank else None
-    work = Work(shape_of(config, classes), Layout(**layout), accumulation, sequence, lora_rank=rank, **more)
+    work = Work(
+        shape_of(config, classes), Layout(**layout), accumulation, sequence, lora_rank=rank, **more
+    )
     return Finalist(config, task, work, lora=lora)
 
 
@@ -96,7 +98,6 @@ def retraced(name):
 
 
 def main():
-    known = json.loads(FILE.read_text()) if FILE.exists() else {}
     for name in sys.argv[1:] or CASES:
         try:
             found = retraced(name)
@@ -105,6 +106,7 @@ def main():
             continue
         for one in found["pair"]:
             del one["largest"], one["notes"]
+        known = json.loads(FILE.read_text()) if FILE.exists() else {}
         known[name] = found
         FILE.write_text(json.dumps({n: known[n] for n in CASES if n in known}, indent=1) + "\n")
         print(name, flush=True)

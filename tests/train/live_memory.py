@@ -94,7 +94,9 @@ def run(case: dict) -> dict:
                 trainer._step(step, work, stop)
     static, peak = live.bytes, live.peak
     work = trainer.batches.make(3)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiler:
         trainer._step(3, work, stop)
     now = most = 0
     for event in profiler.profiler.kineto_results.events():
@@ -120,7 +122,9 @@ def rank_of(case: dict, rank: int, out: Path) -> None:
 
 def main() -> None:
     cases, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    from transformers.models.llama import modeling_llama  # noqa: F401 - for the ranks, which are forks
+    import peft  # noqa: F401 - for the ranks, which are forks
+    from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
+    from transformers.models.llama import modeling_llama  # noqa: F401
 
     from rekindle.train import pipeline  # noqa: F401
 
@@ -135,8 +139,7 @@ def main() -> None:
             pids[pid] = rank
         while pids:
             pid, status = os.wait()
-            if pid in pids:
-                del pids[pid]
+            pids.pop(pid, None)
             if status:
                 for other in pids:
                     os.kill(other, 9)
