@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from rekindle.train import attention, objective, parallel, pipeline
+from rekindle.train import attention, objective, optimizer, parallel, pipeline
 from rekindle.train.live import GRADIENTS, PIPELINE, Live
 
 
@@ -49,6 +49,7 @@ def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -
                 replaced(objective, "chosen", lambda _: _chosen),
                 replaced(attention, "mark", lambda _: _mark),
                 replaced(pipeline, "PipelineStage", lambda _: _told(live, shape)),
+                replaced(schedules, "_batch_p2p", _under_way),
             ):
                 stack.enter_context(context)
         yield
@@ -118,7 +119,9 @@ def _real_meshes() -> Iterator[None]:
 
         return called
 
-    with replaced(DeviceMesh, "__init__", real), replaced(parallel, "cut", real):
+    with contextlib.ExitStack() as stack:
+        for owner, name in ((DeviceMesh, "__init__"), (parallel, "cut"), (optimizer, "_ends")):
+            stack.enter_context(replaced(owner, name, real))
         yield
 
 
@@ -136,6 +139,25 @@ def _mark(mask: torch.Tensor | None) -> None:
         bounds = [row * length for row in range(rows + 1)]
         starts = torch.zeros(rows + 1, dtype=torch.int32)
         setattr(mask, attention.DOCUMENTS, attention.Documents(bounds, starts, length))
+
+
+class _Sent:
+    """Keeps what is under way until somebody waits for it, as NCCL and gloo do."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def wait(self) -> None:
+        self.tensors = []
+
+
+def _under_way(function: Any) -> Any:
+    @functools.wraps(function)
+    def called(operations: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [operation.tensor for operation in operations]
+        return [*function(operations, *args, **kwargs), _Sent(tensors)]
+
+    return called
 
 
 def _told(live: Live, shape: Callable[[Any], Any]) -> Any:

@@ -258,7 +258,6 @@ class _Run:
         sent = torch.empty(1, 3, requires_grad=True) if part.last else hidden
         return received, sent
 
-
     def _embedded(self, part: Any) -> torch.dtype:
         """What the first stage's table gives: weights as they are while they are used."""
         from torch.distributed.fsdp import FSDPModule

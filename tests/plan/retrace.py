@@ -72,6 +72,14 @@ CASES = {
     "8b pp zero bubble": (EIGHT, {"pp": 4, "tp": 2, "micro_batch_size": 1, "schedule": "zero_bubble"}, 4096, 8, {}),
     "70b fsdp full": (SEVENTY, {"shard": 64, "micro_batch_size": 1}, 8192, 1, {"checkpointing": "full"}),
     "70b fsdp tp": (SEVENTY, {"shard": 16, "tp": 8, "micro_batch_size": 1}, 4096, 1, {"checkpointing": "selective"}),
+    "gpt2 pp": (GPT2, {"pp": 2, "micro_batch_size": 4}, 1024, 4, {}),
+    "gpt2 tp": (GPT2, {"tp": 2, "micro_batch_size": 4}, 1024, 1, {}),
+    "gpt2 fsdp selective": (GPT2, {"shard": 4, "micro_batch_size": 4}, 1024, 1, {"checkpointing": "selective"}),
+    "bert ddp full": (BERT, {"dp": 4, "micro_batch_size": 16}, 512, 1, {"checkpointing": "full"}),
+    "1b lora ddp": (SMALL, {"dp": 8, "micro_batch_size": 4}, 2048, 1, {"lora": 8}),
+    "1b cp": (SMALL, {"cp": 4, "micro_batch_size": 1}, 16384, 1, {}),
+    "8b pp fsdp": (EIGHT, {"pp": 2, "shard": 4, "micro_batch_size": 1}, 4096, 4, {}),
+    "qwen3 hsdp fp16": (QWEN, {"dp": 2, "shard": 4, "micro_batch_size": 2}, 4096, 2, {"precision": "fp16", "checkpointing": "full"}),
     "130b 3d": (LARGE, {"shard": 8, "tp": 8, "pp": 4, "micro_batch_size": 1}, 2048, 8, {"checkpointing": "full"}),
 }  # fmt: skip
 

@@ -30,22 +30,22 @@ from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal
 
 
-def made_shards(rows: int, length: int, vocabulary: int) -> Shards:
+def made_shards(task: str, rows: int, length: int, vocabulary: int) -> Shards:
     """Rows that fill a sequence each."""
     rng = np.random.default_rng(1)
     texts = rng.integers(1, vocabulary, (rows, length)).tolist()
     columns = {
         "id": pa.array([str(i) for i in range(rows)]),
         "hash": pa.array([bytes(16)] * rows, pa.binary(16)),
-        "label": pa.array(np.zeros(rows, np.int32)),
+        "label": pa.array(np.arange(rows, dtype=np.int32) % 2),
         "input_ids": pa.array(texts, pa.list_(pa.int32())),
         "supervised": pa.array([[1] * length] * rows, pa.list_(pa.uint8())),
     }
     settings = {
-        "pad_token_id": 0, "eos_token_id": 0, "vocab_size": vocabulary, "max_length": length, "packing": True,
+        "pad_token_id": 0, "eos_token_id": 0, "vocab_size": vocabulary, "max_length": length, "packing": task == "causal_lm",
     }  # fmt: skip
     manifest = ShardManifest(
-        task="causal_lm", source="random", labels=(), rows={"train": rows, "validation": 0}, settings=settings,
+        task=task, source="random", labels=() if task == "causal_lm" else ("a", "b"), rows={"train": rows, "validation": 0}, settings=settings,
     )  # fmt: skip
     table = pa.table(columns)
     return Shards(Path(), manifest, {"train": table, "validation": table.slice(0, 0)})
@@ -59,10 +59,15 @@ def trainer_of(case: dict, live: Live) -> Trainer:
         steps=4, global_batch_size=size, micro_batch_size=layout.micro_batch_size, layout={**degrees, "schedule": layout.schedule},
         **case["train"],
     )  # fmt: skip
-    task = load_task("causal_lm")
-    shards = made_shards(4 * size, case["sequence"], case["config"]["vocab_size"])
+    task = load_task(case["task"])
+    shards = made_shards(case["task"], 4 * size, case["sequence"], case["config"]["vocab_size"])
     with weights.deferred() as recorder:
-        network = task.build(ModelSpec(source=case["config"]), (), shards.manifest.settings, Path())
+        network = task.build(
+            ModelSpec(source=case["config"]),
+            shards.manifest.labels,
+            shards.manifest.settings,
+            Path(),
+        )
     source = weights.Source(network, recorder, 0)
     mesh = Mesh.of(layout, torch.device("cpu"))
     origins, lora = families.unfused(network), None
@@ -77,7 +82,7 @@ def trainer_of(case: dict, live: Live) -> Trainer:
             live.note(getattr(parameter, "_local_tensor", parameter))
         parts = parallel.settle(parts)
         order = SampleOrder(
-            rows=4 * size, global_batch_size=size, seed=0, lengths=shards.lengths("train"), pack_length=case["sequence"],
+            rows=4 * size, global_batch_size=size, seed=0, lengths=shards.lengths("train"), pack_length=case["sequence"] if case["task"] == "causal_lm" else None,
         )  # fmt: skip
         return Trainer(task, shards, train, Plan.of(train, order), parts, 0)
 
@@ -123,12 +128,13 @@ def rank_of(case: dict, rank: int, out: Path) -> None:
 def main() -> None:
     cases, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     import peft  # noqa: F401 - for the ranks, which are forks
+    from transformers.models.distilbert import modeling_distilbert  # noqa: F401
     from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
     from transformers.models.llama import modeling_llama  # noqa: F401
 
     from rekindle.train import pipeline  # noqa: F401
 
-    made_shards(1, 4, 8)
+    made_shards("causal_lm", 1, 4, 8)
     for case in cases:
         assert len(list(Path("/proc/self/task").iterdir())) == 1
         pids = {}

@@ -12,7 +12,22 @@ CONFIG = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 500,
 }  # fmt: skip
-GPT2 = {"model_type": "gpt2", "n_embd": 128, "n_layer": 4, "n_head": 4, "vocab_size": 500, "n_positions": 128}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 128,
+    "n_layer": 4,
+    "n_head": 4,
+    "vocab_size": 500,
+    "n_positions": 128,
+}
+DISTILBERT = {
+    "model_type": "distilbert",
+    "dim": 128,
+    "hidden_dim": 512,
+    "n_layers": 4,
+    "n_heads": 4,
+    "vocab_size": 500,
+}
 LAYOUT = {"micro_batch_size": 2}
 # name: layout, accumulation, what of train differs
 CASES = {
@@ -33,6 +48,7 @@ CASES = {
     "shard selective": ({"shard": 2}, 1, {"activation_checkpointing": "selective", "precision": "bf16"}),
     "cp": ({"cp": 2}, 1, {}),
     "gpt2": ({"dp": 2}, 1, {"config": GPT2, "precision": "bf16"}),
+    "distilbert": ({"dp": 2}, 1, {"config": DISTILBERT, "task": "text_classification"}),
     "lora": ({"dp": 2}, 1, {"lora": {"rank": 4}}),
 }  # fmt: skip
 FAST = ("dp",)
@@ -42,7 +58,7 @@ def case_of(name):
     layout, accumulation, train = CASES[name]
     train = dict(train)
     return {
-        "name": name.replace(" ", "_"), "config": train.pop("config", CONFIG), "task": "causal_lm", "layout": {**LAYOUT, **layout}, "lora": train.pop("lora", None),
+        "name": name.replace(" ", "_"), "config": train.pop("config", CONFIG), "task": train.pop("task", "causal_lm"), "layout": {**LAYOUT, **layout}, "lora": train.pop("lora", None),
         "train": train, "sequence": 128, "accumulation": accumulation,
     }  # fmt: skip
 
@@ -97,16 +113,16 @@ def check(names, folder):
         independent = real["peak"] / real["allocated"] - 1
         said = f"{name}, rank {rank}: traced {off:+.2%} of {real['peak']} in {traced['phase']}; counted {independent:+.2%} of what the allocator gave"
         print(said, real["phases"], traced["phases"])
-        assert abs(off) <= 0.05, said
+        assert abs(off) <= 0.02, said
         # threads of gloo give back what the profiler then thinks is there, so of several ranks it only knows a limit
         assert -0.015 <= independent <= 0.001 or (CASES[name][0] and independent < 0), said
         assert abs(traced["static"] / real["static"] - 1) <= 0.01, said
 
 
-def test_a_trace_is_within_five_percent_of_what_two_replicas_really_hold(tmp_path):
+def test_a_trace_is_within_two_percent_of_what_two_replicas_really_hold(tmp_path):
     check(FAST, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_trace_is_within_five_percent_of_what_ranks_really_hold_in_every_layout(tmp_path):
+def test_a_trace_is_within_two_percent_of_what_ranks_really_hold_in_every_layout(tmp_path):
     check([name for name in CASES if name not in FAST], tmp_path)
