@@ -3,23 +3,48 @@ pass of a stage."""
 
 from __future__ import annotations
 
+import functools
+
 from rekindle.spec.layout import Layout
 
 
-def in_flight(layout: Layout, pp_rank: int, micro: int) -> list[int]:
-    """Most at a time, for each stage of the rank.
+def stages_of(layout: Layout, pp_rank: int) -> tuple[int, ...]:
+    """Which pieces a rank runs: one, or two, in a loop (interleaved) or in a V."""
+    if layout.stages == layout.pp:
+        return (pp_rank,)
+    if layout.schedule == "interleaved":
+        return pp_rank, pp_rank + layout.pp
+    return pp_rank, 2 * layout.pp - 1 - pp_rank
+
+
+@functools.cache
+def in_flight(layout: Layout, pp_rank: int, micro: int) -> tuple[int, ...]:
+    """How many at the fullest moment, for each stage of the rank.
 
     One stage a rank (1F1B, Narayanan et al. 2021, arXiv 2104.04473): the first of four ranks holds
-    four, the last one. Interleaved: those of the warm-up and one more.
-    Zero bubble in a V (Qi et al. 2024, arXiv 2405.15362): twice the ranks, of both stages."""
+    four, the last one. Interleaved (there, too): what the warm-up runs and one more. Zero bubble in
+    a V (Qi et al. 2024, arXiv 2405.15362): twice as many as ranks, of both stages together."""
     pp = layout.pp
     if pp == 1:
-        return [1]
+        return (1,)
     if layout.stages == pp:
-        return [min(micro, pp - pp_rank)]
+        return (min(micro, pp - pp_rank),)
     if layout.schedule == "interleaved":
-        total = min(2 * micro, pp + 2 * (pp - pp_rank - 1) + 1)
-        second = max(1, min(micro, total - min(micro, pp + pp - pp_rank - 1)))
-        return [total - second, second]
+        return _interleaved(pp, pp_rank, micro)
     first = min(micro, 2 * pp - 1 - pp_rank)
-    return [first, max(1, min(micro, 2 * pp - first))]
+    return first, max(1, min(micro, 2 * pp - first))
+
+
+def _interleaved(pp: int, pp_rank: int, micro: int) -> tuple[int, ...]:
+    """In rounds of as many micro-batches as there are ranks, first the one stage, then the other,
+    backwards the other way round."""
+    around = micro // max(1, micro // pp)
+    warm_up = min(2 * micro, around + 2 * (pp - 1 - pp_rank))
+    held, fullest = [0, 0], (0, 0)
+    for turn in range(2 * micro):
+        held[turn // around % 2] += 1
+        if sum(held) > sum(fullest):
+            fullest = held[0], held[1]
+        if turn >= warm_up:
+            held[1 - (turn - warm_up) // around % 2] -= 1
+    return fullest

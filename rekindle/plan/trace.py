@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rekindle.plan.inflight import stages_of
 from rekindle.plan.memory import Memory, memory
 from rekindle.plan.shape import FAMILIES
 from rekindle.plan.work import Work
@@ -65,12 +66,13 @@ def trace(
     finalists: Sequence[Finalist],
     limit_seconds: float = LIMIT_SECONDS,
     python: str = sys.executable,
+    at_most: int = AT_MOST,
 ) -> list[Answer]:
     """Answers in the order of `finalists`, all of them by one child process."""
     computed = [memory(one.work) for one in finalists]
     asked = [
         _job(one, found.pp_rank, depth)
-        for one, found in zip(finalists[:AT_MOST], computed, strict=False)
+        for one, found in zip(finalists[:at_most], computed, strict=False)
         for depth in DEPTHS
     ]
     try:
@@ -81,8 +83,8 @@ def trace(
         return [Answer(found, False, note) for found in computed]
     answers = []
     for number, (one, found) in enumerate(zip(finalists, computed, strict=True)):
-        if number >= AT_MOST:
-            note = f"from the closed form: only {AT_MOST} finalists are traced"
+        if number >= at_most:
+            note = f"from the closed form: only {at_most} finalists are traced"
             answers.append(Answer(found, False, note))
             continue
         pair = said[2 * number : 2 * number + 2]
@@ -116,7 +118,7 @@ def _asked(
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def job(one: Finalist, pp_rank: int, layers: int) -> dict[str, Any]:
+def _layers(one: Finalist, pp_rank: int, layers: int) -> dict[str, Any]:
     """What the child is asked, of a model with so many blocks."""
     work, names = one.work, FAMILIES[one.work.shape.model_type].names
     key = names.get("num_hidden_layers", "num_hidden_layers")
@@ -135,17 +137,14 @@ def job(one: Finalist, pp_rank: int, layers: int) -> dict[str, Any]:
 
 
 def _job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
-    return job(one, pp_rank, depth * one.work.layout.stages)
+    return _layers(one, pp_rank, depth * one.work.layout.stages)
 
 
 def extrapolated(pair: Sequence[Mapping[str, Any]], work: Work, pp_rank: int) -> Memory:
     """From traces of the two depths to the work's own: a straight line for each phase, the largest
     of them is the peak."""
     low, high = DEPTHS
-    stages, layout = work.layout.stages, work.layout
-    mine = [pp_rank] if stages == layout.pp else [
-        pp_rank, pp_rank + layout.pp if layout.schedule == "interleaved" else stages - 1 - pp_rank
-    ]  # fmt: skip
+    stages, mine = work.layout.stages, stages_of(work.layout, pp_rank)
     each, more = divmod(work.shape.layers, stages)
     blocks = sum(each + (stage < more) for stage in mine) / len(mine)
 

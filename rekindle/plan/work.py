@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from rekindle.plan.shape import Matrix, ModelShape
@@ -11,6 +13,30 @@ from rekindle.spec.layout import Layout
 
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
+
+
+# What the engine calls the matrices of a block, in the order of ModelShape.matrices.
+_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
+        "gpt2": ("attn.c_attn.q", "attn.c_attn.k", "attn.c_attn.v", "attn.c_proj", "mlp.c_fc",
+                 "mlp.c_proj"),
+        "bert": ("attention.self.query", "attention.self.key", "attention.self.value",
+                 "attention.output.dense", "intermediate.dense", "output.dense"),
+        "distilbert": ("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"),
+    }
+)  # fmt: skip
+
+
+def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
+    """Our names of the matrices that `model.lora.targets` names: `q_proj` of Llama is `q`."""
+    wanted = tuple(targets)
+    known = zip(MODULES.get(shape.model_type, ()), shape.matrices, strict=False)
+    return tuple(
+        matrix.name for module, matrix in known
+        if any(f".{module}".endswith(f".{target}") for target in wanted)
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
