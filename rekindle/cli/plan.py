@@ -28,6 +28,8 @@ _MOST_REASONS = 8
 @click.option("--region", default="", help="Where; default: the platform's, else the cheapest.")
 @click.option("--examples", type=click.IntRange(min=1), default=None,
               help="Examples in the training split, where nobody has counted them.")  # fmt: skip
+@click.option("--trace", "with_trace", is_flag=True,
+              help="Have the engine say what the two best layouts hold; needs torch, some 10 s.")  # fmt: skip
 @click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
               help="Prices of your own, over those that are known.")  # fmt: skip
 @shared
@@ -37,6 +39,7 @@ def command(
     platform: str | None,
     region: str,
     examples: int | None,
+    with_trace: bool,
     own: tuple[Path, ...],
     home: Path,
     as_json: bool,
@@ -51,6 +54,10 @@ def command(
     named = platform or _platform(spec)
     there = region or str(getattr(getattr(spec.platforms, named, None), "region", ""))
     found = make(spec, book(home, own), named, there, examples)
+    if with_trace:
+        from rekindle.plan.finalists import traced
+
+        found = traced(found, spec)
     planned = told(found, refusals(found, spec))
     if as_json:
         answer(planned)

@@ -16,7 +16,7 @@ from rekindle.plan.constants import Profile, profile_of
 from rekindle.plan.memory import Memory, memory, needed
 from rekindle.plan.shape import ModelShape
 from rekindle.plan.steptime import StepTime, step_time
-from rekindle.plan.work import Checkpointing, Work
+from rekindle.plan.work import Checkpointing, Work, lora_targets
 from rekindle.spec.layout import Layout, Schedule, Shape, problems_of
 from rekindle.spec.model import LayoutSpec, LoraSpec, TrainSpec
 from rekindle.spec.support import Cell, Kind, cell_of, impossible, tested
@@ -222,6 +222,8 @@ def _works(asked: Asked, layout: Layout) -> Iterator[Work]:
                 accumulation=turns, sequence=asked.sequence, precision=train.precision,
                 checkpointing=checkpointing, compile=train.compile,
                 weights_bytes=2 if train.weights == "bf16" else 4,
+                lora_rank=asked.lora.rank if asked.lora else 0,
+                lora_targets=lora_targets(asked.shape, asked.lora.targets) if asked.lora else (),
             )  # fmt: skip
 
 

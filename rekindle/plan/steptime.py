@@ -16,7 +16,7 @@ from rekindle.plan.cluster import Cluster, Group, groups
 from rekindle.plan.traffic import traffic
 from rekindle.plan.work import Work
 
-FORWARD, BACKWARD = 1, 2  # products: each of the two gradients costs what the forward pass costs
+FORWARD = 1  # products; each of the gradients costs what the forward pass costs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +95,7 @@ class _Model:
     def __init__(self, work: Work, cluster: Cluster, constants: Constants) -> None:
         self.work, self.cluster, self.c = work, cluster, constants
         self.links = groups(cluster, work.layout)
+        self.backward = 1 if work.lora_rank else 2  # frozen weights need no gradients of their own
         gpu = cluster.gpu
         peaks = {name: value * 1e12 for name, value in gpu.tflops.items()}
         self.peak = peaks[work.precision]
@@ -108,7 +109,7 @@ class _Model:
         spread = one.computing + one.tensor + one.context
         gathered, reduced = self._sharded()
         each = gathered + reduced if layout.pp == 1 else 0.0
-        backward = one.computing * BACKWARD / (FORWARD + BACKWARD)
+        backward = one.computing * self.backward / (FORWARD + self.backward)
         kept = gathered + reduced if layout.pp > 1 else 0.0
         hidden = self._exposed(each, one.computing, self.c.contention) * turns
         hidden += self._exposed(kept, backward, self.c.contention)
@@ -170,7 +171,7 @@ class _Model:
         if work.checkpointing == "full":
             tensor, context = tensor * 1.5, context * 1.5
         return _Pass(
-            products=products * (FORWARD + BACKWARD) * blocks,
+            products=products * (FORWARD + self.backward) * blocks,
             attention=attention * (1.0 + self.c.attention_backward) * blocks,
             stream=(forward + backward) * blocks, recomputed=again * blocks,
             head=self._head(), tensor=tensor * blocks, context=context * blocks,
@@ -194,7 +195,7 @@ class _Model:
         entries = shape.vocab / self.work.layout.tp
         products = self._product(tokens, shape.d_model, entries, self.half_peak)
         moved = self.c.logit_bytes * tokens * entries / self.bandwidth
-        return products * (FORWARD + BACKWARD) + moved
+        return products * (FORWARD + self.backward) + moved
 
     # Exchanging
 
@@ -233,6 +234,12 @@ class _Model:
         both = first + last if self.work.layout.pp == 1 else max(first, last)
         return self.work.blocks * self.work.block_share() + both
 
+    def _trained(self) -> float:
+        """Those of them that have gradients."""
+        if self.work.lora_rank:
+            return self.work.blocks * self.work.adapters_share()
+        return self._held()
+
     def _sharded(self) -> tuple[float, float]:
         """Seconds to gather the weights and to reduce their gradients, a micro-batch (once a step
         in a pipeline, which keeps them)."""
@@ -241,15 +248,15 @@ class _Model:
             return 0.0, 0.0
         calls = 1 if work.layout.pp > 1 else 2
         pieces = work.blocks + 1
-        size = self._held() * work.compute_bytes
         hops = (pieces - 1) * group.size * self.c.hop_seconds
-        gather = self._ring(group, size) + hops
-        return calls * gather, gather
+        gather = self._ring(group, self._held() * work.compute_bytes) + hops
+        reduce = self._ring(group, self._trained() * work.compute_bytes) + hops
+        return calls * gather, reduce
 
     def _once(self) -> float:
         """Seconds to add up the gradients of replicas, once a step."""
         work, layout = self.work, self.work.layout
-        held = self._held()
+        held = self._trained()
         if work.sharding == "optimizer":
             whole = self.cluster.group(layout.shard * layout.dp, layout.tp * layout.cp)
             return 2 * self._ring(whole, held * work.compute_bytes)
@@ -279,4 +286,4 @@ class _Model:
     def _optimizer(self) -> float:
         layout = self.work.layout
         shards = layout.shard * layout.cp
-        return self.c.optimizer_bytes * self._held() / shards / self.bandwidth
+        return self.c.optimizer_bytes * self._trained() / shards / self.bandwidth
