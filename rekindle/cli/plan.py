@@ -29,7 +29,7 @@ _MOST_REASONS = 8
 @click.option("--examples", type=click.IntRange(min=1), default=None,
               help="Examples in the training split, where nobody has counted them.")  # fmt: skip
 @click.option("--trace", "with_trace", is_flag=True,
-              help="Have the engine say what the two best layouts hold; needs torch, some 10 s.")  # fmt: skip
+              help="Ask the engine what the two best layouts hold; needs torch.")  # fmt: skip
 @click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
               help="Prices of your own, over those that are known.")  # fmt: skip
 @shared
