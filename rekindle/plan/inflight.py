@@ -23,7 +23,8 @@ def in_flight(layout: Layout, pp_rank: int, micro: int) -> tuple[int, ...]:
 
     One stage a rank (1F1B, Narayanan et al. 2021, arXiv 2104.04473): the first of four ranks holds
     four, the last one. Interleaved (there, too): what the warm-up runs and one more. Zero bubble in
-    a V (Qi et al. 2024, arXiv 2405.15362): twice as many as ranks, of both stages together."""
+    a V (Qi et al. 2024, arXiv 2405.15362): twice as many as ranks, of both stages together, where
+    there are so many."""
     pp = layout.pp
     if pp == 1:
         return (1,)
@@ -31,8 +32,7 @@ def in_flight(layout: Layout, pp_rank: int, micro: int) -> tuple[int, ...]:
         return (min(micro, pp - pp_rank),)
     if layout.schedule == "interleaved":
         return _interleaved(pp, pp_rank, micro)
-    first = min(micro, 2 * pp - 1 - pp_rank)
-    return first, max(1, min(micro, 2 * pp - first))
+    return _zero_bubble(pp, pp_rank, micro)
 
 
 def _interleaved(pp: int, pp_rank: int, micro: int) -> tuple[int, ...]:
@@ -47,4 +47,23 @@ def _interleaved(pp: int, pp_rank: int, micro: int) -> tuple[int, ...]:
             fullest = held[0], held[1]
         if turn >= warm_up:
             held[1 - (turn - warm_up) // around % 2] -= 1
+    return fullest
+
+
+def _zero_bubble(pp: int, pp_rank: int, micro: int) -> tuple[int, ...]:
+    """The order of torch's ScheduleZBVZeroBubble, which fills up with micro-batches that are not
+    there where a step has too few. In capitals forwards of the first and of the second stage,
+    backwards in small letters."""
+    left = pp - pp_rank
+    order = "A" * (2 * left - 1) + "BA" * pp_rank + "Bb" * left
+    started = 2 * left - 1 + pp_rank
+    more = max(2 * pp - 1, micro) - started
+    order += "AaBb" * more + "aBb" * (started - pp)
+    seen, held, fullest = dict.fromkeys("AaBb", 0), {"A": 0, "B": 0}, (0, 0)
+    for step in order:
+        seen[step] += 1
+        if seen[step] <= micro:
+            held[step.upper()] += 1 if step.isupper() else -1
+        if sum(held.values()) > sum(fullest):
+            fullest = held["A"], held["B"]
     return fullest

@@ -92,7 +92,7 @@ class _Moments(Rank):
         moments = [
             *(("forward", {"gradients": before, **terms}) for terms in self._forward()),
             *(("backward", terms) for terms in self._backward(before)),
-            ("backward", self._ending(after)),
+            *(("backward", terms) for terms in self._ending(after)),
             ("optimizer", {"gradients": after}),
         ]
         name, terms = max(moments, key=lambda moment: sum(moment[1].values()))
@@ -143,11 +143,15 @@ class _Moments(Rank):
         temporaries, gradients = again + self.mlp_backward(), before + self._head_gradient()
         if self.layout.pp == 1:
             if not before:
-                gradients += done * self.stored * self.trained_block // self.group
+                gradients += done * self.each_gradient * self.trained_block // self.group
             if self.sharded and done:  # those of the block before are being reduced
                 temporaries += self.reduced()
             if self.sharded and self.group > 1 and done + 1 == self.count:  # there is no next one
                 backward -= self.gathered * (self.block + self.adapters)
+        if self.layout.schedule == "zero_bubble" and self.layout.pp > 1:
+            # gradients of weights come later, and what they are made of waits for them
+            outputs = self.outputs(self.shape.matrices)
+            temporaries += max(self.blocks) * self.compute * self.tokens * outputs
         return {
             "gradients": gradients, self.copies: backward, "temporaries": temporaries,
         }  # fmt: skip
@@ -162,16 +166,26 @@ class _Moments(Rank):
             return 0
         return self.stored * self.head() * self.hidden if self.work.accumulation == 1 else 0
 
-    def _ending(self, after: int) -> dict[str, int]:
+    def _ending(self, after: int) -> Iterator[dict[str, int]]:
         """The end of the last backward pass: what lies before the first block."""
         ends = self.trained_ends
-        if not self.sharded:
-            table = self.shape.table // (self.layout.tp if self.shape.causal else 1)
-            table = table if self.first and not self.adapters else 0
-            return {"gradients": after, "temporaries": self.stored * table}
-        # reduced in fp32; the loss' gradient of the head is still there, the weights are not
         head = self.compute * self.head() * self.hidden if self.last and self.shape.causal else 0
-        return {"gradients": after, "temporaries": self.exact * ends + head}
+        if self.sharded:
+            # reduced in fp32: first from all gradients, then into the shard, when only the loss'
+            # gradient of the head is left; weights are not gathered any more
+            first = after - self.each_gradient * ends // self.group
+            yield {"gradients": first, "temporaries": (self.exact + self.gathered) * ends}
+            yield {"gradients": after, "temporaries": self.exact * ends + head}
+            return
+        table = self.shape.table // (self.layout.tp if self.shape.causal else 1)
+        table = table if self.first and not self.adapters else 0
+        tied = self.shape.causal and self.shape.head is None and self.last
+        there = self.work.accumulation > 1 or self.layout.world > 1
+        copies = self.passing(self.block + self.adapters)[0] if self.layout.tp == 1 else 0
+        yield {  # of a tied table the head's gradient waits for its own
+            "gradients": after, self.copies: copies,
+            "temporaries": self.stored * table * (2 if tied else int(there)),
+        }  # fmt: skip
 
     def _received(self) -> int:
         """What a pipeline receives into: one buffer a micro-batch and direction, which it keeps."""

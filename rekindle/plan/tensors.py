@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 
 from rekindle.plan.inflight import in_flight, stages_of
+from rekindle.plan.shape import Matrix
 from rekindle.plan.work import Work
 
 LOGITS_AT_ONCE = 1 << 23  # elements, as rekindle/train/objective.py has it
@@ -153,14 +154,18 @@ class Rank:
             return entry
         return entry + self.products()
 
-    def products(self) -> int:
-        """Results of matrices and of attention."""
+    def outputs(self, matrices: tuple[Matrix, ...]) -> int:
+        """Elements a token of what matrices give."""
         tp = self.layout.tp
-        outputs = sum(
-            m.outputs // (tp if m.divided == "column" else 1) for m in self.shape.matrices
-        )
-        attention = 4 * self.shape.heads // tp if not self.shape.attention_dropout else 0
-        return self.tokens * (self.compute * (outputs + self.query) + attention)
+        return sum(m.outputs // (tp if m.divided == "column" else 1) for m in matrices)
+
+    def products(self) -> int:
+        """Results of matrices, those of adapters too, and of attention."""
+        adapted = self.work.adapted
+        wide = self.outputs(self.shape.matrices) + self.query
+        wide += self.outputs(adapted) + self.work.lora_rank * len(adapted)
+        sums = 0 if self.shape.attention_dropout else 4 * self.shape.heads // self.layout.tp
+        return self.tokens * (self.compute * wide + sums)
 
     def whole(self) -> int:
         kept = self.norm_and_attention() + self.mlp()
@@ -268,7 +273,15 @@ class Rank:
             return self.stored * trained + own
         if before and turns == 1:
             return 0
-        return self.stored * trained // self.group
+        if self.sharded and before:
+            return self.exact * trained // self.group
+        return self.each_gradient * trained // self.group
+
+    @property
+    def each_gradient(self) -> int:
+        """Bytes an element: FSDP keeps what it reduced in fp32 beside narrower gradients."""
+        narrow = self.sharded and self.stored < self.exact
+        return self.exact + self.stored if narrow else self.stored
 
     def reduced(self) -> int:
         """While a block's gradients are reduced: whole, in fp32."""

@@ -37,6 +37,7 @@ QWEN = {
 GPT2 = {"model_type": "gpt2"}
 GPT2_XL = {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25}
 GPT2_PLAIN = {**GPT2, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+TIED = llama(1024, 3072, 16, 16, 8, 64000, tie_word_embeddings=True)
 BERT, DISTILBERT = {"model_type": "bert"}, {"model_type": "distilbert"}
 
 # name: config, layout, sequence, accumulation, and what else differs
@@ -80,6 +81,11 @@ CASES = {
     "1b cp": (SMALL, {"cp": 4, "micro_batch_size": 1}, 16384, 1, {}),
     "8b pp fsdp": (EIGHT, {"pp": 2, "shard": 4, "micro_batch_size": 1}, 4096, 4, {}),
     "qwen3 hsdp fp16": (QWEN, {"dp": 2, "shard": 4, "micro_batch_size": 2}, 4096, 2, {"precision": "fp16", "checkpointing": "full"}),
+    "distilbert fsdp bf16 weights": (DISTILBERT, {"shard": 4, "micro_batch_size": 2}, 128, 1, {"weights_bytes": 2}),
+    "tied one": (TIED, {"micro_batch_size": 2}, 512, 1, {}),
+    "tied cp lora selective": (TIED, {"cp": 2, "micro_batch_size": 4}, 2048, 4, {"precision": "fp32", "checkpointing": "selective", "lora": 8}),
+    "tied pp fsdp zero bubble": (TIED, {"pp": 2, "shard": 4, "micro_batch_size": 4, "schedule": "zero_bubble"}, 4096, 8, {}),
+    "tied pp zero bubble few": (TIED, {"pp": 4, "micro_batch_size": 1, "schedule": "zero_bubble"}, 4096, 4, {}),
     "130b 3d": (LARGE, {"shard": 8, "tp": 8, "pp": 4, "micro_batch_size": 1}, 2048, 8, {"checkpointing": "full"}),
 }  # fmt: skip
 

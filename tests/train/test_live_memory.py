@@ -51,7 +51,7 @@ CASES = {
     "distilbert": ({"dp": 2}, 1, {"config": DISTILBERT, "task": "text_classification"}),
     "lora": ({"dp": 2}, 1, {"lora": {"rank": 4}}),
 }  # fmt: skip
-FAST = ("dp",)
+FAST = ("shard bf16",)
 
 
 def case_of(name):
@@ -119,7 +119,7 @@ def check(names, folder):
         assert abs(traced["static"] / real["static"] - 1) <= 0.01, said
 
 
-def test_a_trace_is_within_two_percent_of_what_two_replicas_really_hold(tmp_path):
+def test_a_trace_is_within_two_percent_of_what_two_shards_really_hold(tmp_path):
     check(FAST, tmp_path)
 
 
