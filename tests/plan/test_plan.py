@@ -136,6 +136,7 @@ def test_machines_are_chosen_for_a_deadline_and_refused_where_none_keeps_it():
     assert "and may take 0.001" in problem.what
 
 
+@pytest.mark.slow
 def test_machines_are_chosen_for_a_budget():
     cheapest, _ = auto()
     rich, spec = auto(budget_usd=2 * cheapest.usd)
