@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
-from rekindle.plan.shape import ModelShape
+from rekindle.plan.shape import Matrix, ModelShape
 from rekindle.spec.layout import Layout
 
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
+
+
+# What the engine calls the matrices of a block, in the order of ModelShape.matrices.
+_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
+        "gpt2": ("attn.c_attn.q", "attn.c_attn.k", "attn.c_attn.v", "attn.c_proj", "mlp.c_fc",
+                 "mlp.c_proj"),
+        "bert": ("attention.self.query", "attention.self.key", "attention.self.value",
+                 "attention.output.dense", "intermediate.dense", "output.dense"),
+        "distilbert": ("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"),
+    }
+)  # fmt: skip
+
+
+def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
+    """Our names of the matrices that `model.lora.targets` names: `q_proj` of Llama is `q`."""
+    wanted = tuple(targets)
+    known = zip(MODULES.get(shape.model_type, ()), shape.matrices, strict=False)
+    return tuple(
+        matrix.name for module, matrix in known
+        if any(f".{module}".endswith(f".{target}") for target in wanted)
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +44,9 @@ class Work:
     """What each rank does in one optimizer step: `accumulation` micro-batches of
     `layout.micro_batch_size` sequences of `sequence` tokens. `sharding` says what `layout.shard`
     divides: all states (FSDP), or those of the optimizer only, which other engines offer; `chunks`
-    are pieces of a pipeline on each rank, where they are not what the layout's schedule says."""
+    are pieces of a pipeline on each rank, where they are not what the layout's schedule says.
+    `lora_rank` adapts the matrices of a block that `lora_targets` names, all where it names none,
+    and freezes the others; 0: everything is trained."""
 
     shape: ModelShape
     layout: Layout
@@ -30,6 +58,8 @@ class Work:
     sharding: Literal["weights", "optimizer"] = "weights"
     weights_bytes: int = 4
     chunks: int = 0
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -80,3 +110,19 @@ class Work:
         head = shape.head.parameters // tp if shape.head else 0
         tied = shape.causal and shape.head is None and self.layout.pp > 1
         return first, shape.after + (shape.table // tp if tied else head)
+
+    @property
+    def adapted(self) -> tuple[Matrix, ...]:
+        """The matrices of a block that have adapters."""
+        if not self.lora_rank:
+            return ()
+        named = self.lora_targets
+        return tuple(m for m in self.shape.matrices if not named or m.name in named)
+
+    def adapters_share(self) -> int:
+        """Elements of a block's adapters on one tp rank: the side that is not divided is on all."""
+        tp, total = self.layout.tp, 0
+        for m in self.adapted:
+            total += m.inputs // (tp if m.divided == "row" else 1)
+            total += m.outputs // (tp if m.divided == "column" else 1)
+        return total * self.lora_rank

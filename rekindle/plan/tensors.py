@@ -1,0 +1,288 @@
+"""The tensors of one rank, by size: weights, what a block keeps for its backward pass, what is
+there for a moment only.
+
+Derived from what rekindle's engine runs: transformers' eager blocks, autocast over fp32 weights on
+replicas, FSDP2 with bf16 weights, torch's pipeline schedules. Every number here is bytes an element
+or a count of tensors, and none is fitted. `Rank` owns them; memory.py says which are there at
+once."""
+
+from __future__ import annotations
+
+import operator
+
+from rekindle.plan.inflight import in_flight, stages_of
+from rekindle.plan.shape import Matrix
+from rekindle.plan.work import Work
+
+LOGITS_AT_ONCE = 1 << 23  # elements, as rekindle/train/objective.py has it
+
+
+class Rank:
+    """The numbers of one rank. Bytes an element: `stored` of weights and moments, `gathered` of the
+    weights that FSDP puts together, `compute` of products, `stream` of the residual stream, `exact`
+    of sums that are too long for half precision."""
+
+    def __init__(self, work: Work, pp_rank: int) -> None:
+        self.work, self.shape, self.layout, self.pp_rank = work, work.shape, work.layout, pp_rank
+        layout, shape, tp = work.layout, work.shape, work.layout.tp
+        self.half = work.precision in ("bf16", "fp16", "fp8")
+        self.sharded = not layout.only_replicates and layout.dp * layout.shard * layout.cp > 1
+        self.stored = 8 if work.precision == "fp64" else work.weights_bytes
+        self.compute = 2 if self.half else self.stored
+        self.gathered = 2 if self.half else self.stored
+        self.exact = max(4, self.stored if not self.half else 4)
+        self.rms = shape.norm == "rms"
+        narrow = self.sharded or self.stored == 2
+        self.stream = self.compute if narrow and (self.rms or shape.causal) else self.stored
+        if self.half and not shape.causal:
+            self.stream = 4  # CUDA's autocast computes layer_norm in fp32, and the stream is one
+        self.casts = self.half and (self.stream > 2 or not self.rms)
+        self.along = tp > 1 and shape.causal and self.rms
+        self.tokens = work.tokens
+        self.part = self.tokens // tp if self.along else self.tokens
+        self.query = shape.heads * shape.head_dim // tp
+        self.keys = shape.kv_heads * shape.head_dim // tp
+        self.inner, self.hidden = shape.ffn // tp, shape.d_model
+        self.group = layout.shard * layout.cp
+        self._cut()
+
+    def _cut(self) -> None:
+        """What this rank has: blocks of each of its stages, elements of a block and of the ends."""
+        work, layout, shape = self.work, self.layout, self.shape
+        stages, place = layout.stages, self.pp_rank
+        mine = stages_of(layout, place)
+        each, more = divmod(shape.layers, stages)
+        self.blocks = [each + (stage < more) for stage in mine]
+        self.stages = mine
+        self.final = stages - 1
+        self.first, self.last = 0 in mine, stages - 1 in mine
+        first, last = work.ends_share()
+        self.block = work.block_share()
+        self.ends = (first if self.first else 0) + (last if self.last else 0)
+        self.adapters = work.adapters_share()
+        self.trained_block = self.adapters or self.block
+        head = shape.head.parameters if shape.head and not shape.causal else 0
+        self.trained_ends = (head if self.last else 0) if self.adapters else self.ends
+        self.count = sum(self.blocks)
+        self.counts = in_flight(layout, place, work.accumulation)
+
+    # What is there between two steps
+
+    def weights(self) -> int:
+        block = self.block + self.adapters
+        return self.stored * (self.count * block + self.ends) // self.group
+
+    def trained(self) -> int:
+        """Elements of the trained weights on this rank, whole."""
+        return self.count * self.trained_block + self.trained_ends
+
+    def static(self) -> dict[str, int]:
+        trained = self.stored * self.trained() // self.group
+        return {"parameters": self.weights(), "optimizer": 2 * trained}
+
+    # What a block keeps for its backward pass
+
+    def norm_and_attention(self) -> int:
+        """Until the attention's output matrix has been given its input."""
+        tokens, part, hidden = self.tokens, self.part, self.hidden
+        wide = max(4, self.stream)
+        if self.rms:  # the input in fp32, the normalised, the scale
+            kept = (wide + self.scaled()) * part * hidden + 4 * part
+        else:  # the input in fp32, mean and scale
+            kept = wide * part * hidden + 8 * part
+        kept += self.inputs(3)
+        kept += self.compute * tokens * (2 * self.query + 2 * self.keys * self.layout.cp)
+        if self.work.shape.model_type == "qwen3":  # two more norms, of each head
+            both = self.query + self.keys
+            kept += ((4 + 2) if self.half else 2 * self.compute) * tokens * both
+        return kept + self.scores()
+
+    def entering(self) -> int:
+        """A norm's input in fp32."""
+        return max(4, self.stream) * self.part * self.hidden
+
+    def scaled(self) -> int:
+        """The normalised, which only a norm's own weights need."""
+        return 0 if self.adapters else self.stream
+
+    def inputs(self, matrices: int) -> int:
+        """Of matrices that share an input: autocast casts it for each of them."""
+        size = self.tokens * self.hidden
+        if self.casts:
+            return matrices * 2 * size
+        return (self.compute if self.rms else max(4, self.stream)) * size
+
+    def pairs(self) -> int:
+        """Pairs of tokens, of all heads here."""
+        return self.tokens * self.work.sequence * self.shape.heads // self.layout.tp
+
+    def scores(self) -> int:
+        if self.shape.attention_dropout:  # softmax in fp32, what is kept of it, and the product
+            return (self.exact + 2 * self.compute) * self.pairs()
+        kept = 4 * self.tokens * self.shape.heads // self.layout.tp  # log of the sums
+        if self.layout.cp > 1:  # a mask as numbers
+            kept += self.compute * self.tokens * self.work.sequence
+        return kept
+
+    def mlp(self) -> int:
+        """The rest of the block."""
+        tokens, part, hidden = self.tokens, self.part, self.hidden
+        wide = max(4, self.stream)
+        if self.rms:
+            kept = (wide + self.scaled()) * part * hidden + 4 * part
+        else:
+            kept = wide * part * hidden + 8 * part
+        kept += self.inputs(2 if self.shape.gated else 1)
+        if self.shape.dropout:  # a byte an element; DistilBERT's attention has none behind it
+            kept += tokens * hidden * (1 if self.shape.model_type == "distilbert" else 2)
+        return kept + self.activation() * tokens * self.inner
+
+    def activation(self) -> int:
+        """Bytes a token and column of the feed-forward that the backward pass needs."""
+        if self.shape.gated:  # gate, up, silu of the gate, their product
+            return 4 * self.compute
+        if self.shape.model_type == "gpt2":  # x, x^3's x, tanh, 1 + tanh, the product: written out
+            return 12 + 2 * self.compute if self.half else 5 * self.compute
+        return 2 * self.compute  # gelu's input and output
+
+    def kept(self) -> int:
+        """Of one block, between its forward and its backward pass."""
+        if self.work.checkpointing == "none":
+            return self.whole()
+        entry = self.stream * self.part * self.hidden
+        if self.work.checkpointing == "full":
+            return entry
+        return entry + self.products()
+
+    def outputs(self, matrices: tuple[Matrix, ...]) -> int:
+        """Elements a token of what matrices give."""
+        tp = self.layout.tp
+        return sum(m.outputs // (tp if m.divided == "column" else 1) for m in matrices)
+
+    def products(self) -> int:
+        """Results of matrices, those of adapters too, and of attention."""
+        adapted = self.work.adapted
+        wide = self.outputs(self.shape.matrices) + self.query
+        wide += self.outputs(adapted) + self.work.lora_rank * len(adapted)
+        sums = 0 if self.shape.attention_dropout else 4 * self.shape.heads // self.layout.tp
+        return self.tokens * (self.compute * wide + sums)
+
+    def whole(self) -> int:
+        kept = self.norm_and_attention() + self.mlp()
+        if self.adapters:  # the narrow results between the two matrices of each adapter
+            kept += self.compute * self.tokens * self.work.lora_rank * len(self.work.adapted)
+            if self.casts and any(m.name == "o" for m in self.work.adapted):
+                # peft widens what attention gives, and autocast narrows it again: a copy
+                kept += self.compute * self.tokens * self.query
+        return kept
+
+    # What is there for a moment only
+
+    def mlp_backward(self) -> int:
+        """While a feed-forward's gradients are made: more than what the block has kept."""
+        tokens, inner = self.tokens, self.inner
+        stream = self.stream * self.part * self.hidden
+        if self.shape.gated:  # gradients of product, silu and up; the product is gone
+            return 2 * self.compute * tokens * inner + stream
+        if self.shape.model_type == "gpt2":
+            return (12 if self.half else 2 * self.compute) * tokens * inner + stream
+        return self.compute * tokens * inner + stream
+
+    def attention_forward(self) -> int:
+        """Attention written out: bias, scores and the cast weights; or nothing."""
+        if not self.shape.attention_dropout:
+            return 0
+        return (3 if self.half else 2) * self.compute * self.pairs()
+
+    def loss(self) -> int:
+        """While the loss makes its gradients, besides what is kept."""
+        if not self.last or not self.shape.causal:
+            return 0
+        size, rows = self.tokens * self.hidden, self.rows()
+        table = self.head() * self.hidden
+        narrow = self.compute if self.compute < self.exact else 0
+        cast = self.compute if self.stored != self.compute and not self.sharded else 0
+        found = 2 * self.stream * size  # the last norm's output, and the chosen tokens of it
+        found += 2 * size if self.stream > self.compute else 0
+        found += self.exact * (size + table) + cast * table
+        turns = -(-self.tokens // rows)
+        logits = rows * self.head()
+        making = logits * (self.exact + narrow) * (2 if turns > 1 else 1)
+        adding = logits * (self.exact + narrow) + self.compute * table
+        ending = logits * (self.exact + narrow) + narrow * (size + table)
+        return found + max(making, adding, ending)
+
+    def head(self) -> int:
+        return self.shape.vocab // self.layout.tp
+
+    def rows(self) -> int:
+        return min(self.tokens, max(1, LOGITS_AT_ONCE // max(1, self.head())))
+
+    def loss_kept(self) -> int:
+        """Gradients of hidden states and head, from the loss to its backward pass."""
+        if not self.last or not self.shape.causal:
+            return 0
+        return self.compute * (self.tokens + self.head()) * self.hidden
+
+    def ends_kept(self) -> int:
+        """Before the first block and behind the last one, of a micro-batch."""
+        size, wide = self.part * self.hidden, max(4, self.stream)
+        kept = 0
+        if self.rms:  # cosines and sines
+            kept += 2 * self.stream * self.tokens * self.shape.head_dim
+        if self.first:
+            kept += size if self.shape.dropout else 0
+            kept += 0 if self.shape.causal else wide * size
+        if self.last and self.shape.causal:
+            kept += (wide + self.scaled() if self.rms else wide) * size + 16 * self.tokens
+        return kept
+
+    def inputs_held(self) -> int:
+        """Token numbers, labels, positions of all micro-batches."""
+        return 3 * 8 * self.tokens * self.work.accumulation
+
+    # Weights and gradients on the way
+
+    def passing(self, block: int) -> tuple[int, int]:
+        """Copies of weights that are there in the forward pass, and in the backward pass."""
+        if self.sharded:
+            whole = self.gathered * (self.count * block + self.ends)
+            if self.layout.pp > 1 or self.group == 1:
+                return whole, whole
+            root = self.gathered * self.ends
+            # forward: the buffer of the last block's gathering; backward: a block and the next one
+            return root + self.gathered * block, root + 2 * self.gathered * block
+        if not self.half or self.stored == 2:
+            return 0, 0
+        matrices = self.block - self.shape.block_norms
+        if self.layout.tp == 1:  # autocast remembers its copies for the whole step
+            return 2 * matrices * self.count, 2 * matrices * self.count
+        if self.work.checkpointing != "none":
+            return 2 * matrices, 2 * matrices
+        # those of a tp rank's share it does not, so each micro-batch has its own
+        copies = 2 * matrices * sum(map(operator.mul, self.counts, self.blocks))
+        return copies, copies
+
+    def gradients(self, before: bool) -> int:
+        """Before the last micro-batch's backward pass, or at its end."""
+        trained, turns = self.trained(), self.work.accumulation
+        if self.layout.pp > 1 and self.sharded:  # whole, until the last backward pass
+            return self.exact * trained
+        if self.layout.only_replicates and self.layout.world > 1:
+            own = self.stored * trained if turns > 1 else 0  # and the buckets
+            return self.stored * trained + own
+        if before and turns == 1:
+            return 0
+        if self.sharded and before:
+            return self.exact * trained // self.group
+        return self.each_gradient * trained // self.group
+
+    @property
+    def each_gradient(self) -> int:
+        """Bytes an element: FSDP keeps what it reduced in fp32 beside narrower gradients."""
+        narrow = self.sharded and self.stored < self.exact
+        return self.exact + self.stored if narrow else self.stored
+
+    def reduced(self) -> int:
+        """While a block's gradients are reduced: whole, in fp32."""
+        return self.exact * self.trained_block if self.sharded else 0

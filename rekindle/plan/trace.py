@@ -1,0 +1,164 @@
+"""Memory of a finalist, traced: the engine's own parts run on tensors without values, in a child
+process that has torch (`python -m rekindle.train.trace`), and `rekindle plan` itself never does.
+
+Two shallow depths are traced and extrapolated: every block of a stage adds the same. A tiny model
+whose bytes are known is traced first; where that fails, where torch is not there, or where it takes
+too long, the closed form answers and says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rekindle.plan.inflight import stages_of
+from rekindle.plan.memory import Memory, memory
+from rekindle.plan.shape import FAMILIES
+from rekindle.plan.work import Work
+from rekindle.spec.model import LoraSpec
+
+DEPTHS = (3, 5)  # blocks a stage: the fewest in which the first, the last and one between differ
+LIMIT_SECONDS = 120.0
+AT_MOST = 2  # finalists
+
+# One rank, fp32: weights [8, 8] of a table and a head, one block of 4 + 3 matrices and 3 norms.
+_TINY: Mapping[str, Any] = {
+    "config": {
+        "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "vocab_size": 8,
+    },
+    "task": "causal_lm", "layout": {}, "train": {}, "sequence": 8, "accumulation": 1,
+}  # fmt: skip
+_TINY_PARAMETERS = 9 * 8 * 8 + 3 * 8
+_TINY_STATIC = 3 * 4 * _TINY_PARAMETERS + 4 * 12  # weights, two moments, and a count of steps each
+
+
+@dataclasses.dataclass(frozen=True)
+class Finalist:
+    """What is asked about: the model's config in Hugging Face layout, the task, and the work that
+    was made of both."""
+
+    config: Mapping[str, Any]
+    task: str
+    work: Work
+    classes: int = 2
+    lora: LoraSpec | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """Memory of the worst rank; `traced` says whether the engine was asked, `note` why not or what
+    it could not see."""
+
+    memory: Memory
+    traced: bool
+    note: str = ""
+
+
+class _TraceError(Exception):
+    """A child that gave no answer; its text is the note."""
+
+
+def trace(
+    finalists: Sequence[Finalist],
+    limit_seconds: float = LIMIT_SECONDS,
+    python: str = sys.executable,
+    at_most: int = AT_MOST,
+) -> list[Answer]:
+    """Answers in the order of `finalists`, all of them by one child process."""
+    computed = [memory(one.work) for one in finalists]
+    asked = [
+        _job(one, found.pp_rank, depth)
+        for one, found in zip(finalists[:at_most], computed, strict=False)
+        for depth in DEPTHS
+    ]
+    try:
+        said = _asked([_TINY, *asked], limit_seconds, python)
+        _test(said.pop(0))
+    except _TraceError as error:
+        note = f"from the closed form, not traced: {error}"
+        return [Answer(found, False, note) for found in computed]
+    answers = []
+    for number, (one, found) in enumerate(zip(finalists, computed, strict=True)):
+        if number >= at_most:
+            note = f"from the closed form: only {at_most} finalists are traced"
+            answers.append(Answer(found, False, note))
+            continue
+        pair = said[2 * number : 2 * number + 2]
+        deep = extrapolated(pair, one.work, found.pp_rank)
+        answers.append(Answer(deep, True, "; ".join(pair[1]["notes"])))
+    return answers
+
+
+def _test(said: Mapping[str, Any]) -> None:
+    if said["static"] - _TINY_STATIC not in range(512):  # and what a loop keeps
+        text = f"{said['static']} bytes where {_TINY_STATIC} were expected"
+        raise _TraceError(f"torch does not do what is known of it: its self-test found {text}")
+
+
+def _asked(
+    jobs: Sequence[Mapping[str, Any]], limit_seconds: float, python: str
+) -> list[dict[str, Any]]:
+    command = [python, "-m", "rekindle.train.trace"]
+    text = "".join(json.dumps(job) + "\n" for job in jobs)
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=limit_seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _TraceError(f"no answer within {limit_seconds:.0f} s") from None
+    except OSError as error:
+        raise _TraceError(f"{python} does not start: {error.strerror}") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise _TraceError(lines[-1])
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _layers(one: Finalist, pp_rank: int, layers: int) -> dict[str, Any]:
+    """What the child is asked, of a model with so many blocks."""
+    work, names = one.work, FAMILIES[one.work.shape.model_type].names
+    key = names.get("num_hidden_layers", "num_hidden_layers")
+    config = {k: v for k, v in one.config.items() if k != "num_hidden_layers"} | {key: layers}
+    weights = "bf16" if work.weights_bytes == 2 else "fp32"
+    train = {
+        "precision": work.precision, "weights": weights, "compile": work.compile,
+        "activation_checkpointing": work.checkpointing,
+    }  # fmt: skip
+    return {
+        "config": config, "task": one.task, "layout": dataclasses.asdict(work.layout),
+        "train": train, "sequence": work.sequence, "accumulation": work.accumulation,
+        "pp_rank": pp_rank, "classes": one.classes,
+        "lora": one.lora.model_dump(mode="json") if one.lora else None,
+    }  # fmt: skip
+
+
+def _job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
+    return _layers(one, pp_rank, depth * one.work.layout.stages)
+
+
+def extrapolated(pair: Sequence[Mapping[str, Any]], work: Work, pp_rank: int) -> Memory:
+    """From traces of the two depths to the work's own: a straight line for each phase, the largest
+    of them is the peak."""
+    low, high = DEPTHS
+    stages, mine = work.layout.stages, stages_of(work.layout, pp_rank)
+    each, more = divmod(work.shape.layers, stages)
+    blocks = sum(each + (stage < more) for stage in mine) / len(mine)
+
+    def line(shallow: float, deep: float) -> int:
+        return round(shallow + (deep - shallow) * (blocks - low) / (high - low))
+
+    shallow, deep = pair
+    phases = {name: line(shallow["phases"][name], deep["phases"][name]) for name in deep["phases"]}
+    phase = max(phases, key=lambda name: phases[name])
+    names = dict.fromkeys([*deep["terms"], *shallow["terms"]])
+    terms = {n: max(0, line(shallow["terms"].get(n, 0), deep["terms"].get(n, 0))) for n in names}
+    # terms are those of the peak, which may have been in another phase at one of the depths
+    missing = phases[phase] - sum(terms.values())
+    largest = max(terms, key=lambda name: terms[name])
+    where = "temporaries" if terms.get("temporaries", 0) + missing >= 0 else largest
+    terms[where] = terms.get(where, 0) + missing
+    return Memory({name: size for name, size in terms.items() if size}, phase, pp_rank)

@@ -1,0 +1,299 @@
+"""The closed form of memory against traces of the engine, and what must hold of it everywhere.
+
+Traces are stored (traces.json, by `python -m tests.plan.retrace`): a few are made anew here, all of them in the slow test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.plan import trace
+from rekindle.plan.inflight import in_flight
+from rekindle.plan.memory import memory, needed
+from rekindle.plan.shape import shape_of
+from rekindle.plan.tensors import LOGITS_AT_ONCE, Rank
+from rekindle.plan.work import MODULES, Work, lora_targets
+from rekindle.spec.layout import Layout
+from tests.plan.retrace import BERT, CASES, EIGHT, FILE, GPT2, QWEN, SEVEN, SMALL, finalist
+
+STORED = json.loads(FILE.read_text())
+FAST = ("distilbert ddp", "gpt2 no dropout", "1b one bf16 weights")
+GIB = 2**30
+
+
+def of_trace(name):
+    return trace.extrapolated(STORED[name]["pair"], finalist(name).work, STORED[name]["pp_rank"])
+
+
+def error(name):
+    return (
+        memory(finalist(name).work, STORED[name]["pp_rank"]).peak_bytes / of_trace(name).peak_bytes
+        - 1
+    )
+
+
+def test_every_case_has_a_stored_trace():
+    assert list(STORED) == list(CASES)
+    assert len(CASES) >= 24
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_closed_form_is_within_a_tenth_of_each_trace(name):
+    assert abs(error(name)) <= 0.1
+
+
+def test_the_closed_form_is_one_percent_off_the_traces_on_average():
+    assert statistics.mean(abs(error(name)) for name in CASES) <= 0.01
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_terms_of_a_trace_add_up_to_its_peak(name):
+    for one in STORED[name]["pair"]:
+        assert sum(one["terms"].values()) == one["peak"] == max(one["phases"].values())
+    found = of_trace(name)
+    assert found.peak_bytes == sum(found.terms.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_lies_between_two_steps_is_known_to_the_percent(name):
+    deep, one = STORED[name]["pair"][1], finalist(name)
+    shape = dataclasses.replace(one.work.shape, layers=trace.DEPTHS[1] * one.work.layout.stages)
+    found = memory(dataclasses.replace(one.work, shape=shape), STORED[name]["pp_rank"]).terms
+    kept = found["parameters"] + found["optimizer"] + found.get("pipeline buffers", 0)
+    work = one.work
+    if work.layout.only_replicates and work.layout.world > 1:  # buckets
+        kept += found["optimizer"] // 2
+    if (
+        work.layout.schedule == "zero_bubble"
+    ):  # keeps gradients of what the last stage received, until the next step begins
+        assert STORED[name]["pp_rank"] == 0
+        kept += found["pipeline buffers"] // 2
+    assert kept == pytest.approx(deep["static"], rel=0.01)
+
+
+def test_three_finalists_are_traced_again_and_hold_what_is_stored():
+    finalists = [finalist(name) for name in FAST]
+    answers = trace.trace(finalists, at_most=3)
+    for name, answer in zip(FAST, answers, strict=True):
+        assert answer.traced, answer.note
+        assert answer.memory.peak_bytes == pytest.approx(of_trace(name).peak_bytes, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_all_traces_are_what_is_stored():
+    same(CASES)
+
+
+def same(names):
+    jobs = [
+        trace._job(finalist(n), STORED[n]["pp_rank"], depth)
+        for n in names
+        for depth in trace.DEPTHS
+    ]
+    said = trace._asked(jobs, 900, sys.executable)
+    for number, name in enumerate(names):
+        for again, stored in zip(said[2 * number :], STORED[name]["pair"], strict=False):
+            assert again["phases"] == pytest.approx(stored["phases"], rel=1e-3), name
+
+
+@pytest.mark.slow
+def test_a_straight_line_through_two_depths_meets_a_third():
+    one = finalist("gpt2 no dropout")
+    shape = dataclasses.replace(one.work.shape, layers=9)
+    jobs = [trace._job(one, 0, depth) for depth in (*trace.DEPTHS, 9)]
+    low, high, nine = trace._asked(jobs, 300, sys.executable)
+    found = trace.extrapolated([low, high], dataclasses.replace(one.work, shape=shape), 0)
+    assert found.peak_bytes == pytest.approx(nine["peak"], rel=1e-3)
+
+
+def without_torch(folder):
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def lying(folder):
+    """A torch in which a float has five bytes."""
+    script = folder / "python"
+    script.write_text("#!/bin/sh\nread line\necho '{\"static\": 9000}'\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize(
+    ("python", "limit", "reason"),
+    [
+        (lambda folder: str(folder / "nowhere"), 60, "does not start"),
+        (without_torch, 60, "No module named 'torch'"),
+        (lambda folder: sys.executable, 0.2, "no answer within 0 s"),
+        (lying, 60, "self-test found 9000 bytes"),
+    ],
+    ids=["no python", "no torch", "too slow", "self-test"],
+)
+def test_where_no_trace_can_be_had_the_closed_form_answers_and_says_why(
+    tmp_path, python, limit, reason
+):
+    one = finalist("distilbert ddp")
+    (answer,) = trace.trace([one], limit, python(tmp_path))
+    assert not answer.traced
+    assert answer.memory == memory(one.work)
+    assert reason in answer.note
+
+
+def test_the_planner_does_not_import_torch():
+    code = "import rekindle.plan.trace, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_thousand_layouts_take_less_than_a_second():
+    works = [finalist(name).work for name in CASES]
+    began = time.perf_counter()
+    for number in range(1000):
+        memory(works[number % len(works)])
+    assert time.perf_counter() - began < 1
+
+
+def test_ten_gib_of_tensors_need_thirteen():
+    assert needed(10 * GIB).bytes == 13 * GIB
+
+
+def test_the_first_of_four_pipeline_ranks_holds_four_micro_batches():
+    assert [in_flight(Layout(pp=4), rank, 8) for rank in range(4)] == [(4,), (3,), (2,), (1,)]
+    assert in_flight(Layout(pp=4), 0, 2) == (2,)
+    looped = Layout(pp=2, schedule="interleaved")
+    assert [sum(in_flight(looped, rank, 4)) for rank in range(2)] == [5, 3]
+    assert [sum(in_flight(Layout(pp=4, schedule="zero_bubble"), rank, 8)) for rank in range(4)] == [
+        8
+    ] * 4
+
+
+@pytest.mark.parametrize("micro", [4, 8, 12])
+@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
+def test_as_many_micro_batches_are_held_as_in_the_schedules_of_torch(schedule, micro):
+    from torch.distributed.pipelining import schedules
+
+    layout = Layout(pp=4, schedule=schedule)
+    for rank in range(4):
+        made = object.__new__(
+            schedules.ScheduleInterleaved1F1B
+            if schedule == "interleaved"
+            else schedules.ScheduleZBVZeroBubble
+        )
+        (
+            made.pp_group_size,
+            made.n_local_stages,
+            made._n_microbatches,
+            made.num_stages,
+            made._num_stages,
+        ) = 4, 2, micro, 8, 8
+        made.number_of_rounds = max(1, micro // 4)
+        made.microbatches_per_round = micro // made.number_of_rounds
+        held = fullest = 0
+        for action in made._calculate_single_rank_operations(rank):
+            if action is None or action.microbatch_index >= micro:
+                continue
+            kind = action.computation_type.name
+            held += kind == "FORWARD"
+            fullest = max(fullest, held)
+            held -= kind in ("FULL_BACKWARD", "BACKWARD_INPUT")
+        assert sum(in_flight(layout, rank, micro)) == fullest
+
+
+def test_the_planner_knows_the_names_and_sizes_of_the_engine():
+    from rekindle.train.families import FAMILIES
+    from rekindle.train.objective import LOGITS_AT_ONCE as theirs
+
+    assert theirs == LOGITS_AT_ONCE
+    assert MODULES.keys() == FAMILIES.keys()
+    for kind, family in FAMILIES.items():
+        shape = shape_of({"model_type": kind})
+        divided = dict(
+            zip(MODULES[kind], (matrix.divided for matrix in shape.matrices), strict=True)
+        )
+        for names, how in ((family.column, "column"), (family.row, "row")):
+            for name in names:
+                assert next(d for m, d in divided.items() if f".{name}".endswith(f".{m}")) == how
+        assert len(divided) == len(family.column) + len(family.row)
+
+
+def test_adapters_are_on_the_matrices_that_are_named():
+    assert lora_targets(shape_of(SEVEN), ["q_proj", "up_proj"]) == ("q", "up")
+    assert lora_targets(shape_of(BERT, 2), ["output.dense"]) == ("o", "down")
+    work = Work(shape_of(SEVEN), Layout(), 1, 1024, lora_rank=8, lora_targets=("q", "down"))
+    assert work.adapters_share() == 8 * (4096 + 4096 + 11008 + 4096)
+
+
+def test_a_7b_model_on_eight_gpus_keeps_two_bytes_a_weight_of_each_state():
+    found = memory(finalist("7b fsdp").work).terms
+    parameters = shape_of(SEVEN).parameters
+    assert found["parameters"] == pytest.approx(4 * parameters / 8, rel=1e-6)
+    assert found["optimizer"] == 2 * found["parameters"]
+
+
+SHAPES = st.sampled_from(
+    [shape_of(SMALL), shape_of(EIGHT), shape_of(GPT2), shape_of(QWEN), shape_of(BERT, 2)]
+)
+LAYOUTS = st.sampled_from(
+    [Layout(), Layout(dp=4), Layout(shard=4), Layout(dp=2, shard=2), Layout(tp=2), Layout(shard=2, tp=4), Layout(pp=2),
+     Layout(pp=4, shard=2), Layout(pp=2, schedule="interleaved"), Layout(pp=2, tp=2, schedule="zero_bubble")]
+)  # fmt: skip
+WORKS = st.builds(
+    Work, SHAPES, LAYOUTS, st.sampled_from([4, 8]), st.sampled_from([256, 1024, 4096]), st.sampled_from(["fp32", "bf16"]),
+    st.sampled_from(["none", "selective", "full"]), weights_bytes=st.sampled_from([4, 2]), lora_rank=st.sampled_from([0, 16]),
+)  # fmt: skip
+
+
+def peak(work):
+    return memory(work).peak_bytes
+
+
+@given(WORKS)
+def test_more_gpus_never_need_more_memory_a_rank_under_the_same_layout_rule(work):
+    for axis in ("dp", "shard"):
+        degree = getattr(work.layout, axis)
+        if degree > 1:
+            more = dataclasses.replace(work.layout, **{axis: 2 * degree})
+            assert peak(dataclasses.replace(work, layout=more)) <= peak(work)
+
+
+@given(WORKS)
+def test_more_work_never_needs_less_memory(work):
+    layout, shape = work.layout, work.shape
+    for more in (
+        {"layout": dataclasses.replace(layout, micro_batch_size=2)},
+        {"sequence": 2 * work.sequence},
+        {"shape": dataclasses.replace(shape, layers=shape.layers + 1)},
+        {"accumulation": 2 * work.accumulation},
+    ):
+        assert peak(dataclasses.replace(work, **more)) >= peak(work)
+
+
+@given(WORKS)
+def test_the_more_is_computed_again_the_less_is_kept(work):
+    work = dataclasses.replace(
+        work, lora_rank=0
+    )  # adapters' products are kept, which nothing needs otherwise
+    full, selective, none = (
+        Rank(dataclasses.replace(work, checkpointing=kind), 0).kept()
+        for kind in ("full", "selective", "none")
+    )
+    assert 0 < full <= selective <= none
+
+
+@given(WORKS)
+def test_terms_are_positive_and_add_up_and_the_largest_dominates(work):
+    found = memory(work)
+    assert all(size > 0 for size in found.terms.values())
+    assert found.peak_bytes == sum(found.terms.values())
+    assert found.terms[found.dominant] == max(found.terms.values())
+    assert 0 <= found.pp_rank < work.layout.pp
