@@ -149,9 +149,13 @@ class _Moments(Rank):
             if self.sharded and self.group > 1 and done + 1 == self.count:  # there is no next one
                 backward -= self.gathered * (self.block + self.adapters)
         if self.layout.schedule == "zero_bubble" and self.layout.pp > 1:
-            # gradients of weights come later, and what they are made of waits for them
+            # gradients of weights come later, and what they are made of waits for them: gradients
+            # of all products of a stage, and what was computed again, of as many micro-batches
+            # as there are ranks: that number is seen in traces, not derived
             outputs = self.outputs(self.shape.matrices)
-            temporaries += max(self.blocks) * self.compute * self.tokens * outputs
+            stage = max(self.blocks)
+            temporaries += stage * self.compute * self.tokens * outputs
+            temporaries += (stage * min(self.layout.pp, self.work.accumulation) - 1) * again
         return {
             "gradients": gradients, self.copies: backward, "temporaries": temporaries,
         }  # fmt: skip
@@ -170,6 +174,14 @@ class _Moments(Rank):
         """The end of the last backward pass: what lies before the first block."""
         ends = self.trained_ends
         head = self.compute * self.head() * self.hidden if self.last and self.shape.causal else 0
+        if self.sharded and self.layout.pp > 1:
+            # gradients that were kept whole are reduced, those of the ends last
+            shards = self.stored * self.trained() // self.group
+            _, copies = self.passing(self.block + self.adapters)
+            whole = self.exact * ends
+            yield {"gradients": shards + whole, self.copies: copies, "temporaries": whole}
+            yield {"gradients": after, self.copies: copies, "temporaries": self.reduced()}
+            return
         if self.sharded:
             # reduced in fp32: first from all gradients, then into the shard, when only the loss'
             # gradient of the head is left; weights are not gathered any more

@@ -86,6 +86,7 @@ CASES = {
     "tied cp lora selective": (TIED, {"cp": 2, "micro_batch_size": 4}, 2048, 4, {"precision": "fp32", "checkpointing": "selective", "lora": 8}),
     "tied pp fsdp zero bubble": (TIED, {"pp": 2, "shard": 4, "micro_batch_size": 4, "schedule": "zero_bubble"}, 4096, 8, {}),
     "tied pp zero bubble few": (TIED, {"pp": 4, "micro_batch_size": 1, "schedule": "zero_bubble"}, 4096, 4, {}),
+    "tied pp zero bubble full": (TIED, {"pp": 4, "micro_batch_size": 2, "schedule": "zero_bubble"}, 4096, 8, {"checkpointing": "full"}),
     "130b 3d": (LARGE, {"shard": 8, "tp": 8, "pp": 4, "micro_batch_size": 1}, 2048, 8, {"checkpointing": "full"}),
 }  # fmt: skip
 

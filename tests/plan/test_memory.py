@@ -72,9 +72,12 @@ def test_what_lies_between_two_steps_is_known_to_the_percent(name):
     work = one.work
     if work.layout.only_replicates and work.layout.world > 1:  # buckets
         kept += found["optimizer"] // 2
-    # torch's zero bubble keeps gradients of its inputs until the next step begins
-    tolerance = 0.02 if work.layout.schedule == "zero_bubble" else 0.01
-    assert kept == pytest.approx(deep["static"], rel=tolerance)
+    if (
+        work.layout.schedule == "zero_bubble"
+    ):  # keeps gradients of what the last stage received, until the next step begins
+        assert STORED[name]["pp_rank"] == 0
+        kept += found["pipeline buffers"] // 2
+    assert kept == pytest.approx(deep["static"], rel=0.01)
 
 
 def test_three_finalists_are_traced_again_and_hold_what_is_stored():
