@@ -142,7 +142,8 @@ class RunRecord(Record):
     """`runs/<run_id>/run.json`: everything needed to show, resume, compare or reproduce a run.
 
     `spec` is the resolved configuration; `command` the words that reproduce it; `ignored` what this
-    platform does not honour. `started_at` is UTC, ISO 8601."""
+    platform does not honour; `plan` what was planned before it was submitted (answers.Planned).
+    `started_at` is UTC, ISO 8601."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
@@ -158,6 +159,7 @@ class RunRecord(Record):
     steps: tuple[StepRecord, ...] = ()
     ignored: tuple[IgnoredRow, ...] = ()
     submission: Submission | None = None
+    plan: Mapping[str, Any] = Field(default_factory=dict)
     error: str = ""
     versions: Mapping[str, str] = Field(default_factory=dict)
 

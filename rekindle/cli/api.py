@@ -234,7 +234,7 @@ def submit(
     if platform not in CLIENTS:
         raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(CLIENTS)}")
     resolved, root = spec if isinstance(spec, Spec) else load_spec(spec, overrides), Path(home)
-    record, _, _ = submitted(resolved, platform, root, token, lambda outline: None)
+    record, _, _ = submitted(resolved, platform, root, token, lambda outline, plan: None)
     return Run(record, root.resolve())
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rekindle.errors import RequestError
 
 if TYPE_CHECKING:
+    from rekindle.answers import Planned
     from rekindle.catalog.prices import PriceBook
     from rekindle.plan.plan import Plan
     from rekindle.spec.model import Spec
@@ -39,20 +40,26 @@ def settled(spec: Spec, platform: str) -> Spec:
     return spec.model_copy(update={"train": spec.train.model_copy(update=open_ones)})
 
 
-def outlook(spec: Spec, platform: str, home: Path) -> Iterator[str]:
-    """The plan's figures in a few lines, for whoever decides; nothing where there is no plan.
-    RequestError where it could not end in time, or would cost more than it may."""
+def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
+    """The plan's figures; None where there is no plan. RequestError where training could not end in
+    time, or would cost more than it may."""
     from rekindle.catalog.prices import book
-    from rekindle.cli.plan import lines
     from rekindle.plan.plan import refusals
     from rekindle.plan.told import told
 
     plan = _plan(spec, platform, book(home))
     if plan is None:
-        return
+        return None
     if problems := list(refusals(plan, spec)):
         raise RequestError(problems)
-    for line in lines(told(plan)):
+    return told(plan)
+
+
+def outlook(plan: Planned | None) -> Iterator[str]:
+    """The figures in a few lines, for whoever decides."""
+    from rekindle.cli.plan import lines
+
+    for line in lines(plan) if plan else ():
         if line.startswith(_TOLD):
             yield f"  {line}"
 

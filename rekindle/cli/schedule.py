@@ -53,6 +53,8 @@ def set_(
 ) -> int:
     """Run CONFIG as its `schedule` says. Said again, it changes the schedule to what the config is
     now; one that pauses goes on."""
+    from rekindle.cli.planning import outlook, planned
+
     client, spec = client_of(platform), _spec(config, overrides)
     if spec.schedule is None:
         raise RequestError(
@@ -62,7 +64,7 @@ def set_(
     definition, there = _ready(client, platform, spec)
     place = getattr(spec.platforms, platform)
     show(client.outline(definition, place, ""), f"the schedule of {spec.name}")
-    for line in _said(spec.schedule, there):
+    for line in (*outlook(planned(spec, platform, home)), *_said(spec.schedule, there)):
         click.echo(line, err=True)
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
     refuse_early(platform, place, definition)

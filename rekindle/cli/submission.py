@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from rekindle.cli.compile import compiled
 from rekindle.cli.doctor import refuse_early
 from rekindle.cli.options import all_runs
+from rekindle.cli.planning import planned
 from rekindle.cli.remote import keep_definition
 from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.platforms.submission import TOKEN, Mark, digest_of
 from rekindle.records import RunRecord, StepRecord, Submission
 
 if TYPE_CHECKING:
+    from rekindle.answers import Planned
     from rekindle.platforms.definition import Definition
     from rekindle.platforms.submission import Outline, Placed
     from rekindle.spec.model import Spec
@@ -34,25 +36,30 @@ CLIENTS = {
 }
 
 
+Consent = Callable[["Outline", "Planned | None"], None]
+
+
 def submitted(
-    spec: Spec, platform: str, home: Path, token: str | None, consent: Callable[[Outline], None]
+    spec: Spec, platform: str, home: Path, token: str | None, consent: Consent
 ) -> tuple[RunRecord, Placed, Outline]:
     """The record of the run, which is on the platform now, where it is, and what was made.
-    `consent` is called with that before anything is written or sent, and may raise."""
+    `consent` is called with that, and with the plan if there is one, before anything is written or
+    sent, and may raise."""
     if token is not None and not TOKEN.fullmatch(token):
         raise RequestError(
             f"`{token}` is no token", where="--token", fix="up to 63 of a-z, 0-9, - and _"
         )
     client = client_of(platform)
     definition = ready(client, platform, spec)
+    figures = planned(spec, platform, home)
     place, digest = getattr(spec.platforms, platform), digest_of(definition.files)
-    record = begun(home, platform, digest, token) or _new(spec, platform, digest, token)
+    record = begun(home, platform, digest, token) or _new(spec, platform, digest, token, figures)
     assert record.submission is not None
     outline: Outline = client.outline(definition, place, record.submission.token)
-    consent(outline)
+    consent(outline, figures)
     refuse_early(platform, place, definition)
     if not record.steps:
-        steps = tuple(StepRecord(name=planned.step) for planned in outline.steps)
+        steps = tuple(StepRecord(name=step.step) for step in outline.steps)
         record = record.model_copy(update={"steps": steps})
     record, placed = _sent(record, client, definition, place, home)
     return record, placed, outline
@@ -70,12 +77,15 @@ def begun(home: Path, platform: str, definition: str, token: str | None) -> RunR
     return None
 
 
-def _new(spec: Spec, platform: str, definition: str, token: str | None) -> RunRecord:
+def _new(
+    spec: Spec, platform: str, definition: str, token: str | None, figures: Planned | None
+) -> RunRecord:
     from rekindle.cli.job import new_record
 
     sent = Submission(definition=definition, token=token or secrets.token_hex(8))
     fresh = new_record(spec, (), platform)
-    return fresh.model_copy(update={"status": "submitting", "submission": sent})
+    plan = figures.model_dump(mode="json") if figures else {}
+    return fresh.model_copy(update={"status": "submitting", "submission": sent, "plan": plan})
 
 
 def client_of(platform: str) -> Any:

@@ -18,6 +18,7 @@ from rekindle.errors import RequestError
 from rekindle.records import RunRecord
 
 if TYPE_CHECKING:
+    from rekindle.answers import Planned
     from rekindle.platforms.submission import Outline, Placed
 
 platform = click.option(
@@ -54,9 +55,9 @@ def command(
 
     spec = load_target(config, overrides)
 
-    def consent(outline: Outline) -> None:
+    def consent(outline: Outline, plan: Planned | None) -> None:
         show(outline, outline.id)
-        for line in outlook(spec, platform, home):
+        for line in outlook(plan):
             click.echo(line, err=True)
         agree(yes, "Submit it?")
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from rekindle.cli.main import invoke
-from rekindle.cli.planning import outlook, settled
+from rekindle.cli.planning import outlook, planned, settled
 from rekindle.errors import RequestError
 from rekindle.spec.load import load_spec
-from tests.cli.test_compile import ROOT, sagemaker
+from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED, sagemaker
+from tests.cli.test_submit import WORKSPACE
+from tests.platforms.azureml.conftest import service as service
 
 SEVEN = ROOT / "configs" / "plan" / "7b-spot.yaml"
 ON = "resources.machine=ml.p4de.24xlarge"
@@ -53,7 +56,7 @@ def test_what_the_config_says_stays_and_what_it_leaves_open_is_filled():
 def test_what_the_planner_does_not_know_stays_as_it_is(overrides):
     unknown = spec(*overrides)
     assert settled(unknown, "sagemaker") == unknown
-    assert list(outlook(unknown, "sagemaker", Path("/nowhere"))) == []
+    assert planned(unknown, "sagemaker", Path("/nowhere")) is None
     digits = load_spec(ROOT / "configs" / "digits.yaml", ["resources.gpus_per_node=1"])
     assert settled(digits, "sagemaker") == digits
 
@@ -66,8 +69,30 @@ def test_a_job_that_cannot_fit_is_refused_before_anything_is_written(tmp_path, c
 
 
 def test_figures_are_shown_before_one_is_asked_and_limits_are_kept(tmp_path):
-    said = "\n".join(outlook(spec(), "sagemaker", tmp_path))
+    said = "\n".join(outlook(planned(spec(), "sagemaker", tmp_path)))
     for words in ("ml.p4de.24xlarge (8 x A100-80GB each)", "shard 8", "on demand  $", "h (", "GiB"):
         assert words in said
     with pytest.raises(RequestError, match="and may take 2"):
-        list(outlook(spec("resources.deadline_hours=2"), "sagemaker", tmp_path))
+        planned(spec("resources.deadline_hours=2"), "sagemaker", tmp_path)
+
+
+def test_a_submission_shows_the_plan_and_leaves_it_on_record(
+    service, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    settings = [
+        *WORKSPACE,
+        "resources={machine: Standard_ND96isr_H100_v5, gpus_per_node: 8}",
+        "train.epochs=null",
+        "train.steps=100",
+    ]
+    words = [str(ROOT / "configs" / "plan" / "distilbert.yaml"), "--platform", "azureml", "--yes",
+             *PLATFORMS["azureml"][0], *TRACKED, *(w for s in settings for w in ("--set", s))]  # fmt: skip
+    assert invoke(["submit", *words]) == 0, capsys.readouterr()
+    assert "  layout     dp 8" in capsys.readouterr().err
+    (path,) = Path(".rekindle/runs").glob("*/run.json")
+    plan = json.loads(path.read_text())["plan"]
+    assert (plan["chosen"]["degrees"]["dp"], plan["steps"]) == (8, 100)
+    assert invoke(["submit", *words, "--set", "resources.deadline_hours=0.000001"]) == 2
+    assert "training takes" in capsys.readouterr().err
+    assert len(service.jobs) == 1
