@@ -172,7 +172,7 @@ def test_nothing_fits_and_the_nearest_miss_is_told():
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_cannot_be_planned_is_refused_by_name(changes, says, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(RequestError, match=says.replace("(", r"\(")):
         make(of(**changes), shipped())
 

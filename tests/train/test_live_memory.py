@@ -119,6 +119,7 @@ def check(names, folder):
         assert abs(traced["static"] / real["static"] - 1) <= 0.01, said
 
 
+@pytest.mark.slow
 def test_a_trace_is_within_two_percent_of_what_two_shards_really_hold(tmp_path):
     check(FAST, tmp_path)
 
