@@ -3,6 +3,7 @@ changes nothing."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +54,8 @@ def command(
     spec = load_target(config, overrides)
     named = platform or _platform(spec)
     there = region or str(getattr(getattr(spec.platforms, named, None), "region", ""))
-    found = make(spec, book(home, own), named, there, examples)
+    today = datetime.datetime.now(datetime.UTC).date()
+    found = make(spec, book(home, own), named, there, examples, today=today)
     if with_trace:
         from rekindle.plan.finalists import traced
 

@@ -6,6 +6,7 @@ cheapest that keep the limits; of layouts, what search.py says."""
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,9 @@ from rekindle.plan.request import asked_of
 from rekindle.plan.search import Asked, Found, Option, Rejected, search
 from rekindle.plan.spot import Needs, Offer, Spot, weigh
 from rekindle.plan.steptime import step_time
-from rekindle.spec.model import AUTO, Spec
+from rekindle.spec.model import AUTO, DEFAULT_EPOCHS, Spec
 
 SHOWN = 5
-DEFAULT_EPOCHS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +65,22 @@ class Plan:
 
 def make(
     spec: Spec, book: PriceBook, platform: str = "", region: str = "", examples: int | None = None,
-    asked: Asked | None = None,
+    asked: Asked | None = None, today: datetime.date | None = None,
 ) -> Plan:  # fmt: skip
     """RequestError where it cannot be planned, or where nothing fits: with the nearest miss.
-    `asked` is what the config asks for, if somebody knows it already."""
+    `asked` is what the config asks for, if somebody knows it already; prices that were old `today`
+    are marked."""
     asked = asked or asked_of(spec)
     steps = steps_of(spec, examples)
     choices, found = _weighed(spec, asked, fleets(spec.resources, platform, region, book), steps)
     chosen = choices[0]
     hours = _hours(chosen.option, steps)
-    usd = _usd(chosen, hours)
+    usd, spot = _usd(chosen, hours), _spot(spec, chosen, steps)
     return Plan(
         name=spec.name, asked=asked, chosen=chosen, others=tuple(choices[1 : SHOWN + 1]),
         rejected=found.rejected, weighed=found.weighed, steps=steps, hours=hours, usd=usd,
-        spot=_spot(spec, chosen, steps), if_else=tuple(_if_else(asked, chosen.option)),
-        notes=tuple(_notes(spec, chosen, steps)),
+        spot=spot, if_else=tuple(_if_else(asked, chosen.option)),
+        notes=(*_notes(chosen, steps), *_of_prices(chosen.fleet, spot, today)),
     )  # fmt: skip
 
 
@@ -241,18 +242,12 @@ def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, f
 
 
 def _nothing_fits(fleet: Fleet, found: Found) -> RequestError:
-    reasons = [r for r in found.rejected if r.reason.startswith("needs")] or list(found.rejected)
-    nearest = min(reasons, key=lambda r: _gib(r.reason), default=None)
+    nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
     said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
     return RequestError(
         f"no layout fits on {fleet}{said}", where="resources",
         fix="more or larger machines, resources.machine: auto, or adapters (model.lora)",
     )  # fmt: skip
-
-
-def _gib(reason: str) -> float:
-    words = reason.split()
-    return float(words[1]) if len(words) > 1 and words[1].replace(".", "").isdigit() else math.inf
 
 
 # Time, money, risk
@@ -358,18 +353,32 @@ def _half(number: float | None) -> float | None:
     return None if number is None else number / 2
 
 
-def _notes(spec: Spec, choice: Choice, steps: int | None) -> Iterator[str]:
+def _notes(choice: Choice, steps: int | None) -> Iterator[str]:
     fleet, profile = choice.fleet, choice.option.profile
     yield f"speed: {profile.basis}; within {profile.spread:.0%} in nine of ten"
     if steps is None:
         yield "the number of steps depends on the data: say --examples, or set train.steps"
-    if fleet.price is None or fleet.usd_per_hour() is None:
-        there = f" in {fleet.region}" if fleet.region else ""
-        yield f"nobody knows the price of {fleet.name}{there}: rekindle plan --prices FILE"
-    elif fleet.usd_per_hour(spot=True) is None:
-        yield f"no spot price of {fleet.name} in {fleet.region}, or none below on demand"
-    if fleet.price is not None and fleet.price.assumed:
-        yield f"price: {fleet.price.assumed}"
     between = fleet.machine.between
     if fleet.nodes > 1 and (between is None or between.bytes_per_second is None):
         yield f"nobody knows the network of {fleet.name}: taken as no limit"
+
+
+def _of_prices(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> Iterator[str]:
+    price, where = fleet.price, f" in {fleet.region}" if fleet.region else ""
+    if price is None or fleet.usd_per_hour() is None:
+        yield f"nobody knows the price of {fleet.name}{where}: rekindle plan --prices FILE"
+    elif fleet.usd_per_hour(spot=True) is None:
+        yield f"no spot price of {fleet.name}{where}, or none below on demand"
+    if price is not None and price.assumed:
+        yield f"price: {price.assumed}"
+    if price is not None and today is not None and (
+        price.is_old(today) or (spot is not None and price.is_old(today, spot=True))
+    ):  # fmt: skip
+        read = min(price.as_of, price.spot_as_of or price.as_of)
+        yield f"the price is old, read on {read} or later: rekindle prices refresh"
+    if spot is not None:
+        start, wait = (_assumed()[name]["value"] for name in ("start_seconds", "wait_seconds"))
+        yield (
+            f"spot: assumed are {start} s to start, {wait} s to wait for machines, and a node's "
+            f"{_assumed()['store_bytes_per_second']['value'] / 1e9:g} GB/s to the store"
+        )

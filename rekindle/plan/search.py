@@ -75,10 +75,11 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Rejected:
-    """A layout and the reason why it was not taken."""
+    """A layout and the reason why it was not taken; `needed_bytes` where that is memory."""
 
     layout: str
     reason: str
+    needed_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +97,13 @@ def search(asked: Asked, cluster: Cluster) -> Found:
         return Found((), (Rejected("all", _no_peak(asked, cluster)),), 0)
     profile = profile_of(cluster.gpu.name, asked.train.compile)
     best: dict[str, Option] = {}
-    rejected: dict[str, str] = {}
+    rejected: dict[str, Rejected] = {}
     weighed = 0
     for layout in _layouts(asked, cluster):
         name = str(layout)
         reason = _illegal(asked, cluster, layout)
         if reason:
-            rejected[name] = reason
+            rejected[name] = Rejected(name, reason)
             continue
         nearest: tuple[int, Memory] | None = None
         for work in _works(asked, layout):
@@ -118,14 +119,13 @@ def search(asked: Asked, cluster: Cluster) -> Found:
             if name not in best or _order(option) < _order(best[name]):
                 best[name] = option
         if name not in best:
-            rejected[name] = _too_large(nearest, cluster)
+            rejected[name] = _too_large(name, nearest, cluster)
     tie = profile.spread * SHARED
     ranked = _ranked(list(best.values()), tie)
     late = [
         Rejected(str(option.work.layout), _slower(option, ranked[0], tie)) for option in ranked[1:]
     ]
-    early = [Rejected(name, reason) for name, reason in rejected.items()]
-    return Found(tuple(ranked), (*late, *early), weighed)
+    return Found(tuple(ranked), (*late, *rejected.values()), weighed)
 
 
 def _order(option: Option) -> tuple[float, tuple[int, ...]]:
@@ -191,12 +191,8 @@ def _cells(asked: Asked, layout: Layout) -> Iterator[tuple[Cell, Checkpointing]]
     for choice in choices:
         train = asked.train.model_copy(update={"activation_checkpointing": choice})
         cell = cell_of(asked.kind, layout, train, asked.lora is not None)
-        if cell in _tested():
+        if cell in _TESTED:
             yield cell, choice
-
-
-def _tested() -> frozenset[Cell]:
-    return _TESTED
 
 
 _TESTED = frozenset(tested())
@@ -235,12 +231,13 @@ def _no_peak(asked: Asked, cluster: Cluster) -> str:
     return f"the catalog knows no {asked.train.precision} peak of {gpu.name}, but {known}"
 
 
-def _too_large(nearest: tuple[int, Memory] | None, cluster: Cluster) -> str:
+def _too_large(name: str, nearest: tuple[int, Memory] | None, cluster: Cluster) -> Rejected:
     if nearest is None:
-        return "no micro-batch size feeds it"
+        return Rejected(name, "no micro-batch size feeds it")
     size, held = nearest
     here = cluster.gpu.memory_bytes / 2**30
-    return f"needs {size / 2**30:.0f} of {here:.0f} GiB, most of it {held.dominant}"
+    reason = f"needs {size / 2**30:.0f} of {here:.0f} GiB, most of it {held.dominant}"
+    return Rejected(name, reason, size)
 
 
 def _slower(option: Option, best: Option, tie: float) -> str:

@@ -286,6 +286,7 @@ class TrainSpec(Section):
 
 
 AUTO = "auto"
+DEFAULT_EPOCHS = 3.0  # where neither `epochs` nor `steps` says it
 
 
 class ResourcesSpec(Section):

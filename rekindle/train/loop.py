@@ -27,7 +27,7 @@ from rekindle.data.order import SampleOrder
 from rekindle.errors import StepError
 from rekindle.launch.signs import Phase
 from rekindle.records import HistoryRow
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import DEFAULT_EPOCHS, TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train.batches import TRAIN, VALIDATION, Batches, Tensors, Work
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from rekindle.train.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
-
-DEFAULT_EPOCHS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -190,6 +190,17 @@ def test_an_unknown_price_is_told_and_ones_own_counts():
     assert any("no spot price" in note for note in plan.notes)
 
 
+def test_old_prices_and_what_spot_assumes_are_told():
+    spec = load_spec(ROOT / "configs" / "plan" / "7b-spot.yaml")
+    read = shipped().find("p4de.24xlarge", "us-east-1").as_of
+    fresh = make(spec, shipped(), region="us-east-1", today=read)
+    old = make(spec, shipped(), region="us-east-1", today=read + datetime.timedelta(days=400))
+    marked = [note for note in old.notes if "the price is old" in note]
+    assert len(marked) == 1
+    assert "rekindle prices refresh" in marked[0]
+    assert any(note.startswith("spot: assumed are 300 s to start") for note in fresh.notes)
+
+
 def test_steps_that_depend_on_data_are_not_guessed():
     plan = planned("distilbert", examples=None)
     assert (plan.steps, plan.hours, plan.usd) == (None, None, None)
