@@ -142,7 +142,7 @@ class RunRecord(Record):
     """`runs/<run_id>/run.json`: everything needed to show, resume, compare or reproduce a run.
 
     `spec` is the resolved configuration; `command` the words that reproduce it; `ignored` what this
-    platform does not honour; `plan` what was planned before it was submitted (answers.Planned).
+    platform does not honour; `plan` what was planned before (answers.Planned).
     `started_at` is UTC, ISO 8601."""
 
     schema_version: int = SCHEMA_VERSION

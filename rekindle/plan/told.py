@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from rekindle.answers import (
     Planned,
@@ -13,9 +14,10 @@ from rekindle.answers import (
     rows_of,
 )
 from rekindle.errors import Problem, RequestError
+from rekindle.plan.choice import Choice
 from rekindle.plan.memory import needed
-from rekindle.plan.plan import Choice, Plan
-from rekindle.plan.spot import Spot
+from rekindle.plan.plan import Plan
+from rekindle.plan.spot import Outlook, Spot
 from rekindle.spec.layout import AXES
 
 
@@ -76,5 +78,17 @@ def _spot(spot: Spot) -> PlannedSpot:
         interruptions=(ends[0].expected.interruptions, ends[1].expected.interruptions),
         in_time=(ends[0].in_time, ends[1].in_time),
         in_budget=(ends[0].in_budget, ends[1].in_budget),
+        **_rescue(ends),
         reasons=tuple(dict.fromkeys(reason.text for end in ends for reason in end.reasons)),
     )  # fmt: skip
+
+
+def _rescue(ends: tuple[Outlook, Outlook]) -> dict[str, Any]:
+    """On-demand machines for the deadline; nothing where there is none, or where it is lost."""
+    found = [(end.fallback, end.fallback_usd) for end in ends]
+    known = [(one, usd) for one, usd in found if one and one.feasible and usd is not None]
+    if len(known) < len(ends):
+        return {}
+    chances, dollars = zip(*((one.chance, usd) for one, usd in known), strict=True)
+    slack = known[0][0].slack_hours
+    return {"slack_hours": slack, "fallback": chances, "fallback_usd": dollars}

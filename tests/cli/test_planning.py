@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.catalog.prices import shipped
 from rekindle.cli.main import invoke
-from rekindle.cli.planning import outlook, planned, settled
+from rekindle.cli.planning import on_machines, outlook, planned, settled
 from rekindle.errors import RequestError
+from rekindle.plan.plan import make
 from rekindle.spec.load import load_spec
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED, sagemaker
 from tests.cli.test_submit import WORKSPACE
@@ -74,6 +76,37 @@ def test_figures_are_shown_before_one_is_asked_and_limits_are_kept(tmp_path):
         assert words in said
     with pytest.raises(RequestError, match="and may take 2"):
         planned(spec("resources.deadline_hours=2"), "sagemaker", tmp_path)
+
+
+def test_machines_that_the_config_leaves_open_are_those_of_its_plan(tmp_path, caplog):
+    auto = spec("resources={machine: auto}")
+    chosen = on_machines(auto, "sagemaker", tmp_path).resources
+    plan = make(auto, shipped(), "sagemaker").chosen.fleet
+    assert (chosen.machine, chosen.nodes, chosen.gpus_per_node) == (
+        plan.name, plan.nodes, plan.gpus_per_node
+    )  # fmt: skip
+    words = sagemaker(resources__machine="auto", resources__gpus_per_node=0,
+                      platforms__sagemaker__region="us-east-1")  # fmt: skip
+    assert invoke(["compile", str(SEVEN), *words, "-o", str(tmp_path / "out")]) == 0
+    assert "until the config names another" in caplog.text
+    (path,) = (tmp_path / "out").glob("*.sagemaker.json")
+    assert f'"InstanceType":"{chosen.machine}"' in path.read_text().replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "platform", "says"),
+    [
+        (("resources={machine: auto}",), "kubeflow", "nobody knows which machines kubeflow has"),
+        (("resources={machine: auto, budget_usd: 5}", "train.steps=null", "train.epochs=1"),
+         "sagemaker", "data that nobody has counted"),
+        (("resources={machine: auto}", "platforms.sagemaker.region=mx-central-1"), "sagemaker",
+         "nobody knows the price of any machine in mx-central-1"),
+        (("resources={machine: auto, budget_usd: 5}",), "vertex", "and may cost \\$5"),
+    ],
+)  # fmt: skip
+def test_machines_that_nobody_can_choose_are_not_chosen(overrides, platform, says, tmp_path):
+    with pytest.raises(RequestError, match=says):
+        on_machines(load_spec(SEVEN, overrides), platform, tmp_path)
 
 
 def test_a_submission_shows_the_plan_and_leaves_it_on_record(
