@@ -268,9 +268,19 @@ class Rejection(Record):
     reason: str
 
 
+class PlannedRest(Record):
+    """The steps besides training, as long as they took in the run `run_id`; dollars where the
+    prices of all their machines are known."""
+
+    hours: float
+    usd: float | None
+    run_id: str
+
+
 class Planned(Answer):
     """`plan`: what training needs, how long it takes and what it costs. `hours` as `step_seconds`,
-    null where the number of steps depends on data; `if_else` says what other machines or data would
+    null where the number of steps depends on data; `rest`, which is in none of the others, is null
+    where no earlier run is known; `if_else` says what other machines or data would
     change, `notes` what is assumed or not known."""
 
     name: str
@@ -283,6 +293,7 @@ class Planned(Answer):
     hours: tuple[float, float, float] | None
     on_demand_usd: tuple[float, float, float] | None
     spot: PlannedSpot | None
+    rest: PlannedRest | None = None
     others: tuple[PlannedLayout, ...]
     rejected: tuple[Rejection, ...]
     weighed: int

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import click
 
 from rekindle.answers import Compiled
-from rekindle.cli.options import FOLDER, answer, config, overrides, shared
+from rekindle.cli.options import FOLDER, TRAINING, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.records import write_atomically
 
@@ -31,7 +31,7 @@ PLATFORMS = {
     "sagemaker": "rekindle.platforms.sagemaker.compile",
     "vertex": "rekindle.platforms.vertex.compile",
 }
-_TRAINING_STEP, _CHECKPOINT = "finetune", "artifact_root"
+_CHECKPOINT = "artifact_root"
 PARITY = "parity.md"
 BUNDLES = "bundles"
 
@@ -150,7 +150,7 @@ def _spread(spec: Spec, graph: Graph) -> Graph:
     wanted = Distribution(checkpoint=_CHECKPOINT, **machines)
     if problems := wanted.problems(frozenset([_CHECKPOINT]), "resources"):
         raise RequestError(problems)
-    return graph.spread(_TRAINING_STEP, wanted)
+    return graph.spread(TRAINING, wanted)
 
 
 def _only_here(uri: str) -> str:

@@ -53,7 +53,7 @@ def command(
     With --calibrate, a training that has run, here or elsewhere, corrects what the planner takes
     from published figures; CONFIG may be left out."""
     from rekindle.catalog.prices import book
-    from rekindle.cli.planning import speeds_of
+    from rekindle.cli.planning import counted, rest_of, speeds_of
     from rekindle.plan.plan import make, refusals
     from rekindle.plan.told import told
     from rekindle.spec.load import load_target
@@ -74,13 +74,15 @@ def command(
     named = platform or _platform(spec)
     there = region or str(getattr(getattr(spec.platforms, named, None), "region", ""))
     today = datetime.datetime.now(datetime.UTC).date()
-    found = make(spec, book(home, own), named, there, examples, today=today,
-                 speeds=speeds_of(home))  # fmt: skip
+    prices = book(home, own)
+    number, run_id = (examples, "") if examples else counted(spec.name, home) or (None, "")
+    found = make(spec, prices, named, there, number, today=today, speeds=speeds_of(home),
+                 counted_in=run_id)  # fmt: skip
     if with_trace:
         from rekindle.plan.finalists import traced
 
         found = traced(found, spec)
-    planned = told(found, refusals(found, spec))
+    planned = told(found, refusals(found, spec), rest_of(found, named, home, prices))
     if as_json:
         answer(planned)
     else:
@@ -126,6 +128,9 @@ def lines(plan: Planned) -> Iterator[str]:
         yield f"on demand  {expected} ({least} to {most})"
     if plan.spot is not None:
         yield from _spot(plan.spot)
+    if plan.rest is not None:
+        usd = "" if plan.rest.usd is None else f", {_usd(plan.rest.usd)}"
+        yield f"besides    {_hours(plan.rest.hours)}{usd} for other steps, as in {plan.rest.run_id}"
     yield from _others(plan)
     for line in plan.if_else:
         yield f"if         {line}"

@@ -16,14 +16,14 @@ from rekindle.errors import RequestError
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from rekindle.answers import Planned
+    from rekindle.answers import Planned, PlannedRest
     from rekindle.catalog.prices import PriceBook
     from rekindle.plan.calibration import Speeds
     from rekindle.plan.plan import Plan
     from rekindle.spec.model import Spec
 
 SPEEDS = "speeds"  # folder of a home
-_TOLD = ("machines", "layout", "memory", "step", "training", "on demand", "spot")
+_TOLD = ("machines", "layout", "memory", "step", "training", "on demand", "spot", "besides")
 
 
 def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
@@ -43,13 +43,16 @@ def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
             f"nobody knows which machines {platform} has", where=where,
             fix="name the GPUs: accelerator, gpus_per_node and nodes",
         )  # fmt: skip
-    if limits != (None, None) and spec.train.steps is None:
+    if limits != (None, None) and spec.train.steps is None and not counted(spec.name, home):
         raise RequestError(
             "how long training takes depends on data that nobody has counted", where=where,
-            fix="set train.steps, or name a machine that `rekindle plan --examples N` shows",
+            fix="set train.steps, or name a machine that `rekindle plan --examples N` shows: the "
+            "first run counts",
         )  # fmt: skip
     region = str(getattr(getattr(spec.platforms, platform), "region", ""))
-    plan = make(spec, book(home), platform, region, speeds=speeds_of(home))
+    examples, run = counted(spec.name, home) or (None, "")
+    plan = make(spec, book(home), platform, region, examples, speeds=speeds_of(home),
+                counted_in=run)  # fmt: skip
     if problems := list(refusals(plan, spec)):
         raise RequestError(problems)
     fleet = plan.chosen.fleet
@@ -91,12 +94,13 @@ def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
     from rekindle.plan.plan import refusals
     from rekindle.plan.told import told
 
-    plan = _plan(spec, platform, book(home), speeds_of(home))
+    prices = book(home)
+    plan = _plan(spec, platform, prices, speeds_of(home), counted(spec.name, home))
     if plan is None:
         return None
     if problems := list(refusals(plan, spec)):
         raise RequestError(problems)
-    return told(plan)
+    return told(plan, rest=rest_of(plan, platform, home, prices))
 
 
 def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
@@ -107,11 +111,49 @@ def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
 
     try:
         spec = settled(spec, "local")
-        plan = _plan(spec, "local", PriceBook(()), speeds_of(home))
+        plan = _plan(spec, "local", PriceBook(()), speeds_of(home), counted(spec.name, home))
     except RequestError as error:
         log.warning("%s", error)
         return spec, None
     return spec, told(plan) if plan else None
+
+
+def counted(name: str, home: Path) -> tuple[int, str] | None:
+    """Examples of an epoch (packed, sequences) in the last run of that name, and which that was."""
+    from rekindle.cli.options import all_runs
+    from rekindle.report.collect import collect
+
+    for run in reversed(all_runs(home)):
+        training = collect(run, history=False).training if run.name == name else None
+        if training is not None and training.epochs:
+            per_epoch = training.steps / training.epochs * training.global_batch_size
+            return round(per_epoch), run.run_id
+    return None
+
+
+def rest_of(plan: Plan, platform: str, home: Path, prices: PriceBook) -> PlannedRest | None:
+    """The steps besides training, as they were in the last run of this name that ended well, on
+    that platform if there is one; at prices of the region of the plan."""
+    from rekindle.answers import PlannedRest
+    from rekindle.cli.options import TRAINING, all_runs
+
+    known = [run for run in all_runs(home) if run.name == plan.name and run.status == "succeeded"]
+    known.sort(key=lambda run: run.platform == platform)
+    region = plan.chosen.fleet.region
+    for run in reversed(known):
+        steps = [s for s in run.steps if s.name.rpartition("/")[2] != TRAINING]
+        if any(step.cached or step.seconds is None for step in steps if step.status != "skipped"):
+            continue
+        seconds = {step.name: step.seconds or 0.0 for step in steps}
+        machines = run.submission.machines if run.submission else {}
+        usd: float | None = 0.0
+        for name, taken in seconds.items():
+            kind, count = machines.get(name, ("", 0))
+            price = prices.find(kind, region) if kind and run.platform == platform else None
+            each = price.on_demand_usd_per_hour if price else None
+            usd = None if usd is None or each is None else usd + each * count * taken / 3600
+        return PlannedRest(hours=sum(seconds.values()) / 3600, usd=usd, run_id=run.run_id)
+    return None
 
 
 def speeds_of(home: Path) -> Speeds:
@@ -139,8 +181,9 @@ def outlook(plan: Planned | None) -> Iterator[str]:
 
 
 def _plan(
-    spec: Spec, platform: str, prices: PriceBook, speeds: Speeds | None = None
-) -> Plan | None:
+    spec: Spec, platform: str, prices: PriceBook, speeds: Speeds | None = None,
+    known: tuple[int, str] | None = None,
+) -> Plan | None:  # fmt: skip
     """None where the planner knows the model or the GPUs not, or training is not ours. Nobody is
     asked: what is compiled must not depend on a network."""
     from rekindle.plan.calibration import Speeds
@@ -159,4 +202,6 @@ def _plan(
         return None
     if spec.train.precision not in fleet.gpu.tflops:
         return None
-    return make(spec, prices, platform, region, asked=asked, speeds=speeds or Speeds())
+    examples, run = known or (None, "")
+    return make(spec, prices, platform, region, examples, asked, speeds=speeds or Speeds(),
+                counted_in=run)  # fmt: skip

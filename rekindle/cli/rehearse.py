@@ -25,6 +25,7 @@ from rekindle.cli.job import (
     new_record,
     resolved,
 )
+from rekindle.cli.options import TRAINING
 from rekindle.cli.planning import planned_here
 from rekindle.cli.preflight import preflight
 from rekindle.cli.progress import Progress
@@ -37,7 +38,6 @@ from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
 from rekindle.train.history import read_history
 
-TRAINING = "finetune"
 HANG_SECONDS = 30.0
 _PRIVATE = "REKINDLE_PRIVATE_MOUNTS"
 _SPARE_BYTES = 64 << 20

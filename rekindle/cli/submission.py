@@ -60,7 +60,9 @@ def submitted(
     refuse_early(platform, place, definition)
     if not record.steps:
         steps = tuple(StepRecord(name=step.step) for step in outline.steps)
-        record = record.model_copy(update={"steps": steps})
+        machines = {step.step: (step.machine, step.machines) for step in outline.steps}
+        sent = record.submission.model_copy(update={"machines": machines})
+        record = record.model_copy(update={"steps": steps, "submission": sent})
     record, placed = _sent(record, client, definition, place, home)
     return record, placed, outline
 

@@ -51,10 +51,12 @@ class Plan:
 def make(
     spec: Spec, book: PriceBook, platform: str = "", region: str = "", examples: int | None = None,
     asked: Asked | None = None, today: datetime.date | None = None, speeds: Speeds = NOT_MEASURED,
+    counted_in: str = "",
 ) -> Plan:  # fmt: skip
     """RequestError where it cannot be planned, or where nothing fits: with the nearest miss.
     `asked` is what the config asks for, if somebody knows it already; prices that were old `today`
-    are marked; `speeds` are trainings that were measured."""
+    are marked; `speeds` are trainings that were measured; `counted_in` is the run that `examples`
+    are of."""
     asked = asked or asked_of(spec)
     steps = steps_of(spec, examples)
     offered = fleets(spec.resources, platform, region, book, spec.platforms.local.ranks)
@@ -63,11 +65,13 @@ def make(
     choices, found = choose(spec, asked, offered, steps, speeds)
     chosen = choices[0]
     spot = spot_of(spec, chosen, steps)
+    counted = counted_in and spec.train.steps is None
     return Plan(
         name=spec.name, asked=asked, chosen=chosen, others=tuple(choices[1 : SHOWN + 1]),
         rejected=found.rejected, weighed=found.weighed, steps=steps, hours=chosen.hours(steps),
         usd=chosen.usd(steps), spot=spot, if_else=tuple(_if_else(asked, chosen.option)),
-        notes=(*_notes(chosen, steps, speeds), *_of_prices(chosen.fleet, spot, today)),
+        notes=(*([f"as many examples as in {counted_in}: {examples:,}"] if counted else []),
+               *_notes(chosen, steps, speeds), *_of_prices(chosen.fleet, spot, today)),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from rekindle.answers import (
     Planned,
     PlannedLayout,
+    PlannedRest,
     PlannedSpot,
     PlannedTerm,
     Rejection,
@@ -20,10 +21,14 @@ from rekindle.plan.plan import Plan
 from rekindle.plan.spot import Outlook, Spot
 from rekindle.spec.layout import AXES
 
+NOT_COUNTED = "steps besides training are not counted: no run of this name is known that ended well"
 
-def told(plan: Plan, refused: Iterable[Problem] = ()) -> Planned:
-    """All that a plan says; `refused` is why nobody should submit it."""
+
+def told(plan: Plan, refused: Iterable[Problem] = (), rest: PlannedRest | None = None) -> Planned:
+    """All that a plan says; `refused` is why nobody should submit it, `rest` what the other steps
+    take."""
     option, problems = plan.chosen.option, list(refused)
+    notes = plan.notes if rest else (*plan.notes, NOT_COUNTED)
     usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours
     return Planned(
         name=plan.name, parameters=plan.asked.shape.parameters,
@@ -34,10 +39,10 @@ def told(plan: Plan, refused: Iterable[Problem] = ()) -> Planned:
         on_demand_usd=None
         if usd is None or hours is None
         else (usd * hours[0], usd * hours[1], usd * hours[2]),
-        spot=_spot(plan.spot) if plan.spot else None,
+        spot=_spot(plan.spot) if plan.spot else None, rest=rest,
         others=tuple(_layout(other) for other in plan.others),
         rejected=tuple(Rejection(layout=r.layout, reason=r.reason) for r in plan.rejected),
-        weighed=plan.weighed, if_else=plan.if_else, notes=plan.notes,
+        weighed=plan.weighed, if_else=plan.if_else, notes=notes,
         errors=rows_of(RequestError(problems)) if problems else (),
     )  # fmt: skip
 

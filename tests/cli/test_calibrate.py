@@ -57,6 +57,22 @@ def test_the_next_plan_is_what_was_measured(home, capsys):
     assert len(list((home / "speeds").iterdir())) == 1, "measured again, it says the same"
 
 
+def test_what_the_last_run_knew_is_taken_from_it(home, capsys):
+    run = find_run(home, "latest")
+    steps = [step for step in run.steps if not step.name.endswith("finetune")]
+    plan = said(capsys, "plan", CHAT, "--set", "train.epochs=4", "--home", str(home))
+    assert plan["steps"] == 52, "twice as many as two epochs had"
+    assert f"as many examples as in {run.run_id}: 52" in plan["notes"]
+    seconds = sum(step.seconds or 0 for step in steps)
+    assert plan["rest"] == {
+        "hours": pytest.approx(seconds / 3600), "usd": None, "run_id": run.run_id
+    }  # fmt: skip
+    counted = said(capsys, "plan", CHAT, "--examples", "8", "--home", str(home))
+    assert counted["steps"] == 2 * 20, "what one says oneself counts more"
+    other = said(capsys, "plan", CHAT, "--set", "name=other", "--home", str(home))
+    assert (other["steps"], other["rest"]) == (None, None)
+
+
 def test_what_cannot_be_measured_is_refused(home, tmp_path, capsys):
     assert invoke(["plan", "--calibrate", "nobody", "--home", str(home)]) == 2
     assert "no run `nobody`" in capsys.readouterr().err

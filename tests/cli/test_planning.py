@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import json
 from pathlib import Path
 
 import pytest
 
-from rekindle.catalog.prices import shipped
+from rekindle.catalog.prices import Price, PriceBook, shipped
 from rekindle.cli.main import invoke
-from rekindle.cli.planning import on_machines, outlook, planned, settled
+from rekindle.cli.options import all_runs
+from rekindle.cli.planning import on_machines, outlook, planned, rest_of, settled
 from rekindle.errors import RequestError
 from rekindle.plan.plan import make
 from rekindle.spec.load import load_spec
+from rekindle.spec.model import Spec
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED, sagemaker
 from tests.cli.test_submit import WORKSPACE
 from tests.platforms.azureml.conftest import service as service
@@ -129,3 +133,39 @@ def test_a_submission_shows_the_plan_and_leaves_it_on_record(
     assert invoke(["submit", *words, "--set", "resources.deadline_hours=0.000001"]) == 2
     assert "training takes" in capsys.readouterr().err
     assert len(service.jobs) == 1
+
+
+def test_other_steps_are_counted_as_they_were(service, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / ".rekindle"
+    words = [
+        str(ROOT / "configs" / "plan" / "distilbert.yaml"), "--platform", "azureml", "--yes",
+        *PLATFORMS["azureml"][0], *TRACKED,
+        *(w for s in WORKSPACE for w in ("--set", s)),
+        "--set", "resources={machine: Standard_ND96isr_H100_v5, gpus_per_node: 8}",
+    ]  # fmt: skip
+    assert invoke(["submit", *words]) == 0, capsys.readouterr()
+    (run,) = all_runs(home)
+    machines = run.submission.machines
+    assert machines["finetune"] == ("Standard_ND96isr_H100_v5", 1)
+    ended = [
+        step.model_copy(update={"status": "succeeded", "seconds": 360.0}) for step in run.steps
+    ]
+    run.model_copy(update={"steps": tuple(ended), "status": "succeeded"}).write(
+        home / "runs" / run.run_id / "run.json"
+    )
+    book = PriceBook([
+        Price(kind, "eastus", 2.0, None, "a test", datetime.date(2026, 11, 23))
+        for kind in {kind for kind, _ in machines.values()}
+    ])  # fmt: skip
+    spec = Spec.model_validate(dict(run.spec))
+    plan = make(spec, book, "azureml")
+    rest = rest_of(plan, "azureml", home, book)
+    others = len(run.steps) - 1
+    assert rest.hours == pytest.approx(0.1 * others)
+    assert rest.usd == pytest.approx(0.2 * others)
+    assert rest_of(plan, "azureml", home, PriceBook(())).usd is None, "nobody knows a price"
+    assert rest_of(plan, "vertex", home, book).usd is None, "other machines"
+    another = dataclasses.replace(plan, name="new")
+    assert rest_of(another, "azureml", home, book) is None
+    assert f"as in {run.run_id}" in "\n".join(outlook(planned(spec, "azureml", home)))
