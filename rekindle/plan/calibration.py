@@ -45,24 +45,22 @@ class Speeds:
         plain = profile_of(gpu, compiled)
         return dataclasses.replace(plain, spread=spread, basis=basis, factor=factor)
 
-    def applied(self, option: Option) -> Option:
-        """The option at the speed that was measured, if anything was: of the same work the seconds
-        themselves, whatever the model says, because data are shorter than they may be."""
-        gpu, compiled = option.cluster.gpu.name, option.work.compile
-        job = job_of(option.work, option.cluster)
-        same = [one for one in self.measured if one.job == job]
-        profile = self.profile(gpu, compiled)
-        if same:
-            last = same[-1]
-            basis = f"measured in {last.run_id}, the same work on such machines"
-            factor = last.measured / option.step.seconds
-            profile = dataclasses.replace(
-                profile, spread=spread_of("same_job"), basis=basis, factor=factor
-            )
-        if profile.factor == 1.0:
-            return option
-        terms = {name: profile.factor * s for name, s in option.step.terms.items()}
-        return dataclasses.replace(option, step=StepTime(terms), profile=profile)
+    def applied(self, options: Sequence[Option]) -> list[Option]:
+        """Layouts on the same machines at the speed that was measured. Work that was measured takes
+        what it took, whatever the model says, because data may be shorter than they can be; what
+        that did to the prediction, it does to the other layouts, too."""
+        if not options or not self.measured:
+            return list(options)
+        took = {one.job: one for one in self.measured}
+        jobs = [took.get(job_of(option.work, option.cluster)) for option in options]
+        profile = self.profile(options[0].cluster.gpu.name, options[0].work.compile)
+        factors = [
+            job.measured / option.step.seconds
+            for job, option in zip(jobs, options, strict=True) if job
+        ]  # fmt: skip
+        if factors:
+            profile = dataclasses.replace(profile, factor=factors[0])
+        return [_at(option, profile, job) for option, job in zip(options, jobs, strict=True)]
 
     def stale(self, gpu: str, compiled: bool) -> tuple[str, ...]:
         """Runs that were measured against other constants."""
@@ -75,3 +73,13 @@ class Speeds:
             one for one in self.measured
             if (one.gpu, one.compiled, one.constants) == (gpu, compiled, now)
         ]  # fmt: skip
+
+
+def _at(option: Option, profile: Profile, job: Calibration | None) -> Option:
+    if job is not None:
+        basis = f"measured in {job.run_id}, the same work on such machines"
+        factor = job.measured / option.step.seconds
+        spread = spread_of("same_job")
+        profile = dataclasses.replace(profile, spread=spread, basis=basis, factor=factor)
+    terms = {name: profile.factor * seconds for name, seconds in option.step.terms.items()}
+    return dataclasses.replace(option, step=StepTime(terms), profile=profile)

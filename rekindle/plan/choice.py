@@ -55,7 +55,7 @@ def choose(
         found = search(asked, fleet.cluster)
         if not found.options:
             raise _nothing_fits(fleet, found)
-        return [Choice(fleet, speeds.applied(option)) for option in found.options], found
+        return [Choice(fleet, option) for option in speeds.applied(found.options)], found
     if all(fleet.usd_per_hour() is None for fleet in offered):
         where = f" in {offered[0].region}" if offered[0].region else ""
         raise RequestError(
@@ -101,7 +101,7 @@ def _fastest(
             return
         found = search(asked, fleet.cluster)
         if found.options:
-            choice = Choice(fleet, speeds.applied(found.options[0]))
+            choice = Choice(fleet, speeds.applied(found.options[:1])[0])
             yield choice, found
             missed, seconds = _preference(spec, choice, steps)
             best = best if missed else min(best, seconds)
@@ -123,7 +123,7 @@ def _cheapest(
             found = search(asked, fleet.cluster)
             if not found.options:
                 continue
-            choice = Choice(fleet, speeds.applied(found.options[0]))
+            choice = Choice(fleet, speeds.applied(found.options[:1])[0])
             yield choice, found
             missed, usd = _preference(spec, choice, steps)
             if not missed:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import bench_checkpoint
 import bench_loop
+import bench_plan
 import bench_resume
 import bench_train
 import contest
@@ -25,6 +26,7 @@ WORKS = {
     "loop": bench_loop.rows,
     "checkpoint": bench_checkpoint.rows,
     "resume": bench_resume.rows,
+    "plan": bench_plan.rows,
 }
 
 

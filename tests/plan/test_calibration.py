@@ -43,14 +43,20 @@ def test_another_training_on_that_gpu_corrects_all_times_and_narrows_the_interva
 
 
 def test_measurements_that_contradict_meet_in_their_geometric_mean():
-    assert plan(of(ratio=0.5), of(ratio=2.0)).hours[1] == pytest.approx(PLAIN.hours[1])
+    found = plan(of(ratio=0.5), of(ratio=2.0))
+    assert found.hours[1] == pytest.approx(PLAIN.hours[1])
+    assert found.hours[2] < PLAIN.hours[2], "and the interval is that of what was measured"
 
 
 def test_the_same_work_takes_as_long_as_it_took():
     option = PLAIN.chosen.option
     job = job_of(option.work, option.cluster)
     same = of(job=job, measured=3 * option.step.seconds, ratio=9.0, constants="older")
-    found = plan(of(ratio=0.5), same).chosen.option
+    whole = plan(of(ratio=0.5), same)
+    found = whole.chosen.option
+    for one, before in zip(whole.others, PLAIN.others, strict=True):
+        assert one.option.step.seconds == pytest.approx(3 * before.option.step.seconds)
+        assert one.option.profile.spread == spread_of("calibrated")
     assert found.step.seconds == pytest.approx(3 * option.step.seconds)
     _, high = found.seconds_between
     assert high / found.step.seconds - 1 == pytest.approx(spread_of("same_job"))
