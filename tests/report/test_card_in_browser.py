@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from rekindle.report.card import render_card
 from rekindle.report.index import render_index
+from tests.contrast import contrast, luminance
 from tests.report.mishaps import build
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -241,25 +241,6 @@ def test_what_a_user_writes_stays_text(reader: Reader) -> None:
     assert page.evaluate(FORBIDDEN) == ["script-src-elem", "img-src"]
     assert page.evaluate("window.pwned") is None
     page.context.close()
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of an opaque CSS colour, by WCAG 2.2."""
-    if colour.startswith("#"):
-        parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-    else:
-        parts = [int(float(number)) for number in re.findall(r"[\d.]+", colour)[:3]]
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in (p / 255 for p in parts)
-    ]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    """From 1 to 21; black on white has 21."""
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
 
 
 def test_light_and_dark_differ_and_both_reach_wcag_aa(reader: Reader) -> None:
