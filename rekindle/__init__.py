@@ -19,14 +19,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rekindle.cli.api import Run, load, planned, run, runs, submit
-    from rekindle.cli.outlook import Outlook
+    from rekindle.cli.forecast import Forecast
     from rekindle.errors import RekindleError
     from rekindle.ir.distribution import distribute
     from rekindle.spec.model import Spec
     from rekindle.tasks.base import Task
 
 _PUBLIC = {
-    "Outlook": "rekindle.cli.outlook",
+    "Forecast": "rekindle.cli.forecast",
     "RekindleError": "rekindle.errors",
     "Run": "rekindle.cli.api",
     "Spec": "rekindle.spec.model",
@@ -40,7 +40,7 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "Outlook", "RekindleError", "Run", "Spec", "Task", "__version__", "distribute", "load",
+    "Forecast", "RekindleError", "Run", "Spec", "Task", "__version__", "distribute", "load",
     "planned", "run", "runs", "submit",
 ]  # fmt: skip
 

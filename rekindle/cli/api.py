@@ -21,7 +21,7 @@ from rekindle.spec.load import load_spec
 from rekindle.spec.model import Spec
 
 if TYPE_CHECKING:
-    from rekindle.cli.outlook import Outlook
+    from rekindle.cli.forecast import Forecast
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -228,14 +228,14 @@ def planned(
     trace: bool = False,
     prices: Sequence[str | Path] = (),
     home: str | Path = DEFAULT_HOME,
-) -> Outlook:
+) -> Forecast:
     """What training the spec needs, how long it takes and what it costs; changes nothing.
 
     The arguments are the options of `rekindle plan`. What cannot end in time, or would cost more
     than it may, is in `refused`. Raises RekindleError where it cannot be planned, or nothing
     fits."""
     from rekindle.cli.compile import PLATFORMS
-    from rekindle.cli.outlook import Outlook
+    from rekindle.cli.forecast import Forecast
     from rekindle.cli.plan import figures
     from rekindle.errors import RequestError
 
@@ -245,7 +245,9 @@ def planned(
         )
     resolved = spec if isinstance(spec, Spec) else load_spec(spec, overrides)
     own = [Path(file) for file in prices]
-    return Outlook(figures(resolved, platform, region, examples, Path(home), own, with_trace=trace))
+    return Forecast(
+        figures(resolved, platform, region, examples, Path(home), own, with_trace=trace)
+    )
 
 
 def submit(

@@ -93,7 +93,7 @@ def test_the_public_surface_is_what_it_says():
     import rekindle
 
     assert rekindle.__all__ == [
-        "Outlook",
+        "Forecast",
         "RekindleError",
         "Run",
         "Spec",

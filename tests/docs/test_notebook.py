@@ -60,7 +60,7 @@ def test_it_uses_public_names_only(trees):
     runs = _attributes_of(trees, "run", "first", "second")
     plans = _attributes_of(trees, "plan", "each", "late")
     assert runs | plans
-    for names, kind in ((runs, Run), (plans, rekindle.Outlook)):
+    for names, kind in ((runs, Run), (plans, rekindle.Forecast)):
         assert not [name for name in names if name.startswith("_") or not hasattr(kind, name)]
 
 

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from rekindle.answers import Planned, PlannedLayout, PlannedTerm
 from rekindle.cli.plan import lines
+from rekindle.report import words
 from rekindle.report.svg import join, tag
 
 GIB = 2**30
@@ -47,7 +48,7 @@ _STRIPES = "repeating-linear-gradient(135deg, currentColor 0 1px, transparent 1p
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Outlook:
+class Forecast:
     """What a training needs, how long it takes and what it costs: `record` holds all of it."""
 
     record: Planned
@@ -117,7 +118,7 @@ class Outlook:
         return "\n".join(lines(self.record))
 
     def __repr__(self) -> str:
-        return f"Outlook({self.record.name!r}, {self.layout} on {self.machines})"
+        return f"Forecast({self.record.name!r}, {self.layout} on {self.machines})"
 
     def _repr_html_(self) -> str:
         """A table with bars of memory and of time, for a notebook's output cell."""
@@ -236,14 +237,14 @@ class _Part:
 def _memory(plan: Planned) -> Markup:
     """Terms, what is kept in reserve beyond them, and what stays free, of a GPU's memory."""
     chosen = plan.chosen
-    parts = [_part(term, f"{term.amount / GIB:.1f} GiB") for term in plan.memory]
+    parts = [_part(term, words.binary(term.amount)) for term in plan.memory]
     for name, amount, fill in (
         ("reserve (allocator, CUDA, NCCL)", chosen.needed_bytes - chosen.memory_bytes, _STRIPES),
         ("free", chosen.device_bytes - chosen.needed_bytes, "none"),
     ):
         if amount > 0:
-            parts.append(_Part(name, amount, f"{amount / GIB:.1f} GiB", fill))
-    return _bar(f"Memory of {chosen.device_bytes / GIB:.1f} GiB a GPU", parts)
+            parts.append(_Part(name, amount, words.binary(amount), fill))
+    return _bar(f"Memory of {words.binary(chosen.device_bytes)} a GPU", parts)
 
 
 def _time(plan: Planned) -> Markup:

@@ -12,8 +12,9 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 import rekindle
-from rekindle.cli.outlook import COLOURS, Outlook
+from rekindle.cli.forecast import COLOURS, Forecast
 from rekindle.cli.plan import lines
+from rekindle.report.words import binary
 from tests.contrast import contrast
 
 ROOT = Path(__file__).parents[2]
@@ -33,16 +34,16 @@ TOO_WIDE = """() => [...document.querySelectorAll("th, td, div, span")]
 
 
 @pytest.fixture(scope="module")
-def seven() -> Outlook:
+def seven() -> Forecast:
     return rekindle.planned(SEVEN)
 
 
 @pytest.fixture(scope="module")
-def plans() -> list[Outlook]:
+def plans() -> list[Forecast]:
     return [rekindle.planned(config) for config in CONFIGS]
 
 
-def shown(plan: Outlook) -> ET.Element:
+def shown(plan: Forecast) -> ET.Element:
     return ET.fromstring(plan._repr_html_())
 
 
@@ -95,7 +96,7 @@ def test_a_plan_is_a_value_with_figures_and_rows(seven):
     assert table["needed_gib"].lt(table["device_gib"]).all()
     assert "as fast within the error" in pd.DataFrame(seven.rejected)["reason"][0]
     assert str(seven) == "\n".join(lines(seven.record))
-    assert repr(seven) == "Outlook('plan-7b-spot', shard 8 on 1 x p4de.24xlarge)"
+    assert repr(seven) == "Forecast('plan-7b-spot', shard 8 on 1 x p4de.24xlarge)"
 
 
 def test_platform_region_prices_and_examples_are_those_of_the_command_line(tmp_path):
@@ -140,8 +141,8 @@ def test_the_bars_show_each_term_at_its_size_and_the_reserve_beyond(plans):
         amounts = [*plan.memory.values(), reserve, free]
         assert shares(memory) == pytest.approx([a / chosen.device_bytes for a in amounts], abs=1e-5)
         label = memory.get("aria-label")
-        assert all(f"{name} {size / 2**30:.1f} GiB" in label for name, size in plan.memory.items())
-        assert f"reserve (allocator, CUDA, NCCL) {reserve / 2**30:.1f} GiB" in label
+        assert all(f"{name} {binary(size)}" in label for name, size in plan.memory.items())
+        assert f"reserve (allocator, CUDA, NCCL) {binary(reserve)}" in label
         assert sum(shares(bar(page, "Time"))) == pytest.approx(1, abs=1e-4)
 
 
@@ -157,7 +158,7 @@ def test_every_term_has_a_colour_of_its_own_that_is_seen_in_light_and_in_dark(pl
 def test_the_output_needs_and_touches_nothing_else(seven):
     """Notebooks that are not trusted lose svg and style; two outputs share no names."""
     record = seven.record.model_copy(update={"name": "<script>x</script>", "notes": ("<b>&",)})
-    page = shown(Outlook(record))
+    page = shown(Forecast(record))
     assert {e.tag for e in page.iter()} <= {
         "div", "b", "table", "tbody", "tr", "th", "td", "span", "details", "summary",
     }  # fmt: skip
