@@ -242,7 +242,9 @@ class PlannedLayout(Record):
 
 class PlannedSpot(Record):
     """Training on spot machines. Pairs are for machines that are reclaimed all at once, and one by
-    one; `every` is the number of steps between two checkpoints."""
+    one; `every` is the number of steps between two checkpoints. With a deadline, on-demand machines
+    have to take over once training is `slack_hours` behind what it is without interruptions: the
+    chance of that, and the expected cost of both kinds together."""
 
     viable: str
     hazard_per_node_hour: float
@@ -253,6 +255,9 @@ class PlannedSpot(Record):
     interruptions: tuple[float, float]
     in_time: tuple[float | None, float | None]
     in_budget: tuple[float | None, float | None]
+    slack_hours: float | None = None
+    fallback: tuple[float, float] | None = None
+    fallback_usd: tuple[float, float] | None = None
     reasons: tuple[str, ...]
 
 
@@ -263,9 +268,19 @@ class Rejection(Record):
     reason: str
 
 
+class PlannedRest(Record):
+    """The steps besides training, as long as they took in the run `run_id`; dollars where the
+    prices of all their machines are known."""
+
+    hours: float
+    usd: float | None
+    run_id: str
+
+
 class Planned(Answer):
     """`plan`: what training needs, how long it takes and what it costs. `hours` as `step_seconds`,
-    null where the number of steps depends on data; `if_else` says what other machines or data would
+    null where the number of steps depends on data; `rest`, which is in none of the others, is null
+    where no earlier run is known; `if_else` says what other machines or data would
     change, `notes` what is assumed or not known."""
 
     name: str
@@ -278,12 +293,32 @@ class Planned(Answer):
     hours: tuple[float, float, float] | None
     on_demand_usd: tuple[float, float, float] | None
     spot: PlannedSpot | None
+    rest: PlannedRest | None = None
     others: tuple[PlannedLayout, ...]
     rejected: tuple[Rejection, ...]
     weighed: int
     if_else: tuple[str, ...]
     notes: tuple[str, ...]
     errors: tuple[ErrorRow, ...] = ()
+
+
+class Calibration(Answer):
+    """`plan --calibrate`: a measured training, kept as `speeds/RUN.json`. Seconds are those of a
+    step, measured as the median of `steps` of them, without the first `left_out`; `predicted` with
+    the numbers called `constants`, uncorrected; `ratio` is measured over predicted. `job` names the
+    work and the machines."""
+
+    run_id: str
+    gpu: str
+    compiled: bool
+    layout: str
+    measured: float
+    predicted: float
+    ratio: float
+    steps: int
+    left_out: int
+    job: str
+    constants: str
 
 
 class Prices(Answer):
@@ -323,6 +358,7 @@ ANSWERS: Mapping[str, type[Answer]] = MappingProxyType(
         "images-pushed": ImagesPushed,
         "laid-out": LaidOut,
         "log": LogText,
+        "calibration": Calibration,
         "planned": Planned,
         "prices": Prices,
         "prices-refreshed": PricesRefreshed,

@@ -128,7 +128,7 @@ class Submission(Record):
     """What was sent to a platform: the hash of the `definition`, and the `token` that makes it one
     submission. `id` and `url` are the platform's, empty while nobody knows whether it arrived.
     `resumed` counts how often what failed was tried again; `settled` says that the run is over and
-    all that it left is known here."""
+    all that it left is known here; `machines` are those of each step, kind and number."""
 
     definition: str
     token: str
@@ -136,13 +136,14 @@ class Submission(Record):
     url: str = ""
     resumed: int = 0
     settled: bool = False
+    machines: Mapping[str, tuple[str, int]] = Field(default_factory=dict)
 
 
 class RunRecord(Record):
     """`runs/<run_id>/run.json`: everything needed to show, resume, compare or reproduce a run.
 
     `spec` is the resolved configuration; `command` the words that reproduce it; `ignored` what this
-    platform does not honour; `plan` what was planned before it was submitted (answers.Planned).
+    platform does not honour; `plan` what was planned before (answers.Planned).
     `started_at` is UTC, ISO 8601."""
 
     schema_version: int = SCHEMA_VERSION

@@ -239,10 +239,9 @@ def planned(
     from rekindle.cli.plan import figures
     from rekindle.errors import RequestError
 
-    if platform and platform not in PLATFORMS:
-        raise RequestError(
-            f"there is no platform `{platform}`", fix=f"one of {', '.join(PLATFORMS)}"
-        )
+    known = ("local", *PLATFORMS)
+    if platform and platform not in known:
+        raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
     resolved = spec if isinstance(spec, Spec) else load_spec(spec, overrides)
     own = [Path(file) for file in prices]
     return Forecast(

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import click
 
 from rekindle.answers import Compiled
-from rekindle.cli.options import FOLDER, answer, config, overrides, shared
+from rekindle.cli.options import FOLDER, TRAINING, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.records import write_atomically
 
@@ -31,7 +31,7 @@ PLATFORMS = {
     "sagemaker": "rekindle.platforms.sagemaker.compile",
     "vertex": "rekindle.platforms.vertex.compile",
 }
-_TRAINING_STEP, _CHECKPOINT = "finetune", "artifact_root"
+_CHECKPOINT = "artifact_root"
 PARITY = "parity.md"
 BUNDLES = "bundles"
 
@@ -71,15 +71,17 @@ def command(
     """Write the pipeline of CONFIG, or a pipeline by itself, for one platform or several, with a
     table of how each carries what it uses. The same input gives the same bytes."""
     from rekindle.cli.job import graph_of
+    from rekindle.cli.planning import on_machines
     from rekindle.platforms.parity import as_markdown
     from rekindle.spec.load import load_target
 
-    spec = load_target(config, overrides)
-    text, graph = graph_of(spec)
+    wanted = load_target(config, overrides)
+    text, graph = graph_of(wanted)
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     for platform in platforms:
         try:
+            spec = on_machines(wanted, platform, home)
             files |= compiled(platform, spec, text, graph).files
         except RequestError as error:
             problems += error.problems
@@ -133,17 +135,12 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
 def _spread(spec: Spec, graph: Graph) -> Graph:
     """The training step on the machines that the config asks for."""
     from rekindle.ir.distribution import Distribution
-    from rekindle.spec.model import AUTO, ResourcesSpec
+    from rekindle.spec.model import ResourcesSpec
 
     asked = spec.resources
     machines = {name: getattr(asked, name) for name in ResourcesSpec.MACHINES}
     if machines == {name: getattr(ResourcesSpec(), name) for name in machines}:
         return graph
-    if asked.machine == AUTO:
-        raise RequestError(
-            "nobody has chosen machines yet", where="resources.machine",
-            fix="name one: `rekindle plan` shows which keep the limits",
-        )  # fmt: skip
     if spec.pipeline is not None:
         raise RequestError(
             "`resources` are for the training step of rekindle's own pipeline",
@@ -153,7 +150,7 @@ def _spread(spec: Spec, graph: Graph) -> Graph:
     wanted = Distribution(checkpoint=_CHECKPOINT, **machines)
     if problems := wanted.problems(frozenset([_CHECKPOINT]), "resources"):
         raise RequestError(problems)
-    return graph.spread(_TRAINING_STEP, wanted)
+    return graph.spread(TRAINING, wanted)
 
 
 def _only_here(uri: str) -> str:

@@ -36,10 +36,11 @@ def command(
     """Say which steps of CONFIG the platform will run again, compared with what was submitted
     last, and why. Steps that it takes from its cache are listed as such."""
     from rekindle.cli.job import graph_of
+    from rekindle.cli.planning import on_machines
     from rekindle.platforms.difference import compare
     from rekindle.spec.load import load_target
 
-    spec = load_target(config, overrides)
+    spec = on_machines(load_target(config, overrides), platform, home)
     against = against or _last_sent(spec.name, platform, home)
     before = {
         path.relative_to(against).as_posix(): path.read_bytes()

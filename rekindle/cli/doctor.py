@@ -48,7 +48,7 @@ def command(
     if config is None and platform == LOCAL:
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
     spec = load_target(config, overrides) if config else None
-    found = _here(spec, home) if platform == LOCAL else _there(spec, platform)
+    found = _here(spec, home) if platform == LOCAL else _there(spec, platform, home)
     silent = bool(found.checks) and all(check.state == "not asked" for check in found.checks)
     if silent:
         error = _unanswered(platform, found.checks[0])
@@ -91,13 +91,13 @@ def _here(spec: Spec | None, home: Path) -> Readiness:
     return Readiness(platform=LOCAL)
 
 
-def _there(spec: Spec | None, platform: str) -> Readiness:
+def _there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     from rekindle.platforms.asking import problems
     from rekindle.spec.places import PlatformsSpec
 
     place = getattr(spec.platforms if spec else PlatformsSpec(), platform)
     doctor: Any = importlib.import_module(PLATFORMS[platform])
-    definition, lacks = _compiled(spec, platform) if spec else (None, ())
+    definition, lacks = _compiled(spec, platform, home) if spec else (None, ())
     # without a config nobody has said which account, project or workspace it is about
     asks = spec is not None or platform == "kubeflow"
     found = doctor.checks(place, definition) if asks else ()
@@ -110,12 +110,15 @@ def _there(spec: Spec | None, platform: str) -> Readiness:
     )
 
 
-def _compiled(spec: Spec, platform: str) -> tuple[Definition | None, tuple[Problem, ...]]:
+def _compiled(
+    spec: Spec, platform: str, home: Path
+) -> tuple[Definition | None, tuple[Problem, ...]]:
     """What would be submitted, or why there is no such thing."""
+    from rekindle.cli.planning import on_machines
     from rekindle.cli.submission import client_of, ready
 
     try:
-        return ready(client_of(platform), platform, spec), ()
+        return ready(client_of(platform), platform, on_machines(spec, platform, home)), ()
     except RequestError as error:
         return None, error.problems
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rekindle
+from rekindle.cli.planning import planned_here
 from rekindle.cli.preflight import preflight
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import Rendezvous
@@ -23,6 +24,7 @@ from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
 
 if TYPE_CHECKING:
+    from rekindle.answers import Planned
     from rekindle.ir.graph import Graph
 
 log = logging.getLogger(__name__)
@@ -118,12 +120,12 @@ def execute(
     from rekindle.platforms.local.containers import prepare
 
     preflight(spec, options.home)
-    spec = resolved(spec, options.home)
+    spec, plan = planned_here(resolved(spec, options.home), options.home)
     _, graph = graph_of(spec)
     own_code = hashes(spec, graph)
     home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
     containers = prepare(graph, here.containers, env, tuple(here.secrets))
-    record = new_record(spec, local.ignored(graph, containers) + _ignored(spec))
+    record = new_record(spec, local.ignored(graph, containers) + _ignored(spec), plan=plan)
     try:
         return local.execute(
             graph,
@@ -199,7 +201,9 @@ def write_card(home: Path, run_id: str) -> None:
         render_index(home)
 
 
-def new_record(spec: Spec, ignored: tuple[Ignored, ...], platform: str = "local") -> RunRecord:
+def new_record(
+    spec: Spec, ignored: tuple[Ignored, ...], platform: str = "local", plan: Planned | None = None
+) -> RunRecord:
     """The record of a run that is about to begin."""
     now = datetime.datetime.now(datetime.UTC)
     config, overrides = spec.origin
@@ -215,6 +219,7 @@ def new_record(spec: Spec, ignored: tuple[Ignored, ...], platform: str = "local"
         command=shlex.join(words),
         spec=spec.model_dump(mode="json"),
         ignored=ignored,
+        plan=plan.model_dump(mode="json") if plan else {},
         versions={"rekindle": rekindle.__version__},
     )
 

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 Decorated = Callable[..., Any]
 
 DEFAULT_HOME = Path(".rekindle")
+TRAINING = "finetune"  # the step of the shipped pipeline
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 

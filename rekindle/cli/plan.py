@@ -12,7 +12,7 @@ import click
 
 from rekindle.answers import Planned, PlannedLayout, PlannedSpot
 from rekindle.cli.compile import PLATFORMS
-from rekindle.cli.options import answer, config, overrides, shared
+from rekindle.cli.options import answer, overrides, shared
 
 if TYPE_CHECKING:
     from rekindle.spec.model import Spec
@@ -22,9 +22,9 @@ _MOST_REASONS = 8
 
 
 @click.command("plan")
-@config
+@click.argument("config", type=click.Path(path_type=Path), required=False)
 @overrides
-@click.option("--platform", type=click.Choice(list(PLATFORMS)), default=None,
+@click.option("--platform", type=click.Choice(["local", *PLATFORMS]), default=None,
               help="Whose machines; default: the platform of CONFIG, else all.")  # fmt: skip
 @click.option("--region", default="", help="Where; default: the platform's, else the cheapest.")
 @click.option("--examples", type=click.IntRange(min=1), default=None,
@@ -33,21 +33,39 @@ _MOST_REASONS = 8
               help="Ask the engine what the two best layouts hold; needs torch.")  # fmt: skip
 @click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
               help="Prices of your own, over those that are known.")  # fmt: skip
+@click.option("--calibrate", "run", metavar="RUN",
+              help="First measure that run, and correct this and later plans by it.")  # fmt: skip
 @shared
 def command(
-    config: Path,
+    config: Path | None,
     overrides: tuple[str, ...],
     platform: str | None,
     region: str,
     examples: int | None,
     with_trace: bool,
     own: tuple[Path, ...],
+    run: str | None,
     home: Path,
     as_json: bool,
 ) -> int:
-    """Say what the training of CONFIG needs, how long it takes and what it costs."""
+    """Say what the training of CONFIG needs, how long it takes and what it costs.
+
+    With --calibrate, a training that has run, here or elsewhere, corrects what the planner takes
+    from published figures; CONFIG may be left out."""
     from rekindle.spec.load import load_target
 
+    if run is not None:
+        from rekindle.cli import calibrate
+
+        measured = calibrate.calibrate(home, run)
+        if config is None and as_json:
+            answer(measured)
+        elif not as_json:
+            click.echo("\n".join(calibrate.lines(measured)))
+    if config is None:
+        if run is None:
+            raise click.UsageError("a CONFIG to plan is missing")
+        return 0
     spec = load_target(config, overrides)
     planned = figures(spec, platform or "", region, examples, home, own, with_trace=with_trace)
     if as_json:
@@ -64,18 +82,22 @@ def figures(
 ) -> Planned:  # fmt: skip
     """The plan with all that it says; RequestError where it cannot be planned, or nothing fits."""
     from rekindle.catalog.prices import book
+    from rekindle.cli.planning import counted, rest_of, speeds_of
     from rekindle.plan.plan import make, refusals
     from rekindle.plan.told import told
 
     named = platform or _platform(spec)
     there = region or str(getattr(getattr(spec.platforms, named, None), "region", ""))
     today = datetime.datetime.now(datetime.UTC).date()
-    found = make(spec, book(home, own), named, there, examples, today=today)
+    prices = book(home, own)
+    number, run_id = (examples, "") if examples else counted(spec.name, home) or (None, "")
+    found = make(spec, prices, named, there, number, today=today, speeds=speeds_of(home),
+                 counted_in=run_id)  # fmt: skip
     if with_trace:
         from rekindle.plan.finalists import traced
 
         found = traced(found, spec)
-    return told(found, refusals(found, spec))
+    return told(found, refusals(found, spec), rest_of(found, named, home, prices))
 
 
 def _platform(spec: Spec) -> str:
@@ -96,10 +118,10 @@ def lines(plan: Planned) -> Iterator[str]:
         + (f", {how} recomputation" if how != "none" else "")
     )
     yield (
-        f"memory     {_gib(chosen.needed_bytes)} of {_gib(chosen.device_bytes)} GiB a GPU,"
-        f" {_gib(chosen.memory_bytes)} of it tensors"
+        f"memory     {_size(chosen.needed_bytes)} of {_size(chosen.device_bytes)} a GPU,"
+        f" {_size(chosen.memory_bytes)} of it tensors"
     )
-    yield from _bars([(t.name, t.amount, f"{_gib(t.amount)} GiB") for t in plan.memory])
+    yield from _bars([(t.name, t.amount, _size(t.amount)) for t in plan.memory])
     low, middle, high = chosen.step_seconds
     mfu = f", {chosen.mfu:.0%} MFU" if chosen.mfu else ""
     yield (
@@ -115,6 +137,9 @@ def lines(plan: Planned) -> Iterator[str]:
         yield f"on demand  {expected} ({least} to {most})"
     if plan.spot is not None:
         yield from _spot(plan.spot)
+    if plan.rest is not None:
+        usd = "" if plan.rest.usd is None else f", {_usd(plan.rest.usd)}"
+        yield f"besides    {_hours(plan.rest.hours)}{usd} for other steps, as in {plan.rest.run_id}"
     yield from _others(plan)
     for line in plan.if_else:
         yield f"if         {line}"
@@ -135,6 +160,15 @@ def _spot(spot: PlannedSpot) -> Iterator[str]:
         known = [f"{chance:.0%}" for chance in chances if chance is not None]
         if known:
             yield f"           {_to(known[-1], known[0])} {name}"
+    if spot.fallback and spot.fallback_usd and spot.slack_hours is not None:
+        likely = [f"{chance:.0%}" for chance in spot.fallback]
+        when = (
+            f"once {_hours(spot.slack_hours)} behind" if spot.slack_hours > 0 else "from the start"
+        )
+        yield (
+            f"           on demand {when}, for the deadline: {_to(*likely)} likely,"
+            f" {_to(*map(_usd, spot.fallback_usd))} expected in all"
+        )
     if spot.viable != "yes":
         yield f"           viable: {spot.viable}: {'; '.join(spot.reasons)}"
 
@@ -177,8 +211,9 @@ def _short(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f}"
+def _size(size: float) -> str:
+    gib = size / 2**30
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{size / 2**20:.1f} MiB"
 
 
 def _to(first: str, last: str) -> str:

@@ -25,6 +25,8 @@ from rekindle.cli.job import (
     new_record,
     resolved,
 )
+from rekindle.cli.options import TRAINING
+from rekindle.cli.planning import planned_here
 from rekindle.cli.preflight import preflight
 from rekindle.cli.progress import Progress
 from rekindle.errors import PreemptedError, RekindleError, RequestError, StepError
@@ -36,7 +38,6 @@ from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
 from rekindle.train.history import read_history
 
-TRAINING = "finetune"
 HANG_SECONDS = 30.0
 _PRIVATE = "REKINDLE_PRIVATE_MOUNTS"
 _SPARE_BYTES = 64 << 20
@@ -122,7 +123,7 @@ class _Stage:
         train = train.model_copy(update={"hang_seconds": min(train.hang_seconds, HANG_SECONDS)})
         register = spec.registration.model_copy(update={"tracking_uri": ""})
         update = {"model": model, "train": train, "registration": register}
-        self.spec = resolved(spec.model_copy(update=update), home)
+        self.spec, _ = planned_here(resolved(spec.model_copy(update=update), home), home)
         self.graph = _until_training(graph_of(self.spec)[1])
         self.home = home
         self.started = datetime.datetime.now(datetime.UTC)

@@ -243,9 +243,11 @@ def recovered(spec: Spec, platform: str, home: Path) -> list[str]:
     """Ids of the runs of `spec` on the platform that have a record under `home` only now. They are
     known by their marks; their settings are taken to be those of `spec` as it is."""
     from rekindle.cli.job import new_record
+    from rekindle.cli.planning import on_machines
     from rekindle.cli.submission import client_of, ready
 
     module = importlib.import_module(WATCHES[platform])
+    spec = on_machines(spec, platform, home)
     definition = ready(client_of(platform), platform, spec)
     anew = list[str]()
     for found in module.found(definition, getattr(spec.platforms, platform)):

@@ -53,9 +53,10 @@ def set_(
 ) -> int:
     """Run CONFIG as its `schedule` says. Said again, it changes the schedule to what the config is
     now; one that pauses goes on."""
-    from rekindle.cli.planning import outlook, planned
+    from rekindle.cli.planning import on_machines, outlook, planned
 
-    client, spec = client_of(platform), _spec(config, overrides)
+    client = client_of(platform)
+    spec = on_machines(_spec(config, overrides), platform, home)
     if spec.schedule is None:
         raise RequestError(
             "the config has no schedule", where="schedule",

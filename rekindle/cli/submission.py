@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle.cli.compile import compiled
 from rekindle.cli.doctor import refuse_early
 from rekindle.cli.options import all_runs
-from rekindle.cli.planning import planned
+from rekindle.cli.planning import on_machines, planned
 from rekindle.cli.remote import keep_definition
 from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.platforms.submission import TOKEN, Mark, digest_of
@@ -49,7 +49,7 @@ def submitted(
         raise RequestError(
             f"`{token}` is no token", where="--token", fix="up to 63 of a-z, 0-9, - and _"
         )
-    client = client_of(platform)
+    client, spec = client_of(platform), on_machines(spec, platform, home)
     definition = ready(client, platform, spec)
     figures = planned(spec, platform, home)
     place, digest = getattr(spec.platforms, platform), digest_of(definition.files)
@@ -60,7 +60,9 @@ def submitted(
     refuse_early(platform, place, definition)
     if not record.steps:
         steps = tuple(StepRecord(name=step.step) for step in outline.steps)
-        record = record.model_copy(update={"steps": steps})
+        machines = {step.step: (step.machine, step.machines) for step in outline.steps}
+        sent = record.submission.model_copy(update={"machines": machines})
+        record = record.model_copy(update={"steps": steps, "submission": sent})
     record, placed = _sent(record, client, definition, place, home)
     return record, placed, outline
 
@@ -83,9 +85,8 @@ def _new(
     from rekindle.cli.job import new_record
 
     sent = Submission(definition=definition, token=token or secrets.token_hex(8))
-    fresh = new_record(spec, (), platform)
-    plan = figures.model_dump(mode="json") if figures else {}
-    return fresh.model_copy(update={"status": "submitting", "submission": sent, "plan": plan})
+    fresh = new_record(spec, (), platform, figures)
+    return fresh.model_copy(update={"status": "submitting", "submission": sent})
 
 
 def client_of(platform: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,31 @@ FILE = Path(__file__).with_suffix(".yaml")
 @dataclasses.dataclass(frozen=True)
 class Profile:
     """Constants, the half-width of the interval around what is predicted with them (`spread`, a
-    share: nine of ten rows lay within it), and what they stand on."""
+    share: nine of ten rows lay within it), and what they stand on. `factor` is what a measured
+    training took, over what they predicted."""
 
     constants: Constants
     spread: float
     basis: str
+    factor: float = 1.0
 
 
 @functools.cache
 def _table() -> Mapping[str, Any]:
     table: Mapping[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return table
+
+
+@functools.cache
+def stamp() -> str:
+    """Names this set of numbers: what is measured against it says so."""
+    return hashlib.sha256(FILE.read_bytes()).hexdigest()[:12]
+
+
+def spread_of(kind: str) -> float:
+    """Of times that were corrected by a measured training: of the same work on the same machines
+    (`same_job`), or of another on the same GPU (`calibrated`)."""
+    return float(_table()["spread"][kind])
 
 
 def profile_of(gpu: str, compiled: bool = False) -> Profile:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from rekindle.errors import RequestError
+from rekindle.plan.choice import Choice
 from rekindle.plan.memory import needed
-from rekindle.plan.plan import Choice, Plan
+from rekindle.plan.plan import Plan
 from rekindle.plan.request import model_config
 from rekindle.plan.trace import AT_MOST, Finalist, trace
 from rekindle.spec.model import Spec

@@ -1,4 +1,5 @@
-"""Which machines could train: what the config names, or every size of a cloud that has the GPUs.
+"""Which machines could train: what the config names, every size of a cloud that has the GPUs, or
+the one that this runs on.
 
 Decides `Fleet`, machines of one kind in one region with their price, and the order in which fleets
 are weighed. What the catalog does not know stays unknown."""
@@ -8,25 +9,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from rekindle.catalog.gpus import gpu
+from rekindle.catalog.gpus import Gpu, gpu
 from rekindle.catalog.limits import limits
-from rekindle.catalog.machines import Cloud, Machine, machine, machines
+from rekindle.catalog.machines import THIS_CPU, Cloud, Machine, machine, machines
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
+from rekindle.plan.here import here
 from rekindle.spec.model import AUTO, ResourcesSpec
 
 MOST_NODES = 64
+HERE = "this machine"
 CLOUDS: Mapping[str, Cloud] = {"sagemaker": "aws", "vertex": "gcp", "azureml": "azure"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """`nodes` machines called `name` by their platform, `gpus_per_node` of whose GPUs train;
-    `price` is that of one of them in `region`, None where nobody knows it."""
+    """`nodes` machines called `name` by their platform, `gpus_per_node` of whose GPUs train, or of
+    the ranks that share a CPU; `price` is that of one of them in `region`, None where nobody knows
+    it."""
 
     name: str
     machine: Machine
+    gpu: Gpu
     nodes: int
     gpus_per_node: int
     region: str
@@ -35,10 +40,9 @@ class Fleet:
     @property
     def cluster(self) -> Cluster:
         """Its GPUs and links."""
-        assert self.machine.gpu is not None
         inside, between = self.machine.inside, self.machine.between
         return Cluster(
-            gpu(self.machine.gpu), self.gpus_per_node, self.nodes,
+            self.gpu, self.gpus_per_node, self.nodes,
             inside.bytes_per_second if inside else None,
             between.bytes_per_second if between else None,
         )  # fmt: skip
@@ -50,8 +54,13 @@ class Fleet:
         one = self.price.spot_usd_per_hour if spot else self.price.on_demand_usd_per_hour
         return None if one is None else one * self.nodes
 
+    @property
+    def here(self) -> bool:
+        """Whether it is the machine that this runs on."""
+        return self.name == HERE
+
     def __str__(self) -> str:
-        gpus = f"{self.gpus_per_node} x {self.machine.gpu}"
+        gpus = f"{self.gpus_per_node} x {self.gpu.name}"
         return (
             f"{self.nodes} x {self.name} ({gpus} each)"
             if self.nodes > 1
@@ -60,10 +69,13 @@ class Fleet:
 
 
 def fleets(
-    resources: ResourcesSpec, platform: str, region: str, book: PriceBook
+    resources: ResourcesSpec, platform: str, region: str, book: PriceBook, ranks: int = 1
 ) -> tuple[Fleet, ...]:
-    """Those that the config allows, small ones first. RequestError where it names no GPUs, or none
-    that the catalog has."""
+    """Those that the config allows, small ones first; this machine with `ranks` processes for the
+    platform `local`, and where neither a platform nor machines are named. RequestError where the
+    config names no GPUs, or none that the catalog has."""
+    if platform == "local" or (not platform and _names_nothing(resources)):
+        return (_here(ranks),)
     names = list(_names(resources, platform))
     if not names:
         raise RequestError(
@@ -71,21 +83,34 @@ def fleets(
             where="resources", fix="name a machine: resources.machine, or `auto`",
         )  # fmt: skip
     found = [
-        Fleet(name, has, nodes, resources.gpus_per_node or has.gpus, place, book.find(name, place))
+        Fleet(name, has, gpu(has.gpu), nodes, resources.gpus_per_node or has.gpus, place,
+              book.find(name, place))
         for name in names
         for has, place in [(machine(name), region or _cheapest_region(name, book))]
+        if has.gpu is not None
         for nodes in _counts(resources, has)
-    ]
+    ]  # fmt: skip
     return tuple(sorted(found, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
+
+
+def _names_nothing(resources: ResourcesSpec) -> bool:
+    return not (resources.machine or resources.accelerator or resources.gpus_per_node)
+
+
+def _here(ranks: int) -> Fleet:
+    """Its GPUs, of which each rank has one, or its CPU, which they share."""
+    gpu, count, inside = here(ranks)
+    machine = dataclasses.replace(machines()[THIS_CPU], gpu=gpu.name, gpus=count, inside=inside)
+    return Fleet(HERE, machine, gpu, 1, ranks, "", None)
 
 
 def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
     """The machine that is named, all for `auto`, else the smallest with the GPUs."""
     if resources.machine != AUTO and not resources.gpus_per_node:
         raise RequestError(
-            "the config asks for no GPUs, and the planner has no figures of CPUs",
+            "the config asks for no GPUs, and the planner knows no CPUs but this machine's",
             where="resources.gpus_per_node",
-            fix="set gpus_per_node, and accelerator or machine; or machine: auto",
+            fix="set gpus_per_node, and accelerator or machine; machine: auto; or --platform local",
         )
     if resources.machine not in ("", AUTO):
         has = machine(resources.machine)

@@ -3,6 +3,7 @@ sequences, what it leaves open. Reads no more than a config.json."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,8 @@ from rekindle.catalog.models import known_configs
 from rekindle.errors import RequestError
 from rekindle.plan.search import Asked
 from rekindle.plan.shape import shape_of
-from rekindle.spec.model import Spec, TokenizerSpec
+from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve
+from rekindle.spec.model import LayoutSpec, Spec, TokenizerSpec
 from rekindle.spec.support import Kind
 
 KINDS: Mapping[str, Kind] = {"causal_lm": "tokens", "text_classification": "text"}
@@ -33,12 +35,37 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     assert spec.data is not None
     classes = None if kind == "tokens" else len(spec.data.labels) or 2
     shape = shape_of(model_config(spec, ask_hub), classes)
-    free = [name for name in _FREE if _left_open(spec, name)]
-    return Asked(kind, shape, spec.data.max_length, spec.train, frozenset(free), spec.model.lora)
+    return Asked(kind, shape, spec.data.max_length, spec.train, left_open(spec), spec.model.lora)
 
 
-def _left_open(spec: Spec, name: str) -> bool:
-    return name not in spec.train.model_fields_set or getattr(spec.train, name) == "auto"
+def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
+    """With the layout that a run has there where the config leaves it open, and the largest
+    micro-batch of up to 32 of which every data rank gets one: memory is not what decides.
+    RequestError for other numbers than fp32."""
+    train, free = asked.train, asked.free
+    if train.precision != "fp32":
+        raise RequestError(
+            f"the planner knows this CPU in fp32, not in {train.precision}",
+            where="train.precision", fix="name GPUs in `resources`, or train in fp32 here",
+        )  # fmt: skip
+    layout = resolve(train, ranks)
+    if "micro_batch_size" in free and layout.pp == 1:
+        total = train.global_batch_size
+        largest = min(LARGEST_AUTO_MICRO_BATCH, max(1, total // layout.data))
+        fits = next(size for size in range(largest, 0, -1) if total % size == 0)
+        layout = dataclasses.replace(layout, micro_batch_size=fits)
+    degrees = {axis: getattr(layout, axis) for axis in ("dp", "shard", "tp", "pp", "cp")}
+    fixed = {
+        "layout": LayoutSpec(**degrees, schedule=layout.schedule),
+        "micro_batch_size": layout.micro_batch_size,
+    }
+    return dataclasses.replace(asked, train=train.model_copy(update=fixed), free=frozenset())
+
+
+def left_open(spec: Spec) -> frozenset[str]:
+    """What the config leaves to the planner, of all that it may decide."""
+    given = spec.train.model_fields_set
+    return frozenset(n for n in _FREE if n not in given or getattr(spec.train, n) == "auto")
 
 
 def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:

@@ -208,19 +208,25 @@ def _works(asked: Asked, layout: Layout) -> Iterator[Work]:
         sizes = [train.micro_batch_size]
     for _, checkpointing in _cells(asked, layout):
         for size in sizes:
-            turns = math.ceil(math.ceil(total / size) / layout.data)
-            if layout.pp > 1 and (
-                turns < layout.pp or (turns % layout.pp and layout.schedule != "1f1b")
+            work = work_of(asked, dataclasses.replace(layout, micro_batch_size=size), checkpointing)
+            turns = work.accumulation
+            if layout.pp == 1 or (
+                turns >= layout.pp and (layout.schedule == "1f1b" or turns % layout.pp == 0)
             ):
-                continue
-            yield Work(
-                shape=asked.shape, layout=dataclasses.replace(layout, micro_batch_size=size),
-                accumulation=turns, sequence=asked.sequence, precision=train.precision,
-                checkpointing=checkpointing, compile=train.compile,
-                weights_bytes=2 if train.weights == "bf16" else 4,
-                lora_rank=asked.lora.rank if asked.lora else 0,
-                lora_targets=lora_targets(asked.shape, asked.lora.targets) if asked.lora else (),
-            )  # fmt: skip
+                yield work
+
+
+def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
+    """What each rank does in one step of that layout."""
+    train, lora = asked.train, asked.lora
+    micro_batches = math.ceil(train.global_batch_size / layout.micro_batch_size)
+    return Work(
+        shape=asked.shape, layout=layout, accumulation=math.ceil(micro_batches / layout.data),
+        sequence=asked.sequence, precision=train.precision, checkpointing=checkpointing,
+        compile=train.compile, weights_bytes=2 if train.weights == "bf16" else 4,
+        lora_rank=lora.rank if lora else 0,
+        lora_targets=lora_targets(asked.shape, lora.targets) if lora else (),
+    )  # fmt: skip
 
 
 # Reasons

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from rekindle.answers import (
     Planned,
     PlannedLayout,
+    PlannedRest,
     PlannedSpot,
     PlannedTerm,
     Rejection,
     rows_of,
 )
 from rekindle.errors import Problem, RequestError
+from rekindle.plan.choice import Choice
 from rekindle.plan.memory import needed
-from rekindle.plan.plan import Choice, Plan
-from rekindle.plan.spot import Spot
+from rekindle.plan.plan import Plan
+from rekindle.plan.spot import Outlook, Spot
 from rekindle.spec.layout import AXES
 
+NOT_COUNTED = "steps besides training are not counted: no run of this name is known that ended well"
 
-def told(plan: Plan, refused: Iterable[Problem] = ()) -> Planned:
-    """All that a plan says; `refused` is why nobody should submit it."""
+
+def told(plan: Plan, refused: Iterable[Problem] = (), rest: PlannedRest | None = None) -> Planned:
+    """All that a plan says; `refused` is why nobody should submit it, `rest` what the other steps
+    take."""
     option, problems = plan.chosen.option, list(refused)
+    notes = plan.notes if rest else (*plan.notes, NOT_COUNTED)
     usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours
     return Planned(
         name=plan.name, parameters=plan.asked.shape.parameters,
@@ -32,10 +39,10 @@ def told(plan: Plan, refused: Iterable[Problem] = ()) -> Planned:
         on_demand_usd=None
         if usd is None or hours is None
         else (usd * hours[0], usd * hours[1], usd * hours[2]),
-        spot=_spot(plan.spot) if plan.spot else None,
+        spot=_spot(plan.spot) if plan.spot else None, rest=rest,
         others=tuple(_layout(other) for other in plan.others),
         rejected=tuple(Rejection(layout=r.layout, reason=r.reason) for r in plan.rejected),
-        weighed=plan.weighed, if_else=plan.if_else, notes=plan.notes,
+        weighed=plan.weighed, if_else=plan.if_else, notes=notes,
         errors=rows_of(RequestError(problems)) if problems else (),
     )  # fmt: skip
 
@@ -76,5 +83,17 @@ def _spot(spot: Spot) -> PlannedSpot:
         interruptions=(ends[0].expected.interruptions, ends[1].expected.interruptions),
         in_time=(ends[0].in_time, ends[1].in_time),
         in_budget=(ends[0].in_budget, ends[1].in_budget),
+        **_rescue(ends),
         reasons=tuple(dict.fromkeys(reason.text for end in ends for reason in end.reasons)),
     )  # fmt: skip
+
+
+def _rescue(ends: tuple[Outlook, Outlook]) -> dict[str, Any]:
+    """On-demand machines for the deadline; nothing where there is none, or where it is lost."""
+    found = [(end.fallback, end.fallback_usd) for end in ends]
+    known = [(one, usd) for one, usd in found if one and one.feasible and usd is not None]
+    if len(known) < len(ends):
+        return {}
+    chances, dollars = zip(*((one.chance, usd) for one, usd in known), strict=True)
+    slack = known[0][0].slack_hours
+    return {"slack_hours": slack, "fallback": chances, "fallback_usd": dollars}

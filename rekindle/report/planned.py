@@ -93,10 +93,12 @@ class _Figure:
         return "good" if (self.ratio > 1) == (self.better > 0) else "bad"
 
 
-def measured(history: Sequence[HistoryRow]) -> tuple[HistoryRow, ...]:
-    """The steps that tell how fast a training is: those with a time, without the first ones."""
+def measured(history: Sequence[HistoryRow]) -> tuple[tuple[HistoryRow, ...], int]:
+    """The steps that tell how fast a training is, and how many with a time, the first ones, were
+    left out."""
     timed = [row for row in history if row.step_seconds and math.isfinite(row.step_seconds)]
-    return tuple(timed[min(WARM_UP, max(0, len(timed) - FEWEST)) :])
+    left_out = min(WARM_UP, max(0, len(timed) - FEWEST))
+    return tuple(timed[left_out:]), left_out
 
 
 def compared(run: RunRecord, found: Findings) -> Compared | None:
@@ -112,10 +114,11 @@ def compared(run: RunRecord, found: Findings) -> Compared | None:
     ]
     ends = (end / one.planned[1] for one in figures for end in one.planned)
     scale = ratio_axis([*ends, *(one.ratio for one in figures if one.ratio is not None)])
-    step = figures[0]
+    step, enough = figures[0], len(measured(found.history)[0]) >= FEWEST
     tone, verdict = _verdict(step, otherwise)
     return Compared(
-        tone=tone, verdict=verdict, command=_command(run) if step.inside is False else "",
+        tone=tone, verdict=verdict,
+        command=_command(run) if step.inside is False and enough else "",
         facts=tuple(_places(plan, found.training)), ruler=plots.ratio_ruler(scale),
         rows=tuple(_row(one, scale) for one in figures),
         remarks=tuple(_remarks(plan, run, found)),
@@ -126,7 +129,7 @@ def compared(run: RunRecord, found: Findings) -> Compared | None:
 
 
 def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure]:
-    chosen, rows = plan.chosen, measured(found.history)
+    chosen, (rows, _) = plan.chosen, measured(found.history)
 
     def rate(name: str, middle: float, field: str, say: Callable[[float], str]) -> _Figure:
         low, expected, high = chosen.step_seconds
@@ -262,9 +265,8 @@ def _command(run: RunRecord) -> str:
 
 
 def _remarks(plan: Planned, run: RunRecord, found: Findings) -> Iterator[str]:
-    trained, rows = found.training, measured(found.history)
+    trained, (rows, left) = found.training, measured(found.history)
     if rows:
-        left = sum(bool(row.step_seconds) for row in found.history) - len(rows)
         first = f", without the first {left}, which warm up" if left else ""
         yield f"Speeds are medians of {words.count(len(rows))} steps{first}."
     if trained is not None and found.history and _peak(found) is None:

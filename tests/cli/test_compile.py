@@ -116,7 +116,7 @@ def test_the_training_step_gets_the_machines_that_the_config_asks_for(tmp_path):
         (sagemaker(resources__accelerator="H100"), "no GPUs to be of that kind"),
         (sagemaker(resources__gpus_per_node=3, resources__accelerator="H999"), "no machine has the 3 GPUs H999"),
         (sagemaker(resources__machine="ml.p99.xlarge"), "none that the service knows"),
-        (sagemaker(resources__machine="auto"), "nobody has chosen machines yet"),
+        (sagemaker(resources__machine="auto"), "does not know what the task `image_classification` computes"),
         (sagemaker(resources__max_run_hours=1000), "less than or equal to 672"),
         (sagemaker(platforms__sagemaker__secrets="{HF_TOKEN: hf_abcdef}"), "platforms.sagemaker.secrets.HF_TOKEN"),
         (sagemaker(platforms__sagemaker__role_arn="me"), "platforms.sagemaker.role_arn"),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import json
 from pathlib import Path
 
 import pytest
 
+from rekindle.catalog.prices import Price, PriceBook, shipped
 from rekindle.cli.main import invoke
-from rekindle.cli.planning import outlook, planned, settled
+from rekindle.cli.options import all_runs
+from rekindle.cli.planning import on_machines, outlook, planned, rest_of, settled
 from rekindle.errors import RequestError
+from rekindle.plan.plan import make
 from rekindle.spec.load import load_spec
+from rekindle.spec.model import Spec
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED, sagemaker
 from tests.cli.test_submit import WORKSPACE
 from tests.platforms.azureml.conftest import service as service
@@ -76,6 +82,37 @@ def test_figures_are_shown_before_one_is_asked_and_limits_are_kept(tmp_path):
         planned(spec("resources.deadline_hours=2"), "sagemaker", tmp_path)
 
 
+def test_machines_that_the_config_leaves_open_are_those_of_its_plan(tmp_path, caplog):
+    auto = spec("resources={machine: auto}")
+    chosen = on_machines(auto, "sagemaker", tmp_path).resources
+    plan = make(auto, shipped(), "sagemaker").chosen.fleet
+    assert (chosen.machine, chosen.nodes, chosen.gpus_per_node) == (
+        plan.name, plan.nodes, plan.gpus_per_node
+    )  # fmt: skip
+    words = sagemaker(resources__machine="auto", resources__gpus_per_node=0,
+                      platforms__sagemaker__region="us-east-1")  # fmt: skip
+    assert invoke(["compile", str(SEVEN), *words, "-o", str(tmp_path / "out")]) == 0
+    assert "until the config names another" in caplog.text
+    (path,) = (tmp_path / "out").glob("*.sagemaker.json")
+    assert f'"InstanceType":"{chosen.machine}"' in path.read_text().replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "platform", "says"),
+    [
+        (("resources={machine: auto}",), "kubeflow", "nobody knows which machines kubeflow has"),
+        (("resources={machine: auto, budget_usd: 5}", "train.steps=null", "train.epochs=1"),
+         "sagemaker", "data that nobody has counted"),
+        (("resources={machine: auto}", "platforms.sagemaker.region=mx-central-1"), "sagemaker",
+         "nobody knows the price of any machine in mx-central-1"),
+        (("resources={machine: auto, budget_usd: 5}",), "vertex", "and may cost \\$5"),
+    ],
+)  # fmt: skip
+def test_machines_that_nobody_can_choose_are_not_chosen(overrides, platform, says, tmp_path):
+    with pytest.raises(RequestError, match=says):
+        on_machines(load_spec(SEVEN, overrides), platform, tmp_path)
+
+
 def test_a_submission_shows_the_plan_and_leaves_it_on_record(
     service, tmp_path, monkeypatch, capsys
 ):
@@ -96,3 +133,39 @@ def test_a_submission_shows_the_plan_and_leaves_it_on_record(
     assert invoke(["submit", *words, "--set", "resources.deadline_hours=0.000001"]) == 2
     assert "training takes" in capsys.readouterr().err
     assert len(service.jobs) == 1
+
+
+def test_other_steps_are_counted_as_they_were(service, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / ".rekindle"
+    words = [
+        str(ROOT / "configs" / "plan" / "distilbert.yaml"), "--platform", "azureml", "--yes",
+        *PLATFORMS["azureml"][0], *TRACKED,
+        *(w for s in WORKSPACE for w in ("--set", s)),
+        "--set", "resources={machine: Standard_ND96isr_H100_v5, gpus_per_node: 8}",
+    ]  # fmt: skip
+    assert invoke(["submit", *words]) == 0, capsys.readouterr()
+    (run,) = all_runs(home)
+    machines = run.submission.machines
+    assert machines["finetune"] == ("Standard_ND96isr_H100_v5", 1)
+    ended = [
+        step.model_copy(update={"status": "succeeded", "seconds": 360.0}) for step in run.steps
+    ]
+    run.model_copy(update={"steps": tuple(ended), "status": "succeeded"}).write(
+        home / "runs" / run.run_id / "run.json"
+    )
+    book = PriceBook([
+        Price(kind, "eastus", 2.0, None, "a test", datetime.date(2026, 11, 23))
+        for kind in {kind for kind, _ in machines.values()}
+    ])  # fmt: skip
+    spec = Spec.model_validate(dict(run.spec))
+    plan = make(spec, book, "azureml")
+    rest = rest_of(plan, "azureml", home, book)
+    others = len(run.steps) - 1
+    assert rest.hours == pytest.approx(0.1 * others)
+    assert rest.usd == pytest.approx(0.2 * others)
+    assert rest_of(plan, "azureml", home, PriceBook(())).usd is None, "nobody knows a price"
+    assert rest_of(plan, "vertex", home, book).usd is None, "other machines"
+    another = dataclasses.replace(plan, name="new")
+    assert rest_of(another, "azureml", home, book) is None
+    assert f"as in {run.run_id}" in "\n".join(outlook(planned(spec, "azureml", home)))

@@ -162,7 +162,7 @@ def test_nothing_fits_and_the_nearest_miss_is_told():
         ({"model": {"source": {"model_type": "mamba"}}}, "does not know the architecture `mamba`"),
         ({"task": "image_classification"}, "does not know what the task `image_classification` computes"),
         ({"model": {"source": "nobody/knows-it"}}, "`nobody/knows-it`"),
-        ({"resources": {}}, "the config asks for no GPUs"),
+        ({"resources": {}}, "the planner knows this CPU in fp32, not in bf16"),
         ({"resources": {"machine": "p5.48xlarge"}}, "the config asks for no GPUs"),
         ({"resources": {"machine": "p5.99xlarge", "gpus_per_node": 8}}, "no machine `p5.99xlarge`"),
         ({"resources": {"machine": "m5.xlarge", "gpus_per_node": 1}}, "m5.xlarge has no GPUs, not 1"),

@@ -100,6 +100,12 @@ def test_one_that_was_faster_is_no_failure(tmp_path):
     assert row(found, "Time of a step")[-1] == row(found, "Tokens a second")[-1] == "good"
 
 
+def test_a_few_steps_are_not_enough_to_learn_from(tmp_path):
+    found = said(tmp_path, factor=2.9, count=4)
+    assert found.verdict.startswith("Slower than planned")
+    assert found.command == ""
+
+
 def test_on_spot_machines_hours_and_dollars_are_those_of_spot(tmp_path):
     found = said(tmp_path, spot=True)
     assert row(found, "Training time")[0] == "44 h 22 min"
@@ -190,11 +196,11 @@ def test_without_a_price_or_a_number_of_steps_there_are_neither_dollars_nor_hour
 
 
 def test_first_steps_are_left_out_as_long_as_some_remain():
-    assert next(each.step for each in measured(rows(1.0, 60))) == 6
-    assert [each.step for each in measured(rows(1.0, 7))] == [3, 4, 5, 6, 7]
-    assert [each.step for each in measured(rows(1.0, 3))] == [1, 2, 3]
+    for count, kept in ((60, list(range(6, 61))), (7, [3, 4, 5, 6, 7]), (3, [1, 2, 3])):
+        found, left_out = measured(rows(1.0, count))
+        assert ([each.step for each in found], left_out) == (kept, count - len(kept))
     unmeasured = [each.model_copy(update={"step_seconds": None}) for each in rows(1.0, 9)]
-    assert measured(unmeasured) == ()
+    assert measured(unmeasured) == ((), 0)
 
 
 @pytest.mark.parametrize(

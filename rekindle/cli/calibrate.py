@@ -1,0 +1,109 @@
+"""What a training that ran tells about the planner's times: `rekindle plan --calibrate RUN`."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rekindle.answers import Calibration
+from rekindle.cli.options import find_run
+from rekindle.cli.planning import SPEEDS
+from rekindle.errors import RequestError
+from rekindle.records import HistoryRow, RunRecord
+from rekindle.report.collect import collect
+from rekindle.report.planned import FEWEST, measured
+
+if TYPE_CHECKING:
+    from rekindle.plan.cluster import Cluster
+    from rekindle.plan.work import Work
+    from rekindle.spec.model import Spec
+
+
+def calibrate(home: Path, wanted: str) -> Calibration:
+    """Measure a training that is over, or under way, and keep what it says under `home`; the same
+    run again replaces what it said. RequestError where it says nothing."""
+    from rekindle.plan.calibration import job_of
+    from rekindle.plan.constants import profile_of, stamp
+    from rekindle.plan.steptime import step_time
+
+    run = find_run(home, wanted)
+    rows, left_out = measured(collect(run).history)
+    if len(rows) < FEWEST:
+        raise RequestError(
+            f"{run.run_id} has {len(rows)} steps that were measured, and {FEWEST} are needed",
+            fix="wait until it has trained; of a run elsewhere, ask `rekindle status` first",
+        )
+    work, cluster = _planned(run)
+    seconds = statistics.median(row.step_seconds or 0.0 for row in rows)
+    trained = dataclasses.replace(work, sequence=_sequence(rows, work, run))
+    constants = profile_of(cluster.gpu.name, work.compile).constants
+    predicted = step_time(trained, cluster, constants).seconds
+    found = Calibration(
+        run_id=run.run_id, gpu=cluster.gpu.name, compiled=work.compile, layout=str(work.layout),
+        measured=seconds, predicted=predicted, ratio=seconds / predicted, steps=len(rows),
+        left_out=left_out, job=job_of(work, cluster), constants=stamp(),
+    )  # fmt: skip
+    found.write(home / SPEEDS / f"{run.run_id}.json")
+    return found
+
+
+def lines(found: Calibration) -> list[str]:
+    """The same for people."""
+    from rekindle.plan.constants import spread_of
+
+    low, high = sorted((found.measured, found.predicted))
+    word = "faster" if found.measured < found.predicted else "slower"
+    return [
+        f"measured   {found.measured:.3g} s a step (median of {found.steps}, the first"
+        f" {found.left_out} left out) of {found.run_id}, on {found.gpu}, {found.layout}",
+        f"predicted  {found.predicted:.3g} s: it is {high / low:.2f} times {word}",
+        f"from now   plans for {found.gpu} are corrected by that: within"
+        f" {spread_of('same_job'):.0%} for the same work, {spread_of('calibrated'):.0%} for other"
+        " work",
+    ]  # fmt: skip
+
+
+def spec_of(run: RunRecord) -> Spec:
+    """The config that a run had."""
+    from rekindle.spec.model import Spec
+
+    return Spec.model_validate(dict(run.spec))
+
+
+def _planned(run: RunRecord) -> tuple[Work, Cluster]:
+    """What every rank of the run did, on which machines, as its plan has it."""
+    from rekindle.answers import Planned
+    from rekindle.catalog.prices import PriceBook
+    from rekindle.plan.fleet import fleets
+    from rekindle.plan.request import asked_of
+    from rekindle.plan.search import work_of
+    from rekindle.spec.layout import Layout
+
+    if not run.plan:
+        raise RequestError(
+            f"{run.run_id} was not planned",
+            fix="runs are that rekindle can plan: language models and texts, on known GPUs or here",
+        )
+    had = Planned.model_validate(dict(run.plan)).chosen
+    spec = spec_of(run)
+    layout = Layout(**had.degrees, schedule=had.schedule, micro_batch_size=had.micro_batch_size)  # type: ignore[arg-type]
+    work = work_of(asked_of(spec, ask_hub=False), layout, had.activation_checkpointing)  # type: ignore[arg-type]
+    machines = spec.resources.model_copy(
+        update={} if run.platform == "local" else
+        {"machine": had.machine, "nodes": had.nodes, "gpus_per_node": had.gpus_per_node}
+    )  # fmt: skip
+    fleet = fleets(machines, run.platform, had.region, PriceBook(()), had.gpus_per_node)[0]
+    return work, fleet.cluster
+
+
+def _sequence(rows: Sequence[HistoryRow], work: Work, run: RunRecord) -> int:
+    """Tokens of an example as it came, which may be shorter than the longest that may come."""
+    each = [row.tokens_per_second * row.step_seconds for row in rows
+            if row.tokens_per_second and row.step_seconds]  # fmt: skip
+    if not each:
+        return work.sequence
+    examples = spec_of(run).train.global_batch_size
+    return max(1, min(work.sequence, round(statistics.mean(each) / examples)))

@@ -1,0 +1,205 @@
+"""Which machines and which layout: of what the config leaves open the cheapest that keep its
+limits, under a budget alone the fastest.
+
+Decides `Choice`. Not every fleet is searched: those that could not keep the limits, or not be
+cheaper, even if the products took all the time are left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rekindle.errors import RequestError
+from rekindle.plan.calibration import Speeds
+from rekindle.plan.fleet import Fleet
+from rekindle.plan.search import Asked, Found, Option, search
+from rekindle.spec.model import AUTO, Spec
+
+Hours = tuple[float, float, float]  # least, expected, most: nine of ten lie within
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Machines, and the layout that suits them best."""
+
+    fleet: Fleet
+    option: Option
+
+    @property
+    def usd_per_step(self) -> float | None:
+        """On demand."""
+        usd = self.fleet.usd_per_hour()
+        return None if usd is None else usd * self.option.step.seconds / 3600
+
+    def hours(self, steps: int | None) -> Hours | None:
+        """Of so many steps, uninterrupted."""
+        if steps is None:
+            return None
+        low, high = self.option.seconds_between
+        return (low * steps / 3600, self.option.step.seconds * steps / 3600, high * steps / 3600)
+
+    def usd(self, steps: int | None) -> float | None:
+        """Of so many steps, on demand, uninterrupted."""
+        per_step = self.usd_per_step
+        return None if steps is None or per_step is None else per_step * steps
+
+
+def choose(
+    spec: Spec, asked: Asked, offered: Sequence[Fleet], steps: int | None, speeds: Speeds
+) -> tuple[list[Choice], Found]:
+    """The best choice first, and what was found on its machines."""
+    if spec.resources.machine != AUTO or offered[0].here:
+        fleet = offered[0]
+        found = search(asked, fleet.cluster)
+        if not found.options:
+            raise _nothing_fits(fleet, found)
+        return [Choice(fleet, speeds.applied(option)) for option in found.options], found
+    if all(fleet.usd_per_hour() is None for fleet in offered):
+        where = f" in {offered[0].region}" if offered[0].region else ""
+        raise RequestError(
+            f"nobody knows the price of any machine{where}, so that none is the cheapest",
+            where="resources.machine", fix="rekindle prices refresh, or name one",
+        )  # fmt: skip
+    results = list(_among(spec, asked, offered, steps, speeds))
+    if not results:
+        raise RequestError(
+            "the model fits on none of the machines that may be chosen", where="resources.machine",
+            fix="allow larger ones, or train adapters (model.lora)",
+        )  # fmt: skip
+    ranked = sorted(results, key=lambda result: _preference(spec, result[0], steps))
+    return [choice for choice, _ in ranked], ranked[0][1]
+
+
+def _among(
+    spec: Spec, asked: Asked, offered: Sequence[Fleet], steps: int | None, speeds: Speeds
+) -> Iterator[tuple[Choice, Found]]:
+    """What is worth a look: under a budget alone the fastest that may keep it, else the cheapest
+    ones."""
+    known = [
+        fleet
+        for fleet in _comparable(offered, asked)
+        if _least_bytes(asked) <= fleet.cluster.gpu.memory_bytes * fleet.cluster.gpus
+    ]
+    able = [fleet for fleet in known if _may_do(spec, asked, fleet, steps, speeds)]
+    if not able:  # the fastest of each kind, to show by how much they miss it
+        largest = {_kind(fleet): fleet for fleet in known}
+        able = list(largest.values())
+    if spec.resources.budget_usd is not None and spec.resources.deadline_hours is None:
+        return _fastest(spec, asked, able, steps, speeds)
+    return _cheapest(spec, asked, able, steps, speeds)
+
+
+def _fastest(
+    spec: Spec, asked: Asked, able: Sequence[Fleet], steps: int | None, speeds: Speeds
+) -> Iterator[tuple[Choice, Found]]:
+    """By what they could do at their peak, until none can be faster than one within the budget."""
+    best = math.inf
+    for fleet in sorted(able, key=lambda fleet: _least_seconds(asked, fleet)):
+        if _least_seconds(asked, fleet) > best:
+            return
+        found = search(asked, fleet.cluster)
+        if found.options:
+            choice = Choice(fleet, speeds.applied(found.options[0]))
+            yield choice, found
+            missed, seconds = _preference(spec, choice, steps)
+            best = best if missed else min(best, seconds)
+
+
+def _cheapest(
+    spec: Spec, asked: Asked, able: Sequence[Fleet], steps: int | None, speeds: Speeds
+) -> Iterator[tuple[Choice, Found]]:
+    """Of each kind as many as keep the limits, since more of them cost more; no kind that would
+    cost more at its peak than one that keeps them does."""
+    kinds: dict[tuple[Any, ...], list[Fleet]] = {}
+    for fleet in able:
+        kinds.setdefault(_kind(fleet), []).append(fleet)
+    best = math.inf
+    for some in sorted(kinds.values(), key=lambda some: _least_usd(asked, some[0])):
+        if _least_usd(asked, some[0]) > best:
+            return
+        for fleet in some:
+            found = search(asked, fleet.cluster)
+            if not found.options:
+                continue
+            choice = Choice(fleet, speeds.applied(found.options[0]))
+            yield choice, found
+            missed, usd = _preference(spec, choice, steps)
+            if not missed:
+                best = min(best, usd)
+                break
+
+
+def _kind(fleet: Fleet) -> tuple[str | None, int]:
+    return fleet.machine.gpu, fleet.gpus_per_node
+
+
+def _may_do(spec: Spec, asked: Asked, fleet: Fleet, steps: int | None, speeds: Speeds) -> bool:
+    """Whether it could keep the limits if the products took all the time."""
+    limits, usd = spec.resources, fleet.usd_per_hour() or 0.0
+    if steps is None:
+        return True
+    profile = speeds.profile(fleet.cluster.gpu.name, asked.train.compile)
+    seconds = _least_seconds(asked, fleet) / profile.constants.matrix_efficiency
+    hours = seconds * min(1.0, profile.factor) * steps / 3600
+    late = (
+        limits.deadline_hours is not None and hours * (1 + profile.spread) > limits.deadline_hours
+    )
+    return not late and (limits.budget_usd is None or hours * usd <= limits.budget_usd)
+
+
+def _least_seconds(asked: Asked, fleet: Fleet) -> float:
+    """Of a step, if the products took all the time, at the GPUs' peak."""
+    peak = fleet.cluster.gpu.tflops[asked.train.precision] * 1e12
+    tokens = asked.train.global_batch_size * asked.sequence
+    flops = asked.shape.flops_per_token(asked.sequence) * tokens
+    return flops / (peak * fleet.cluster.gpus)
+
+
+def _least_usd(asked: Asked, fleet: Fleet) -> float:
+    """Dollars of such a step."""
+    return (fleet.usd_per_hour() or 0.0) * _least_seconds(asked, fleet) / 3600
+
+
+def _least_bytes(asked: Asked) -> int:
+    """Weights, gradients and moments of all ranks together; of adapters, the weights alone."""
+    stored = 2 if asked.train.weights == "bf16" else 4
+    return asked.shape.parameters * stored * (1 if asked.lora else 4)
+
+
+def _comparable(offered: Sequence[Fleet], asked: Asked) -> Iterator[Fleet]:
+    """Of machines with the same GPUs the cheapest; those without a price cannot be compared."""
+    best: dict[tuple[Any, ...], Fleet] = {}
+    for fleet in offered:
+        usd = fleet.usd_per_hour()
+        if usd is None or asked.train.precision not in fleet.cluster.gpu.tflops:
+            continue
+        key = (fleet.machine.gpu, fleet.gpus_per_node, fleet.nodes)
+        known = best[key].usd_per_hour() if key in best else None
+        if known is None or usd < known:
+            best[key] = fleet
+    yield from best.values()
+
+
+def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, float]:
+    """Within the limits first, then the cheapest; under a budget alone the fastest."""
+    limits, hours, usd = spec.resources, choice.hours(steps), choice.usd(steps)
+    late = over = 0.0
+    if hours is not None and limits.deadline_hours is not None:
+        late = max(0.0, hours[2] - limits.deadline_hours)
+    if usd is not None and limits.budget_usd is not None:
+        over = max(0.0, usd - limits.budget_usd)
+    per_step = choice.usd_per_step or math.inf
+    if limits.budget_usd is not None and limits.deadline_hours is None:
+        return over, choice.option.step.seconds
+    return late + over, per_step
+
+
+def _nothing_fits(fleet: Fleet, found: Found) -> RequestError:
+    nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
+    said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
+    return RequestError(
+        f"no layout fits on {fleet}{said}", where="resources",
+        fix="more or larger machines, resources.machine: auto, or adapters (model.lora)",
+    )  # fmt: skip
