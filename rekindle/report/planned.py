@@ -179,7 +179,8 @@ def _spending(
 def _places(plan: Planned, trained: TrainingSummary | None) -> Iterator[tuple[str, str]]:
     chosen = plan.chosen
     gpus = f"{chosen.nodes * chosen.gpus_per_node} x {chosen.gpu}"
-    yield "Planned for", f"{gpus}, {chosen.nodes} x {chosen.machine}"
+    machines = chosen.machine if chosen.nodes == 1 else f"{chosen.nodes} x {chosen.machine}"
+    yield "Planned for", f"{gpus}, {machines}"
     if trained is not None:
         yield "Trained on", f"{trained.world_size} x {trained.device or _UNKNOWN}"
     yield "Planned layout", chosen.layout
@@ -339,7 +340,7 @@ def _between(figure: _Figure) -> str:
 
 
 def _seconds(value: float) -> str:
-    if value < 0.1:
+    if value < 0.9995:
         return f"{1e3 * value:.3g} ms"
     return f"{value:.3g} s" if value < 1000 else f"{words.count(value)} s"
 

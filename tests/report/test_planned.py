@@ -53,7 +53,7 @@ def test_a_training_that_went_as_planned(tmp_path):
     )
     assert (found.tone, found.command) == ("good", "")
     assert dict(found.facts) == {
-        "Planned for": "8 x A100-80GB, 1 x p4de.24xlarge",
+        "Planned for": "8 x A100-80GB, p4de.24xlarge",
         "Trained on": "8 x NVIDIA A100-SXM4-80GB",
         "Planned layout": "shard 8",
         "Trained layout": "shard 8",
@@ -186,6 +186,13 @@ def test_other_lengths_and_other_numbers_of_steps_are_said(tmp_path):
     remarks = " ".join(compared(run, found).remarks).replace("\u202f", " ")
     assert "A step had about 262 144 tokens, and was planned with 1 048 576" in remarks
     assert "Planned were 5 000 steps, trained 4 000" in remarks
+
+
+def test_short_steps_are_in_milliseconds(tmp_path):
+    plan = seven()
+    chosen = plan.chosen.model_copy(update={"step_seconds": (0.0645, 0.0967, 0.145)})
+    found = said(tmp_path, plan=plan.model_copy(update={"chosen": chosen}), factor=0.7)
+    assert row(found, "Time of a step")[:2] == ("96.7 ms", "64.5 ms to 145 ms")
 
 
 def test_without_a_price_or_a_number_of_steps_there_are_neither_dollars_nor_hours(tmp_path):
