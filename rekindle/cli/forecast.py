@@ -197,7 +197,12 @@ def _shown(head: str, texts: list[str], picture: Markup | None) -> Markup:
     marked = "border-left:4px solid #d03a2f;padding-left:.6em;" if head == "refused" else ""
     return tag(
         "tr",
-        tag("th", head, scope="row", style=f"{cell}white-space:nowrap;padding-right:1em;{marked}"),
+        tag(
+            "th",
+            head,
+            scope="row",
+            style=f"{cell}white-space:nowrap;font-weight:600;padding-right:1em;{marked}",
+        ),
         tag(
             "td",
             *(tag("div", text, style="margin-bottom:.2em") for text in texts),

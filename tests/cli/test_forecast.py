@@ -21,14 +21,19 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs" / "plan").glob("*.yaml"))
 SEVEN = ROOT / "configs" / "plan" / "7b-spot.yaml"
 CHROMIUM = Path("/usr/bin/chromium")
-# what JupyterLab says of tables, and of the colours of its two themes
-JUPYTER = """<!doctype html><meta charset="utf-8"><style>
+# what JupyterLab and VS Code say of tables, and the colours of their themes
+JUPYTER = """.jp-RenderedHTMLCommon table { table-layout: fixed; margin-left: auto; margin-right: auto; font-size: 13px; }
+.jp-RenderedHTMLCommon td, .jp-RenderedHTMLCommon th, .jp-RenderedHTMLCommon tr { vertical-align: middle; padding: 0.5em; max-width: none; border: none; }
+:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td, :not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon th { text-align: right; }
+.jp-RenderedHTMLCommon tbody tr:nth-child(odd) { background: #888; }"""
+VSCODE = """table, thead, tr, th, td, tbody { border: none; border-color: transparent; border-spacing: 0; border-collapse: collapse; }
+table, th, tr { vertical-align: middle; text-align: right; }
+th, td { padding: 4px 8px; }
+tr:nth-child(even) { background-color: rgba(130, 130, 130, 0.08); }
+tbody th { font-weight: normal; }"""
+PAGE = """<!doctype html><meta charset="utf-8"><style>
 body {{ margin: 8px; font: 14px/1.5 sans-serif; background: {ground}; color: {ink}; }}
-.jp-RenderedHTMLCommon table {{ table-layout: fixed; margin-left: auto; margin-right: auto; font-size: 13px; }}
-.jp-RenderedHTMLCommon td, .jp-RenderedHTMLCommon th, .jp-RenderedHTMLCommon tr {{ vertical-align: middle; padding: 0.5em; max-width: none; border: none; }}
-:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td, :not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon th {{ text-align: right; }}
-.jp-RenderedHTMLCommon tbody tr:nth-child(odd) {{ background: #888; }}
-</style><div class="jp-RenderedHTMLCommon">{page}</div>"""
+{rules}</style><div class="jp-RenderedHTMLCommon">{page}</div>"""
 TOO_WIDE = """() => [...document.querySelectorAll("th, td, div, span")]
   .filter(e => e.getBoundingClientRect().right > innerWidth + 0.5).length"""
 
@@ -168,22 +173,29 @@ def test_the_output_needs_and_touches_nothing_else(seven):
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium on this machine")
-def test_it_fits_a_phone_and_is_left_aligned_between_jupyters_own_rules(plans):
+def test_it_fits_a_phone_and_is_left_aligned_whatever_the_notebook_says_of_tables(plans):
     page = "".join(plan._repr_html_() for plan in plans)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
-        for width, ground, ink in ((360, "#ffffff", "#000000"), (1200, "#111111", "#ffffff")):
+        for width, rules, ground, ink in (
+            (360, JUPYTER, "#ffffff", "#000000"),
+            (1200, JUPYTER, "#111111", "#ffffff"),
+            (700, VSCODE, "#1e1e1e", "#cccccc"),
+        ):
             tab = browser.new_page(viewport={"width": width, "height": 900})
-            tab.set_content(JUPYTER.format(page=page, ground=ground, ink=ink))
+            tab.set_content(PAGE.format(page=page, rules=rules, ground=ground, ink=ink))
             tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
             assert tab.evaluate(TOO_WIDE) == 0
-            styles = tab.evaluate(
-                "[...document.querySelectorAll('td')].map(e => getComputedStyle(e))"
-                ".map(s => [s.textAlign, s.backgroundColor])"
-            )
-            assert {tuple(style) for style in styles} == {("left", "rgba(0, 0, 0, 0)")}
+            for kind, weight in (("td", "400"), ("th", "600")):
+                styles = tab.evaluate(
+                    f"[...document.querySelectorAll('{kind}')].map(e => getComputedStyle(e))"
+                    ".map(s => [s.textAlign, s.backgroundColor, s.fontWeight, s.borderTopStyle])"
+                )
+                assert {tuple(style) for style in styles} == {
+                    ("left", "rgba(0, 0, 0, 0)", weight, "solid")
+                }
             sizes = [box.bounding_box() for box in tab.locator("[role=img]").all()]
             assert len(sizes) == 2 * len(plans)
             assert all(size and size["width"] > width / 3 and size["height"] > 10 for size in sizes)
