@@ -3,6 +3,7 @@
     import rekindle
 
     spec = rekindle.load("configs/digits.yaml", ["train.epochs=5"])
+    rekindle.planned("configs/plan/7b-spot.yaml")
     run = rekindle.run(spec)
     run.metrics, run.gate, run.history
     run = rekindle.submit(spec, platform="sagemaker").wait()
@@ -17,27 +18,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rekindle.cli.api import Run, load, run, runs, submit
+    from rekindle.cli.api import Run, load, planned, run, runs, submit
+    from rekindle.cli.forecast import Forecast
     from rekindle.errors import RekindleError
     from rekindle.ir.distribution import distribute
     from rekindle.spec.model import Spec
     from rekindle.tasks.base import Task
 
 _PUBLIC = {
+    "Forecast": "rekindle.cli.forecast",
     "RekindleError": "rekindle.errors",
     "Run": "rekindle.cli.api",
     "Spec": "rekindle.spec.model",
     "Task": "rekindle.tasks.base",
     "distribute": "rekindle.ir.distribution",
     "load": "rekindle.cli.api",
+    "planned": "rekindle.cli.api",
     "run": "rekindle.cli.api",
     "runs": "rekindle.cli.api",
     "submit": "rekindle.cli.api",
 }
 
 __all__ = [
-    "RekindleError", "Run", "Spec", "Task", "__version__", "distribute", "load", "run", "runs",
-    "submit",
+    "Forecast", "RekindleError", "Run", "Spec", "Task", "__version__", "distribute", "load",
+    "planned", "run", "runs", "submit",
 ]  # fmt: skip
 
 

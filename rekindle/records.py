@@ -230,7 +230,8 @@ class ShardManifest(Record):
 
 class TrainingSummary(Record):
     """Kind `training`: `training.json` inside the model artifact, beside `history.jsonl` (one
-    `HistoryRow` a line).
+    `HistoryRow` a line). `layout` and `device` (`cpu`, or a GPU as torch calls it) are empty where
+    one's own script trained.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -248,6 +249,8 @@ class TrainingSummary(Record):
     weights_sha256: str
     train_rows: int
     validation: Mapping[str, float] = Field(default_factory=dict)
+    layout: str = ""
+    device: str = ""
 
 
 class HistoryRow(Record):

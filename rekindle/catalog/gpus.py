@@ -44,12 +44,19 @@ def gpu(name: str) -> Gpu:
     return gpus()[name]
 
 
+def recognised(device_name: str) -> Gpu | None:
+    """The GPU that torch calls so; None where no row knows it.
+
+    `recognised("NVIDIA A100-SXM4-80GB").name` is `A100-80GB`."""
+    words = ((row, rf"\b(?:{row.match})\b") for row in gpus().values())
+    return next((row for row, pattern in words if re.search(pattern, device_name)), None)
+
+
 def peak_flops(device_name: str, precision: str) -> float | None:
     """Dense floating-point operations a second; None where no row knows the device.
 
     `peak_flops("NVIDIA H200", "bf16")` is 9.89e14."""
-    words = ((row, rf"\b(?:{row.match})\b") for row in gpus().values())
-    found = next((row for row, pattern in words if re.search(pattern, device_name)), None)
+    found = recognised(device_name)
     tflops = found.tflops.get(precision) if found else None
     return tflops * 1e12 if tflops else None
 

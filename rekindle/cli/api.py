@@ -11,7 +11,7 @@ import html
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rekindle.cli.job import Options, execute, gate_of, model_of
 from rekindle.cli.options import DEFAULT_HOME, all_runs
@@ -19,6 +19,9 @@ from rekindle.records import Evidence, RunRecord, StepRecord
 from rekindle.report.collect import Findings, collect
 from rekindle.spec.load import load_spec
 from rekindle.spec.model import Spec
+
+if TYPE_CHECKING:
+    from rekindle.cli.forecast import Forecast
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -213,6 +216,37 @@ def run(
     with Progress() as progress:
         record = execute(resolved, options, progress.changed, progress.event)
     return Run(record, Path(home).resolve())
+
+
+def planned(
+    spec: Spec | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    platform: str = "",
+    region: str = "",
+    examples: int | None = None,
+    trace: bool = False,
+    prices: Sequence[str | Path] = (),
+    home: str | Path = DEFAULT_HOME,
+) -> Forecast:
+    """What training the spec needs, how long it takes and what it costs; changes nothing.
+
+    The arguments are the options of `rekindle plan`. What cannot end in time, or would cost more
+    than it may, is in `refused`. Raises RekindleError where it cannot be planned, or nothing
+    fits."""
+    from rekindle.cli.compile import PLATFORMS
+    from rekindle.cli.forecast import Forecast
+    from rekindle.cli.plan import figures
+    from rekindle.errors import RequestError
+
+    known = ("local", *PLATFORMS)
+    if platform and platform not in known:
+        raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
+    resolved = spec if isinstance(spec, Spec) else load_spec(spec, overrides)
+    own = [Path(file) for file in prices]
+    return Forecast(
+        figures(resolved, platform, region, examples, Path(home), own, with_trace=trace)
+    )
 
 
 def submit(

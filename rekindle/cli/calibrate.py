@@ -14,14 +14,12 @@ from rekindle.cli.planning import SPEEDS
 from rekindle.errors import RequestError
 from rekindle.records import HistoryRow, RunRecord
 from rekindle.report.collect import collect
+from rekindle.report.planned import FEWEST, measured
 
 if TYPE_CHECKING:
     from rekindle.plan.cluster import Cluster
     from rekindle.plan.work import Work
     from rekindle.spec.model import Spec
-
-WARM_UP = 5  # steps: caches, allocators and clocks settle
-FEWEST = 5  # steps that a median needs
 
 
 def calibrate(home: Path, wanted: str) -> Calibration:
@@ -32,9 +30,7 @@ def calibrate(home: Path, wanted: str) -> Calibration:
     from rekindle.plan.steptime import step_time
 
     run = find_run(home, wanted)
-    rows = [row for row in collect(run).history if row.step_seconds]
-    left_out = min(WARM_UP, max(0, len(rows) - FEWEST))
-    rows = rows[left_out:]
+    rows, left_out = measured(collect(run).history)
     if len(rows) < FEWEST:
         raise RequestError(
             f"{run.run_id} has {len(rows)} steps that were measured, and {FEWEST} are needed",

@@ -4,7 +4,7 @@ changes nothing."""
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,10 +52,6 @@ def command(
 
     With --calibrate, a training that has run, here or elsewhere, corrects what the planner takes
     from published figures; CONFIG may be left out."""
-    from rekindle.catalog.prices import book
-    from rekindle.cli.planning import counted, rest_of, speeds_of
-    from rekindle.plan.plan import make, refusals
-    from rekindle.plan.told import told
     from rekindle.spec.load import load_target
 
     if run is not None:
@@ -71,6 +67,25 @@ def command(
             raise click.UsageError("a CONFIG to plan is missing")
         return 0
     spec = load_target(config, overrides)
+    planned = figures(spec, platform or "", region, examples, home, own, with_trace=with_trace)
+    if as_json:
+        answer(planned)
+    else:
+        for line in lines(planned):
+            click.echo(line)
+    return 2 if planned.errors else 0
+
+
+def figures(
+    spec: Spec, platform: str, region: str, examples: int | None, home: Path, own: Sequence[Path],
+    *, with_trace: bool,
+) -> Planned:  # fmt: skip
+    """The plan with all that it says; RequestError where it cannot be planned, or nothing fits."""
+    from rekindle.catalog.prices import book
+    from rekindle.cli.planning import counted, rest_of, speeds_of
+    from rekindle.plan.plan import make, refusals
+    from rekindle.plan.told import told
+
     named = platform or _platform(spec)
     there = region or str(getattr(getattr(spec.platforms, named, None), "region", ""))
     today = datetime.datetime.now(datetime.UTC).date()
@@ -82,13 +97,7 @@ def command(
         from rekindle.plan.finalists import traced
 
         found = traced(found, spec)
-    planned = told(found, refusals(found, spec), rest_of(found, named, home, prices))
-    if as_json:
-        answer(planned)
-    else:
-        for line in lines(planned):
-            click.echo(line)
-    return 2 if planned.errors else 0
+    return told(found, refusals(found, spec), rest_of(found, named, home, prices))
 
 
 def _platform(spec: Spec) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord, write_atomically
-from rekindle.report import executed, judged, origin, outcome, page, trained
+from rekindle.report import executed, judged, origin, outcome, page, planned, trained
 from rekindle.report.collect import Findings, collect
 
 
@@ -50,6 +50,7 @@ def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:
         "quality": judged.quality(found.evidence),
         "slices": judged.slices(run, found),
         "training": trained.training(run, found),
+        "planned": planned.compared(run, found),
         "timeline": executed.timeline(run, folder),
         "data": origin.data(found),
         "lineage": origin.lineage(run, found),

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlparse
 
 from pydantic import ValidationError
 
+from rekindle.answers import Planned
 from rekindle.records import (
     RECORD_FILES,
     RECORD_KINDS,
@@ -39,8 +40,8 @@ R = TypeVar("R", bound=Record)
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """The records of one run, as far as they exist; `history` by ascending step; `notes` says what
-    could not be read.
+    """The records of one run, as far as they exist; `history` by ascending step; `plan` from before
+    it; `notes` says what could not be read.
 
     `files` holds the file behind each record, by kind.
     """
@@ -52,6 +53,7 @@ class Findings:
     registration: Registration | None = None
     history: tuple[HistoryRow, ...] = ()
     profile: Profile | None = None
+    plan: Planned | None = None
     notes: tuple[str, ...] = ()
     files: dict[str, Path] = dataclasses.field(default_factory=dict)
 
@@ -75,6 +77,7 @@ def collect(run: RunRecord, *, history: bool = True) -> Findings:
         registration=_read(Registration, "registration", files, notes),
         history=rows,
         profile=_read(Profile, "profile", files, notes),
+        plan=_plan(run, notes),
         notes=tuple(notes),
         files=files,
     )
@@ -102,6 +105,17 @@ def _read(cls: type[R], kind: str, files: dict[str, Path], notes: list[str]) -> 
         return cls.read(files[kind])
     except (OSError, ValueError) as error:
         notes.append(f"The {kind} record cannot be shown: {_why(error, files[kind])}.")
+        return None
+
+
+def _plan(run: RunRecord, notes: list[str]) -> Planned | None:
+    """What was planned before; another version may say more of a plan, or less."""
+    if not run.plan:
+        return None
+    try:
+        return Planned.model_validate(dict(run.plan))
+    except ValidationError as error:
+        notes.append(f"The plan cannot be shown: {_why(error, Path('run.json'))}.")
         return None
 
 

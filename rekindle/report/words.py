@@ -59,6 +59,11 @@ def percent(share: float) -> str:
     return f"{share:.1%}".replace("%", "\u202f%") if math.isfinite(share) else "–"
 
 
+def share(ratio: float) -> str:
+    """A ratio as whole per cent; 1.4 -> 140 %, 0.125 -> 12.5 %."""
+    return f"{_compact(100 * ratio)}\u202f%"
+
+
 def size(value: int) -> str:
     """Bytes in decimal units; 1_797_000 -> 1.8 MB."""
     amount, unit = float(value), "B"
@@ -67,6 +72,32 @@ def size(value: int) -> str:
             break
         amount, unit = amount / 1000, larger
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def binary(value: float) -> str:
+    """Memory, of which machines have powers of two; 3 * 2**30 -> 3.0 GiB."""
+    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+
+
+def usd(value: float) -> str:
+    """US dollars; 1234.5 -> $1 234, 27.447 -> $27.45."""
+    return f"${count(value)}" if value >= 100 else f"${value:.2f}"
+
+
+def change(share: float) -> str:
+    """A change as per cent with its sign; -0.0432 -> −4.3 %, 1.4 -> +140 %."""
+    size = f"{abs(share):.1%}"[:-1] if abs(share) < 1 else _compact(100 * abs(share))
+    return f"{'−' if share < 0 else '+'}{size}\u202f%"
+
+
+def times(ratio: float) -> str:
+    """A factor; 1.913 -> 1.91 times, 1234.5 -> 1 234 times."""
+    return f"{_compact(ratio)} times"
+
+
+def _compact(value: float) -> str:
+    """Three digits, or all that a person still reads; 1.913 -> 1.91, 12345 -> 12 345."""
+    return count(value) if 100 <= value < 1e6 else f"{value:.3g}"
 
 
 def duration(seconds: float | None) -> str:

@@ -63,8 +63,7 @@ class Clock:
         self, steps: int, cost: Cost | None, device: torch.device, world: int, spec: TrainSpec
     ) -> None:
         self.steps, self.cost, self.device = steps, cost, device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        peak = peak_flops(name, spec.precision if spec.weights == "fp32" else "bf16")
+        peak = peak_flops(device_name(device), spec.precision if spec.weights == "fp32" else "bf16")
         self.peak = peak * world if peak else None
         self.before = time.perf_counter()
         self.waited = self.said = self.smooth = 0.0
@@ -99,6 +98,11 @@ class Clock:
             samples_per_second=row.samples_per_second,
             eta_seconds=(self.steps - row.step) * self.smooth,
         )  # fmt: skip
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU as torch calls it, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _peak_bytes(device: torch.device) -> int:

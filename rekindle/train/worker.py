@@ -51,7 +51,7 @@ from rekindle.train.parallel import DTYPES, Parts, build, settle
 from rekindle.train.probe import probe_packing
 from rekindle.train.profile import FILE as PROFILE
 from rekindle.train.profile import Profiler, tips
-from rekindle.train.throughput import Clock, Cost
+from rekindle.train.throughput import Clock, Cost, device_name
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Recorder, Source
 
@@ -331,6 +331,8 @@ def _finish(job: Job, trainer: Trainer, history: History) -> None:
         weights_sha256=modelfolder.weights_sha256(output),
         train_rows=trainer.batches.order.rows,
         validation={name: value for name, value in validation.items() if value is not None},
+        layout=str(trainer.mesh.layout),
+        device=device_name(trainer.mesh.device),
     )
     target = Path(job.history)
     target.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,16 @@ def test_a_run_here_is_planned_and_all_ranks_have_work(home):
     assert given.train.micro_batch_size == 4
 
 
+def test_its_card_says_what_came_of_the_plan(home):
+    run = find_run(home, "latest")
+    page = (home / "runs" / run.run_id / "card.html").read_text()
+    section = page.partition('<section id="plan">')[2].partition("</section>")[0]
+    for words in ("2 x CPU, this machine", "2 x cpu", "<dd>dp 2</dd>", "Time of a step",
+                  "Memory is not compared", "A step had about"):  # fmt: skip
+        assert words in section
+    assert section.count("<dd>dp 2</dd>") == 2, "planned, and trained"
+
+
 def test_the_next_plan_is_what_was_measured(home, capsys):
     words = ["plan", CHAT, *SHORT, "--platform", "local", "--home", str(home)]
     before = said(capsys, *words)["chosen"]["step_seconds"]

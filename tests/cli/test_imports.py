@@ -93,6 +93,7 @@ def test_the_public_surface_is_what_it_says():
     import rekindle
 
     assert rekindle.__all__ == [
+        "Forecast",
         "RekindleError",
         "Run",
         "Spec",
@@ -100,6 +101,7 @@ def test_the_public_surface_is_what_it_says():
         "__version__",
         "distribute",
         "load",
+        "planned",
         "run",
         "runs",
         "submit",

@@ -17,6 +17,7 @@ from nbclient import NotebookClient
 from tests.docs.blocks import ROOT
 
 NOTEBOOK = ROOT / "notebooks" / "01_first_run.ipynb"
+PLANNED = NOTEBOOK.with_name("02_plan.ipynb")
 
 
 def environment() -> dict[str, str]:
@@ -42,12 +43,21 @@ def sh():
 
 @pytest.fixture(scope="session")
 def executed(tmp_path_factory):
-    """The folder in which a copy of the notebook was executed, and the notebook with its
+    """The folder in which a copy of the first notebook was executed, and the notebook with its
     outputs."""
-    work = tmp_path_factory.mktemp("notebook")
+    return _executed(NOTEBOOK, tmp_path_factory.mktemp("notebook"))
+
+
+@pytest.fixture(scope="session")
+def executed_plan(tmp_path_factory):
+    """The same of the notebook that plans."""
+    return _executed(PLANNED, tmp_path_factory.mktemp("planned"))
+
+
+def _executed(path: Path, work: Path) -> tuple[Path, nbformat.NotebookNode]:
     shutil.copytree(ROOT / "configs", work / "configs")
     (work / "notebooks").mkdir()
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook, timeout=240, kernel_name="python3",
         resources={"metadata": {"path": str(work / "notebooks")}},

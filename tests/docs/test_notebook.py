@@ -1,4 +1,4 @@
-"""The notebook as a reader runs it, in a copy, with this Python as its kernel."""
+"""The notebooks as a reader runs them, in a copy, with this Python as their kernel."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import pytest
 
 import rekindle
 from rekindle.cli.api import Run
-from tests.docs.conftest import NOTEBOOK
+from tests.docs.conftest import NOTEBOOK, PLANNED
 
 LIBRARIES = {"matplotlib", "numpy", "pandas", "rekindle"}
 
 
+@pytest.fixture(scope="module", params=[NOTEBOOK, PLANNED], ids=lambda path: path.stem)
+def path(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def trees():
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+def trees(path):
+    notebook = nbformat.read(path, as_version=4)
     return [ast.parse(cell.source) for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -31,8 +36,8 @@ def _attributes_of(trees, *names):
     }
 
 
-def test_the_notebook_is_committed_without_outputs():
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+def test_a_notebook_is_committed_without_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
@@ -52,9 +57,11 @@ def test_it_imports_rekindle_and_plotting_only(trees):
 
 def test_it_uses_public_names_only(trees):
     assert _attributes_of(trees, "rekindle") <= set(rekindle.__all__)
-    used = _attributes_of(trees, "run", "first", "second")
-    assert used
-    assert not [name for name in used if name.startswith("_") or not hasattr(Run, name)]
+    runs = _attributes_of(trees, "run", "first", "second")
+    plans = _attributes_of(trees, "plan", "each", "late")
+    assert runs | plans
+    for names, kind in ((runs, Run), (plans, rekindle.Forecast)):
+        assert not [name for name in names if name.startswith("_") or not hasattr(kind, name)]
 
 
 @pytest.mark.slow
@@ -69,3 +76,15 @@ def test_it_runs_and_the_second_candidate_replaces_the_first(executed):
     assert second.gate["champion_version"] == "1"
     ran = {step.name for step in second.record.steps if not step.cached}
     assert {"ingest", "shard"}.isdisjoint(ran)
+
+
+def test_a_plan_shows_itself_as_a_table_with_bars(executed_plan):
+    folder, notebook = executed_plan
+    outputs = [out.get("data", {}) for c in notebook.cells for out in c.get("outputs", [])]
+    plan, table, rejected, *_ = [data["text/html"] for data in outputs if "text/html" in data]
+    assert plan.count('role="img"') == 2
+    assert "on demand" in plan
+    assert "<th>shard 8</th>" in table
+    assert "reason" in rejected
+    assert sum("image/png" in data for data in outputs) == 1
+    assert list(folder.glob(".rekindle")) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +12,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from rekindle.report.card import render_card
 from rekindle.report.index import render_index
+from tests.contrast import contrast, luminance
+from tests.report.homes import Home
 from tests.report.mishaps import build
+from tests.report.plans import planned
 
 CHROMIUM = Path("/usr/bin/chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium on this machine")
@@ -58,6 +61,12 @@ CELLS = """() => {
   return [ink, paint("--heat-hit"), paint("--heat-miss")];
 }"""
 
+MARKS = """() => {
+  const fill = (where, name) => getComputedStyle(document.querySelector(where))[name];
+  return [fill("body", "backgroundColor"), fill(".planned .out", "fill"), fill(".planned .in", "fill"),
+          fill(".planned .mark", "stroke")];
+}"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
@@ -98,6 +107,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for run in build(root).values():
         render_card(root, run)
     render_index(root)
+    for run_id, factor in ((INSIDE, 0.96), (SLOWER, 2.9)):
+        render_card(root, planned(Home(root), run_id, factor=factor))
     return root
 
 
@@ -111,6 +122,8 @@ def reader(home: Path) -> Iterator[Reader]:
         browser.close()
 
 
+INSIDE, SLOWER = "20261123-080000-seven-7b7b", "20261123-090000-seven-7b7b"
+PLANNED, MISPLANNED = f"runs/{INSIDE}/card.html", f"runs/{SLOWER}/card.html"
 DIGITS = "runs/20261121-090800-digits-a1b2/card.html"
 REVIEWS = "runs/20261121-101500-reviews-c3d4/card.html"
 FAILED = "runs/20261121-111500-digits-e5f6/card.html"
@@ -118,7 +131,7 @@ KILLED = "runs/20261121-121500-digits-9a9a/card.html"
 HOSTILE = "runs/20261121-131500-hostile-0666/card.html"
 OWN = "runs/20261121-141500-hello-1111/card.html"
 EMPTY = "runs/20261121-150000-nothing-2222/card.html"
-PAGES = (DIGITS, REVIEWS, FAILED, KILLED, HOSTILE, OWN, EMPTY, "index.html")
+PAGES = (DIGITS, REVIEWS, FAILED, KILLED, HOSTILE, OWN, EMPTY, PLANNED, MISPLANNED, "index.html")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -210,6 +223,37 @@ def test_a_failed_run_opens_with_the_step_its_log_and_the_way_on(reader: Reader)
     page.context.close()
 
 
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_plan_lies_beside_what_came_of_it(reader: Reader, width: int) -> None:
+    for name, inside in ((PLANNED, True), (MISPLANNED, False)):
+        page = reader.open(name, width=width).page
+        rows = page.locator("#plan tbody tr").all()
+        assert [row.locator("th").inner_text() for row in rows] == [
+            "Time of a step", "Tokens a second", "Model FLOPs utilisation",
+            "Tensors on the fullest GPU", "Training time", "Dollars, reckoned",
+        ]  # fmt: skip
+        ruler = page.locator("#plan svg.ruler").bounding_box()
+        assert ruler
+        ticks = [each.bounding_box() for each in page.locator("#plan svg.ruler text").all()]
+        assert all(a and b and a["x"] + a["width"] < b["x"] for a, b in itertools.pairwise(ticks))
+        box = page.locator("#plan .scroll").bounding_box()
+        assert box
+        ends = [tick["x"] + end for tick in ticks if tick for end in (0, tick["width"])]
+        assert box["x"] <= min(ends) < max(ends) <= box["x"] + box["width"], "none is clipped"
+        for row in rows:
+            plot, dot = (row.locator(css).bounding_box() for css in ("svg", "circle"))
+            assert plot
+            assert dot
+            assert abs(plot["x"] - ruler["x"]) < 1 > abs(plot["width"] - ruler["width"])
+            assert plot["x"] <= dot["x"] <= plot["x"] + plot["width"] - dot["width"]
+            if row.locator(".range").count():
+                bar, middle = row.locator(".range").bounding_box(), dot["x"] + dot["width"] / 2
+                assert bar
+                assert (bar["x"] <= middle <= bar["x"] + bar["width"]) is inside
+        assert page.locator("#plan .command code").count() == (0 if inside else 1)
+        page.context.close()
+
+
 @pytest.mark.parametrize(
     ("name", "sections", "verdict"),
     [
@@ -243,30 +287,11 @@ def test_what_a_user_writes_stays_text(reader: Reader) -> None:
     page.context.close()
 
 
-def luminance(colour: str) -> float:
-    """Relative luminance of an opaque CSS colour, by WCAG 2.2."""
-    if colour.startswith("#"):
-        parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-    else:
-        parts = [int(float(number)) for number in re.findall(r"[\d.]+", colour)[:3]]
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in (p / 255 for p in parts)
-    ]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    """From 1 to 21; black on white has 21."""
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
 def test_light_and_dark_differ_and_both_reach_wcag_aa(reader: Reader) -> None:
     assert round(contrast("#000000", "rgb(255, 255, 255)"), 2) == 21
     backgrounds = {}
     for scheme in ("light", "dark"):
-        for name in (REVIEWS, FAILED, KILLED, "index.html"):
+        for name in (REVIEWS, FAILED, KILLED, MISPLANNED, "index.html"):
             page = reader.open(name, scheme=scheme).page
             read = page.evaluate(CONTRAST)
             poor = {(f, b, t) for f, b, t in read if contrast(f, b) < 4.5}
@@ -276,6 +301,9 @@ def test_light_and_dark_differ_and_both_reach_wcag_aa(reader: Reader) -> None:
             if name == REVIEWS:
                 ink, *cells = page.evaluate(CELLS)
                 assert min(contrast(ink, cell) for cell in cells) >= 4.5
+            if name == MISPLANNED:
+                ground, *marks = page.evaluate(MARKS)
+                assert min(contrast(ground, mark) for mark in marks) >= 3
             page.context.close()
     assert luminance(backgrounds["light"]) > 0.8
     assert luminance(backgrounds["dark"]) < 0.05

@@ -208,6 +208,7 @@ def same(gang, uninterrupted):
 def test_an_uninterrupted_run_learns_and_says_so(uninterrupted):
     summary = TrainingSummary.read(uninterrupted.folder / "training-1" / "training.json")
     assert (summary.steps, summary.world_size) == (STEPS, 2)
+    assert (summary.layout, summary.device) == ("dp 2", "cpu")
     assert [step for step, *_ in uninterrupted.losses] == list(range(1, STEPS + 1))
     assert uninterrupted.losses[-1][1] < 0.5 * uninterrupted.losses[0][1]
     assert newest(uninterrupted.checkpoints, "key").step == STEPS

@@ -1,0 +1,353 @@
+"""What was planned before the run against what happened: layout, speed, memory, hours and money.
+
+Only like is compared with like, and what is not is said: other machines or another layout than
+planned, resident memory of a CPU, a model from the cache. Dollars are reckoned, never billed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+from markupsafe import Markup
+
+from rekindle.answers import Planned
+from rekindle.catalog.gpus import recognised
+from rekindle.records import HistoryRow, RunRecord, StepRecord, TrainingSummary
+from rekindle.report import plots, words
+from rekindle.report.axes import Axis, ratio_axis
+from rekindle.report.collect import Findings
+from rekindle.report.outcome import Tone
+
+WARM_UP = 5  # steps: caches, allocators and clocks settle
+FEWEST = 5  # steps that a median needs
+_UNKNOWN = "not on record"
+_CPU = "cpu"  # TrainingSummary.device
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A figure in words: what was planned and its `interval`, what happened with a `detail`, how
+    far apart they are, whether that is good, and both drawn."""
+
+    name: str
+    planned: str
+    interval: str
+    happened: str
+    detail: str
+    difference: str
+    tone: Tone
+    bar: Markup
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """A verdict, the command by which later plans use what was measured, machines and layout as
+    (name, value), rows on one scale, `ruler`, and what to know when reading."""
+
+    tone: Tone
+    verdict: str
+    command: str
+    facts: tuple[tuple[str, str], ...]
+    ruler: Markup
+    rows: tuple[Row, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Figure:
+    """`planned` is least, expected, most; `sure` says that nine of ten lie within. `better` is 1
+    where more is better, -1 where less is. `more` is said of the plan, `detail` of the outcome."""
+
+    name: str
+    planned: tuple[float, float, float]
+    happened: float | None
+    say: Callable[[float], str]
+    better: int = -1
+    sure: bool = True
+    more: str = ""
+    detail: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """What happened over what was expected."""
+        if self.happened is None or not self.planned[1] > 0:
+            return None
+        ratio = self.happened / self.planned[1]
+        return ratio if math.isfinite(ratio) and ratio > 0 else None
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether it lies in the interval; None where there is none, or nothing happened."""
+        if self.ratio is None or self.happened is None or not self.sure:
+            return None
+        return self.planned[0] <= self.happened <= self.planned[2]
+
+    @property
+    def tone(self) -> Tone:
+        """Of what lies outside: better or worse than planned."""
+        if self.inside is not False or self.ratio is None:
+            return "quiet"
+        return "good" if (self.ratio > 1) == (self.better > 0) else "bad"
+
+
+def measured(history: Sequence[HistoryRow]) -> tuple[tuple[HistoryRow, ...], int]:
+    """The steps that tell how fast a training is, and how many with a time, the first ones, were
+    left out."""
+    timed = [row for row in history if row.step_seconds and math.isfinite(row.step_seconds)]
+    left_out = min(WARM_UP, max(0, len(timed) - FEWEST))
+    return tuple(timed[left_out:]), left_out
+
+
+def compared(run: RunRecord, found: Findings) -> Compared | None:
+    """Plan and outcome, where there was a plan."""
+    plan = found.plan
+    if plan is None or not plan.chosen.step_seconds[0] > 0:
+        return None
+    otherwise = _otherwise(plan, found.training)
+    figures = [
+        dataclasses.replace(one, sure=one.sure and not otherwise)
+        for one in _figures(plan, run, found)
+        if one.planned[1] > 0
+    ]
+    ends = (end / one.planned[1] for one in figures for end in one.planned)
+    scale = ratio_axis([*ends, *(one.ratio for one in figures if one.ratio is not None)])
+    step, enough = figures[0], len(measured(found.history)[0]) >= FEWEST
+    tone, verdict = _verdict(step, otherwise)
+    return Compared(
+        tone=tone, verdict=verdict,
+        command=_command(run) if step.inside is False and enough else "",
+        facts=tuple(_places(plan, found.training)), ruler=plots.ratio_ruler(scale),
+        rows=tuple(_row(one, scale) for one in figures),
+        remarks=tuple(_remarks(plan, run, found)),
+    )  # fmt: skip
+
+
+# What is compared
+
+
+def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure]:
+    chosen, (rows, _) = plan.chosen, measured(found.history)
+
+    def rate(name: str, middle: float, field: str, say: Callable[[float], str]) -> _Figure:
+        low, expected, high = chosen.step_seconds
+        between = (middle * expected / high, middle, middle * expected / low)
+        return _Figure(name, between, _median(rows, field), say, better=1)
+
+    yield _Figure("Time of a step", chosen.step_seconds, _median(rows, "step_seconds"), _seconds)
+    yield rate("Tokens a second", chosen.tokens_per_second, "tokens_per_second", _rate)
+    if chosen.gpu.casefold() != _CPU:
+        yield rate("Model FLOPs utilisation", chosen.mfu, "mfu", words.percent)
+        yield _Figure(
+            "Tensors on the fullest GPU", (chosen.memory_bytes,) * 3, _peak(found), words.binary,
+            sure=False, more=f"{words.binary(chosen.needed_bytes)} with the reserve",
+        )  # fmt: skip
+    yield from _spent(plan, run)
+
+
+def _spent(plan: Planned, run: RunRecord) -> Iterator[_Figure]:
+    """Hours and dollars, as far as they are planned."""
+    step = _trained(run)
+    hours = None if step is None or step.cached or step.seconds is None else step.seconds / 3600
+    spot = plan.spot if _on_spot(plan, run) else None
+    price = _price(plan, run)
+    usd = None if hours is None or price is None else hours * price
+    times = f"{step.attempts} attempts" if step is not None and step.attempts > 1 else ""
+    yield from _spending(
+        "Training time", plan.hours, spot.hours if spot else None, hours, _hours, times
+    )
+    yield from _spending(
+        "Dollars, reckoned", plan.on_demand_usd, spot.usd if spot else None, usd, words.usd
+    )
+
+
+def _spending(
+    name: str, planned: tuple[float, float, float] | None, on_spot: tuple[float, float] | None,
+    happened: float | None, say: Callable[[float], str], detail: str = "",
+) -> Iterator[_Figure]:  # fmt: skip
+    """On spot machines between what reclaims all at once make of it, and one by one; how sure the
+    speed is comes on top, so that nothing is claimed of the ends."""
+    if on_spot is not None:
+        ends = min(on_spot), statistics.mean(on_spot), max(on_spot)
+        yield _Figure(name, ends, happened, say, sure=False, detail=detail)
+    elif planned is not None:
+        yield _Figure(name, planned, happened, say, detail=detail)
+
+
+def _places(plan: Planned, trained: TrainingSummary | None) -> Iterator[tuple[str, str]]:
+    chosen = plan.chosen
+    gpus = f"{chosen.nodes * chosen.gpus_per_node} x {chosen.gpu}"
+    machines = chosen.machine if chosen.nodes == 1 else f"{chosen.nodes} x {chosen.machine}"
+    yield "Planned for", f"{gpus}, {machines}"
+    if trained is not None:
+        yield "Trained on", f"{trained.world_size} x {trained.device or _UNKNOWN}"
+    yield "Planned layout", chosen.layout
+    if trained is not None:
+        yield "Trained layout", trained.layout or _UNKNOWN
+
+
+def _median(rows: Sequence[HistoryRow], field: str) -> float | None:
+    values = [value for row in rows if (value := getattr(row, field)) and math.isfinite(value)]
+    return statistics.median(values) if values else None
+
+
+def _peak(found: Findings) -> float | None:
+    """Of a GPU; what is resident on a CPU is something else."""
+    if found.training is None or found.training.device in ("", _CPU):
+        return None
+    return max((row.memory_bytes for row in found.history if row.memory_bytes), default=None)
+
+
+def _trained(run: RunRecord) -> StepRecord | None:
+    """The last step that left a training."""
+    steps = [
+        step for step in run.steps
+        if any(one.metadata.get("record") == "training" for one in step.artifacts.values())
+    ]  # fmt: skip
+    return steps[-1] if steps else None
+
+
+def _on_spot(plan: Planned, run: RunRecord) -> bool:
+    return words.setting(run.spec, "resources", "spot") is True and plan.spot is not None
+
+
+def _price(plan: Planned, run: RunRecord) -> float | None:
+    chosen = plan.chosen
+    spot = _on_spot(plan, run)
+    return chosen.spot_usd_per_hour if spot else chosen.on_demand_usd_per_hour
+
+
+# What came of it
+
+
+def _otherwise(plan: Planned, trained: TrainingSummary | None) -> str:
+    """How it was trained, where that is not what was planned."""
+    if trained is None:
+        return ""
+    chosen, device = plan.chosen, trained.device
+    ranks = chosen.nodes * chosen.gpus_per_node
+    known = recognised(device)
+    differences = []
+    if device and (known.name if known else device).casefold() != chosen.gpu.casefold():
+        differences.append((chosen.gpu, device))
+    if trained.world_size != ranks:
+        differences.append((f"{ranks} ranks", f"{trained.world_size}"))
+    if trained.layout and trained.layout != chosen.layout:
+        differences.append((chosen.layout, trained.layout))
+    return "; ".join(f"planned {had}, trained {has}" for had, has in differences)
+
+
+def _verdict(step: _Figure, otherwise: str) -> tuple[Tone, str]:
+    if step.ratio is None or step.happened is None:
+        return "quiet", "Nothing to compare yet: no step of this run is on record with its time."
+    if otherwise:
+        return "quiet", f"The figures are of different trainings: {otherwise}."
+    took, between = _seconds(step.happened), _between(step)
+    if step.inside:
+        return "good", f"As planned: a step took {took}, inside the interval of {between}."
+    expected = _seconds(step.planned[1])
+    if step.ratio > 1:
+        by = f"{words.times(step.ratio)} the expected {expected}"
+        return (
+            "bad",
+            f"Slower than planned: a step took {took}, {by}, above the interval of {between}.",
+        )
+    by = f"{words.times(1 / step.ratio)} as fast as the expected {expected}"
+    return (
+        "quiet",
+        f"Faster than planned: a step took {took}, {by}, below the interval of {between}.",
+    )
+
+
+def _command(run: RunRecord) -> str:
+    return shlex.join(["rekindle", "plan", run.config or "CONFIG", "--calibrate", run.run_id])
+
+
+def _remarks(plan: Planned, run: RunRecord, found: Findings) -> Iterator[str]:
+    trained, (rows, left) = found.training, measured(found.history)
+    if rows:
+        first = f", without the first {left}, which warm up" if left else ""
+        yield f"Speeds are medians of {words.count(len(rows))} steps{first}."
+    if trained is not None and found.history and _peak(found) is None:
+        why = "training on a CPU" if trained.device == _CPU else "a record that names no device"
+        yield f"Memory is not compared: {why} says how much was resident, not what tensors took."
+    elif plan.chosen.degrees.get("pp", 1) > 1 and _peak(found) is not None:
+        yield "Memory was measured on rank 0; the fullest stage of a pipeline may be another."
+    yield from _of_tokens(plan, rows)
+    yield from _of_time(plan, run, trained)
+
+
+def _of_tokens(plan: Planned, rows: Sequence[HistoryRow]) -> Iterator[str]:
+    """Examples that are shorter than they may be make steps shorter than planned."""
+    each = [row.tokens_per_second * row.step_seconds for row in rows
+            if row.tokens_per_second and row.step_seconds]  # fmt: skip
+    if each and abs((mean := statistics.mean(each)) / plan.tokens_per_step - 1) > 0.1:
+        yield (
+            f"A step had about {words.count(mean)} tokens, and was planned with"
+            f" {words.count(plan.tokens_per_step)}: as many as its examples may have."
+        )
+
+
+def _of_time(plan: Planned, run: RunRecord, trained: TrainingSummary | None) -> Iterator[str]:
+    step = _trained(run)
+    if step is not None and step.cached:
+        yield "This run took its model from the cache, so that it has no hours of its own."
+        return
+    if trained is not None and plan.steps not in (None, trained.steps):
+        yield (
+            f"Planned were {words.count(plan.steps or 0)} steps, trained"
+            f" {words.count(trained.steps)}: hours and dollars differ by that, too."
+        )
+    if step is not None and plan.hours is not None:
+        yield (
+            "Training is the wall time of its step, with starts, waits and interruptions"
+            + ("." if _on_spot(plan, run) else "; the plan has none.")
+        )
+    price, kind = _price(plan, run), "spot" if _on_spot(plan, run) else "on demand"
+    if step is not None and price is not None and plan.on_demand_usd is not None:
+        where = f" in {plan.chosen.region}" if plan.chosen.region else ""
+        an_hour = f"{words.usd(price)} an hour {kind}{where}"
+        yield f"Dollars are these hours at the plan's price, {an_hour}: reckoned, not billed."
+
+
+# In words and drawn
+
+
+def _row(figure: _Figure, scale: Axis) -> Row:
+    low, expected, high = figure.planned
+    ratio, inside = figure.ratio, figure.inside
+    happened = "–" if figure.happened is None else figure.say(figure.happened)
+    between = _between(figure) if low < high else ""
+    where = {None: "", True: ", inside", False: ", outside"}[inside]
+    difference = "" if ratio is None else words.change(ratio - 1) + where
+    label = f"{figure.name}: planned {figure.say(expected)}"
+    label += f", {between}" if between else ""
+    label += f"; happened {happened}, {difference}." if difference else "; not measured."
+    bar = plots.planned(
+        low / expected, high / expected, ratio, scale, label=label,
+        css="out" if inside is False else "in",
+    )  # fmt: skip
+    return Row(
+        figure.name, figure.say(expected), between or figure.more, happened, figure.detail,
+        difference, figure.tone, bar,
+    )  # fmt: skip
+
+
+def _between(figure: _Figure) -> str:
+    return f"{figure.say(figure.planned[0])} to {figure.say(figure.planned[2])}"
+
+
+def _seconds(value: float) -> str:
+    if value < 0.9995:
+        return f"{1e3 * value:.3g} ms"
+    return f"{value:.3g} s" if value < 1000 else f"{words.count(value)} s"
+
+
+def _hours(value: float) -> str:
+    return words.duration(3600 * value)
+
+
+def _rate(value: float) -> str:
+    return words.count(value) if value >= 100 else f"{value:.3g}"
