@@ -14,12 +14,11 @@ from typing import Any
 from markupsafe import Markup
 
 from rekindle.answers import Planned, PlannedLayout, PlannedTerm
-from rekindle.cli.plan import lines
+from rekindle.cli.plan import facts, lines, title
 from rekindle.report import words
 from rekindle.report.svg import join, tag
 
 GIB = 2**30
-_HEAD = 11  # columns of a line before its text
 _FOLDED = ("or", "not")
 
 COLOURS = {
@@ -122,11 +121,10 @@ class Forecast:
 
     def _repr_html_(self) -> str:
         """A table with bars of memory and of time, for a notebook's output cell."""
-        title, *rest = lines(self.record)
-        said = _by_head(rest)
+        said = _by_head(facts(self.record))
         pictures = {"memory": _memory(self.record), "step": _time(self.record)}
         first = sorted(said, key=lambda head: head != "refused")
-        name, _, about = title.partition(": ")
+        name, _, about = title(self.record).partition(": ")
         page = tag(
             "div",
             tag("div", tag("b", name), f" {about}", style="margin:0 0 .4em"),
@@ -166,14 +164,11 @@ def _row(layout: PlannedLayout, chosen: bool) -> dict[str, Any]:
 # The words of the command line, as rows
 
 
-def _by_head(printed: Iterable[str]) -> dict[str, list[str]]:
-    """What is said under each head, in order; the bars of the terminal are left out."""
+def _by_head(told: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """What is said under each head, in order."""
     said: dict[str, list[str]] = {}
     last = ""
-    for line in printed:
-        head, text = line[:_HEAD].strip(), line[_HEAD:]
-        if line.startswith("  ") and head:
-            continue
+    for head, text in told:
         if head:
             last = head
             said.setdefault(head, []).append(text)

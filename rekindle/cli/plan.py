@@ -17,7 +17,8 @@ from rekindle.cli.options import answer, overrides, shared
 if TYPE_CHECKING:
     from rekindle.spec.model import Spec
 
-_BAR = 40  # characters
+HEAD = 11  # characters of a line before its text
+_BAR = 40
 _MOST_REASONS = 8
 
 
@@ -107,85 +108,94 @@ def _platform(spec: Spec) -> str:
 
 
 def lines(plan: Planned) -> Iterator[str]:
-    """The plan for people."""
-    chosen = plan.chosen
+    """The plan for people, with bars of memory and time."""
+    whole = plan.chosen.step_seconds[1]
+    bars = {
+        "memory": [(t.name, t.amount, _size(t.amount)) for t in plan.memory],
+        "step": [(t.name, t.amount, f"{t.amount / whole:.0%}") for t in plan.time],
+    }
+    yield title(plan)
+    for head, text in facts(plan):
+        yield f"{head:<{HEAD}}{text}"
+        yield from _bars(bars.get(head, []))
+
+
+def title(plan: Planned) -> str:
+    """What is to be trained."""
     batch = f"{plan.tokens_per_step:,} tokens a step"
-    yield f"{plan.name}: {_short(plan.parameters)} parameters, {batch}"
-    yield f"machines   {_machines(chosen)}"
+    return f"{plan.name}: {_short(plan.parameters)} parameters, {batch}"
+
+
+def facts(plan: Planned) -> Iterator[tuple[str, str]]:
+    """All else in words, each under a head; what belongs to the one before has none."""
+    chosen = plan.chosen
+    yield "machines", _machines(chosen)
     how = chosen.activation_checkpointing
+    size = f"micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
+    again = f", {how} recomputation" if how != "none" else ""
+    yield "layout", f"{chosen.layout}, {size}{again}"
+    tensors = f"{_size(chosen.memory_bytes)} of it tensors"
     yield (
-        f"layout     {chosen.layout}, micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
-        + (f", {how} recomputation" if how != "none" else "")
+        "memory",
+        f"{_size(chosen.needed_bytes)} of {_size(chosen.device_bytes)} a GPU, {tensors}",
     )
-    yield (
-        f"memory     {_size(chosen.needed_bytes)} of {_size(chosen.device_bytes)} a GPU,"
-        f" {_size(chosen.memory_bytes)} of it tensors"
-    )
-    yield from _bars([(t.name, t.amount, _size(t.amount)) for t in plan.memory])
-    low, middle, high = chosen.step_seconds
+    low, middle, high = map(_seconds, chosen.step_seconds)
     mfu = f", {chosen.mfu:.0%} MFU" if chosen.mfu else ""
-    yield (
-        f"step       {_seconds(middle)} ({_seconds(low)} to {_seconds(high)}),"
-        f" {chosen.tokens_per_second:,.0f} tokens/s{mfu}"
-    )
-    yield from _bars([(t.name, t.amount, f"{t.amount / middle:.0%}") for t in plan.time])
+    yield "step", f"{middle} ({low} to {high}), {chosen.tokens_per_second:,.0f} tokens/s{mfu}"
     if plan.hours is not None:
         least, expected, most = map(_hours, plan.hours)
-        yield f"training   {expected} ({least} to {most}), {plan.steps:,} steps"
+        yield "training", f"{expected} ({least} to {most}), {plan.steps:,} steps"
     if plan.on_demand_usd is not None:
         least, expected, most = map(_usd, plan.on_demand_usd)
-        yield f"on demand  {expected} ({least} to {most})"
+        yield "on demand", f"{expected} ({least} to {most})"
     if plan.spot is not None:
         yield from _spot(plan.spot)
     if plan.rest is not None:
         usd = "" if plan.rest.usd is None else f", {_usd(plan.rest.usd)}"
-        yield f"besides    {_hours(plan.rest.hours)}{usd} for other steps, as in {plan.rest.run_id}"
+        hours = _hours(plan.rest.hours)
+        yield "besides", f"{hours}{usd} for other steps, as in {plan.rest.run_id}"
     yield from _others(plan)
-    for line in plan.if_else:
-        yield f"if         {line}"
-    for line in plan.notes:
-        yield f"note       {line}"
-    for error in plan.errors:
-        yield f"refused    {error.what}: {error.fix}"
+    yield from (("if", line) for line in plan.if_else)
+    yield from (("note", line) for line in plan.notes)
+    yield from (("refused", f"{error.what}: {error.fix}") for error in plan.errors)
 
 
-def _spot(spot: PlannedSpot) -> Iterator[str]:
+def _spot(spot: PlannedSpot) -> Iterator[tuple[str, str]]:
     times = f"{spot.interruptions[0]:.1f}", f"{spot.interruptions[1]:.1f}"
+    rate = f"{spot.hazard}: {spot.hazard_per_node_hour:g} a node and hour"
     yield (
-        f"spot       {_to(*map(_usd, spot.usd))}, {_to(*map(_hours, spot.hours))},"
-        f" {_to(*times)} interruptions ({spot.hazard}: {spot.hazard_per_node_hour:g} a node and"
-        f" hour), a checkpoint every {spot.every} steps"
+        "spot",
+        f"{_to(*map(_usd, spot.usd))}, {_to(*map(_hours, spot.hours))}, {_to(*times)} interruptions"
+        f" ({rate}), a checkpoint every {spot.every} steps",
     )
     for name, chances in (("in time", spot.in_time), ("in budget", spot.in_budget)):
         known = [f"{chance:.0%}" for chance in chances if chance is not None]
         if known:
-            yield f"           {_to(known[-1], known[0])} {name}"
+            yield "", f"{_to(known[-1], known[0])} {name}"
     if spot.fallback and spot.fallback_usd and spot.slack_hours is not None:
-        likely = [f"{chance:.0%}" for chance in spot.fallback]
-        when = (
-            f"once {_hours(spot.slack_hours)} behind" if spot.slack_hours > 0 else "from the start"
-        )
-        yield (
-            f"           on demand {when}, for the deadline: {_to(*likely)} likely,"
-            f" {_to(*map(_usd, spot.fallback_usd))} expected in all"
-        )
+        likely = _to(*(f"{chance:.0%}" for chance in spot.fallback))
+        behind = f"once {_hours(spot.slack_hours)} behind"
+        when = behind if spot.slack_hours > 0 else "from the start"
+        usd = _to(*map(_usd, spot.fallback_usd))
+        yield "", f"on demand {when}, for the deadline: {likely} likely, {usd} expected in all"
     if spot.viable != "yes":
-        yield f"           viable: {spot.viable}: {'; '.join(spot.reasons)}"
+        yield "", f"viable: {spot.viable}: {'; '.join(spot.reasons)}"
 
 
-def _others(plan: Planned) -> Iterator[str]:
+def _others(plan: Planned) -> Iterator[tuple[str, str]]:
     mine = plan.chosen.machine, plan.chosen.nodes
     best = plan.chosen.step_seconds[1]
     for other in plan.others:
         where = "" if (other.machine, other.nodes) == mine else f"{_machines(other)}: "
         by = other.step_seconds[1] / best - 1
-        yield f"or         {where}{other.layout}: {by:+.0%} time, most of it {other.dominant}"
+        word = "faster" if by < 0 else "slower"
+        speed = f"{abs(by):.0%} {word}" if abs(by) >= 0.005 else "as fast"
+        yield "or", f"{where}{other.layout}: {speed}, most of its time {other.dominant}"
     shown = {other.layout for other in plan.others}
     left = [r for r in plan.rejected if r.layout not in shown]
-    for rejected in left[:_MOST_REASONS]:
-        yield f"not        {rejected.layout}: {rejected.reason}"
+    yield from (("not", f"{one.layout}: {one.reason}") for one in left[:_MOST_REASONS])
     if (more := len(left) - _MOST_REASONS) > 0:
-        yield f"           and {more} more (--json); {plan.weighed:,} candidates weighed"
+        yield "", f"and {more} more (--json); {plan.weighed:,} candidates weighed"
 
 
 def _machines(layout: PlannedLayout) -> str:
@@ -229,4 +239,4 @@ def _usd(number: float) -> str:
 
 
 def _seconds(number: float) -> str:
-    return f"{number:.3g} s"
+    return f"{number:,.0f} s" if number >= 100 else f"{number:.3g} s"

@@ -173,11 +173,13 @@ def speeds_of(home: Path) -> Speeds:
 
 def outlook(plan: Planned | None) -> Iterator[str]:
     """The figures in a few lines, for whoever decides."""
-    from rekindle.cli.plan import lines
+    from rekindle.cli.plan import HEAD, facts
 
-    for line in lines(plan) if plan else ():
-        if line.startswith(_TOLD):
-            yield f"  {line}"
+    told = False
+    for head, text in facts(plan) if plan else ():
+        told = head in _TOLD if head else told
+        if told:
+            yield f"  {head:<{HEAD}}{text}"
 
 
 def _plan(
