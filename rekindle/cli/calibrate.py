@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rekindle.answers import Calibration
+from rekindle.cli.experience import SPEEDS
 from rekindle.cli.options import find_run
-from rekindle.cli.planning import SPEEDS
 from rekindle.errors import RequestError
 from rekindle.records import HistoryRow, RunRecord
 from rekindle.report.collect import collect

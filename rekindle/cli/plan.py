@@ -83,7 +83,7 @@ def figures(
 ) -> Planned:  # fmt: skip
     """The plan with all that it says; RequestError where it cannot be planned, or nothing fits."""
     from rekindle.catalog.prices import book
-    from rekindle.cli.planning import counted, rest_of, speeds_of
+    from rekindle.cli.experience import known, rest_of
     from rekindle.plan.plan import make, refusals
     from rekindle.plan.told import told
 
@@ -91,9 +91,8 @@ def figures(
     there = region or str(getattr(getattr(spec.platforms, named, None), "region", ""))
     today = datetime.datetime.now(datetime.UTC).date()
     prices = book(home, own)
-    number, run_id = (examples, "") if examples else counted(spec.name, home) or (None, "")
-    found = make(spec, prices, named, there, number, today=today, speeds=speeds_of(home),
-                 counted_in=run_id)  # fmt: skip
+    before = known(home, spec.name)
+    found = make(spec, prices, named, there, examples, today=today, known=before)
     if with_trace:
         from rekindle.plan.finalists import traced
 

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rekindle.cli.experience import known, rest_of
 from rekindle.errors import RequestError
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from rekindle.answers import Planned, PlannedRest
+    from rekindle.answers import Planned
     from rekindle.catalog.prices import PriceBook
-    from rekindle.plan.calibration import Speeds
+    from rekindle.plan.calibration import Known
     from rekindle.plan.plan import Plan
     from rekindle.spec.model import Spec
 
-SPEEDS = "speeds"  # folder of a home
 _TOLD = ("machines", "layout", "memory", "step", "training", "on demand", "spot", "besides")
 
 
@@ -43,16 +43,15 @@ def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
             f"nobody knows which machines {platform} has", where=where,
             fix="name the GPUs: accelerator, gpus_per_node and nodes",
         )  # fmt: skip
-    if limits != (None, None) and spec.train.steps is None and not counted(spec.name, home):
+    before = known(home, spec.name)
+    if limits != (None, None) and spec.train.steps is None and before.examples is None:
         raise RequestError(
             "how long training takes depends on data that nobody has counted", where=where,
             fix="set train.steps, or name a machine that `rekindle plan --examples N` shows: the "
             "first run counts",
         )  # fmt: skip
     region = str(getattr(getattr(spec.platforms, platform), "region", ""))
-    examples, run = counted(spec.name, home) or (None, "")
-    plan = make(spec, book(home), platform, region, examples, speeds=speeds_of(home),
-                counted_in=run)  # fmt: skip
+    plan = make(spec, book(home), platform, region, known=before)
     if problems := list(refusals(plan, spec)):
         raise RequestError(problems)
     fleet = plan.chosen.fleet
@@ -95,7 +94,7 @@ def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
     from rekindle.plan.told import told
 
     prices = book(home)
-    plan = _plan(spec, platform, prices, speeds_of(home), counted(spec.name, home))
+    plan = _plan(spec, platform, prices, known(home, spec.name))
     if plan is None:
         return None
     if problems := list(refusals(plan, spec)):
@@ -111,64 +110,11 @@ def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
 
     try:
         spec = settled(spec, "local")
-        plan = _plan(spec, "local", PriceBook(()), speeds_of(home), counted(spec.name, home))
+        plan = _plan(spec, "local", PriceBook(()), known(home, spec.name))
     except RequestError as error:
         log.warning("%s", error)
         return spec, None
     return spec, told(plan) if plan else None
-
-
-def counted(name: str, home: Path) -> tuple[int, str] | None:
-    """Examples of an epoch (packed, sequences) in the last run of that name, and which that was."""
-    from rekindle.cli.options import all_runs
-    from rekindle.report.collect import collect
-
-    for run in reversed(all_runs(home)):
-        training = collect(run, history=False).training if run.name == name else None
-        if training is not None and training.epochs:
-            per_epoch = training.steps / training.epochs * training.global_batch_size
-            return round(per_epoch), run.run_id
-    return None
-
-
-def rest_of(plan: Plan, platform: str, home: Path, prices: PriceBook) -> PlannedRest | None:
-    """The steps besides training, as they were in the last run of this name that ended well, on
-    that platform if there is one; at prices of the region of the plan."""
-    from rekindle.answers import PlannedRest
-    from rekindle.cli.options import TRAINING, all_runs
-
-    known = [run for run in all_runs(home) if run.name == plan.name and run.status == "succeeded"]
-    known.sort(key=lambda run: run.platform == platform)
-    region = plan.chosen.fleet.region
-    for run in reversed(known):
-        steps = [s for s in run.steps if s.name.rpartition("/")[2] != TRAINING]
-        if any(step.cached or step.seconds is None for step in steps if step.status != "skipped"):
-            continue
-        seconds = {step.name: step.seconds or 0.0 for step in steps}
-        machines = run.submission.machines if run.submission else {}
-        usd: float | None = 0.0
-        for name, taken in seconds.items():
-            kind, count = machines.get(name, ("", 0))
-            price = prices.find(kind, region) if kind and run.platform == platform else None
-            each = price.on_demand_usd_per_hour if price else None
-            usd = None if usd is None or each is None else usd + each * count * taken / 3600
-        return PlannedRest(hours=sum(seconds.values()) / 3600, usd=usd, run_id=run.run_id)
-    return None
-
-
-def speeds_of(home: Path) -> Speeds:
-    """Trainings that `rekindle plan --calibrate` has measured."""
-    from rekindle.answers import Calibration
-    from rekindle.plan.calibration import Speeds
-
-    found = list[Calibration]()
-    for path in sorted((home / SPEEDS).glob("*.json")):
-        try:
-            found.append(Calibration.read(path))
-        except ValueError as error:
-            why = str(error).splitlines()[0]
-            log.warning("%s cannot be read and is left out: %s", path, why)
-    return Speeds(found)
 
 
 def outlook(plan: Planned | None) -> Iterator[str]:
@@ -182,13 +128,10 @@ def outlook(plan: Planned | None) -> Iterator[str]:
             yield f"  {head:<{HEAD}}{text}"
 
 
-def _plan(
-    spec: Spec, platform: str, prices: PriceBook, speeds: Speeds | None = None,
-    known: tuple[int, str] | None = None,
-) -> Plan | None:  # fmt: skip
+def _plan(spec: Spec, platform: str, prices: PriceBook, before: Known | None = None) -> Plan | None:
     """None where the planner knows the model or the GPUs not, or training is not ours. Nobody is
     asked: what is compiled must not depend on a network."""
-    from rekindle.plan.calibration import Speeds
+    from rekindle.plan.calibration import Known
     from rekindle.plan.fleet import fleets
     from rekindle.plan.plan import make
     from rekindle.plan.request import asked_of
@@ -204,6 +147,4 @@ def _plan(
         return None
     if spec.train.precision not in fleet.gpu.tflops:
         return None
-    examples, run = known or (None, "")
-    return make(spec, prices, platform, region, examples, asked, speeds=speeds or Speeds(),
-                counted_in=run)  # fmt: skip
+    return make(spec, prices, platform, region, asked=asked, known=before or Known())

@@ -75,6 +75,15 @@ class Speeds:
         ]  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What earlier runs told: speeds, and how many examples an epoch had in `counted_in`."""
+
+    speeds: Speeds = dataclasses.field(default_factory=Speeds)
+    examples: int | None = None
+    counted_in: str = ""
+
+
 def _at(option: Option, profile: Profile, job: Calibration | None) -> Option:
     if job is not None:
         basis = f"measured in {job.run_id}, the same work on such machines"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from rekindle.catalog.prices import PriceBook
 from rekindle.errors import Problem
-from rekindle.plan.calibration import Speeds
+from rekindle.plan.calibration import Known, Speeds
 from rekindle.plan.choice import Choice, Hours, choose
 from rekindle.plan.exposure import assumed, spot_of
 from rekindle.plan.fleet import Fleet, fleets
@@ -25,7 +25,7 @@ from rekindle.plan.steptime import step_time
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 
 SHOWN = 5
-NOT_MEASURED = Speeds()
+NOTHING = Known()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,28 +50,29 @@ class Plan:
 
 def make(
     spec: Spec, book: PriceBook, platform: str = "", region: str = "", examples: int | None = None,
-    asked: Asked | None = None, today: datetime.date | None = None, speeds: Speeds = NOT_MEASURED,
-    counted_in: str = "",
+    asked: Asked | None = None, today: datetime.date | None = None, known: Known = NOTHING,
 ) -> Plan:  # fmt: skip
     """RequestError where it cannot be planned, or where nothing fits: with the nearest miss.
     `asked` is what the config asks for, if somebody knows it already; prices that were old `today`
-    are marked; `speeds` are trainings that were measured; `counted_in` is the run that `examples`
-    are of."""
+    are marked; `known` is what earlier runs told, of which `examples` counts more."""
     asked = asked or asked_of(spec)
+    counted = list[str]()
+    if examples is None and known.examples is not None and spec.train.steps is None:
+        examples = known.examples
+        counted = [f"as many examples as in {known.counted_in}: {examples:,}"]
     steps = steps_of(spec, examples)
     offered = fleets(spec.resources, platform, region, book, spec.platforms.local.ranks)
     if offered[0].gpu.name == CPU:
         asked = as_on_a_cpu(asked, offered[0].gpus_per_node)
-    choices, found = choose(spec, asked, offered, steps, speeds)
+    choices, found = choose(spec, asked, offered, steps, known.speeds)
     chosen = choices[0]
     spot = spot_of(spec, chosen, steps)
-    counted = counted_in and spec.train.steps is None
     return Plan(
         name=spec.name, asked=asked, chosen=chosen, others=tuple(choices[1 : SHOWN + 1]),
         rejected=found.rejected, weighed=found.weighed, steps=steps, hours=chosen.hours(steps),
         usd=chosen.usd(steps), spot=spot, if_else=tuple(_if_else(asked, chosen.option)),
-        notes=(*([f"as many examples as in {counted_in}: {examples:,}"] if counted else []),
-               *_notes(chosen, steps, speeds), *_of_prices(chosen.fleet, spot, today)),
+        notes=(*counted, *_notes(chosen, steps, known.speeds),
+               *_of_prices(chosen.fleet, spot, today)),
     )  # fmt: skip
 
 

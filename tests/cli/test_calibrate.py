@@ -7,6 +7,7 @@ import json
 import pytest
 
 from rekindle.answers import Calibration
+from rekindle.cli.experience import known
 from rekindle.cli.main import invoke
 from rekindle.cli.options import find_run
 from rekindle.cli.planning import settled
@@ -104,9 +105,7 @@ def test_what_cannot_be_measured_is_refused(home, tmp_path, capsys):
 
 
 def test_a_record_of_a_measurement_that_is_broken_is_left_out(home, caplog):
-    from rekindle.cli.planning import speeds_of
-
     (home / "speeds").mkdir(exist_ok=True)
     (home / "speeds" / "a.json").write_text("{")
-    assert "a.json" not in [one.run_id for one in speeds_of(home).measured]
+    assert "a.json" not in [one.run_id for one in known(home, "chat").speeds.measured]
     assert "cannot be read and is left out" in caplog.text

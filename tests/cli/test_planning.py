@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from rekindle.catalog.prices import Price, PriceBook, shipped
+from rekindle.cli.experience import rest_of
 from rekindle.cli.main import invoke
 from rekindle.cli.options import all_runs
-from rekindle.cli.planning import on_machines, outlook, planned, rest_of, settled
+from rekindle.cli.planning import on_machines, outlook, planned, settled
 from rekindle.errors import RequestError
 from rekindle.plan.plan import make
 from rekindle.spec.load import load_spec

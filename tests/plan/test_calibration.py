@@ -6,7 +6,7 @@ import pytest
 
 from rekindle.answers import Calibration
 from rekindle.catalog.prices import shipped
-from rekindle.plan.calibration import Speeds, job_of
+from rekindle.plan.calibration import Known, Speeds, job_of
 from rekindle.plan.constants import spread_of, stamp
 from rekindle.plan.plan import make
 from rekindle.spec.load import load_spec
@@ -20,7 +20,7 @@ BASE = Calibration(
 
 def plan(*measured, **changes):
     spec = load_spec(ROOT / "configs" / "plan" / "7b-spot.yaml")
-    return make(spec.model_copy(update=changes), shipped(), speeds=Speeds(measured))
+    return make(spec.model_copy(update=changes), shipped(), known=Known(Speeds(measured)))
 
 
 def of(**changes):

@@ -1,0 +1,85 @@
+"""What earlier runs under a home tell the planner: how fast trainings were, how many examples there
+are, what the other steps took."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rekindle.answers import Calibration, PlannedRest
+from rekindle.cli.options import TRAINING, all_runs
+from rekindle.report.collect import collect
+
+if TYPE_CHECKING:
+    from rekindle.catalog.prices import PriceBook
+    from rekindle.plan.calibration import Known
+    from rekindle.plan.plan import Plan
+    from rekindle.records import RunRecord
+
+log = logging.getLogger(__name__)
+
+SPEEDS = "speeds"  # folder of a home
+
+
+def known(home: Path, name: str) -> Known:
+    """What `rekindle plan --calibrate` has measured, and the examples of an epoch (packed,
+    sequences) in the last run called `name`."""
+    from rekindle.plan.calibration import Known, Speeds
+
+    for run in reversed(all_runs(home)):
+        training = collect(run, history=False).training if run.name == name else None
+        if training is not None and training.epochs:
+            per_epoch = training.steps / training.epochs * training.global_batch_size
+            return Known(Speeds(_measured(home)), round(per_epoch), run.run_id)
+    return Known(Speeds(_measured(home)))
+
+
+def rest_of(plan: Plan, platform: str, home: Path, prices: PriceBook) -> PlannedRest | None:
+    """The steps besides training, as they were in the last run of this name that ended well, on
+    that platform if there is one; at prices of the region of the plan."""
+    ended = [run for run in all_runs(home) if run.name == plan.name and run.status == "succeeded"]
+    ended.sort(key=lambda run: run.platform == platform)
+    for run in reversed(ended):
+        seconds = _seconds(run)
+        if seconds is not None:
+            machines = run.submission.machines if run.submission else {}
+            here = machines if run.platform == platform else {}
+            usd = _usd(seconds, here, plan.chosen.fleet.region, prices)
+            return PlannedRest(hours=sum(seconds.values()) / 3600, usd=usd, run_id=run.run_id)
+    return None
+
+
+def _measured(home: Path) -> list[Calibration]:
+    found = list[Calibration]()
+    for path in sorted((home / SPEEDS).glob("*.json")):
+        try:
+            found.append(Calibration.read(path))
+        except ValueError as error:
+            why = str(error).splitlines()[0]
+            log.warning("%s cannot be read and is left out: %s", path, why)
+    return found
+
+
+def _seconds(run: RunRecord) -> dict[str, float] | None:
+    """Of each step but training; None where one came from the cache, or nobody knows."""
+    steps = [s for s in run.steps if s.name.rpartition("/")[2] != TRAINING]
+    if any(step.cached or step.seconds is None for step in steps if step.status != "skipped"):
+        return None
+    return {step.name: step.seconds or 0.0 for step in steps}
+
+
+def _usd(
+    seconds: Mapping[str, float], machines: Mapping[str, tuple[str, int]], region: str,
+    prices: PriceBook,
+) -> float | None:  # fmt: skip
+    """None where the machine of a step is not known, or its price."""
+    total = 0.0
+    for name, taken in seconds.items():
+        kind, count = machines.get(name, ("", 0))
+        price = prices.find(kind, region) if kind else None
+        if price is None or price.on_demand_usd_per_hour is None:
+            return None
+        total += price.on_demand_usd_per_hour * count * taken / 3600
+    return total
