@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rekindle.plan.constants import FILE, profile_of
 from rekindle.plan.rows import Row, read_rows
@@ -51,7 +52,8 @@ class Fit:
     def constants(self, row: Row) -> Constants:
         """Those of the row's GPU."""
         known = profile_of(row.cluster.gpu.name).constants
-        return dataclasses.replace(known, **self.gpus[family(row)], **self.software)
+        fitted: dict[str, Any] = {**self.gpus[family(row)], **self.software}
+        return dataclasses.replace(known, **fitted)
 
 
 def predicted(row: Row, constants: Constants) -> float:

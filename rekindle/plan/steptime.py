@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from rekindle.plan.attention import BACKWARD_PRODUCTS, UNFUSED, Kernel, unfused_seconds
 from rekindle.plan.cluster import Cluster, Group, groups
 from rekindle.plan.traffic import traffic
 from rekindle.plan.work import Work
@@ -24,15 +25,16 @@ class Constants:
     """What cannot be read off a data sheet.
 
     Of the GPU: `matrix_efficiency` is the share of the peak that large products reach;
-    `matrix_half` the size at which a dimension costs as much again (elements);
-    `attention_efficiency` that of attention's forward pass. Of the software: `attention_half`
-    (tokens), `attention_backward` (times the forward's seconds); `memory_efficiency`, the share of
-    the memory's bandwidth that everything else reaches; `logit_bytes` that the loss moves a token
-    and entry of the vocabulary; `inside_efficiency` and `between_efficiency`, what large
-    collectives reach of the links' peaks; `hop_seconds` a rank of a ring; `contention`, the share
-    of hidden communication that slows computing down, `replica_contention` that of replicas, who
-    exchange gradients only; `launch_seconds` of the host for a block's
-    kernels, `stage_seconds` for a micro-batch on a stage of a pipeline."""
+    `matrix_half` the size at which a dimension costs as much again (elements); `kernels` of
+    attention that were measured elsewhere, and of the first flash attention, which was not,
+    `attention_efficiency` forward, `attention_half` (tokens) and `attention_backward` (times the
+    forward's seconds). Of the software: `memory_efficiency`, the share of the memory's bandwidth
+    that everything else reaches; `logit_bytes` that the loss moves a token and entry of the
+    vocabulary; `inside_efficiency` and `between_efficiency`, what large collectives reach of the
+    links' peaks; `hop_seconds` a rank of a ring; `contention`, the share of communication beside
+    computing that costs time all the same, where nothing is gathered ahead, and `overlapped`, where
+    it is; `launch_seconds` of the host for a block's kernels, `stage_seconds` for a micro-batch on
+    a stage of a pipeline."""
 
     matrix_efficiency: float
     matrix_half: float
@@ -45,10 +47,11 @@ class Constants:
     between_efficiency: float
     hop_seconds: float
     contention: float
-    replica_contention: float
+    overlapped: float
     launch_seconds: float = 0.0
     stage_seconds: float = 0.0
     optimizer_bytes: float = 28.0
+    kernels: Mapping[str, Kernel] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +114,10 @@ class _Model:
         each = gathered + reduced if layout.pp == 1 else 0.0
         backward = one.computing * self.backward / (FORWARD + self.backward)
         kept = gathered + reduced if layout.pp > 1 else 0.0
-        hidden = self._exposed(each, one.computing, self.c.contention) * turns
-        hidden += self._exposed(kept, backward, self.c.contention)
-        # weights that come back from the optimizer's shards have no backward pass to hide behind
-        alone = self.c.contention if work.sharding == "optimizer" else self.c.replica_contention
-        hidden += self._exposed(self._once(), backward, alone)
+        contention = self.c.overlapped if work.software.prefetched else self.c.contention
+        hidden = self._exposed(each, one.computing, contention) * turns
+        hidden += self._exposed(kept, backward, contention)
+        hidden += self._exposed(self._once(), backward, contention)
         bubble = spread * (layout.pp - 1) * self._bubble_share()
         terms = {
             "matrix products": (one.products + one.head) * turns,
@@ -141,45 +143,71 @@ class _Model:
     # Computing
 
     def _product(self, tokens: float, inputs: float, outputs: float, peak: float) -> float:
-        small = self.c.matrix_half / inputs + self.c.matrix_half / outputs
+        # what goes in, comes out and is multiplied with is moved, the less for it the larger a side
+        small = self.c.matrix_half * (1 / inputs + 1 / outputs + 1 / tokens)
         flops = 2.0 * tokens * inputs * outputs
         return flops / (peak * self.c.matrix_efficiency) * (1.0 + small)
 
     def _pass(self) -> _Pass:
-        work, shape, tp = self.work, self.work.shape, self.work.layout.tp
-        tokens, blocks = work.tokens, work.blocks
-        products = sum(
-            self._product(
-                tokens,
-                m.inputs / (tp if m.divided == "row" else 1),
-                m.outputs / (tp if m.divided == "column" else 1),
-                self.peak,
-            )
-            for m in shape.matrices
-        )
-        width = shape.heads * shape.head_dim / tp
-        squares = 4.0 * tokens * work.sequence * width * (0.5 if shape.causal else 1.0)
-        attention = squares / (self.half_peak * self.c.attention_efficiency)
-        attention *= 1.0 + self.c.attention_half / work.sequence
+        work, blocks = self.work, self.work.blocks
+        products = sum(self._product(work.tokens, *sizes, self.peak) for sizes in work.factors)
+        core, core_back = self._core()
         forward, backward = self._stream()
         tensor, context = self._tensor(), self._context()
-        again = {
-            "none": 0.0,
-            "selective": forward,
-            "full": products + attention + forward,
-        }[work.checkpointing]
+        if "tp" in work.software.overlapped:
+            tensor = self._exposed(tensor, products * (FORWARD + self.backward), self.c.overlapped)
+        if "cp" in work.software.overlapped:
+            context = self._exposed(context, core + core_back, self.c.overlapped)
         if work.checkpointing == "full":
             tensor, context = tensor * 1.5, context * 1.5
         return _Pass(
             products=products * (FORWARD + self.backward) * blocks,
-            attention=attention * (1.0 + self.c.attention_backward) * blocks,
-            stream=(forward + backward) * blocks, recomputed=again * blocks,
+            attention=(core + core_back) * blocks,
+            stream=(forward + backward + self._casts()) * blocks,
+            recomputed=self._again(products, core, forward) * blocks,
             head=self._head(), tensor=tensor * blocks, context=context * blocks,
         )  # fmt: skip
 
+    def _again(self, products: float, core: float, stream: float) -> float:
+        """Of a block, what its backward pass computes once more."""
+        work, software = self.work, self.work.software
+        if work.checkpointing == "none":
+            return 0.0
+        full = work.checkpointing == "full"
+        last, every = work.shape.matrices[-1], work.shape.matrices
+        spared = last.inputs * last.outputs / sum(m.inputs * m.outputs for m in every)
+        share = (1.0 - spared if full else 0.0) if software.repeated is None else software.repeated
+        with_core = full if software.core is None else software.core
+        again = share * products + with_core * core + software.elementwise * stream
+        return software.blocks * again
+
+    def _core(self) -> tuple[float, float]:
+        """Attention between its projections, of a block, forward and backward."""
+        work, shape, c = self.work, self.work.shape, self.c
+        causal, width = shape.causal, shape.heads * shape.head_dim / work.layout.tp
+        scores = width / shape.head_dim * work.tokens * work.sequence
+        if work.attention in UNFUSED:
+            how = "compiled" if work.attention == "written" and work.compile else work.attention
+            return unfused_seconds(
+                scores, shape.head_dim, self.half_peak * c.matrix_efficiency,
+                self.bandwidth * c.memory_efficiency, how, shape.attention_dropout > 0,
+            )  # fmt: skip
+        # our engine masks what it has gathered of a divided sequence, and computes all of it
+        causal = causal and (work.software.attention is not None or work.layout.cp == 1)
+        flops = 4.0 * scores * shape.head_dim * (0.5 if causal else 1.0)
+        kernel = self._kernel(work.attention)
+        return kernel.seconds(flops, work.sequence, self.half_peak, shape.head_dim, causal)
+
+    def _kernel(self, name: str) -> Kernel:
+        if name in self.c.kernels:
+            return self.c.kernels[name]
+        forward, half = self.c.attention_efficiency, self.c.attention_half
+        backward = forward * BACKWARD_PRODUCTS / self.c.attention_backward
+        return Kernel(forward, half, backward, half)
+
     def _stream(self) -> tuple[float, float]:
         work, tp = self.work, self.work.layout.tp
-        moved = traffic(work.shape, work.compile)
+        moved = traffic(work.shape, work.kernels, work.shape.dropout > 0)
         speed = self.bandwidth * self.c.memory_efficiency / (work.tokens * work.compute_bytes / 2)
         shared = tp if work.along_sequence else 1
         forward, backward = (
@@ -189,13 +217,22 @@ class _Model:
         return forward, backward
 
     def _head(self) -> float:
-        shape, tokens = self.work.shape, self.work.tokens
-        if not shape.causal:
+        shape, scored = self.work.shape, self.work.software.scored
+        tokens = self.work.tokens * (float(shape.causal) if scored is None else scored)
+        if not tokens:
             return 0.0
         entries = shape.vocab / self.work.layout.tp
         products = self._product(tokens, shape.d_model, entries, self.half_peak)
         moved = self.c.logit_bytes * tokens * entries / self.bandwidth
         return products * (FORWARD + self.backward) + moved
+
+    def _casts(self) -> float:
+        """Of a block: what goes into a product in 8 bits, and the gradient of what comes out, is
+        read once and written twice, as it is and transposed."""
+        if self.work.precision != "fp8":
+            return 0.0
+        wide = sum(inputs + outputs for inputs, outputs in self.work.factors)
+        return 4.0 * self.work.tokens * wide / (self.bandwidth * self.c.memory_efficiency)
 
     # Exchanging
 
@@ -250,7 +287,7 @@ class _Model:
         pieces = work.blocks + 1
         hops = (pieces - 1) * group.size * self.c.hop_seconds
         gather = self._ring(group, self._held() * work.compute_bytes) + hops
-        reduce = self._ring(group, self._trained() * work.compute_bytes) + hops
+        reduce = self._ring(group, self._trained() * work.software.reduced_bytes) + hops
         return calls * gather, reduce
 
     def _once(self) -> float:
@@ -261,7 +298,7 @@ class _Model:
             whole = self.cluster.group(layout.shard * layout.dp, layout.tp * layout.cp)
             return 2 * self._ring(whole, held * work.compute_bytes)
         shards = layout.shard * layout.cp
-        return 2 * self._ring(self.links["dp"], held / shards * 4)
+        return 2 * self._ring(self.links["dp"], held / shards * work.software.reduced_bytes)
 
     def _exposed(self, exchanging: float, computing: float, contention: float) -> float:
         """What is not hidden behind computing, and what the hidden part costs it."""
