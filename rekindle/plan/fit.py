@@ -24,11 +24,11 @@ from rekindle.plan.steptime import Constants, step_time
 # start, least, most; of each GPU, then of the software
 _GPU = {
     "matrix_efficiency": (0.75, 0.2, 1.0),
-    "matrix_half": (100.0, 0.0, 3_000.0),
     "attention_efficiency": (0.4, 0.05, 1.0),
 }
 _SOFTWARE = {
     "attention_backward": (3.0, 2.0, 4.0),
+    "operand_passes": (1.0, 0.0, 5.0),
     "logit_bytes": (20.0, 0.0, 200.0),
     "hop_seconds": (5e-6, 0.0, 1e-4),
     "contention": (0.3, 0.0, 1.0),
