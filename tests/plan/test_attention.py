@@ -11,10 +11,11 @@ from rekindle.catalog.gpus import gpu
 from rekindle.plan.attention import unfused_seconds
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of
+from rekindle.plan.fit import mape
 from rekindle.plan.rows import decoder, read_rows
 from rekindle.plan.steptime import step_time
 from rekindle.plan.traffic import traffic
-from rekindle.plan.validate import report
+from rekindle.plan.validate import error, report
 from rekindle.plan.work import Software, Work
 from rekindle.spec.layout import Layout
 
@@ -137,6 +138,12 @@ def test_fused_kernels_move_less_than_eager_ones_and_compiled_ones_least():
     assert traffic(SEVEN_B, "fused", dropout=True).stream[0] == 2 * 4096 * 11
 
 
+def test_in_8_bits_what_goes_into_products_is_cast_first():
+    wide = sum(m.inputs + m.outputs for m in SEVEN_B.matrices)
+    casts = _terms(precision="fp8")["memory traffic"] - _terms()["memory traffic"]
+    assert casts == pytest.approx(32 * 4 * 4096 * wide / (3.35e12 * 0.85))
+
+
 def test_a_row_says_how_its_software_differs(tmp_path):
     lines = [
         "model,layers,d_model,heads,ffn,vocab,seq_len,gpus,gpu,micro_batch,precision,stack,attention,"
@@ -162,6 +169,12 @@ def test_a_row_says_how_its_software_differs(tmp_path):
     assert not software.elementwise
     assert (blocks.work.checkpointing, blocks.work.software.blocks) == ("full", 0.5)
     assert any(line.startswith("mean over 2 stacks") for line in report([bert, core, blocks]))
+
+
+def test_rows_of_stacks_that_nothing_is_fitted_to_are_no_further_off_than_they_were():
+    rows = [r for r in read_rows(POINTS.with_name("other-stacks.csv")) if r.work.precision != "fp8"]
+    assert len(rows) == 221
+    assert mape(map(error, rows)) < 12.5
 
 
 def test_an_output_head_that_sees_a_share_of_the_tokens_costs_that_share():
