@@ -40,6 +40,7 @@ COLOURS = {
     "between stages": "#4d7c0f",
     "pipeline bubble": "#78716c",
     "waiting for the host": "#5f7a8a",
+    "waiting for data": "#78716c",
 }
 _OTHER = "#78716c"
 _LINE = "1px solid color-mix(in srgb, currentColor 22%, transparent)"

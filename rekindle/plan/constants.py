@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rekindle.plan.attention import Kernel
 from rekindle.plan.steptime import Constants
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -58,6 +59,7 @@ def profile_of(gpu: str, compiled: bool = False) -> Profile:
         numbers |= {
             name: factor * numbers[name] for name, factor in table["compiled"]["times"].items()
         }
+    numbers["kernels"] = {name: Kernel(**row) for name, row in table["kernels"][like].items()}
     spread = table["spread"]["measured" if measured else "borrowed"]
     basis = table["fitted_on"] if measured else f"measured on {like}, not on {gpu}"
     if compiled:

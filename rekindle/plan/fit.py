@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rekindle.plan.constants import FILE, profile_of
 from rekindle.plan.rows import Row, read_rows
@@ -23,11 +24,11 @@ from rekindle.plan.steptime import Constants, step_time
 # start, least, most; of each GPU, then of the software
 _GPU = {
     "matrix_efficiency": (0.75, 0.2, 1.0),
-    "matrix_half": (100.0, 0.0, 3_000.0),
     "attention_efficiency": (0.4, 0.05, 1.0),
 }
 _SOFTWARE = {
     "attention_backward": (3.0, 2.0, 4.0),
+    "operand_passes": (1.0, 0.0, 5.0),
     "logit_bytes": (20.0, 0.0, 200.0),
     "hop_seconds": (5e-6, 0.0, 1e-4),
     "contention": (0.3, 0.0, 1.0),
@@ -51,7 +52,8 @@ class Fit:
     def constants(self, row: Row) -> Constants:
         """Those of the row's GPU."""
         known = profile_of(row.cluster.gpu.name).constants
-        return dataclasses.replace(known, **self.gpus[family(row)], **self.software)
+        fitted: dict[str, Any] = {**self.gpus[family(row)], **self.software}
+        return dataclasses.replace(known, **fitted)
 
 
 def predicted(row: Row, constants: Constants) -> float:

@@ -1,8 +1,8 @@
 """Predict every row of measured speeds: `python -m rekindle.plan.validate FILE.csv [--even-odd]`.
 
-Prints each row with its error, then the mean absolute error, the median and the worst, by GPU;
-rows in fp8, which nothing was fitted to, apart. The columns are told in rows.py, which understands
-llm-foundry's tables, too."""
+Prints each row with its error, then the mean absolute error, the median and the worst, by GPU and
+by stack, and the mean over the stacks; rows in fp8, which nothing was fitted to, apart. The columns
+are told in rows.py, which understands llm-foundry's tables, too."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ def report(rows: Sequence[Row], even_odd: bool = False) -> Iterator[str]:
     for name, members in parts.items():
         if members:
             yield _summary(name, members)
+    stacks = [parts[name] for name in dict.fromkeys(row.stack for row in rows) if parts.get(name)]
+    if len(stacks) > 1:
+        each = [mape(off for _, off in members) for members in stacks]
+        yield f"mean over {len(stacks)} stacks  MAPE {statistics.mean(each):5.2f}%"
 
 
 def _summary(name: str, members: Sequence[tuple[Row, float]]) -> str:

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
+from rekindle.plan.attention import Attention
 from rekindle.plan.shape import Matrix, ModelShape
 from rekindle.spec.layout import Layout
 
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
+Kernels = Literal["eager", "fused", "compiled"]
 
 
 # What the engine calls the matrices of a block, in the order of ModelShape.matrices.
@@ -39,6 +41,43 @@ def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+# Matrices that some software multiplies with at once
+_TOGETHER = (("q", "k", "v"), ("gate", "up"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Software:
+    """What runs a step; the defaults are what our engine does.
+
+    `attention` is the kernel (attention.py); None: ours, which writes attention out where it has
+    dropout, and takes the second flash attention elsewhere. `kernels` of what is neither a product
+    nor attention: one an operation, one for a norm, a rotary position or a gate, or compiled; None:
+    by `Work.compile`. `prefetched`: FSDP gathers the next weights, and gradients are added up,
+    while something is computed. `overlapped` are the axes (tp, cp) whose exchange runs beside
+    products and attention. `scored`: the share of tokens that the output head sees, where a model
+    that is not causal has one. `reduced_bytes` are those of a gradient on the wire. `sequence`: tp
+    ranks divide the residual stream. `merged`: queries, keys and values are one product, and so are
+    gate and up.
+
+    What is computed again where `checkpointing` says so: that share of the time of a block's
+    products (`repeated`), attention (`core`), and the rest (`elementwise`), in that share of the
+    `blocks`. None: as torch does it, which stops before the last product, whose result nobody
+    needs (torch.utils.checkpoint.set_checkpoint_early_stop)."""
+
+    attention: Attention | None = None
+    kernels: Kernels | None = None
+    prefetched: bool = True
+    overlapped: tuple[str, ...] = ()
+    scored: float | None = None
+    reduced_bytes: int = 4
+    sequence: bool = True
+    merged: bool = False
+    repeated: float | None = None
+    core: bool | None = None
+    elementwise: bool = True
+    blocks: float = 1.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What each rank does in one optimizer step: `accumulation` micro-batches of
@@ -46,7 +85,7 @@ class Work:
     divides: all states (FSDP), or those of the optimizer only, which other engines offer; `chunks`
     are pieces of a pipeline on each rank, where they are not what the layout's schedule says.
     `lora_rank` adapts the matrices of a block that `lora_targets` names, all where it names none,
-    and freezes the others; 0: everything is trained."""
+    and freezes the others; 0: everything is trained. `software` is ours where it is not said."""
 
     shape: ModelShape
     layout: Layout
@@ -60,6 +99,7 @@ class Work:
     chunks: int = 0
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
+    software: Software = Software()
 
     @property
     def tokens(self) -> int:
@@ -83,9 +123,34 @@ class Work:
         return math.ceil(self.shape.layers / (self.layout.pp * self.turns)) * self.turns
 
     @property
+    def factors(self) -> tuple[tuple[float, float], ...]:
+        """Inputs and outputs, on one tp rank, of what a block multiplies tokens with."""
+        tp, found = self.layout.tp, {matrix.name: matrix for matrix in self.shape.matrices}
+        for names in _TOGETHER if self.software.merged else ():
+            parts = [found.pop(name) for name in names if name in found]
+            if parts:
+                outputs = sum(part.outputs for part in parts)
+                found[parts[0].name] = dataclasses.replace(parts[0], outputs=outputs)
+        return tuple(
+            (m.inputs / (tp if m.divided == "row" else 1),
+             m.outputs / (tp if m.divided == "column" else 1))
+            for m in found.values()
+        )  # fmt: skip
+
+    @property
+    def kernels(self) -> Kernels:
+        """How what is neither a product nor attention runs."""
+        return self.software.kernels or ("compiled" if self.compile else "eager")
+
+    @property
+    def attention(self) -> Attention:
+        """The kernel that runs it."""
+        return self.software.attention or ("written" if self.shape.attention_dropout else "flash2")
+
+    @property
     def along_sequence(self) -> bool:
         """Whether tp ranks divide the residual stream, too: language models do."""
-        return self.layout.tp > 1 and self.shape.causal
+        return self.layout.tp > 1 and self.shape.causal and self.software.sequence
 
     @property
     def compute_bytes(self) -> int:

@@ -19,6 +19,15 @@ LEGAL = {
     "activation_checkpointing": {"", "none", "selective", "full"},
     "precision": {"", "bf16", "fp16", "fp8"},
     "compile": {"", "yes", "no"},
+    "attention": {"", "flash1", "flash2", "flash3", "cudnn", "unfused", "apart"},
+    "kernels": {"", "eager", "fused", "compiled"},
+    "overlap": {"", "tp", "cp", "tp cp"},
+    "reduce": {"", "bf16", "fp32"},
+    "prefetch": {"", "no"},
+    "dropout": {"", "yes"},
+    "causal": {"", "no"},
+    "sequence_parallel": {"", "no"},
+    "merged": {"", "yes"},
 }
 SHAPE = ["layers", "d_model", "heads", "kv_heads", "ffn", "vocab", "seq_len"]
 LAYOUT = ["gpus", "gpus_per_node", "tp", "pp", "cp"]
@@ -42,6 +51,7 @@ def _read(name: str) -> list[dict[str, str]]:
 convert = _converter()
 TRAINING = _read("other-stacks.csv")
 NCCL = _read("nccl.csv")
+ATTENTION = _read("attention.csv")
 
 
 def _named(rows: Iterable[dict[str, str]]) -> dict[str, dict[str, str]]:
@@ -60,7 +70,7 @@ def test_there_are_rows_of_many_stacks_and_none_of_the_one_that_the_model_is_fit
     assert not {stack for stack in stacks if "foundry" in stack or "mosaic" in stack}
 
 
-@pytest.mark.parametrize("rows", [TRAINING, NCCL], ids=["training", "nccl"])
+@pytest.mark.parametrize("rows", [TRAINING, NCCL, ATTENTION], ids=["training", "nccl", "attention"])
 def test_every_row_says_where_it_is_from_and_of_when(rows: list[dict[str, str]]) -> None:
     for where, row in _named(rows).items():
         assert re.search(r"https://|arXiv \d{4}\.\d{5}", row["source"]), where
@@ -76,6 +86,14 @@ def test_every_row_has_a_whole_shape_and_legal_words() -> None:
             assert row[key] in words, f"{key}={row[key]!r} in {where}"
         assert int(row["d_model"]) % int(row["heads"]) == 0, where
         assert int(row["heads"]) % int(row["kv_heads"]) == 0, where
+
+
+def test_what_is_computed_again_is_said_in_one_of_three_ways() -> None:
+    for where, row in _named(TRAINING).items():
+        assert re.fullmatch(r"(|attention|(blocks )?(0\.\d+|1))", row["repeated"]), where
+        assert not row["repeated"] or row["activation_checkpointing"] in ("selective", "full"), (
+            where
+        )
 
 
 def test_every_layout_fits_its_gpus_and_its_layers() -> None:

@@ -130,6 +130,43 @@ def test_tensor_parallel_between_nodes_is_slower_than_inside():
     assert across.terms["tensor parallel"] > 3 * inside.terms["tensor parallel"]
 
 
+SMALL = decoder(6, 768, 12, 12, 3072, 32000, gated=False)
+
+
+def small(layout, **more):
+    return Work(SMALL, layout, **({"accumulation": 1, "sequence": 128} | more))
+
+
+def test_the_host_is_what_a_small_model_waits_for():
+    assert seconds(small(Layout(dp=8))).dominant == "waiting for the host"
+    assert "waiting for the host" not in seconds(work(Layout(shard=8))).terms
+    alone, again = (
+        seconds(small(Layout(dp=8), checkpointing=how)).seconds for how in ("none", "full")
+    )
+    assert again > 1.2 * alone, "computing again has to be launched, too"
+
+
+def test_what_is_exchanged_fills_the_wait_for_the_host():
+    slow = seconds(small(Layout(dp=8)), inside=225e9)
+    fast = seconds(small(Layout(dp=8)))
+    assert "weights and gradients" not in fast.terms, "all of it"
+    assert slow.terms["waiting for the host"] == fast.terms["waiting for the host"]
+    assert slow.terms["weights and gradients"] > 0, "what does not fit"
+    sharded = seconds(small(Layout(shard=8)))
+    assert sharded.terms["waiting for the host"] > fast.terms["waiting for the host"]
+
+
+def test_data_are_waited_for_where_they_take_longer_to_prepare_than_a_step_takes():
+    known = profile_of("H100").constants
+    cluster = Cluster(gpu("H100"), 8, 1, 450e9, 400e9)
+    job = small(Layout(dp=8))
+    plain = step_time(job, cluster, known)
+    assert "waiting for data" not in plain.terms
+    slow = step_time(job, cluster, dataclasses.replace(known, data_seconds=1e-3))
+    assert slow.seconds == pytest.approx(1e-3 * 128)
+    assert slow.terms["waiting for data"] == pytest.approx(slow.seconds - plain.seconds)
+
+
 LAYOUTS = st.sampled_from(
     [Layout(dp=8), Layout(shard=8), Layout(shard=4, tp=2), Layout(tp=8), Layout(shard=2, pp=4),
      Layout(shard=2, cp=4), Layout(dp=2, shard=4)]
