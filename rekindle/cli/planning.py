@@ -64,7 +64,7 @@ def settled(spec: Spec, platform: str) -> Spec:
     """`spec` with the layout, the micro-batch and the recomputation of its plan, where it leaves
     them open. RequestError where no layout fits. What the planner does not know stays as it is."""
     from rekindle.catalog.prices import PriceBook
-    from rekindle.plan.here import CPU
+    from rekindle.plan.constants import CPU
     from rekindle.plan.request import left_open
     from rekindle.spec.layout import AXES
     from rekindle.spec.model import LayoutSpec

@@ -16,6 +16,7 @@ from rekindle.plan.attention import Kernel
 from rekindle.plan.steptime import Constants
 
 FILE = Path(__file__).with_suffix(".yaml")
+CPU = "CPU"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ def profile_of(gpu: str, compiled: bool = False) -> Profile:
     table = _table()
     measured = table["measured_as"].get(gpu)
     like = measured or table["borrows_from"].get(gpu) or table["borrows_from"]["others"]
-    numbers = table["gpus"][like] | table["software"]
+    numbers = table["software"] | table["gpus"][like]
     if compiled:
         numbers |= {
             name: factor * numbers[name] for name, factor in table["compiled"]["times"].items()
@@ -62,6 +63,8 @@ def profile_of(gpu: str, compiled: bool = False) -> Profile:
     numbers["kernels"] = {name: Kernel(**row) for name, row in table["kernels"][like].items()}
     spread = table["spread"]["measured" if measured else "borrowed"]
     basis = table["fitted_on"] if measured else f"measured on {like}, not on {gpu}"
+    if gpu == CPU:
+        spread, basis = table["spread"]["cpu"], "read off a few small trainings on a CPU"
     if compiled:
         spread, basis = (
             max(spread, table["spread"]["compiled"]),

@@ -15,8 +15,8 @@ import sys
 from rekindle.catalog.gpus import Gpu, gpus
 from rekindle.catalog.machines import THIS_CPU, Link, machines
 from rekindle.errors import RequestError
+from rekindle.plan.constants import CPU
 
-CPU = "CPU"
 PATIENCE_SECONDS = 30
 # One thread, as the engine gives each rank: products of 768 x 768, and copies beyond any cache; the
 # best of some, because others run here, too.

@@ -14,9 +14,9 @@ from rekindle.catalog.prices import PriceBook
 from rekindle.errors import Problem
 from rekindle.plan.calibration import Known, Speeds
 from rekindle.plan.choice import Choice, Hours, choose
+from rekindle.plan.constants import CPU
 from rekindle.plan.exposure import assumed, spot_of
 from rekindle.plan.fleet import Fleet, fleets
-from rekindle.plan.here import CPU
 from rekindle.plan.memory import memory, needed
 from rekindle.plan.request import as_on_a_cpu, asked_of
 from rekindle.plan.search import Asked, Option, Rejected

@@ -35,7 +35,9 @@ class Constants:
     computing that costs time all the same, where nothing is gathered ahead, and `overlapped`, where
     it is; `launch_seconds` of the host for a block's kernels, of which
     `gather_launches` come on top where weights are sharded, `stage_seconds` for a micro-batch on
-    a stage of a pipeline, `data_seconds` for a token of the next step, beside this one."""
+    a stage of a pipeline, `data_seconds` for a token of the next step, beside this one,
+    `step_seconds` for what surrounds a step. `asynchronous`: kernels run while others are launched.
+    """
 
     matrix_efficiency: float
     attention_efficiency: float
@@ -52,6 +54,8 @@ class Constants:
     launch_seconds: float = 0.0
     gather_launches: float = 0.0
     data_seconds: float = 0.0
+    step_seconds: float = 0.0
+    asynchronous: bool = True
     stage_seconds: float = 0.0
     optimizer_bytes: float = 28.0
     kernels: Mapping[str, Kernel] = dataclasses.field(default_factory=dict)
@@ -118,7 +122,8 @@ class _Model:
         backward = one.computing * self.backward / (FORWARD + self.backward)
         kept = gathered + reduced if layout.pp > 1 else 0.0
         contention = self.c.overlapped if work.software.prefetched else self.c.contention
-        idle = max(0.0, self._launched() - one.computing)  # exchanges fill it first
+        beside = one.computing if self.c.asynchronous else 0.0
+        idle = max(0.0, self._launched() - beside)  # exchanges fill it first
         last = idle * self.backward / (FORWARD + self.backward)
         hidden = self._exposed(max(0.0, each - idle), one.computing, contention) * turns
         hidden += self._exposed(max(0.0, kept - last), backward, contention)
@@ -136,7 +141,7 @@ class _Model:
             "between stages": self._between_stages() * turns,
             "optimizer": self._optimizer(),
         }
-        terms["waiting for the host"] = idle * turns
+        terms["waiting for the host"] = idle * turns + self.c.step_seconds
         prepared = layout.micro_batch_size * work.sequence * turns * self.c.data_seconds
         terms["waiting for data"] = max(0.0, prepared - sum(terms.values()))
         return StepTime({name: seconds for name, seconds in terms.items() if seconds > 0})

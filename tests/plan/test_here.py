@@ -11,7 +11,8 @@ from rekindle.catalog.gpus import gpu
 from rekindle.catalog.machines import THIS_CPU, machines
 from rekindle.errors import RequestError
 from rekindle.plan import here as module
-from rekindle.plan.here import CPU, here
+from rekindle.plan.constants import CPU
+from rekindle.plan.here import here
 
 
 @pytest.fixture
