@@ -6,6 +6,7 @@ Traces are stored (traces.json, by `python -m tests.plan.retrace`): a few are ma
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import statistics
 import subprocess
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.plan import trace
-from rekindle.plan.inflight import in_flight
+from rekindle.plan.inflight import moments, order, stages_of
 from rekindle.plan.memory import memory, needed
 from rekindle.plan.shape import shape_of
 from rekindle.plan.tensors import LOGITS_AT_ONCE, Rank
@@ -66,16 +67,16 @@ def test_the_terms_of_a_trace_add_up_to_its_peak(name):
 @pytest.mark.parametrize("name", CASES)
 def test_what_lies_between_two_steps_is_known_to_the_percent(name):
     deep, one = STORED[name]["pair"][1], finalist(name)
-    shape = dataclasses.replace(one.work.shape, layers=trace.DEPTHS[1] * one.work.layout.stages)
+    shape = dataclasses.replace(
+        one.work.shape, layers=trace.depths(one.work)[1] * one.work.layout.stages
+    )
     found = memory(dataclasses.replace(one.work, shape=shape), STORED[name]["pp_rank"]).terms
     kept = found["parameters"] + found["optimizer"] + found.get("pipeline buffers", 0)
     work = one.work
     if work.layout.only_replicates and work.layout.world > 1:  # buckets
         kept += found["optimizer"] // 2
-    if (
-        work.layout.schedule == "zero_bubble"
-    ):  # keeps gradients of what the last stage received, until the next step begins
-        assert STORED[name]["pp_rank"] == 0
+    if work.layout.schedule == "zero_bubble" and STORED[name]["pp_rank"] == 0:
+        # keeps gradients of what the last stage received, until the next step begins
         kept += found["pipeline buffers"] // 2
     assert kept == pytest.approx(deep["static"], rel=0.01)
 
@@ -97,7 +98,7 @@ def same(names):
     jobs = [
         trace._job(finalist(n), STORED[n]["pp_rank"], depth)
         for n in names
-        for depth in trace.DEPTHS
+        for depth in trace.depths(finalist(n).work)
     ]
     said = trace._asked(jobs, 900, sys.executable)
     for number, name in enumerate(names):
@@ -109,7 +110,7 @@ def same(names):
 def test_a_straight_line_through_two_depths_meets_a_third():
     one = finalist("gpt2 no dropout")
     shape = dataclasses.replace(one.work.shape, layers=9)
-    jobs = [trace._job(one, 0, depth) for depth in (*trace.DEPTHS, 9)]
+    jobs = [trace._job(one, 0, depth) for depth in (*trace.depths(one.work), 9)]
     low, high, nine = trace._asked(jobs, 300, sys.executable)
     found = trace.extrapolated([low, high], dataclasses.replace(one.work, shape=shape), 0)
     assert found.peak_bytes == pytest.approx(nine["peak"], rel=1e-3)
@@ -167,46 +168,52 @@ def test_ten_gib_of_tensors_need_thirteen():
     assert needed(10 * GIB).bytes == 13 * GIB
 
 
+def most_held(layout, rank, micro):
+    return max(
+        sum(m.held) for m in moments(layout, rank, micro, (1,) * len(stages_of(layout, rank)))
+    )
+
+
 def test_the_first_of_four_pipeline_ranks_holds_four_micro_batches():
-    assert [in_flight(Layout(pp=4), rank, 8) for rank in range(4)] == [(4,), (3,), (2,), (1,)]
-    assert in_flight(Layout(pp=4), 0, 2) == (2,)
+    assert [most_held(Layout(pp=4), rank, 8) for rank in range(4)] == [4, 3, 2, 1]
+    assert most_held(Layout(pp=4), 0, 2) == 2
     looped = Layout(pp=2, schedule="interleaved")
-    assert [sum(in_flight(looped, rank, 4)) for rank in range(2)] == [5, 3]
-    assert [sum(in_flight(Layout(pp=4, schedule="zero_bubble"), rank, 8)) for rank in range(4)] == [
+    assert [most_held(looped, rank, 4) for rank in range(2)] == [5, 3]
+    assert [most_held(Layout(pp=4, schedule="zero_bubble"), rank, 8) for rank in range(4)] == [
         8
     ] * 4
 
 
-@pytest.mark.parametrize("micro", [4, 8, 12])
+def test_gradients_of_weights_wait_where_zero_bubble_puts_them_off():
+    last = moments(Layout(pp=4, schedule="zero_bubble"), 3, 8, (1, 1))
+    assert max(sum(moment.halved) for moment in last) == 7
+    assert max(sum(moment.halved) for moment in moments(Layout(pp=4), 3, 8, (1,))) == 0
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
 @pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
-def test_as_many_micro_batches_are_held_as_in_the_schedules_of_torch(schedule, micro):
+def test_a_rank_works_in_the_order_of_torchs_schedule(schedule, pp):
     from torch.distributed.pipelining import schedules
 
-    layout = Layout(pp=4, schedule=schedule)
-    for rank in range(4):
-        made = object.__new__(
-            schedules.ScheduleInterleaved1F1B
-            if schedule == "interleaved"
-            else schedules.ScheduleZBVZeroBubble
-        )
-        (
-            made.pp_group_size,
-            made.n_local_stages,
-            made._n_microbatches,
-            made.num_stages,
-            made._num_stages,
-        ) = 4, 2, micro, 8, 8
-        made.number_of_rounds = max(1, micro // 4)
-        made.microbatches_per_round = micro // made.number_of_rounds
-        held = fullest = 0
-        for action in made._calculate_single_rank_operations(rank):
-            if action is None or action.microbatch_index >= micro:
-                continue
-            kind = action.computation_type.name
-            held += kind == "FORWARD"
-            fullest = max(fullest, held)
-            held -= kind in ("FULL_BACKWARD", "BACKWARD_INPUT")
-        assert sum(in_flight(layout, rank, micro)) == fullest
+    names = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    kind = (
+        schedules.ScheduleInterleaved1F1B
+        if schedule == "interleaved"
+        else schedules.ScheduleZBVZeroBubble
+    )
+    layout = Layout(pp=pp, schedule=schedule)
+    for micro, rank in itertools.product((pp, 2 * pp, 3 * pp), range(pp)):
+        made = object.__new__(kind)
+        made.pp_group_size, made.n_local_stages, made._n_microbatches = pp, 2, micro
+        made.num_stages = made._num_stages = 2 * pp
+        made.number_of_rounds = micro // pp
+        made.microbatches_per_round = pp
+        theirs = [
+            (names[action.computation_type.name], int(action.stage_index != rank))
+            for action in made._calculate_single_rank_operations(rank)
+            if action is not None and action.microbatch_index < micro
+        ]
+        assert order(layout, rank, micro) == theirs
 
 
 def test_the_planner_knows_the_names_and_sizes_of_the_engine():
