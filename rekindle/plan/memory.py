@@ -123,6 +123,16 @@ class _Moments(Rank):
         halved = zip(at.halved, self.blocks, strict=True)
         return sum(n * blocks for n, blocks in halved) * self.halved()
 
+    def _narrow(self, at: Moment, but: int | None = None) -> int:
+        """Gradients that the second half of zero bubble's backward pass left, and that FSDP widens
+        in the next first half."""
+        if not self.sharded or not self.half or self.layout.schedule != "zero_bubble":
+            return 0
+        return self.compute * sum(
+            own for number, own in enumerate(self.each)
+            if number != but and self.stages[number] > 0 and at.there[number]
+        )  # fmt: skip
+
     def _forward(self, at: Moment) -> Iterator[dict[str, int]]:
         """At the loss, and in the attention of the last block before it."""
         copies, _ = self._passing(at)
@@ -130,7 +140,7 @@ class _Moments(Rank):
             "gradients": self.gradients(at.there), self.copies: copies,
             "activations": self._saved(at),
         }  # fmt: skip
-        more = self._halved(at) + self.left()
+        more = self._halved(at) + self._narrow(at) + self.left()
         yield {**terms, "temporaries": self.loss(at.stage) + more}
         if self.work.checkpointing == "none":  # its feed-forward has not been yet
             saved, scores = terms["activations"] - self.mlp(), self.attention_forward()
@@ -143,49 +153,63 @@ class _Moments(Rank):
         before, (_, copies) = self.gradients(at.there), self._passing(at)
         terms = {"gradients": before, self.copies: copies}
         if at.halved[at.stage]:
-            saved, halved = saved + self.loss_kept(at.stage), self._halved(at)
-            more = halved + self.norm_backward()
-            yield {**terms, "activations": saved, "temporaries": more}
-            # then the feed-forward once more for the weights, whose narrow gradients FSDP widens
-            # block by block, beginning behind the head
-            more = halved + self.mlp_backward()
-            if self.sharded and self.half:
-                head = self.shape.causal and self.stages[at.stage] == self.final
-                own = self.head() * self.hidden if head and not self.adapters else 0
-                more += self.compute * (self.trained_block + own)
-            yield {**terms, "activations": saved, "temporaries": more}
+            for more in self._halving(at):
+                activations = saved + self.loss_kept(at.stage)
+                yield {**terms, "activations": activations, "temporaries": more}
             return
-        if self.sharded and self.layout.pp == 1 and self.group > 1:
-            # the ends are gathered again, in one piece first
-            yield {
-                "gradients": before, self.copies: 2 * self.gathered * self.ends,
-                "activations": saved + self.loss_kept(at.stage), "temporaries": self.left(),
-            }  # fmt: skip
-        again = 0
-        if self.work.checkpointing != "none":
-            again = self.whole() - (self.products() if self.work.checkpointing != "full" else 0)
-            if self.stream >= 4:  # the first norm has its input, which was kept
-                again -= self.entering()
-            more = self.norm_and_attention() + self.attention_forward() + self.left()
-            yield {
-                **terms, "activations": saved + self.loss_kept(at.stage), "temporaries": more,
-            }  # fmt: skip
+        for more_terms in self._beginning():
+            yield {**terms, "activations": saved + self.loss_kept(at.stage), **more_terms}
         for done in {0, 1, count - 2, count - 1}:
             if 0 <= done < count:
-                yield {
-                    **self._at_block(at, done, again, before, copies),
-                    "activations": saved - done * self.kept(),
-                }
+                activations = saved - done * self.kept()
+                yield {**self._at_block(at, done, before, copies), "activations": activations}
+        single = self.sharded and self.layout.pp == 1 and self.group == 1
+        for done in {1, count} if single else ():
+            activations = saved - done * self.kept()
+            yield {**self._reducing(at, done, before, copies), "activations": activations}
         if not self.sharded and self.stages[at.stage] == 0:
             yield self._at_table(at, saved - count * self.kept())
 
-    def _at_block(
-        self, at: Moment, done: int, again: int, before: int, copies: int
-    ) -> dict[str, int]:
+    def _beginning(self) -> Iterator[dict[str, int]]:
+        """Before the first block's own backward pass."""
+        if self.sharded and self.layout.pp == 1 and self.group > 1:
+            # the ends are gathered again, in one piece first
+            yield {self.copies: 2 * self.gathered * self.ends, "temporaries": self.left()}
+        if self.work.checkpointing != "none":
+            yield {
+                "temporaries": self.norm_and_attention() + self.attention_forward() + self.left()
+            }
+
+    def _again(self) -> int:
+        """What a block has computed again."""
+        if self.work.checkpointing == "none":
+            return 0
+        again = self.whole() - (self.products() if self.work.checkpointing != "full" else 0)
+        # a norm in fp32 has its input, which was kept
+        return again - (self.entering() if self.stream >= 4 else 0)
+
+    def _halving(self, at: Moment) -> Iterator[int]:
+        """Beside what the two halves of zero bubble's backward pass keep: at the end of the first,
+        and at the beginning of the second."""
+        halved = self._halved(at) + self._narrow(at, at.stage)
+        yield halved + max(self.norm_backward(), self.attention_backward())
+        # the feed-forward once more for the weights, whose narrow gradients FSDP widens block by
+        # block, beginning behind the head
+        narrow = 0
+        if self.sharded and self.half:
+            head = self.shape.causal and self.stages[at.stage] == self.final
+            own = self.head() * self.hidden if head and not self.adapters else 0
+            narrow = self.compute * (self.trained_block + own)
+        yield halved + self.mlp_backward() + narrow
+
+    def _at_block(self, at: Moment, done: int, before: int, copies: int) -> dict[str, int]:
         """The backward pass of a block, when it has gone through `done` of them."""
         there = at.there[at.stage]
-        temporaries, gradients = again + self.mlp_backward(), before + self._head_gradient()
-        temporaries += self._halved(at) + (self.waiting(done) if there else 0)
+        temporaries, gradients = (
+            self._again() + self.block_backward(),
+            before + self._head_gradient(),
+        )
+        temporaries += self._halved(at) + self._narrow(at) + (self.waiting(done) if there else 0)
         temporaries += 0 if done else self.left()
         if not done and self.stages[at.stage] < self.final:  # what came in is in a buffer
             temporaries -= self.stream * self.part * self.hidden
@@ -196,9 +220,24 @@ class _Moments(Rank):
             )
         if self.layout.pp == 1 and self.sharded:
             temporaries += self.reduced() if done else 0  # those of the block before
-            if self.group > 1 and done + 1 == self.count:  # there is no next one
+            narrow = self.each_gradient - self.exact if there else 0
+            gradients += done * narrow * self.trained_block // self.group
+            if self.group == 1:
+                copies -= self.gathered * done * (self.block + self.adapters)
+            elif done + 1 == self.count:  # there is no next one
                 copies -= self.gathered * (self.block + self.adapters)
         return {"gradients": gradients, self.copies: copies, "temporaries": temporaries}
+
+    def _reducing(self, at: Moment, done: int, before: int, copies: int) -> dict[str, int]:
+        """Replicas of what tp ranks divide: FSDP puts a block's gradients in one piece, divides
+        that, and writes what comes out."""
+        own = self.trained_block
+        whole = before - self.exact * done * own if at.there[at.stage] else 0
+        return {
+            "gradients": whole + self.each_gradient * (done - 1) * own + self._head_gradient(),
+            self.copies: copies - self.gathered * done * (self.block + self.adapters),
+            "temporaries": 3 * self.exact * own,
+        }  # fmt: skip
 
     def _head_gradient(self) -> int:
         """Of the head, made before those of the blocks."""
@@ -244,6 +283,9 @@ class _Moments(Rank):
         # gradient of the head is left; weights are not gathered any more
         head = self.compute * self.head() * self.hidden if self.last and self.shape.causal else 0
         first = after - self.each_gradient * ends // self.group
+        if self.group == 1:
+            yield {"gradients": first, "temporaries": 3 * self.exact * ends}
+            return
         yield {"gradients": first, "temporaries": (self.exact + self.gathered) * ends}
         yield {"gradients": after, "temporaries": self.exact * ends + head}
 

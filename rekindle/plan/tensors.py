@@ -193,6 +193,16 @@ class Rank:
             return (12 if self.half else 2 * self.compute) * tokens * inner + stream
         return self.compute * tokens * inner + stream
 
+    def attention_backward(self) -> int:
+        """While the gradient goes back through a softmax that is written out."""
+        return 2 * self.exact * self.pairs() if self.shape.attention_dropout else 0
+
+    def block_backward(self) -> int:
+        """The most that a block's backward pass adds to what the block has kept; at its softmax
+        the feed-forward is gone, and half as much as is made there."""
+        stream = self.stream * self.part * self.hidden
+        return max(self.mlp_backward(), stream + self.attention_backward() // 2 - self.mlp())
+
     def norm_backward(self) -> int:
         """While a norm's gradients are made: five tensors in fp32 and three of the stream."""
         return (5 * 4 + 3 * self.stream if self.rms else 2 * self.stream) * self.part * self.hidden
@@ -319,8 +329,11 @@ class Rank:
         return 2 * blocks * (self.block - self.shape.block_norms)
 
     def left(self) -> int:
-        """What FSDP reduced last, which it lets go of in the next backward pass only."""
-        if not self.sharded or self.layout.pp > 1 or self.work.accumulation == 1:
+        """What FSDP reduced last, which it lets go of in the next backward pass only; replicas
+        reduce in the last one."""
+        if not self.sharded or self.layout.pp > 1 or self.group == 1:
+            return 0
+        if self.work.accumulation == 1:
             return 0
         return self.exact * self.trained_ends
 
