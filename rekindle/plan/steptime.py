@@ -109,9 +109,11 @@ class _Model:
         spread = one.computing + one.tensor + one.context
         gathered, reduced = self._sharded()
         each = gathered + reduced if layout.pp == 1 else 0.0
-        backward = one.computing * self.backward / (FORWARD + self.backward)
+        launched = self.c.launch_seconds * work.blocks + self._hosted()
+        occupied = max(one.computing, launched)  # exchanges hide behind the host, too
+        backward = occupied * self.backward / (FORWARD + self.backward)
         kept = gathered + reduced if layout.pp > 1 else 0.0
-        hidden = self._exposed(each, one.computing, self.c.contention) * turns
+        hidden = self._exposed(each, occupied, self.c.contention) * turns
         hidden += self._exposed(kept, backward, self.c.contention)
         # weights that come back from the optimizer's shards have no backward pass to hide behind
         alone = self.c.contention if work.sharding == "optimizer" else self.c.replica_contention
@@ -129,9 +131,7 @@ class _Model:
             "between stages": self._between_stages() * turns,
             "optimizer": self._optimizer(),
         }
-        launched = (self.c.launch_seconds * work.blocks + self._hosted()) * turns
-        busy = sum(terms[name] for name in list(terms)[:4])
-        terms["waiting for the host"] = max(0.0, launched - busy)
+        terms["waiting for the host"] = (occupied - one.computing) * turns
         return StepTime({name: seconds for name, seconds in terms.items() if seconds > 0})
 
     def _hosted(self) -> float:
