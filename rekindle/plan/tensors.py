@@ -201,7 +201,11 @@ class Rank:
         """The most that a block's backward pass adds to what the block has kept; at its softmax
         the feed-forward is gone, and half as much as is made there."""
         stream = self.stream * self.part * self.hidden
-        return max(self.mlp_backward(), stream + self.attention_backward() // 2 - self.mlp())
+        most = max(self.mlp_backward(), stream + self.attention_backward() // 2 - self.mlp())
+        if self.adapters and self.along and self.work.checkpointing == "full":
+            # the last product is made again, as the adapter beside it comes later, and divided
+            most = max(most, 2 * self.compute * self.tokens * self.hidden + 2 * stream)
+        return most
 
     def norm_backward(self) -> int:
         """While a norm's gradients are made: five tensors in fp32 and three of the stream."""

@@ -100,8 +100,9 @@ def both(kept):
     )
 
 
-def offs(kept):
-    return [closed.peak_bytes / traced.peak_bytes - 1 for closed, traced in map(both, kept)]
+def off(kept):
+    closed, traced = both(kept)
+    return closed.peak_bytes / traced.peak_bytes - 1
 
 
 def said(found):
@@ -116,18 +117,22 @@ def main():
     given = parser.parse_args()
     kept = []
     for one in cases(given.seed, given.number):
-        kept.append({"case": one, **retraced(finalist_of(one))})
+        try:
+            kept.append({"case": one, **retraced(finalist_of(one))})
+        except trace._TraceError as error:
+            print(f"NO TRACE {one}: {error}", flush=True)
+            continue
         closed, traced = both(kept[-1])
         print(
-            f"{offs(kept[-1:])[0]:+7.1%} {one}\n  closed {said(closed)}\n  traced {said(traced)}",
+            f"{off(kept[-1]):+7.1%} {one}\n  closed {said(closed)}\n  traced {said(traced)}",
             flush=True,
         )
-    far = [abs(off) for off in offs(kept)]
+        if given.keep:
+            FILE.write_text(json.dumps({"seed": given.seed, "cases": kept}, indent=1) + "\n")
+    far = [abs(off(one)) for one in kept]
     print(
         f"{len(far)} of seed {given.seed}: {statistics.mean(far):.1%} off on average, {max(far):.1%} at worst"
     )
-    if given.keep:
-        FILE.write_text(json.dumps({"seed": given.seed, "cases": kept}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
