@@ -1,6 +1,7 @@
 """The closed form of memory against traces of the engine, and what must hold of it everywhere.
 
-Traces are stored (traces.json, by `python -m tests.plan.retrace`): a few are made anew here, all of them in the slow test.
+Traces are stored, of cases that we chose (traces.json, by `python -m tests.plan.retrace`: a few are made anew here, all of them in
+the slow test) and of cases that a seed drew (fresh.json, by `python -m tests.plan.fresh SEED NUMBER --keep`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rekindle.plan.shape import shape_of
 from rekindle.plan.tensors import LOGITS_AT_ONCE
 from rekindle.plan.work import MODULES, Work, lora_targets
 from rekindle.spec.layout import Layout
+from tests.plan import fresh
 from tests.plan.retrace import BERT, CASES, FILE, SEVEN, finalist
 
 STORED = json.loads(FILE.read_text())
@@ -46,12 +48,22 @@ def test_every_case_has_a_stored_trace():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_closed_form_is_within_a_tenth_of_each_trace(name):
-    assert abs(error(name)) <= 0.1
+def test_the_closed_form_is_within_three_percent_of_each_trace(name):
+    assert abs(error(name)) <= 0.03
 
 
-def test_the_closed_form_is_one_percent_off_the_traces_on_average():
-    assert statistics.mean(abs(error(name)) for name in CASES) <= 0.01
+def test_the_closed_form_is_half_a_percent_off_the_traces_on_average():
+    assert statistics.mean(abs(error(name)) for name in CASES) <= 0.005
+
+
+def test_it_is_within_five_percent_on_average_and_twelve_at_worst_of_what_a_seed_drew():
+    kept = json.loads(fresh.FILE.read_text())
+    drawn = [one["case"] for one in kept["cases"]]
+    assert len(drawn) >= 24
+    assert drawn == fresh.cases(kept["seed"], len(drawn)), "none was left out"
+    far = [abs(fresh.off(one)) for one in kept["cases"]]
+    assert statistics.mean(far) <= 0.05
+    assert max(far) <= 0.12
 
 
 @pytest.mark.parametrize("name", CASES)
