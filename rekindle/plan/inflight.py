@@ -1,11 +1,37 @@
-"""How many micro-batches a rank of a pipeline holds at once: between the forward and the backward
-pass of a stage."""
+"""What a rank of a pipeline holds at once: micro-batches between the forward and the backward pass
+of a stage. Decides in which order a rank works (1F1B and interleaved: Narayanan et al. 2021, arXiv
+2104.04473; zero bubble in a V: Qi et al. 2024, arXiv 2405.15362), and at which of its passes there
+may be most."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import operator
 
 from rekindle.spec.layout import Layout
+
+Action = tuple[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """A forward or backward pass of a rank's stage number `stage` (0 or 1). By stage: micro-batches
+    that are `held`, this one included; those of them whose backward pass has been but for the
+    gradients of weights (`halved`: zero bubble); how many went `forward` and `backward` so far;
+    whether there are gradients already."""
+
+    stage: int
+    is_backward: bool
+    held: tuple[int, ...]
+    halved: tuple[int, ...]
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+    @property
+    def there(self) -> tuple[bool, ...]:
+        """Whether a stage has gradients already."""
+        return tuple(bool(done) for done in self.backward)
 
 
 def stages_of(layout: Layout, pp_rank: int) -> tuple[int, ...]:
@@ -17,53 +43,88 @@ def stages_of(layout: Layout, pp_rank: int) -> tuple[int, ...]:
     return pp_rank, 2 * layout.pp - 1 - pp_rank
 
 
-@functools.cache
-def in_flight(layout: Layout, pp_rank: int, micro: int) -> tuple[int, ...]:
-    """How many at the fullest moment, for each stage of the rank.
-
-    One stage a rank (1F1B, Narayanan et al. 2021, arXiv 2104.04473): the first of four ranks holds
-    four, the last one. Interleaved (there, too): what the warm-up runs and one more. Zero bubble in
-    a V (Qi et al. 2024, arXiv 2405.15362): twice as many as ranks, of both stages together, where
-    there are so many."""
-    pp = layout.pp
-    if pp == 1:
-        return (1,)
-    if layout.stages == pp:
-        return (min(micro, pp - pp_rank),)
+def order(layout: Layout, pp_rank: int, micro: int) -> list[Action]:
+    """What a rank does, one after the other, and with which of its stages: F, a forward pass, B, a
+    backward pass, which zero bubble divides into I, the gradient of the input, and W, those of
+    weights. As torch's schedules do it: the last of four ranks FBFB..., the first FFFFBFBF..."""
+    if layout.stages == layout.pp:
+        return _one_stage(layout.pp - pp_rank, micro)
     if layout.schedule == "interleaved":
-        return _interleaved(pp, pp_rank, micro)
-    return _zero_bubble(pp, pp_rank, micro)
+        return _interleaved(layout.pp, pp_rank, micro)
+    return _zero_bubble(layout.pp, pp_rank, micro)
 
 
-def _interleaved(pp: int, pp_rank: int, micro: int) -> tuple[int, ...]:
+def _one_stage(left: int, micro: int) -> list[Action]:
+    warm_up = min(micro, left)
+    return [("F", 0)] * warm_up + [("B", 0), ("F", 0)] * (micro - warm_up) + [("B", 0)] * warm_up
+
+
+def _interleaved(pp: int, pp_rank: int, micro: int) -> list[Action]:
     """In rounds of as many micro-batches as there are ranks, first the one stage, then the other,
     backwards the other way round."""
     around = micro // max(1, micro // pp)
     warm_up = min(2 * micro, around + 2 * (pp - 1 - pp_rank))
-    held, fullest = [0, 0], (0, 0)
-    for turn in range(2 * micro):
-        held[turn // around % 2] += 1
-        if sum(held) > sum(fullest):
-            fullest = held[0], held[1]
+    found: list[Action] = []
+    for turn in range(2 * micro + warm_up):
+        if turn < 2 * micro:
+            found.append(("F", turn // around % 2))
         if turn >= warm_up:
-            held[1 - (turn - warm_up) // around % 2] -= 1
-    return fullest
+            found.append(("B", 1 - (turn - warm_up) // around % 2))
+    return found
 
 
-def _zero_bubble(pp: int, pp_rank: int, micro: int) -> tuple[int, ...]:
-    """The order of torch's ScheduleZBVZeroBubble, which fills up with micro-batches that are not
-    there where a step has too few. In capitals forwards of the first and of the second stage,
-    backwards in small letters."""
+def _zero_bubble(pp: int, pp_rank: int, micro: int) -> list[Action]:
+    """Fills up with micro-batches that are not there where a step has too few."""
     left = pp - pp_rank
-    order = "A" * (2 * left - 1) + "BA" * pp_rank + "Bb" * left
+    first, second = [("I", 0), ("W", 0)], [("F", 1), ("I", 1), ("W", 1)]
+    found = [("F", 0)] * (2 * left - 1) + [("F", 1), ("F", 0)] * pp_rank + second * left
     started = 2 * left - 1 + pp_rank
     more = max(2 * pp - 1, micro) - started
-    order += "AaBb" * more + "aBb" * (started - pp)
-    seen, held, fullest = dict.fromkeys("AaBb", 0), {"A": 0, "B": 0}, (0, 0)
-    for step in order:
-        seen[step] += 1
-        if seen[step] <= micro:
-            held[step.upper()] += 1 if step.isupper() else -1
-        if sum(held.values()) > sum(fullest):
-            fullest = held["A"], held["B"]
-    return fullest
+    found += ([("F", 0), *first, *second]) * more + [*first, *second] * (started - pp)
+    found += [("I", 0), ("I", 1)] * pp_rank + first * left
+    found += [("W", 1)] * pp_rank + [("W", 0)] * pp_rank
+    seen: dict[Action, int] = {}
+    kept = []
+    for action in found:
+        seen[action] = seen.get(action, 0) + 1
+        if seen[action] <= micro:
+            kept.append(action)
+    return kept
+
+
+@functools.cache
+def moments(
+    layout: Layout, pp_rank: int, micro: int, blocks: tuple[int, ...]
+) -> tuple[Moment, ...]:
+    """The passes at which a rank may hold most, where its stages have so many blocks: for each
+    stage and direction, and with the gradients that are there by then, those that no other one
+    exceeds."""
+    stages = stages_of(layout, pp_rank)
+    held, halved = [0] * len(stages), [0] * len(stages)
+    forward, backward = [0] * len(stages), [0] * len(stages)
+    found: dict[object, list[Moment]] = {}
+    for action, stage in order(layout, pp_rank, micro):
+        half = action in "IW" and stages[stage] > 0  # the first stage's input has no gradient
+        held[stage] += action == "F"
+        halved[stage] += action == "I" and half
+        if action in "FB" or half == (action == "I"):
+            counts = (tuple(c) for c in (held, halved, forward, backward))
+            one = Moment(stage, action != "F", *counts)
+            same = found.setdefault((stage, one.is_backward, one.there), [])
+            same[:] = [other for other in same if not _exceeds(one, other, blocks)]
+            if not any(_exceeds(other, one, blocks) for other in same):
+                same.append(one)
+        forward[stage] += action == "F"
+        if action in "BW":
+            held[stage] -= 1
+            halved[stage] -= half
+            backward[stage] += 1
+    return tuple(one for same in found.values() for one in same)
+
+
+def _exceeds(one: Moment, other: Moment, blocks: tuple[int, ...]) -> bool:
+    def total(counts: tuple[int, ...]) -> int:
+        return sum(map(operator.mul, counts, blocks))
+
+    more = total(one.held) >= total(other.held)
+    return more and total(one.halved) >= total(other.halved)

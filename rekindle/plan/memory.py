@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rekindle.plan.inflight import Moment, moments
 from rekindle.plan.tensors import Rank
 from rekindle.plan.work import Work
+from rekindle.spec.layout import Layout
 
 FILE = Path(__file__).with_suffix(".yaml")
 
@@ -88,76 +90,153 @@ class _Moments(Rank):
     def worst(self) -> Memory:
         """The largest of the moments."""
         held = {**self.static(), "pipeline buffers": self._received()}
-        before, after = self.gradients(True), self.gradients(False)
-        moments = [
-            *(("forward", {"gradients": before, **terms}) for terms in self._forward()),
-            *(("backward", terms) for terms in self._backward(before)),
-            *(("backward", terms) for terms in self._ending(after)),
-            ("optimizer", {"gradients": after}),
-        ]
-        name, terms = max(moments, key=lambda moment: sum(moment[1].values()))
+        everything = (True,) * len(self.stages)
+        found = [("optimizer", {"gradients": self.gradients(everything, ending=True)})]
+        for moment in self._passes():
+            passes = self._backward(moment) if moment.is_backward else self._forward(moment)
+            name = "backward" if moment.is_backward else "forward"
+            found += [(name, terms) for terms in passes]
+        found += [("backward", terms) for terms in self._ending()]
+        name, terms = max(found, key=lambda moment: sum(moment[1].values()))
         return Memory({k: v for k, v in {**held, **terms}.items() if v}, name, self.pp_rank)
 
-    def _saved(self) -> int:
+    def _passes(self) -> Iterable[Moment]:
+        micro = self.work.accumulation
+        if self.layout.pp > 1:
+            bare = Layout(pp=self.layout.pp, schedule=self.layout.schedule)
+            return moments(bare, self.pp_rank, micro, tuple(self.blocks))
+        done = (micro - 1,)
+        return [Moment(0, backward, (1,), (0,), done, done) for backward in (False, True)]
+
+    def _saved(self, at: Moment) -> int:
         """For the backward passes of all micro-batches under way."""
-        held = sum(n * blocks for n, blocks in zip(self.counts, self.blocks, strict=True))
-        saved = held * self.kept() + max(self.counts) * self.ends_kept() + self._sent()
-        if self.adapters and self.first and self.work.checkpointing == "none":
-            saved -= self.entering()  # no gradient flows into the first norm
-        return saved + self.inputs_held()
+        saved = self._blocks_held(at) * self.kept() + self._sent(at) + self.inputs_held()
+        return saved + sum(n * self.ends_kept(stage) for stage, n in enumerate(at.held))
 
-    def _forward(self) -> Iterator[dict[str, int]]:
+    def _blocks_held(self, at: Moment) -> int:
+        return sum(n * blocks for n, blocks in zip(at.held, self.blocks, strict=True))
+
+    def _passing(self, at: Moment) -> tuple[int, int]:
+        return self.passing(self._blocks_held(at), at.held[0] if self.first else 0)
+
+    def _halved(self, at: Moment) -> int:
+        halved = zip(at.halved, self.blocks, strict=True)
+        return sum(n * blocks for n, blocks in halved) * self.halved()
+
+    def _narrow(self, at: Moment, but: int | None = None) -> int:
+        """Gradients that the second half of zero bubble's backward pass left, and that FSDP widens
+        in the next first half."""
+        if not self.sharded or not self.half or self.layout.schedule != "zero_bubble":
+            return 0
+        return self.compute * sum(
+            own for number, own in enumerate(self.each)
+            if number != but and self.stages[number] > 0 and at.there[number]
+        )  # fmt: skip
+
+    def _forward(self, at: Moment) -> Iterator[dict[str, int]]:
         """At the loss, and in the attention of the last block before it."""
-        copies, _ = self.passing(self.block + self.adapters)
-        terms = {self.copies: copies, "activations": self._saved()}
-        left = 0
-        if self.sharded and self.layout.pp == 1 and self.work.accumulation > 1:
-            # FSDP lets go of what it reduced last in the next backward pass only
-            left = self.exact * self.trained_ends
-        yield {**terms, "temporaries": self.loss() + left}
+        copies, _ = self._passing(at)
+        terms = {
+            "gradients": self.gradients(at.there), self.copies: copies,
+            "activations": self._saved(at),
+        }  # fmt: skip
+        more = self._halved(at) + self._narrow(at) + self.left()
+        yield {**terms, "temporaries": self.loss(at.stage) + more}
         if self.work.checkpointing == "none":  # its feed-forward has not been yet
-            scores = self.attention_forward()
-            yield {
-                **terms, "activations": terms["activations"] - self.mlp(), "temporaries": scores
-            }  # fmt: skip
+            saved, scores = terms["activations"] - self.mlp(), self.attention_forward()
+            yield {**terms, "activations": saved, "temporaries": scores + more}
 
-    def _backward(self, before: int) -> Iterator[dict[str, int]]:
-        """At the first blocks that it goes through, and at the last ones; `before` are gradients
-        that are there already."""
-        saved, kept, again = self._saved(), self.kept(), 0
+    def _backward(self, at: Moment) -> Iterator[dict[str, int]]:
+        """At its beginning, at the first blocks that it goes through and the last ones, and at its
+        end."""
+        saved, count = self._saved(at), self.blocks[at.stage]
+        before, (_, copies) = self.gradients(at.there), self._passing(at)
+        terms = {"gradients": before, self.copies: copies}
+        if at.halved[at.stage]:
+            for more in self._halving(at):
+                activations = saved + self.loss_kept(at.stage)
+                yield {**terms, "activations": activations, "temporaries": more}
+            return
+        for more_terms in self._beginning():
+            yield {**terms, "activations": saved + self.loss_kept(at.stage), **more_terms}
+        for done in {0, 1, count - 2, count - 1}:
+            if 0 <= done < count:
+                activations = saved - done * self.kept()
+                yield {**self._at_block(at, done, before, copies), "activations": activations}
+        single = self.sharded and self.layout.pp == 1 and self.group == 1
+        for done in {1, count} if single else ():
+            activations = saved - done * self.kept()
+            yield {**self._reducing(at, done, before, copies), "activations": activations}
+        if not self.sharded and self.stages[at.stage] == 0:
+            yield self._at_table(at, saved - count * self.kept())
+
+    def _beginning(self) -> Iterator[dict[str, int]]:
+        """Before the first block's own backward pass."""
+        if self.sharded and self.layout.pp == 1 and self.group > 1:
+            # the ends are gathered again, in one piece first
+            yield {self.copies: 2 * self.gathered * self.ends, "temporaries": self.left()}
         if self.work.checkpointing != "none":
-            again = self.whole() - (self.products() if self.work.checkpointing != "full" else 0)
-            _, copies = self.passing(self.block + self.adapters)
             yield {
-                "gradients": before, self.copies: copies,
-                "activations": saved + self.loss_kept(),
-                "temporaries": self.norm_and_attention() + self.attention_forward(),
-            }  # fmt: skip
-        for done in {0, 1, self.count - 2, self.count - 1}:
-            if 0 <= done < self.count:
-                yield {**self._at_block(done, again, before), "activations": saved - done * kept}
+                "temporaries": self.norm_and_attention() + self.attention_forward() + self.left()
+            }
 
-    def _at_block(self, done: int, again: int, before: int) -> dict[str, int]:
+    def _again(self) -> int:
+        """What a block has computed again."""
+        if self.work.checkpointing == "none":
+            return 0
+        again = self.whole() - (self.products() if self.work.checkpointing != "full" else 0)
+        # a norm in fp32 has its input, which was kept
+        return again - (self.entering() if self.stream >= 4 else 0)
+
+    def _halving(self, at: Moment) -> Iterator[int]:
+        """Beside what the two halves of zero bubble's backward pass keep: at the end of the first,
+        and at the beginning of the second."""
+        halved = self._halved(at) + self._narrow(at, at.stage)
+        yield halved + max(self.norm_backward(), self.attention_backward())
+        # the feed-forward once more for the weights, whose narrow gradients FSDP widens block by
+        # block, beginning behind the head
+        narrow = 0
+        if self.sharded and self.half:
+            head = self.shape.causal and self.stages[at.stage] == self.final
+            own = self.head() * self.hidden if head and not self.adapters else 0
+            narrow = self.compute * (self.trained_block + own)
+        yield halved + self.mlp_backward() + narrow
+
+    def _at_block(self, at: Moment, done: int, before: int, copies: int) -> dict[str, int]:
         """The backward pass of a block, when it has gone through `done` of them."""
-        _, backward = self.passing(self.block + self.adapters)
-        temporaries, gradients = again + self.mlp_backward(), before + self._head_gradient()
-        if self.layout.pp == 1:
-            if not before:
-                gradients += done * self.each_gradient * self.trained_block // self.group
-            if self.sharded and done:  # those of the block before are being reduced
-                temporaries += self.reduced()
-            if self.sharded and self.group > 1 and done + 1 == self.count:  # there is no next one
-                backward -= self.gathered * (self.block + self.adapters)
-        if self.layout.schedule == "zero_bubble" and self.layout.pp > 1:
-            # gradients of weights come later, and what they are made of waits for them: gradients
-            # of all products of a stage, and what was computed again, of as many micro-batches
-            # as there are ranks: that number is seen in traces, not derived
-            outputs = self.outputs(self.shape.matrices)
-            stage = max(self.blocks)
-            temporaries += stage * self.compute * self.tokens * outputs
-            temporaries += (stage * min(self.layout.pp, self.work.accumulation) - 1) * again
+        there = at.there[at.stage]
+        temporaries, gradients = (
+            self._again() + self.block_backward(),
+            before + self._head_gradient(),
+        )
+        temporaries += self._halved(at) + self._narrow(at) + (self.waiting(done) if there else 0)
+        temporaries += 0 if done else self.left()
+        if not done and self.stages[at.stage] < self.final:  # what came in is in a buffer
+            temporaries -= self.stream * self.part * self.hidden
+        if not there:
+            each = self.exact if self.sharded and self.layout.pp > 1 else self.each_gradient
+            gradients += (
+                done * each * self.trained_block // (1 if self.layout.pp > 1 else self.group)
+            )
+        if self.layout.pp == 1 and self.sharded:
+            temporaries += self.reduced() if done else 0  # those of the block before
+            narrow = self.each_gradient - self.exact if there else 0
+            gradients += done * narrow * self.trained_block // self.group
+            if self.group == 1:
+                copies -= self.gathered * done * (self.block + self.adapters)
+            elif done + 1 == self.count:  # there is no next one
+                copies -= self.gathered * (self.block + self.adapters)
+        return {"gradients": gradients, self.copies: copies, "temporaries": temporaries}
+
+    def _reducing(self, at: Moment, done: int, before: int, copies: int) -> dict[str, int]:
+        """Replicas of what tp ranks divide: FSDP puts a block's gradients in one piece, divides
+        that, and writes what comes out."""
+        own = self.trained_block
+        whole = before - self.exact * done * own if at.there[at.stage] else 0
         return {
-            "gradients": gradients, self.copies: backward, "temporaries": temporaries,
+            "gradients": whole + self.each_gradient * (done - 1) * own + self._head_gradient(),
+            self.copies: copies - self.gathered * done * (self.block + self.adapters),
+            "temporaries": 3 * self.exact * own,
         }  # fmt: skip
 
     def _head_gradient(self) -> int:
@@ -170,53 +249,72 @@ class _Moments(Rank):
             return 0
         return self.stored * self.head() * self.hidden if self.work.accumulation == 1 else 0
 
-    def _ending(self, after: int) -> Iterator[dict[str, int]]:
-        """The end of the last backward pass: what lies before the first block."""
-        ends = self.trained_ends
-        head = self.compute * self.head() * self.hidden if self.last and self.shape.causal else 0
-        if self.sharded and self.layout.pp > 1:
+    def _at_table(self, at: Moment, saved: int) -> dict[str, int]:
+        """The end of a backward pass that FSDP has no part in: the table's gradient, beside what
+        is there already."""
+        table = self.shape.table // (self.layout.tp if self.shape.causal else 1)
+        single = self.layout.pp == 1
+        tied = self.shape.causal and self.shape.head is None and single
+        again = at.there[at.stage] or (single and self.layout.world > 1)
+        there = tuple(n == at.stage or has for n, has in enumerate(at.there))
+        copies = self.passing(0)[0] if self.layout.tp == 1 else 0
+        waiting = self.waiting(self.blocks[at.stage]) if at.there[at.stage] else 0
+        # of a tied table the head's gradient waits for its own
+        own = 0 if self.adapters else self.stored * table * (2 if tied else int(again))
+        return {
+            "gradients": self.gradients(there, ending=True), self.copies: copies,
+            "activations": 0 if single else saved, "temporaries": own + waiting + self._halved(at),
+        }  # fmt: skip
+
+    def _ending(self) -> Iterator[dict[str, int]]:
+        """The end of the last backward pass, when FSDP reduces what is left."""
+        if not self.sharded:
+            return
+        after, ends = self.gradients((True,) * len(self.stages), ending=True), self.trained_ends
+        if self.layout.pp > 1:
             # gradients that were kept whole are reduced, those of the ends last
             shards = self.stored * self.trained() // self.group
-            _, copies = self.passing(self.block + self.adapters)
+            _, copies = self.passing(0)
             whole = self.exact * ends
             yield {"gradients": shards + whole, self.copies: copies, "temporaries": whole}
             yield {"gradients": after, self.copies: copies, "temporaries": self.reduced()}
             return
-        if self.sharded:
-            # reduced in fp32: first from all gradients, then into the shard, when only the loss'
-            # gradient of the head is left; weights are not gathered any more
-            first = after - self.each_gradient * ends // self.group
-            yield {"gradients": first, "temporaries": (self.exact + self.gathered) * ends}
-            yield {"gradients": after, "temporaries": self.exact * ends + head}
+        # reduced in fp32: first from all gradients, then into the shard, when only the loss'
+        # gradient of the head is left; weights are not gathered any more
+        head = self.compute * self.head() * self.hidden if self.last and self.shape.causal else 0
+        first = after - self.each_gradient * ends // self.group
+        if self.group == 1:
+            yield {"gradients": first, "temporaries": 3 * self.exact * ends}
             return
-        table = self.shape.table // (self.layout.tp if self.shape.causal else 1)
-        table = table if self.first and not self.adapters else 0
-        tied = self.shape.causal and self.shape.head is None and self.last
-        there = self.work.accumulation > 1 or self.layout.world > 1
-        copies = self.passing(self.block + self.adapters)[0] if self.layout.tp == 1 else 0
-        yield {  # of a tied table the head's gradient waits for its own
-            "gradients": after, self.copies: copies,
-            "temporaries": self.stored * table * (2 if tied else int(there)),
-        }  # fmt: skip
+        yield {"gradients": first, "temporaries": (self.exact + self.gathered) * ends}
+        yield {"gradients": after, "temporaries": self.exact * ends + head}
 
     def _received(self) -> int:
         """What a pipeline receives into: one buffer a micro-batch and direction, which it keeps."""
         if self.layout.pp == 1:
             return 0
-        ways = sum((stage > 0) + (stage < self.final) for stage in self.stages)
+        ways = sum(
+            (stage > 0 and stage - 1 not in self.stages)
+            + (stage < self.final and stage + 1 not in self.stages)
+            for stage in self.stages
+        )
         return ways * self.stream * self.part * self.hidden * self.work.accumulation
 
-    def _sent(self) -> int:
+    def _sent(self, at: Moment) -> int:
         """Outputs, which a pipeline holds until their backward pass; schedules of two stages a rank
-        hold all that they have sent until the end of the step."""
+        hold all that they have sent until the end of the step, zero bubble the gradients of all
+        inputs, and what one stage hands to the other of the same rank until the next step."""
         if self.layout.pp == 1:
             return 0
         sent, two, micro = 0, len(self.stages) > 1, self.work.accumulation
-        for stage, count in zip(self.stages, self.counts, strict=True):
+        halves = self.layout.schedule == "zero_bubble"
+        for number, stage in enumerate(self.stages):
+            held, backward = at.held[number], at.backward[number]
             if stage < self.final:
-                sent += micro if two and stage + 1 not in self.stages else count
-            if stage > 0 and two and stage - 1 not in self.stages:
-                sent += micro - count
+                near = stage + 1 in self.stages
+                sent += (micro if near else at.forward[number]) if two else held
+            if stage > 0 and two and (halves or stage - 1 not in self.stages):
+                sent += backward
             if stage > 0 and (self.stream >= 4 or self.work.checkpointing != "none"):
-                sent -= count  # its first block's input is a buffer
+                sent -= held  # its first block's input is a buffer
         return sent * self.stream * self.part * self.hidden

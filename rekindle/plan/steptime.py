@@ -124,7 +124,7 @@ class _Model:
         contention = self.c.overlapped if work.software.prefetched else self.c.contention
         beside = one.computing if self.c.asynchronous else 0.0
         idle = max(0.0, self._launched() - beside)  # exchanges fill it first
-        last = idle * self.backward / (FORWARD + self.backward)
+        last = max(0.0, idle - each) * self.backward / (FORWARD + self.backward)
         hidden = self._exposed(max(0.0, each - idle), one.computing, contention) * turns
         hidden += self._exposed(max(0.0, kept - last), backward, contention)
         hidden += self._exposed(max(0.0, self._once() - last), backward, contention)

@@ -8,9 +8,7 @@ once."""
 
 from __future__ import annotations
 
-import operator
-
-from rekindle.plan.inflight import in_flight, stages_of
+from rekindle.plan.inflight import stages_of
 from rekindle.plan.shape import Matrix
 from rekindle.plan.work import Work
 
@@ -62,9 +60,14 @@ class Rank:
         self.adapters = work.adapters_share()
         self.trained_block = self.adapters or self.block
         head = shape.head.parameters if shape.head and not shape.causal else 0
-        self.trained_ends = (head if self.last else 0) if self.adapters else self.ends
         self.count = sum(self.blocks)
-        self.counts = in_flight(layout, place, work.accumulation)
+        ends = [(first if stage == 0 else 0) + (last if stage == self.final else 0)
+                for stage in mine]  # fmt: skip
+        if self.adapters:
+            ends = [head if stage == self.final else 0 for stage in mine]
+        self.trained_ends = sum(ends)
+        # trained elements of each stage
+        self.each = [n * self.trained_block + end for n, end in zip(self.blocks, ends, strict=True)]
 
     # What is there between two steps
 
@@ -74,7 +77,7 @@ class Rank:
 
     def trained(self) -> int:
         """Elements of the trained weights on this rank, whole."""
-        return self.count * self.trained_block + self.trained_ends
+        return sum(self.each)
 
     def static(self) -> dict[str, int]:
         trained = self.stored * self.trained() // self.group
@@ -162,10 +165,12 @@ class Rank:
     def products(self) -> int:
         """Results of matrices, those of adapters too, and of attention."""
         adapted = self.work.adapted
-        wide = self.outputs(self.shape.matrices) + self.query
-        wide += self.outputs(adapted) + self.work.lora_rank * len(adapted)
+        rows = tuple(m for m in adapted if m.divided == "row")  # they follow the stream's division
+        wide = self.outputs(self.shape.matrices) + self.query + self.work.lora_rank * len(adapted)
+        wide += self.outputs(adapted) - self.outputs(rows)
         sums = 0 if self.shape.attention_dropout else 4 * self.shape.heads // self.layout.tp
-        return self.tokens * (self.compute * wide + sums)
+        kept = self.tokens * (self.compute * wide + sums)
+        return kept + self.compute * self.part * self.outputs(rows)
 
     def whole(self) -> int:
         kept = self.norm_and_attention() + self.mlp()
@@ -188,15 +193,41 @@ class Rank:
             return (12 if self.half else 2 * self.compute) * tokens * inner + stream
         return self.compute * tokens * inner + stream
 
+    def attention_backward(self) -> int:
+        """While the gradient goes back through a softmax that is written out."""
+        return 2 * self.exact * self.pairs() if self.shape.attention_dropout else 0
+
+    def block_backward(self) -> int:
+        """The most that a block's backward pass adds to what the block has kept; at its softmax
+        the feed-forward is gone, and half as much as is made there."""
+        stream = self.stream * self.part * self.hidden
+        most = max(self.mlp_backward(), stream + self.attention_backward() // 2 - self.mlp())
+        if self.adapters and self.along and self.work.checkpointing == "full":
+            # the last product is made again, as the adapter beside it comes later, and divided
+            most = max(most, 2 * self.compute * self.tokens * self.hidden + 2 * stream)
+        return most
+
+    def norm_backward(self) -> int:
+        """While a norm's gradients are made: five tensors in fp32 and three of the stream."""
+        return (5 * 4 + 3 * self.stream if self.rms else 2 * self.stream) * self.part * self.hidden
+
+    def halved(self) -> int:
+        """What a block's weights are still to be multiplied with, between the two halves of zero
+        bubble's backward pass: gradients of all products, and of what norms give."""
+        adapted = self.work.adapted
+        wide = self.outputs(adapted or self.shape.matrices) + self.work.lora_rank * len(adapted)
+        norms = 0 if adapted else 2 * self.stream * self.part * self.hidden
+        return self.compute * self.tokens * wide + norms
+
     def attention_forward(self) -> int:
         """Attention written out: bias, scores and the cast weights; or nothing."""
         if not self.shape.attention_dropout:
             return 0
         return (3 if self.half else 2) * self.compute * self.pairs()
 
-    def loss(self) -> int:
+    def loss(self, stage: int) -> int:
         """While the loss makes its gradients, besides what is kept."""
-        if not self.last or not self.shape.causal:
+        if self.stages[stage] != self.final or not self.shape.causal:
             return 0
         size, rows = self.tokens * self.hidden, self.rows()
         table = self.head() * self.hidden
@@ -218,22 +249,25 @@ class Rank:
     def rows(self) -> int:
         return min(self.tokens, max(1, LOGITS_AT_ONCE // max(1, self.head())))
 
-    def loss_kept(self) -> int:
+    def loss_kept(self, stage: int) -> int:
         """Gradients of hidden states and head, from the loss to its backward pass."""
-        if not self.last or not self.shape.causal:
+        if self.stages[stage] != self.final or not self.shape.causal:
             return 0
         return self.compute * (self.tokens + self.head()) * self.hidden
 
-    def ends_kept(self) -> int:
+    def ends_kept(self, stage: int) -> int:
         """Before the first block and behind the last one, of a micro-batch."""
+        first, last = self.stages[stage] == 0, self.stages[stage] == self.final
         size, wide = self.part * self.hidden, max(4, self.stream)
         kept = 0
         if self.rms:  # cosines and sines
             kept += 2 * self.stream * self.tokens * self.shape.head_dim
-        if self.first:
+        if first:
             kept += size if self.shape.dropout else 0
             kept += 0 if self.shape.causal else wide * size
-        if self.last and self.shape.causal:
+            # no gradient flows into the first norm of a frozen model
+            kept -= self.entering() if self.adapters and self.work.checkpointing == "none" else 0
+        if last and self.shape.causal:
             kept += (wide + self.scaled() if self.rms else wide) * size + 16 * self.tokens
         return kept
 
@@ -243,8 +277,10 @@ class Rank:
 
     # Weights and gradients on the way
 
-    def passing(self, block: int) -> tuple[int, int]:
-        """Copies of weights that are there in the forward pass, and in the backward pass."""
+    def passing(self, blocks_held: int, begun: int = 0) -> tuple[int, int]:
+        """Copies of weights that are there in the forward pass, and in the backward pass, while
+        activations of so many blocks are held, those of the first one `begun` times."""
+        block = self.block + self.adapters
         if self.sharded:
             whole = self.gathered * (self.count * block + self.ends)
             if self.layout.pp > 1 or self.group == 1:
@@ -255,25 +291,31 @@ class Rank:
         if not self.half or self.stored == 2:
             return 0, 0
         matrices = self.block - self.shape.block_norms
-        if self.layout.tp == 1:  # autocast remembers its copies for the whole step
+        if self.remembered:
             return 2 * matrices * self.count, 2 * matrices * self.count
         if self.work.checkpointing != "none":
             return 2 * matrices, 2 * matrices
-        # those of a tp rank's share it does not, so each micro-batch has its own
-        copies = 2 * matrices * sum(map(operator.mul, self.counts, self.blocks))
+        copies = 2 * matrices * blocks_held
+        if self.adapters:  # nothing before the first block is trained: its input has no gradient
+            entry = [m for m in self.shape.matrices if m.name in ("q", "k", "v")]
+            copies -= 2 * begun * sum(m.inputs * m.outputs for m in entry) // self.layout.tp
         return copies, copies
 
-    def gradients(self, before: bool) -> int:
-        """Before the last micro-batch's backward pass, or at its end."""
-        trained, turns = self.trained(), self.work.accumulation
+    @property
+    def remembered(self) -> bool:
+        """Whether autocast keeps its copies for the whole step: of trained weights, but not of a
+        tp rank's share of them. Of the others each micro-batch has its own."""
+        return self.layout.tp == 1 and not self.adapters
+
+    def gradients(self, there: tuple[bool, ...], ending: bool = False) -> int:
+        """Of the stages that have some already; `ending`: of the last micro-batch, too."""
+        trained = sum(own for own, has in zip(self.each, there, strict=True) if has)
         if self.layout.pp > 1 and self.sharded:  # whole, until the last backward pass
             return self.exact * trained
         if self.layout.only_replicates and self.layout.world > 1:
-            own = self.stored * trained if turns > 1 else 0  # and the buckets
-            return self.stored * trained + own
-        if before and turns == 1:
-            return 0
-        if self.sharded and before:
+            own = self.stored * self.trained() if self.work.accumulation > 1 else 0
+            return self.stored * self.trained() + own  # and the buckets
+        if self.sharded and not ending:
             return self.exact * trained // self.group
         return self.each_gradient * trained // self.group
 
@@ -282,6 +324,22 @@ class Rank:
         """Bytes an element: FSDP keeps what it reduced in fp32 beside narrower gradients."""
         narrow = self.sharded and self.stored < self.exact
         return self.exact + self.stored if narrow else self.stored
+
+    def waiting(self, blocks: int) -> int:
+        """Narrow gradients of weights, until a backward pass has gone through everything: autograd
+        does last what was made first, and autocast made its copies in the first micro-batch."""
+        if self.sharded or not self.half or self.stored == 2 or not self.remembered:
+            return 0
+        return 2 * blocks * (self.block - self.shape.block_norms)
+
+    def left(self) -> int:
+        """What FSDP reduced last, which it lets go of in the next backward pass only; replicas
+        reduce in the last one."""
+        if not self.sharded or self.layout.pp > 1 or self.group == 1:
+            return 0
+        if self.work.accumulation == 1:
+            return 0
+        return self.exact * self.trained_ends
 
     def reduced(self) -> int:
         """While a block's gradients are reduced: whole, in fp32."""

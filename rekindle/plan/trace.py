@@ -14,13 +14,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rekindle.plan.inflight import stages_of
 from rekindle.plan.memory import Memory, memory
 from rekindle.plan.shape import FAMILIES
 from rekindle.plan.work import Work
 from rekindle.spec.model import LoraSpec
 
-DEPTHS = (3, 5)  # blocks a stage: the fewest in which the first, the last and one between differ
+SHALLOW = 3  # blocks a stage: the fewest in which the first, the last and one between differ
 LIMIT_SECONDS = 55.0
 AT_MOST = 2  # finalists
 
@@ -74,7 +73,7 @@ def trace(
     asked = [
         _job(one, found.pp_rank, depth)
         for one, found in zip(short[:at_most], computed, strict=False)
-        for depth in DEPTHS
+        for depth in depths(one.work)
     ]
     try:
         said = _asked([_TINY, *asked], limit_seconds, python)
@@ -92,6 +91,12 @@ def trace(
         deep = _with_buffers(extrapolated(pair, one.work, found.pp_rank), one.work, found)
         answers.append(Answer(deep, True, "; ".join(pair[1]["notes"])))
     return answers
+
+
+def depths(work: Work) -> tuple[int, int]:
+    """How many blocks a stage has at least, in the two traces."""
+    low = max(1, min(SHALLOW, work.shape.layers // work.layout.stages))
+    return low, low + 2
 
 
 def _few(work: Work) -> Work:
@@ -156,16 +161,15 @@ def _layers(one: Finalist, pp_rank: int, layers: int) -> dict[str, Any]:
 
 
 def _job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
-    return _layers(one, pp_rank, depth * one.work.layout.stages)
+    stages = one.work.layout.stages
+    return _layers(one, pp_rank, depth * stages + one.work.shape.layers % stages)
 
 
 def extrapolated(pair: Sequence[Mapping[str, Any]], work: Work, pp_rank: int) -> Memory:
     """From traces of the two depths to the work's own: a straight line for each phase, the largest
     of them is the peak."""
-    low, high = DEPTHS
-    stages, mine = work.layout.stages, stages_of(work.layout, pp_rank)
-    each, more = divmod(work.shape.layers, stages)
-    blocks = sum(each + (stage < more) for stage in mine) / len(mine)
+    low, high = depths(work)
+    blocks = work.shape.layers // work.layout.stages  # some have one more, at both depths, too
 
     def line(shallow: float, deep: float) -> int:
         return round(shallow + (deep - shallow) * (blocks - low) / (high - low))

@@ -90,7 +90,7 @@ class Part(nn.Module):
         labels_BT = batch.pop("labels")
         hidden_BTH = families.backbone(self.network)(**batch, use_cache=False).last_hidden_state
         if not self.last:
-            return hidden_BTH  # type: ignore[no-any-return]
+            return _sendable(hidden_BTH)
         head = self.network.get_output_embeddings()  # type: ignore[operator]
         supervised = labels_BT != IGNORED
         hidden_NH, labels_N = chosen(hidden_BTH, supervised), chosen(labels_BT, supervised)
@@ -151,11 +151,14 @@ class Part(nn.Module):
     def _hidden(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """What the next stage receives; a Sequential takes one input."""
         if hasattr(self.network, "config"):
-            hidden: torch.Tensor = families.backbone(self.network)(**batch).last_hidden_state
-            return hidden
-        hidden = self.network(batch.get("inputs_embeds", next(iter(batch.values()))))
-        # a pipeline sends it as it lies in memory, and zero bubble detaches it in place
-        return hidden.clone() if hidden._is_view() else hidden.contiguous()
+            return _sendable(families.backbone(self.network)(**batch).last_hidden_state)
+        return _sendable(self.network(batch.get("inputs_embeds", next(iter(batch.values())))))
+
+
+def _sendable(hidden: torch.Tensor) -> torch.Tensor:
+    """A pipeline sends it as it lies in memory, and zero bubble detaches it in place, which no view
+    allows: GPT-2 ends in one."""
+    return hidden.clone() if hidden._is_view() else hidden.contiguous()
 
 
 def chosen(values_BT: torch.Tensor, supervised_BT: torch.Tensor) -> torch.Tensor:

@@ -86,13 +86,16 @@ CASES = {
     "tied cp lora selective": (TIED, {"cp": 2, "micro_batch_size": 4}, 2048, 4, {"precision": "fp32", "checkpointing": "selective", "lora": 8}),
     "tied pp fsdp zero bubble": (TIED, {"pp": 2, "shard": 4, "micro_batch_size": 4, "schedule": "zero_bubble"}, 4096, 8, {}),
     "tied pp zero bubble few": (TIED, {"pp": 4, "micro_batch_size": 1, "schedule": "zero_bubble"}, 4096, 4, {}),
-    "tied pp zero bubble full": (TIED, {"pp": 4, "micro_batch_size": 2, "schedule": "zero_bubble"}, 4096, 8, {"checkpointing": "full"}),
     "130b 3d": (LARGE, {"shard": 8, "tp": 8, "pp": 4, "micro_batch_size": 1}, 2048, 8, {"checkpointing": "full"}),
 }  # fmt: skip
 
 
 def finalist(name):
-    config, layout, sequence, accumulation, more = CASES[name]
+    return finalist_of(CASES[name])
+
+
+def finalist_of(case):
+    config, layout, sequence, accumulation, more = case
     more = dict(more)
     classes = 2 if config["model_type"] in ("bert", "distilbert") else None
     task = "causal_lm" if classes is None else "text_classification"
@@ -104,23 +107,23 @@ def finalist(name):
     return Finalist(config, task, work, lora=lora)
 
 
-def retraced(name):
-    """The traces of both depths, as the child said them."""
-    one = finalist(name)
+def retraced(one):
+    """A finalist's traces of both depths, as the child said them."""
     place = memory(one.work).pp_rank
-    jobs = [trace._job(one, place, depth) for depth in trace.DEPTHS]
-    return {"pp_rank": place, "pair": trace._asked(jobs, 900, sys.executable)}
+    jobs = [trace._job(one, place, depth) for depth in trace.depths(one.work)]
+    pair = trace._asked(jobs, 900, sys.executable)
+    for said in pair:
+        del said["largest"], said["notes"]
+    return {"pp_rank": place, "pair": pair}
 
 
 def main():
     for name in sys.argv[1:] or CASES:
         try:
-            found = retraced(name)
+            found = retraced(finalist(name))
         except trace._TraceError as error:
             print(name, error, flush=True)
             continue
-        for one in found["pair"]:
-            del one["largest"], one["notes"]
         known = json.loads(FILE.read_text()) if FILE.exists() else {}
         known[name] = found
         FILE.write_text(json.dumps({n: known[n] for n in CASES if n in known}, indent=1) + "\n")

@@ -1,11 +1,13 @@
 """The closed form of memory against traces of the engine, and what must hold of it everywhere.
 
-Traces are stored (traces.json, by `python -m tests.plan.retrace`): a few are made anew here, all of them in the slow test.
+Traces are stored, of cases that we chose (traces.json, by `python -m tests.plan.retrace`: a few are made anew here, all of them in
+the slow test) and of cases that a seed drew (fresh.json, by `python -m tests.plan.fresh SEED NUMBER --keep`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import statistics
 import subprocess
@@ -13,17 +15,16 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rekindle.plan import trace
-from rekindle.plan.inflight import in_flight
+from rekindle.plan.inflight import moments, order, stages_of
 from rekindle.plan.memory import memory, needed
 from rekindle.plan.shape import shape_of
-from rekindle.plan.tensors import LOGITS_AT_ONCE, Rank
+from rekindle.plan.tensors import LOGITS_AT_ONCE
 from rekindle.plan.work import MODULES, Work, lora_targets
 from rekindle.spec.layout import Layout
-from tests.plan.retrace import BERT, CASES, EIGHT, FILE, GPT2, QWEN, SEVEN, SMALL, finalist
+from tests.plan import fresh
+from tests.plan.retrace import BERT, CASES, FILE, SEVEN, finalist
 
 STORED = json.loads(FILE.read_text())
 FAST = ("distilbert ddp", "gpt2 no dropout", "1b one bf16 weights")
@@ -47,12 +48,22 @@ def test_every_case_has_a_stored_trace():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_closed_form_is_within_a_tenth_of_each_trace(name):
-    assert abs(error(name)) <= 0.1
+def test_the_closed_form_is_within_three_percent_of_each_trace(name):
+    assert abs(error(name)) <= 0.03
 
 
-def test_the_closed_form_is_one_percent_off_the_traces_on_average():
-    assert statistics.mean(abs(error(name)) for name in CASES) <= 0.01
+def test_the_closed_form_is_half_a_percent_off_the_traces_on_average():
+    assert statistics.mean(abs(error(name)) for name in CASES) <= 0.005
+
+
+def test_it_is_within_five_percent_on_average_and_twelve_at_worst_of_what_a_seed_drew():
+    kept = json.loads(fresh.FILE.read_text())
+    drawn = [one["case"] for one in kept["cases"]]
+    assert len(drawn) >= 24
+    assert drawn == fresh.cases(kept["seed"], len(drawn)), "none was left out"
+    far = [abs(fresh.off(one)) for one in kept["cases"]]
+    assert statistics.mean(far) <= 0.05
+    assert max(far) <= 0.12
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -66,16 +77,16 @@ def test_the_terms_of_a_trace_add_up_to_its_peak(name):
 @pytest.mark.parametrize("name", CASES)
 def test_what_lies_between_two_steps_is_known_to_the_percent(name):
     deep, one = STORED[name]["pair"][1], finalist(name)
-    shape = dataclasses.replace(one.work.shape, layers=trace.DEPTHS[1] * one.work.layout.stages)
+    shape = dataclasses.replace(
+        one.work.shape, layers=trace.depths(one.work)[1] * one.work.layout.stages
+    )
     found = memory(dataclasses.replace(one.work, shape=shape), STORED[name]["pp_rank"]).terms
     kept = found["parameters"] + found["optimizer"] + found.get("pipeline buffers", 0)
     work = one.work
     if work.layout.only_replicates and work.layout.world > 1:  # buckets
         kept += found["optimizer"] // 2
-    if (
-        work.layout.schedule == "zero_bubble"
-    ):  # keeps gradients of what the last stage received, until the next step begins
-        assert STORED[name]["pp_rank"] == 0
+    if work.layout.schedule == "zero_bubble" and STORED[name]["pp_rank"] == 0:
+        # keeps gradients of what the last stage received, until the next step begins
         kept += found["pipeline buffers"] // 2
     assert kept == pytest.approx(deep["static"], rel=0.01)
 
@@ -97,7 +108,7 @@ def same(names):
     jobs = [
         trace._job(finalist(n), STORED[n]["pp_rank"], depth)
         for n in names
-        for depth in trace.DEPTHS
+        for depth in trace.depths(finalist(n).work)
     ]
     said = trace._asked(jobs, 900, sys.executable)
     for number, name in enumerate(names):
@@ -109,7 +120,7 @@ def same(names):
 def test_a_straight_line_through_two_depths_meets_a_third():
     one = finalist("gpt2 no dropout")
     shape = dataclasses.replace(one.work.shape, layers=9)
-    jobs = [trace._job(one, 0, depth) for depth in (*trace.DEPTHS, 9)]
+    jobs = [trace._job(one, 0, depth) for depth in (*trace.depths(one.work), 9)]
     low, high, nine = trace._asked(jobs, 300, sys.executable)
     found = trace.extrapolated([low, high], dataclasses.replace(one.work, shape=shape), 0)
     assert found.peak_bytes == pytest.approx(nine["peak"], rel=1e-3)
@@ -167,46 +178,52 @@ def test_ten_gib_of_tensors_need_thirteen():
     assert needed(10 * GIB).bytes == 13 * GIB
 
 
+def most_held(layout, rank, micro):
+    return max(
+        sum(m.held) for m in moments(layout, rank, micro, (1,) * len(stages_of(layout, rank)))
+    )
+
+
 def test_the_first_of_four_pipeline_ranks_holds_four_micro_batches():
-    assert [in_flight(Layout(pp=4), rank, 8) for rank in range(4)] == [(4,), (3,), (2,), (1,)]
-    assert in_flight(Layout(pp=4), 0, 2) == (2,)
+    assert [most_held(Layout(pp=4), rank, 8) for rank in range(4)] == [4, 3, 2, 1]
+    assert most_held(Layout(pp=4), 0, 2) == 2
     looped = Layout(pp=2, schedule="interleaved")
-    assert [sum(in_flight(looped, rank, 4)) for rank in range(2)] == [5, 3]
-    assert [sum(in_flight(Layout(pp=4, schedule="zero_bubble"), rank, 8)) for rank in range(4)] == [
+    assert [most_held(looped, rank, 4) for rank in range(2)] == [5, 3]
+    assert [most_held(Layout(pp=4, schedule="zero_bubble"), rank, 8) for rank in range(4)] == [
         8
     ] * 4
 
 
-@pytest.mark.parametrize("micro", [4, 8, 12])
+def test_gradients_of_weights_wait_where_zero_bubble_puts_them_off():
+    last = moments(Layout(pp=4, schedule="zero_bubble"), 3, 8, (1, 1))
+    assert max(sum(moment.halved) for moment in last) == 7
+    assert max(sum(moment.halved) for moment in moments(Layout(pp=4), 3, 8, (1,))) == 0
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
 @pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
-def test_as_many_micro_batches_are_held_as_in_the_schedules_of_torch(schedule, micro):
+def test_a_rank_works_in_the_order_of_torchs_schedule(schedule, pp):
     from torch.distributed.pipelining import schedules
 
-    layout = Layout(pp=4, schedule=schedule)
-    for rank in range(4):
-        made = object.__new__(
-            schedules.ScheduleInterleaved1F1B
-            if schedule == "interleaved"
-            else schedules.ScheduleZBVZeroBubble
-        )
-        (
-            made.pp_group_size,
-            made.n_local_stages,
-            made._n_microbatches,
-            made.num_stages,
-            made._num_stages,
-        ) = 4, 2, micro, 8, 8
-        made.number_of_rounds = max(1, micro // 4)
-        made.microbatches_per_round = micro // made.number_of_rounds
-        held = fullest = 0
-        for action in made._calculate_single_rank_operations(rank):
-            if action is None or action.microbatch_index >= micro:
-                continue
-            kind = action.computation_type.name
-            held += kind == "FORWARD"
-            fullest = max(fullest, held)
-            held -= kind in ("FULL_BACKWARD", "BACKWARD_INPUT")
-        assert sum(in_flight(layout, rank, micro)) == fullest
+    names = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    kind = (
+        schedules.ScheduleInterleaved1F1B
+        if schedule == "interleaved"
+        else schedules.ScheduleZBVZeroBubble
+    )
+    layout = Layout(pp=pp, schedule=schedule)
+    for micro, rank in itertools.product((pp, 2 * pp, 3 * pp), range(pp)):
+        made = object.__new__(kind)
+        made.pp_group_size, made.n_local_stages, made._n_microbatches = pp, 2, micro
+        made.num_stages = made._num_stages = 2 * pp
+        made.number_of_rounds = micro // pp
+        made.microbatches_per_round = pp
+        theirs = [
+            (names[action.computation_type.name], int(action.stage_index != rank))
+            for action in made._calculate_single_rank_operations(rank)
+            if action is not None and action.microbatch_index < micro
+        ]
+        assert order(layout, rank, micro) == theirs
 
 
 def test_the_planner_knows_the_names_and_sizes_of_the_engine():
@@ -238,62 +255,3 @@ def test_a_7b_model_on_eight_gpus_keeps_two_bytes_a_weight_of_each_state():
     parameters = shape_of(SEVEN).parameters
     assert found["parameters"] == pytest.approx(4 * parameters / 8, rel=1e-6)
     assert found["optimizer"] == 2 * found["parameters"]
-
-
-SHAPES = st.sampled_from(
-    [shape_of(SMALL), shape_of(EIGHT), shape_of(GPT2), shape_of(QWEN), shape_of(BERT, 2)]
-)
-LAYOUTS = st.sampled_from(
-    [Layout(), Layout(dp=4), Layout(shard=4), Layout(dp=2, shard=2), Layout(tp=2), Layout(shard=2, tp=4), Layout(pp=2),
-     Layout(pp=4, shard=2), Layout(pp=2, schedule="interleaved"), Layout(pp=2, tp=2, schedule="zero_bubble")]
-)  # fmt: skip
-WORKS = st.builds(
-    Work, SHAPES, LAYOUTS, st.sampled_from([4, 8]), st.sampled_from([256, 1024, 4096]), st.sampled_from(["fp32", "bf16"]),
-    st.sampled_from(["none", "selective", "full"]), weights_bytes=st.sampled_from([4, 2]), lora_rank=st.sampled_from([0, 16]),
-)  # fmt: skip
-
-
-def peak(work):
-    return memory(work).peak_bytes
-
-
-@given(WORKS)
-def test_more_gpus_never_need_more_memory_a_rank_under_the_same_layout_rule(work):
-    for axis in ("dp", "shard"):
-        degree = getattr(work.layout, axis)
-        if degree > 1:
-            more = dataclasses.replace(work.layout, **{axis: 2 * degree})
-            assert peak(dataclasses.replace(work, layout=more)) <= peak(work)
-
-
-@given(WORKS)
-def test_more_work_never_needs_less_memory(work):
-    layout, shape = work.layout, work.shape
-    for more in (
-        {"layout": dataclasses.replace(layout, micro_batch_size=2)},
-        {"sequence": 2 * work.sequence},
-        {"shape": dataclasses.replace(shape, layers=shape.layers + 1)},
-        {"accumulation": 2 * work.accumulation},
-    ):
-        assert peak(dataclasses.replace(work, **more)) >= peak(work)
-
-
-@given(WORKS)
-def test_the_more_is_computed_again_the_less_is_kept(work):
-    work = dataclasses.replace(
-        work, lora_rank=0
-    )  # adapters' products are kept, which nothing needs otherwise
-    full, selective, none = (
-        Rank(dataclasses.replace(work, checkpointing=kind), 0).kept()
-        for kind in ("full", "selective", "none")
-    )
-    assert 0 < full <= selective <= none
-
-
-@given(WORKS)
-def test_terms_are_positive_and_add_up_and_the_largest_dominates(work):
-    found = memory(work)
-    assert all(size > 0 for size in found.terms.values())
-    assert found.peak_bytes == sum(found.terms.values())
-    assert found.terms[found.dominant] == max(found.terms.values())
-    assert 0 <= found.pp_rank < work.layout.pp

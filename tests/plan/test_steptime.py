@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rekindle.catalog.gpus import gpu
 from rekindle.errors import RequestError
@@ -165,29 +163,3 @@ def test_data_are_waited_for_where_they_take_longer_to_prepare_than_a_step_takes
     slow = step_time(job, cluster, dataclasses.replace(known, data_seconds=1e-3))
     assert slow.seconds == pytest.approx(1e-3 * 128)
     assert slow.terms["waiting for data"] == pytest.approx(slow.seconds - plain.seconds)
-
-
-LAYOUTS = st.sampled_from(
-    [Layout(dp=8), Layout(shard=8), Layout(shard=4, tp=2), Layout(tp=8), Layout(shard=2, pp=4),
-     Layout(shard=2, cp=4), Layout(dp=2, shard=4)]
-)  # fmt: skip
-
-
-@given(
-    LAYOUTS, st.integers(1, 16), st.sampled_from(["none", "selective", "full"]),
-    st.integers(512, 32_768).map(lambda n: n // 8 * 8), st.booleans(),
-)  # fmt: skip
-def test_more_work_never_takes_less_time(layout, turns, checkpointing, sequence, compiled):
-    job = work(layout, accumulation=turns, checkpointing=checkpointing, sequence=sequence,
-               compile=compiled)  # fmt: skip
-    base = seconds(job).seconds
-    assert 0 < base < float("inf")
-    for more in (
-        {"accumulation": turns + 1}, {"sequence": sequence + 8}, {"precision": "fp32"},
-        {"checkpointing": "full"},
-        {"layout": dataclasses.replace(layout, micro_batch_size=2)},
-    ):  # fmt: skip
-        assert seconds(dataclasses.replace(job, **more)).seconds >= base * (1 - 1e-9)
-    assert seconds(job, inside=225e9).seconds >= base
-    terms = seconds(job).terms
-    assert sum(terms.values()) == pytest.approx(base)

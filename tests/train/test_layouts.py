@@ -184,7 +184,7 @@ QUICK = [
     *(Case(Cell("tokens", ("pp",), schedule)) for schedule in ("1f1b", "zero_bubble")),
     Case(Cell("tokens", ("shard",), lora=True)), Case(Cell("tokens", ("shard",), precision="bf16")),
     Case(Cell("tokens", ("dp",), precision="fp16")), Case(Cell("tokens", ("tp",)), "gpt2"), Case(Cell("tokens", ("tp",)), "qwen3"),
-    Case(Cell("text", ("tp",))), Case(Cell("tokens", ("shard", "tp"))), Case(Cell("tokens", ("shard", "pp"), "1f1b")),
+    Case(Cell("tokens", ("pp",), "zero_bubble"), "gpt2"), Case(Cell("text", ("tp",))), Case(Cell("tokens", ("shard", "tp"))), Case(Cell("tokens", ("shard", "pp"), "1f1b")),
 ]  # fmt: skip
 FAULTS = [
     Case(Cell("tokens", ("dp",)), fault="local mean"),

@@ -48,6 +48,7 @@ CASES = {
     "shard selective": ({"shard": 2}, 1, {"activation_checkpointing": "selective", "precision": "bf16"}),
     "cp": ({"cp": 2}, 1, {}),
     "gpt2": ({"dp": 2}, 1, {"config": GPT2, "precision": "bf16"}),
+    "gpt2 pp zero bubble": ({"pp": 2, "schedule": "zero_bubble"}, 4, {"config": GPT2}),
     "distilbert": ({"dp": 2}, 1, {"config": DISTILBERT, "task": "text_classification"}),
     "lora": ({"dp": 2}, 1, {"lora": {"rank": 4}}),
 }  # fmt: skip
