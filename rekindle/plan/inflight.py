@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+from collections.abc import Sequence
+from typing import Any
 
 from rekindle.spec.layout import Layout
 
@@ -102,29 +104,27 @@ def moments(
     stages = stages_of(layout, pp_rank)
     held, halved = [0] * len(stages), [0] * len(stages)
     forward, backward = [0] * len(stages), [0] * len(stages)
-    found: dict[object, list[Moment]] = {}
+    found: dict[object, list[tuple[int, int, Moment]]] = {}
     for action, stage in order(layout, pp_rank, micro):
         half = action in "IW" and stages[stage] > 0  # the first stage's input has no gradient
         held[stage] += action == "F"
         halved[stage] += action == "I" and half
         if action in "FB" or half == (action == "I"):
-            counts = (tuple(c) for c in (held, halved, forward, backward))
-            one = Moment(stage, action != "F", *counts)
-            same = found.setdefault((stage, one.is_backward, one.there), [])
-            same[:] = [other for other in same if not _exceeds(one, other, blocks)]
-            if not any(_exceeds(other, one, blocks) for other in same):
-                same.append(one)
+            kind = stage, action == "F", backward[0] > 0, backward[-1] > 0
+            same = found.setdefault(kind, [])
+            most = sum(map(operator.mul, held, blocks)), sum(map(operator.mul, halved, blocks))
+            if not any(_exceeds(other, most) and other[:2] != most for other in same):
+                counts = (tuple(c) for c in (held, halved, forward, backward))
+                same[:] = [other for other in same if not _exceeds(most, other)]
+                same.append((*most, Moment(stage, action != "F", *counts)))
         forward[stage] += action == "F"
         if action in "BW":
             held[stage] -= 1
             halved[stage] -= half
             backward[stage] += 1
-    return tuple(one for same in found.values() for one in same)
+    return tuple(one for same in found.values() for _, _, one in same)
 
 
-def _exceeds(one: Moment, other: Moment, blocks: tuple[int, ...]) -> bool:
-    def total(counts: tuple[int, ...]) -> int:
-        return sum(map(operator.mul, counts, blocks))
-
-    more = total(one.held) >= total(other.held)
-    return more and total(one.halved) >= total(other.halved)
+def _exceeds(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """In blocks that are held, and in those that are halved."""
+    return bool(one[0] >= other[0] and one[1] >= other[1])

@@ -110,7 +110,7 @@ class _Moments(Rank):
 
     def _saved(self, at: Moment) -> int:
         """For the backward passes of all micro-batches under way."""
-        saved = self._blocks_held(at) * self.kept() + self._sent(at) + self.inputs_held()
+        saved = self._blocks_held(at) * self.kept + self._sent(at) + self.inputs_held
         return saved + sum(n * self.ends_kept(stage) for stage, n in enumerate(at.held))
 
     def _blocks_held(self, at: Moment) -> int:
@@ -121,7 +121,7 @@ class _Moments(Rank):
 
     def _halved(self, at: Moment) -> int:
         halved = zip(at.halved, self.blocks, strict=True)
-        return sum(n * blocks for n, blocks in halved) * self.halved()
+        return sum(n * blocks for n, blocks in halved) * self.halved
 
     def _narrow(self, at: Moment, but: int | None = None) -> int:
         """Gradients that the second half of zero bubble's backward pass left, and that FSDP widens
@@ -140,10 +140,10 @@ class _Moments(Rank):
             "gradients": self.gradients(at.there), self.copies: copies,
             "activations": self._saved(at),
         }  # fmt: skip
-        more = self._halved(at) + self._narrow(at) + self.left()
+        more = self._halved(at) + self._narrow(at) + self.left
         yield {**terms, "temporaries": self.loss(at.stage) + more}
         if self.work.checkpointing == "none":  # its feed-forward has not been yet
-            saved, scores = terms["activations"] - self.mlp(), self.attention_forward()
+            saved, scores = terms["activations"] - self.mlp, self.attention_forward
             yield {**terms, "activations": saved, "temporaries": scores + more}
 
     def _backward(self, at: Moment) -> Iterator[dict[str, int]]:
@@ -161,56 +161,54 @@ class _Moments(Rank):
             yield {**terms, "activations": saved + self.loss_kept(at.stage), **more_terms}
         for done in {0, 1, count - 2, count - 1}:
             if 0 <= done < count:
-                activations = saved - done * self.kept()
+                activations = saved - done * self.kept
                 yield {**self._at_block(at, done, before, copies), "activations": activations}
         single = self.sharded and self.layout.pp == 1 and self.group == 1
         for done in {1, count} if single else ():
-            activations = saved - done * self.kept()
+            activations = saved - done * self.kept
             yield {**self._reducing(at, done, before, copies), "activations": activations}
         if not self.sharded and self.stages[at.stage] == 0:
-            yield self._at_table(at, saved - count * self.kept())
+            yield self._at_table(at, saved - count * self.kept)
 
     def _beginning(self) -> Iterator[dict[str, int]]:
         """Before the first block's own backward pass."""
         if self.sharded and self.layout.pp == 1 and self.group > 1:
             # the ends are gathered again, in one piece first
-            yield {self.copies: 2 * self.gathered * self.ends, "temporaries": self.left()}
+            yield {self.copies: 2 * self.gathered * self.ends, "temporaries": self.left}
         if self.work.checkpointing != "none":
-            yield {
-                "temporaries": self.norm_and_attention() + self.attention_forward() + self.left()
-            }
+            yield {"temporaries": self.norm_and_attention + self.attention_forward + self.left}
 
     def _again(self) -> int:
         """What a block has computed again."""
         if self.work.checkpointing == "none":
             return 0
-        again = self.whole() - (self.products() if self.work.checkpointing != "full" else 0)
+        again = self.whole - (self.products if self.work.checkpointing != "full" else 0)
         # a norm in fp32 has its input, which was kept
-        return again - (self.entering() if self.stream >= 4 else 0)
+        return again - (self.entering if self.stream >= 4 else 0)
 
     def _halving(self, at: Moment) -> Iterator[int]:
         """Beside what the two halves of zero bubble's backward pass keep: at the end of the first,
         and at the beginning of the second."""
         halved = self._halved(at) + self._narrow(at, at.stage)
-        yield halved + max(self.norm_backward(), self.attention_backward())
+        yield halved + max(self.norm_backward, self.attention_backward)
         # the feed-forward once more for the weights, whose narrow gradients FSDP widens block by
         # block, beginning behind the head
         narrow = 0
         if self.sharded and self.half:
             head = self.shape.causal and self.stages[at.stage] == self.final
-            own = self.head() * self.hidden if head and not self.adapters else 0
+            own = self.head * self.hidden if head and not self.adapters else 0
             narrow = self.compute * (self.trained_block + own)
-        yield halved + self.mlp_backward() + narrow
+        yield halved + self.mlp_backward + narrow
 
     def _at_block(self, at: Moment, done: int, before: int, copies: int) -> dict[str, int]:
         """The backward pass of a block, when it has gone through `done` of them."""
         there = at.there[at.stage]
         temporaries, gradients = (
-            self._again() + self.block_backward(),
+            self._again() + self.block_backward,
             before + self._head_gradient(),
         )
         temporaries += self._halved(at) + self._narrow(at) + (self.waiting(done) if there else 0)
-        temporaries += 0 if done else self.left()
+        temporaries += 0 if done else self.left
         if not done and self.stages[at.stage] < self.final:  # what came in is in a buffer
             temporaries -= self.stream * self.part * self.hidden
         if not there:
@@ -219,7 +217,7 @@ class _Moments(Rank):
                 done * each * self.trained_block // (1 if self.layout.pp > 1 else self.group)
             )
         if self.layout.pp == 1 and self.sharded:
-            temporaries += self.reduced() if done else 0  # those of the block before
+            temporaries += self.reduced if done else 0  # those of the block before
             narrow = self.each_gradient - self.exact if there else 0
             gradients += done * narrow * self.trained_block // self.group
             if self.group == 1:
@@ -244,10 +242,10 @@ class _Moments(Rank):
         if not self.last or not self.shape.causal or self.adapters:
             return 0
         if self.sharded and self.layout.pp == 1:
-            return self.compute * self.head() * self.hidden
+            return self.compute * self.head * self.hidden
         if self.layout.pp > 1 or (self.layout.only_replicates and self.layout.world > 1):
             return 0
-        return self.stored * self.head() * self.hidden if self.work.accumulation == 1 else 0
+        return self.stored * self.head * self.hidden if self.work.accumulation == 1 else 0
 
     def _at_table(self, at: Moment, saved: int) -> dict[str, int]:
         """The end of a backward pass that FSDP has no part in: the table's gradient, beside what
@@ -273,15 +271,15 @@ class _Moments(Rank):
         after, ends = self.gradients((True,) * len(self.stages), ending=True), self.trained_ends
         if self.layout.pp > 1:
             # gradients that were kept whole are reduced, those of the ends last
-            shards = self.stored * self.trained() // self.group
+            shards = self.stored * self.trained // self.group
             _, copies = self.passing(0)
             whole = self.exact * ends
             yield {"gradients": shards + whole, self.copies: copies, "temporaries": whole}
-            yield {"gradients": after, self.copies: copies, "temporaries": self.reduced()}
+            yield {"gradients": after, self.copies: copies, "temporaries": self.reduced}
             return
         # reduced in fp32: first from all gradients, then into the shard, when only the loss'
         # gradient of the head is left; weights are not gathered any more
-        head = self.compute * self.head() * self.hidden if self.last and self.shape.causal else 0
+        head = self.compute * self.head * self.hidden if self.last and self.shape.causal else 0
         first = after - self.each_gradient * ends // self.group
         if self.group == 1:
             yield {"gradients": first, "temporaries": 3 * self.exact * ends}

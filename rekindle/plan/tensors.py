@@ -8,6 +8,8 @@ once."""
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from rekindle.plan.inflight import stages_of
 from rekindle.plan.shape import Matrix
 from rekindle.plan.work import Work
@@ -71,26 +73,29 @@ class Rank:
 
     # What is there between two steps
 
+    @cached_property
     def weights(self) -> int:
         block = self.block + self.adapters
         return self.stored * (self.count * block + self.ends) // self.group
 
+    @cached_property
     def trained(self) -> int:
         """Elements of the trained weights on this rank, whole."""
         return sum(self.each)
 
     def static(self) -> dict[str, int]:
-        trained = self.stored * self.trained() // self.group
-        return {"parameters": self.weights(), "optimizer": 2 * trained}
+        trained = self.stored * self.trained // self.group
+        return {"parameters": self.weights, "optimizer": 2 * trained}
 
     # What a block keeps for its backward pass
 
+    @cached_property
     def norm_and_attention(self) -> int:
         """Until the attention's output matrix has been given its input."""
         tokens, part, hidden = self.tokens, self.part, self.hidden
         wide = max(4, self.stream)
         if self.rms:  # the input in fp32, the normalised, the scale
-            kept = (wide + self.scaled()) * part * hidden + 4 * part
+            kept = (wide + self.scaled) * part * hidden + 4 * part
         else:  # the input in fp32, mean and scale
             kept = wide * part * hidden + 8 * part
         kept += self.inputs(3)
@@ -98,12 +103,14 @@ class Rank:
         if self.work.shape.model_type == "qwen3":  # two more norms, of each head
             both = self.query + self.keys
             kept += ((4 + 2) if self.half else 2 * self.compute) * tokens * both
-        return kept + self.scores()
+        return kept + self.scores
 
+    @cached_property
     def entering(self) -> int:
         """A norm's input in fp32."""
         return max(4, self.stream) * self.part * self.hidden
 
+    @cached_property
     def scaled(self) -> int:
         """The normalised, which only a norm's own weights need."""
         return 0 if self.adapters else self.stream
@@ -115,31 +122,35 @@ class Rank:
             return matrices * 2 * size
         return (self.compute if self.rms else max(4, self.stream)) * size
 
+    @cached_property
     def pairs(self) -> int:
         """Pairs of tokens, of all heads here."""
         return self.tokens * self.work.sequence * self.shape.heads // self.layout.tp
 
+    @cached_property
     def scores(self) -> int:
         if self.shape.attention_dropout:  # softmax in fp32, what is kept of it, and the product
-            return (self.exact + 2 * self.compute) * self.pairs()
+            return (self.exact + 2 * self.compute) * self.pairs
         kept = 4 * self.tokens * self.shape.heads // self.layout.tp  # log of the sums
         if self.layout.cp > 1:  # a mask as numbers
             kept += self.compute * self.tokens * self.work.sequence
         return kept
 
+    @cached_property
     def mlp(self) -> int:
         """The rest of the block."""
         tokens, part, hidden = self.tokens, self.part, self.hidden
         wide = max(4, self.stream)
         if self.rms:
-            kept = (wide + self.scaled()) * part * hidden + 4 * part
+            kept = (wide + self.scaled) * part * hidden + 4 * part
         else:
             kept = wide * part * hidden + 8 * part
         kept += self.inputs(2 if self.shape.gated else 1)
         if self.shape.dropout:  # a byte an element; DistilBERT's attention has none behind it
             kept += tokens * hidden * (1 if self.shape.model_type == "distilbert" else 2)
-        return kept + self.activation() * tokens * self.inner
+        return kept + self.activation * tokens * self.inner
 
+    @cached_property
     def activation(self) -> int:
         """Bytes a token and column of the feed-forward that the backward pass needs."""
         if self.shape.gated:  # gate, up, silu of the gate, their product
@@ -148,20 +159,22 @@ class Rank:
             return 12 + 2 * self.compute if self.half else 5 * self.compute
         return 2 * self.compute  # gelu's input and output
 
+    @cached_property
     def kept(self) -> int:
         """Of one block, between its forward and its backward pass."""
         if self.work.checkpointing == "none":
-            return self.whole()
+            return self.whole
         entry = self.stream * self.part * self.hidden
         if self.work.checkpointing == "full":
             return entry
-        return entry + self.products()
+        return entry + self.products
 
     def outputs(self, matrices: tuple[Matrix, ...]) -> int:
         """Elements a token of what matrices give."""
         tp = self.layout.tp
         return sum(m.outputs // (tp if m.divided == "column" else 1) for m in matrices)
 
+    @cached_property
     def products(self) -> int:
         """Results of matrices, those of adapters too, and of attention."""
         adapted = self.work.adapted
@@ -172,8 +185,9 @@ class Rank:
         kept = self.tokens * (self.compute * wide + sums)
         return kept + self.compute * self.part * self.outputs(rows)
 
+    @cached_property
     def whole(self) -> int:
-        kept = self.norm_and_attention() + self.mlp()
+        kept = self.norm_and_attention + self.mlp
         if self.adapters:  # the narrow results between the two matrices of each adapter
             kept += self.compute * self.tokens * self.work.lora_rank * len(self.work.adapted)
             if self.casts and any(m.name == "o" for m in self.work.adapted):
@@ -183,6 +197,7 @@ class Rank:
 
     # What is there for a moment only
 
+    @cached_property
     def mlp_backward(self) -> int:
         """While a feed-forward's gradients are made: more than what the block has kept."""
         tokens, inner = self.tokens, self.inner
@@ -193,24 +208,28 @@ class Rank:
             return (12 if self.half else 2 * self.compute) * tokens * inner + stream
         return self.compute * tokens * inner + stream
 
+    @cached_property
     def attention_backward(self) -> int:
         """While the gradient goes back through a softmax that is written out."""
-        return 2 * self.exact * self.pairs() if self.shape.attention_dropout else 0
+        return 2 * self.exact * self.pairs if self.shape.attention_dropout else 0
 
+    @cached_property
     def block_backward(self) -> int:
         """The most that a block's backward pass adds to what the block has kept; at its softmax
         the feed-forward is gone, and half as much as is made there."""
         stream = self.stream * self.part * self.hidden
-        most = max(self.mlp_backward(), stream + self.attention_backward() // 2 - self.mlp())
+        most = max(self.mlp_backward, stream + self.attention_backward // 2 - self.mlp)
         if self.adapters and self.along and self.work.checkpointing == "full":
             # the last product is made again, as the adapter beside it comes later, and divided
             most = max(most, 2 * self.compute * self.tokens * self.hidden + 2 * stream)
         return most
 
+    @cached_property
     def norm_backward(self) -> int:
         """While a norm's gradients are made: five tensors in fp32 and three of the stream."""
         return (5 * 4 + 3 * self.stream if self.rms else 2 * self.stream) * self.part * self.hidden
 
+    @cached_property
     def halved(self) -> int:
         """What a block's weights are still to be multiplied with, between the two halves of zero
         bubble's backward pass: gradients of all products, and of what norms give."""
@@ -219,41 +238,44 @@ class Rank:
         norms = 0 if adapted else 2 * self.stream * self.part * self.hidden
         return self.compute * self.tokens * wide + norms
 
+    @cached_property
     def attention_forward(self) -> int:
         """Attention written out: bias, scores and the cast weights; or nothing."""
         if not self.shape.attention_dropout:
             return 0
-        return (3 if self.half else 2) * self.compute * self.pairs()
+        return (3 if self.half else 2) * self.compute * self.pairs
 
     def loss(self, stage: int) -> int:
         """While the loss makes its gradients, besides what is kept."""
         if self.stages[stage] != self.final or not self.shape.causal:
             return 0
-        size, rows = self.tokens * self.hidden, self.rows()
-        table = self.head() * self.hidden
+        size, rows = self.tokens * self.hidden, self.rows
+        table = self.head * self.hidden
         narrow = self.compute if self.compute < self.exact else 0
         cast = self.compute if self.stored != self.compute and not self.sharded else 0
         found = 2 * self.stream * size  # the last norm's output, and the chosen tokens of it
         found += 2 * size if self.stream > self.compute else 0
         found += self.exact * (size + table) + cast * table
         turns = -(-self.tokens // rows)
-        logits = rows * self.head()
+        logits = rows * self.head
         making = logits * (self.exact + narrow) * (2 if turns > 1 else 1)
         adding = logits * (self.exact + narrow) + self.compute * table
         ending = logits * (self.exact + narrow) + narrow * (size + table)
         return found + max(making, adding, ending)
 
+    @cached_property
     def head(self) -> int:
         return self.shape.vocab // self.layout.tp
 
+    @cached_property
     def rows(self) -> int:
-        return min(self.tokens, max(1, LOGITS_AT_ONCE // max(1, self.head())))
+        return min(self.tokens, max(1, LOGITS_AT_ONCE // max(1, self.head)))
 
     def loss_kept(self, stage: int) -> int:
         """Gradients of hidden states and head, from the loss to its backward pass."""
         if self.stages[stage] != self.final or not self.shape.causal:
             return 0
-        return self.compute * (self.tokens + self.head()) * self.hidden
+        return self.compute * (self.tokens + self.head) * self.hidden
 
     def ends_kept(self, stage: int) -> int:
         """Before the first block and behind the last one, of a micro-batch."""
@@ -266,11 +288,12 @@ class Rank:
             kept += size if self.shape.dropout else 0
             kept += 0 if self.shape.causal else wide * size
             # no gradient flows into the first norm of a frozen model
-            kept -= self.entering() if self.adapters and self.work.checkpointing == "none" else 0
+            kept -= self.entering if self.adapters and self.work.checkpointing == "none" else 0
         if last and self.shape.causal:
-            kept += (wide + self.scaled() if self.rms else wide) * size + 16 * self.tokens
+            kept += (wide + self.scaled if self.rms else wide) * size + 16 * self.tokens
         return kept
 
+    @cached_property
     def inputs_held(self) -> int:
         """Token numbers, labels, positions of all micro-batches."""
         return 3 * 8 * self.tokens * self.work.accumulation
@@ -313,8 +336,8 @@ class Rank:
         if self.layout.pp > 1 and self.sharded:  # whole, until the last backward pass
             return self.exact * trained
         if self.layout.only_replicates and self.layout.world > 1:
-            own = self.stored * self.trained() if self.work.accumulation > 1 else 0
-            return self.stored * self.trained() + own  # and the buckets
+            own = self.stored * self.trained if self.work.accumulation > 1 else 0
+            return self.stored * self.trained + own  # and the buckets
         if self.sharded and not ending:
             return self.exact * trained // self.group
         return self.each_gradient * trained // self.group
@@ -332,6 +355,7 @@ class Rank:
             return 0
         return 2 * blocks * (self.block - self.shape.block_norms)
 
+    @cached_property
     def left(self) -> int:
         """What FSDP reduced last, which it lets go of in the next backward pass only; replicas
         reduce in the last one."""
@@ -341,6 +365,7 @@ class Rank:
             return 0
         return self.exact * self.trained_ends
 
+    @cached_property
     def reduced(self) -> int:
         """While a block's gradients are reduced: whole, in fp32."""
         return self.exact * self.trained_block if self.sharded else 0
