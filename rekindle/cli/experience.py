@@ -28,8 +28,8 @@ def known(home: Path, name: str) -> Known:
     sequences) in the last run called `name`."""
     from rekindle.plan.calibration import Known, Speeds
 
-    for run in reversed(all_runs(home)):
-        training = collect(run, history=False).training if run.name == name else None
+    for run in reversed(all_runs(home, name)):
+        training = collect(run, history=False).training
         if training is not None and training.epochs:
             per_epoch = training.steps / training.epochs * training.global_batch_size
             return Known(Speeds(_measured(home)), round(per_epoch), run.run_id)
@@ -39,7 +39,7 @@ def known(home: Path, name: str) -> Known:
 def rest_of(plan: Plan, platform: str, home: Path, prices: PriceBook) -> PlannedRest | None:
     """The steps besides training, as they were in the last run of this name that ended well, on
     that platform if there is one; at prices of the region of the plan."""
-    ended = [run for run in all_runs(home) if run.name == plan.name and run.status == "succeeded"]
+    ended = [run for run in all_runs(home, plan.name) if run.status == "succeeded"]
     ended.sort(key=lambda run: run.platform == platform)
     for run in reversed(ended):
         seconds = _seconds(run)

@@ -71,17 +71,18 @@ def config(function: Decorated) -> Decorated:
     return click.argument("config", type=click.Path(path_type=Path))(function)
 
 
-def all_runs(home: Path) -> list[RunRecord]:
-    """All runs under `home`, oldest first; a record that cannot be read is left out, with a
-    warning.
+def all_runs(home: Path, name: str = "") -> list[RunRecord]:
+    """All runs under `home`, or those of a name, oldest first; a record that cannot be read is left
+    out, with a warning.
     """
     records = []
-    for path in sorted((home / "runs").glob("*/run.json")):
+    for path in sorted((home / "runs").glob(f"{name}-*/run.json" if name else "*/run.json")):
         try:
             records.append(RunRecord.read(path))
         except ValueError as error:
             log.warning("%s cannot be read and is left out: %s", path, str(error).splitlines()[0])
-    return sorted(records, key=lambda record: (record.started_at, record.run_id))
+    named = [record for record in records if name in ("", record.name)]
+    return sorted(named, key=lambda record: (record.started_at, record.run_id))
 
 
 def read_run(home: Path, run_id: str) -> RunRecord:
