@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rekindle.answers import Calibration
+from pydantic import ValidationError
+
+from rekindle.answers import Calibration, Planned, PlannedLayout
 from rekindle.cli.experience import SPEEDS
 from rekindle.cli.options import find_run
 from rekindle.errors import RequestError
 from rekindle.records import HistoryRow, RunRecord
-from rekindle.report.collect import collect
-from rekindle.report.planned import FEWEST, measured
+from rekindle.report.collect import Findings, collect, history_beside
+from rekindle.report.planned import FEWEST, measured, otherwise_trained
 
 if TYPE_CHECKING:
     from rekindle.plan.cluster import Cluster
@@ -30,24 +32,38 @@ def calibrate(home: Path, wanted: str) -> Calibration:
     from rekindle.plan.steptime import step_time
 
     run = find_run(home, wanted)
-    rows, left_out = measured(collect(run).history)
+    found = collect(run)
+    rows, left_out = measured(found.history or _growing(found, home))
     if len(rows) < FEWEST:
         raise RequestError(
             f"{run.run_id} has {len(rows)} steps that were measured, and {FEWEST} are needed",
             fix="wait until it has trained; of a run elsewhere, ask `rekindle status` first",
         )
-    work, cluster = _planned(run)
+    plan = _plan_of(run)
+    if differs := otherwise_trained(plan, found.training):
+        raise RequestError(
+            f"{run.run_id} was not trained as it was planned: {differs}",
+            fix="measure a run that was, or plan for the machines that it had",
+        )
+    work, cluster = _planned(run, plan.chosen)
     seconds = statistics.median(row.step_seconds or 0.0 for row in rows)
     trained = dataclasses.replace(work, sequence=_sequence(rows, work, run))
     constants = profile_of(cluster.gpu.name, work.compile).constants
     predicted = step_time(trained, cluster, constants).seconds
-    found = Calibration(
+    kept = Calibration(
         run_id=run.run_id, gpu=cluster.gpu.name, compiled=work.compile, layout=str(work.layout),
         measured=seconds, predicted=predicted, ratio=seconds / predicted, steps=len(rows),
         left_out=left_out, job=job_of(work, cluster), constants=stamp(),
     )  # fmt: skip
-    found.write(home / SPEEDS / f"{run.run_id}.json")
-    return found
+    kept.write(home / SPEEDS / f"{run.run_id}.json")
+    return kept
+
+
+def _growing(found: Findings, home: Path) -> tuple[HistoryRow, ...]:
+    """The curve of a training here that is under way: it lies beside the checkpoints."""
+    if found.fingerprint is None:
+        return ()
+    return history_beside(home / "checkpoints" / found.fingerprint.run_key / "training.json", [])
 
 
 def lines(found: Calibration) -> list[str]:
@@ -73,21 +89,28 @@ def spec_of(run: RunRecord) -> Spec:
     return Spec.model_validate(dict(run.spec))
 
 
-def _planned(run: RunRecord) -> tuple[Work, Cluster]:
+def _plan_of(run: RunRecord) -> Planned:
+    if not run.plan:
+        raise RequestError(
+            f"{run.run_id} was not planned",
+            fix="runs are that rekindle can plan: language models and texts, on known GPUs or here",
+        )
+    try:
+        return Planned.model_validate(dict(run.plan))
+    except ValidationError as error:
+        raise RequestError(
+            f"{run.run_id} was planned by another version of rekindle", fix="measure a newer run"
+        ) from error
+
+
+def _planned(run: RunRecord, had: PlannedLayout) -> tuple[Work, Cluster]:
     """What every rank of the run did, on which machines, as its plan has it."""
-    from rekindle.answers import Planned
     from rekindle.catalog.prices import PriceBook
     from rekindle.plan.fleet import fleets
     from rekindle.plan.request import asked_of
     from rekindle.plan.search import work_of
     from rekindle.spec.layout import Layout
 
-    if not run.plan:
-        raise RequestError(
-            f"{run.run_id} was not planned",
-            fix="runs are that rekindle can plan: language models and texts, on known GPUs or here",
-        )
-    had = Planned.model_validate(dict(run.plan)).chosen
     spec = spec_of(run)
     layout = Layout(**had.degrees, schedule=had.schedule, micro_batch_size=had.micro_batch_size)  # type: ignore[arg-type]
     work = work_of(asked_of(spec, ask_hub=False), layout, had.activation_checkpointing)  # type: ignore[arg-type]

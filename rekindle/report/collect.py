@@ -66,7 +66,7 @@ def collect(run: RunRecord, *, history: bool = True) -> Findings:
     """
     files = dict(_locate(run))
     notes: list[str] = []
-    rows = _read_history(files["training"], notes) if history and "training" in files else ()
+    rows = history_beside(files["training"], notes) if history and "training" in files else ()
     if "training" in files and (beside := files["training"].with_name(PROFILE)).is_file():
         files["profile"] = beside
     return Findings(
@@ -119,8 +119,9 @@ def _plan(run: RunRecord, notes: list[str]) -> Planned | None:
         return None
 
 
-def _read_history(training: Path, notes: list[str]) -> tuple[HistoryRow, ...]:
-    """The rows beside `training`, one a step: after a resume the later row of a step counts."""
+def history_beside(training: Path, notes: list[str]) -> tuple[HistoryRow, ...]:
+    """The rows in the folder of the file `training`, one a step: after a resume the later row of a
+    step counts."""
     path = training.with_name(HISTORY)
     if not path.is_file():
         return ()

@@ -106,7 +106,7 @@ def compared(run: RunRecord, found: Findings) -> Compared | None:
     plan = found.plan
     if plan is None or not plan.chosen.step_seconds[0] > 0:
         return None
-    otherwise = _otherwise(plan, found.training)
+    otherwise = otherwise_trained(plan, found.training)
     figures = [
         dataclasses.replace(one, sure=one.sure and not otherwise)
         for one in _figures(plan, run, found)
@@ -222,7 +222,7 @@ def _price(plan: Planned, run: RunRecord) -> float | None:
 # What came of it
 
 
-def _otherwise(plan: Planned, trained: TrainingSummary | None) -> str:
+def otherwise_trained(plan: Planned, trained: TrainingSummary | None) -> str:
     """How it was trained, where that is not what was planned."""
     if trained is None:
         return ""

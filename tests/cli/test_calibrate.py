@@ -11,6 +11,7 @@ from rekindle.cli.experience import known
 from rekindle.cli.main import invoke
 from rekindle.cli.options import find_run
 from rekindle.cli.planning import settled
+from rekindle.records import TrainingSummary
 from rekindle.report.collect import HISTORY, collect
 from rekindle.spec.load import load_spec
 from tests.cli.test_compile import ROOT
@@ -68,6 +69,23 @@ def test_the_next_plan_is_what_was_measured(home, capsys):
     assert len(list((home / "speeds").iterdir())) == 1, "measured again, it says the same"
 
 
+def test_a_training_that_is_under_way_is_measured_by_its_first_steps(home, tmp_path, capsys):
+    run = find_run(home, "latest")
+    steps = tuple(
+        step.model_copy(update={"status": "running", "artifacts": {}})
+        if step.name.endswith("finetune") else step for step in run.steps
+    )  # fmt: skip
+    under_way = run.model_copy(update={"steps": steps, "status": "running"})
+    under_way.write(tmp_path / "runs" / run.run_id / "run.json")
+    (curve,) = (home / "checkpoints").glob(f"*/{HISTORY}")
+    there = tmp_path / "checkpoints" / curve.parent.name / HISTORY
+    there.parent.mkdir(parents=True)
+    first = curve.read_text().splitlines(keepends=True)[:12]
+    there.write_text("".join(first) + '{"step": 13, "lo')
+    found = said(capsys, "plan", "--calibrate", run.run_id, "--home", str(tmp_path))
+    assert (found["steps"], found["left_out"]) == (7, 5)
+
+
 def test_what_the_last_run_knew_is_taken_from_it(home, capsys):
     run = find_run(home, "latest")
     steps = [step for step in run.steps if not step.name.endswith("finetune")]
@@ -94,7 +112,19 @@ def test_what_cannot_be_measured_is_refused(home, tmp_path, capsys):
     unplanned.write(tmp_path / "runs" / "unplanned" / "run.json")
     assert invoke(["plan", "--calibrate", "unplanned", "--home", str(tmp_path)]) == 2
     assert "was not planned" in capsys.readouterr().err
-    history = collect(run).files["training"].with_name(HISTORY)
+    summary = collect(run).files["training"]
+    wrong = TrainingSummary.read(summary)
+    try:
+        wrong.model_copy(update={"device": "NVIDIA H200"}).write(summary)
+        assert invoke(["plan", "--calibrate", run.run_id, "--home", str(home)]) == 2
+        assert "planned CPU, trained NVIDIA H200" in capsys.readouterr().err
+    finally:
+        wrong.write(summary)
+    older = run.model_copy(update={"plan": {"name": "old"}, "run_id": "older"})
+    older.write(tmp_path / "runs" / "older" / "run.json")
+    assert invoke(["plan", "--calibrate", "older", "--home", str(tmp_path)]) == 2
+    assert "by another version" in capsys.readouterr().err
+    history = summary.with_name(HISTORY)
     lines = history.read_text().splitlines(keepends=True)
     try:
         history.write_text("".join(lines[:4]))
