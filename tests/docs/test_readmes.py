@@ -133,7 +133,9 @@ def test_a_python_block_without_a_file_name_runs(block, tmp_path):
 
 
 def _lines_and_folders(folder):
-    """Every line that can run here, with the folder it runs in."""
+    """Every line that can run here, with the folder it runs in; examples lie where they do in a
+    clone."""
+    shutil.copytree(ROOT / "configs" / "plan", folder / "configs" / "plan")
     for block in blocks("bash"):
         here = folder
         for line in commands(block):

@@ -100,6 +100,7 @@ def test_three_finalists_are_traced_again_and_hold_what_is_stored():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 def test_all_traces_are_what_is_stored():
     same(CASES)
 
