@@ -52,8 +52,9 @@ def rest_of(plan: Plan, platform: str, home: Path, prices: PriceBook) -> Planned
 
 
 def _measured(home: Path) -> list[Calibration]:
+    """The oldest first."""
     found = list[Calibration]()
-    for path in sorted((home / SPEEDS).glob("*.json")):
+    for path in sorted((home / SPEEDS).glob("*.json"), key=lambda path: path.stat().st_mtime):
         try:
             found.append(Calibration.read(path))
         except ValueError as error:

@@ -13,6 +13,7 @@ import click
 from rekindle.answers import Planned, PlannedLayout, PlannedSpot
 from rekindle.cli.compile import PLATFORMS
 from rekindle.cli.options import answer, overrides, shared
+from rekindle.report.words import binary
 
 if TYPE_CHECKING:
     from rekindle.spec.model import Spec
@@ -110,7 +111,7 @@ def lines(plan: Planned) -> Iterator[str]:
     """The plan for people, with bars of memory and time."""
     whole = plan.chosen.step_seconds[1]
     bars = {
-        "memory": [(t.name, t.amount, _size(t.amount)) for t in plan.memory],
+        "memory": [(t.name, t.amount, binary(t.amount)) for t in plan.memory],
         "step": [(t.name, t.amount, f"{t.amount / whole:.0%}") for t in plan.time],
     }
     yield title(plan)
@@ -133,10 +134,10 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     size = f"micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
     again = f", {how} recomputation" if how != "none" else ""
     yield "layout", f"{chosen.layout}, {size}{again}"
-    tensors = f"{_size(chosen.memory_bytes)} of it tensors"
+    tensors = f"{binary(chosen.memory_bytes)} of it tensors"
     yield (
         "memory",
-        f"{_size(chosen.needed_bytes)} of {_size(chosen.device_bytes)} a GPU, {tensors}",
+        f"{binary(chosen.needed_bytes)} of {binary(chosen.device_bytes)} a GPU, {tensors}",
     )
     low, middle, high = map(_seconds, chosen.step_seconds)
     mfu = f", {chosen.mfu:.0%} MFU" if chosen.mfu else ""
@@ -218,11 +219,6 @@ def _short(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:,.0f}"
-
-
-def _size(size: float) -> str:
-    gib = size / 2**30
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{size / 2**20:.1f} MiB"
 
 
 def _to(first: str, last: str) -> str:

@@ -39,8 +39,11 @@ def _table() -> Mapping[str, Any]:
 
 @functools.cache
 def stamp() -> str:
-    """Names this set of numbers: what is measured against it says so."""
-    return hashlib.sha256(FILE.read_bytes()).hexdigest()[:12]
+    """Names these numbers and the formulas that they are for: what is measured against them says
+    so."""
+    formulas = (FILE.with_name(f"{name}.py") for name in ("steptime", "attention", "traffic"))
+    read = b"".join(path.read_bytes() for path in (FILE, *formulas))
+    return hashlib.sha256(read).hexdigest()[:12]
 
 
 def spread_of(kind: str) -> float:
@@ -64,7 +67,7 @@ def profile_of(gpu: str, compiled: bool = False) -> Profile:
     spread = table["spread"]["measured" if measured else "borrowed"]
     basis = table["fitted_on"] if measured else f"measured on {like}, not on {gpu}"
     if gpu == CPU:
-        spread, basis = table["spread"]["cpu"], "read off a few small trainings on a CPU"
+        spread, basis = table["spread"]["cpu"], "a guess from a few small trainings on a CPU"
     if compiled:
         spread, basis = (
             max(spread, table["spread"]["compiled"]),

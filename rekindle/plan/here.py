@@ -7,12 +7,11 @@ import datetime
 import functools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 
-from rekindle.catalog.gpus import Gpu, gpus
+from rekindle.catalog.gpus import Gpu, recognised
 from rekindle.catalog.machines import THIS_CPU, Link, machines
 from rekindle.errors import RequestError
 from rekindle.plan.constants import CPU
@@ -48,15 +47,11 @@ def here(ranks: int) -> tuple[Gpu, int, Link | None]:
             f"{ranks} ranks have {len(names)} GPUs here", where="platforms.local.ranks",
             fix=f"at most {len(names)}",
         )  # fmt: skip
-    found = next((gpu for gpu in gpus().values() if _is(gpu, names[0])), None)
+    found = recognised(names[0])
     if found is None:
         raise RequestError(f"the catalog does not know the GPU {names[0]}")
     like = (each.inside for each in machines().values() if each.gpu == found.name and each.inside)
     return found, len(names), next(like, None)
-
-
-def _is(gpu: Gpu, name: str) -> bool:
-    return re.search(rf"\b(?:{gpu.match})\b", name) is not None
 
 
 @functools.cache

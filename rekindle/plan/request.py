@@ -24,6 +24,11 @@ _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
 def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     """RequestError where the planner cannot know: networks of images or of one's own, one's own
     scripts, models whose config is out of reach (the hub is asked last, if at all)."""
+    if spec.pipeline is not None:
+        raise RequestError(
+            "the planner does not know what a pipeline of one's own computes", where="pipeline",
+            fix="name machines where it needs them: rekindle.distribute(task, nodes=...)",
+        )  # fmt: skip
     kind = KINDS.get(spec.task)
     if kind is None or spec.train.entrypoint:
         what = "a script of one's own" if spec.train.entrypoint else f"the task `{spec.task}`"

@@ -160,6 +160,7 @@ def test_nothing_fits_and_the_nearest_miss_is_told():
     ("changes", "says"),
     [
         ({"model": {"source": {"model_type": "mamba"}}}, "does not know the architecture `mamba`"),
+        ({"task": "", "pipeline": "p.py:f"}, "does not know what a pipeline of one's own computes"),
         ({"task": "image_classification"}, "does not know what the task `image_classification` computes"),
         ({"model": {"source": "nobody/knows-it"}}, "`nobody/knows-it`"),
         ({"resources": {}}, "the planner knows this CPU in fp32, not in bf16"),
