@@ -5,8 +5,10 @@ BIN := .venv/bin
 TORCH := torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
+# with torch for CUDA and what a training needs; `make install` need not have run there
+GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-all images test-containers conformance check format generate bench bench-gpu clean
+.PHONY: help install demo test test-all test-oldest trace-gpu test-gpu images test-containers conformance check format generate bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -36,6 +38,22 @@ test: install  ## the tests, within ten minutes
 
 test-all: install .venv/models  ## all tests, the slow ones too
 	$(PYTEST) --durations=25
+
+# the oldest torch that pyproject.toml allows, in an environment of its own
+.venv-oldest/installed: tests/requirements-oldest.txt tests/train/make_oldest.py .venv/installed
+	$(BIN)/python tests/train/make_oldest.py .venv-oldest .venv
+	@touch $@
+
+test-oldest: .venv-oldest/installed  ## imports, two ranks, layouts and a trace with the oldest torch that is supported
+	.venv-oldest/bin/python -m pytest -q tests/train/test_oldest.py \
+		tests/train/test_layouts.py::test_a_layout_trains_as_one_process_does \
+		tests/train/test_live_memory.py::test_a_trace_is_within_two_percent_of_what_two_shards_really_hold
+
+trace-gpu: .venv-oldest/installed  ## what reaches a GPU, on CUDA tensors without values: no GPU is needed
+	.venv-oldest/bin/python -m pytest -q tests/gpu/test_fake_cuda.py
+
+test-gpu:  ## the checks of docs/gpu.md on a GPU, within 25 minutes; writes its table (GPU_PYTHON=python3 for another Python)
+	$(GPU_PYTHON) -m tests.gpu --write docs/gpu.md
 
 # docker, its daemon and a registry, where root may install and start them
 DOCKERD := if [ "$$(id -u)" = 0 ] && command -v apt-get && \
@@ -78,8 +96,8 @@ bench: install  ## speed against named peers, in the same run (long; with nothin
 	$(BIN)/python tests/bench/bench.py
 	$(BIN)/python tests/bench/bench_shard.py
 
-bench-gpu: install  ## the same on a GPU: tokens/s, MFU and memory of 1.3B and 8B shapes
-	$(BIN)/python tests/bench/bench_gpu.py
+bench-gpu:  ## the same on a GPU: tokens/s, MFU and memory of 1.3B and 8B shapes
+	$(GPU_PYTHON) tests/bench/bench_gpu.py
 
 clean:  ## remove .venv, caches and local runs
-	rm -rf .venv .rekindle .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf .venv .venv-oldest .rekindle .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -1,4 +1,6 @@
-"""Judge the candidate on held-out examples, beside the champion, and write down the evidence."""
+"""Judge the candidate by its scores on held-out examples, beside the champion's, and write down the
+evidence.
+"""
 
 from kfp import dsl
 
@@ -7,14 +9,9 @@ from components import IMAGE
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def evaluate(
-    name: str,
     data: str,
     evaluate: str,
-    register: str,
-    champion: str,
-    artifact_root: str,
-    network: dsl.Input[dsl.Model],
-    examples: dsl.Input[dsl.Dataset],
+    scores: dsl.Input[dsl.Dataset],
     evidence: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
 ):
@@ -22,31 +19,21 @@ def evaluate(
     promote.
 
     Args:
-        name: Name of the registered model.
         data: The spec's section `data`, as JSON; its slices are evaluated.
         evaluate: The spec's section `evaluate`, as JSON.
-        register: The spec's section `register`, as JSON.
-        champion: Registry version to beat, or empty.
-        artifact_root: Folder or URI under which rekindle keeps state.
-        network: The candidate.
-        examples: What `ingest` wrote; the test split decides.
+        scores: What `score` wrote.
         evidence: The evidence record.
         metrics: The candidate's metrics.
     """
     from pathlib import Path
 
     from rekindle.evaluate.evaluate import evaluate as judge
-    from rekindle.registry.models import Registry, fetch_model
-    from rekindle.spec.model import DataSpec, EvaluateSpec, RegisterSpec
+    from rekindle.spec.model import DataSpec, EvaluateSpec
 
-    where = Registry(RegisterSpec.model_validate_json(register), name, artifact_root)
     found = judge(
         EvaluateSpec.model_validate_json(evaluate),
         DataSpec.model_validate_json(data).slices,
-        Path(network.path),
-        Path(examples.path),
-        fetch_model(where, champion) if champion else None,
-        champion,
+        Path(scores.path),
     )
     found.write(evidence.path)
     evidence.metadata["record"] = "evidence"

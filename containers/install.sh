@@ -1,5 +1,6 @@
 #!/bin/sh
 # Fills /opt/rekindle, a virtual environment, while an image is built:
+#   install.sh torch [PYTHON] [FILE]         that PYTHON's torch, if it has one, is in FILE's range
 #   install.sh packages [WORDS FOR venv]     what steps import
 #   install.sh bytecode                      of that
 #   install.sh rekindle                      rekindle itself, from /source; then pip goes
@@ -16,7 +17,31 @@ if ls /wheelhouse/*.whl >/dev/null 2>&1; then
     from="--no-index --find-links=/wheelhouse"
 fi
 
+# The base's torch stays, so one that rekindle does not run on has to be refused here. NGC's are
+# pre-releases of their version, such as 2.10.0a0+b4e4ee8, which pip would not count as 2.10.
+torch() {
+    "${1:-python3}" - "${2:-/requirements.txt}" <<'END'
+import importlib.metadata
+import re
+import sys
+
+try:
+    found = importlib.metadata.version("torch")
+except importlib.metadata.PackageNotFoundError:
+    sys.exit()
+with open(sys.argv[1]) as file:
+    low, high = re.search(r"^torch>=(\d+\.\d+)\S*,<(\d+\.\d+)", file.read(), re.MULTILINE).groups()
+parts = [tuple(map(int, re.match(r"(\d+)\.(\d+)", version).groups())) for version in (low, found, high)]
+if not parts[0] <= parts[1] < parts[2]:
+    sys.exit(
+        f"the base image has torch {found}, and rekindle runs on {low} up to, but not including, {high}\n"
+        "  fix: set BASE_IMAGE to an image whose torch is in this range, or to one without torch"
+    )
+END
+}
+
 packages() {
+    torch
     python3 -m venv "$@" "$prefix"
     pip list --format=freeze >/tmp/held
     awk -F'[=@ ]' '

@@ -1,5 +1,5 @@
-"""The shipped pipeline: fingerprint, ingest, shard, fine-tune, evaluate, register, and promote if
-the gate passed.
+"""The shipped pipeline: fingerprint, ingest, shard, fine-tune, score, evaluate, register, and
+promote if the gate passed.
 """
 
 from kfp import dsl
@@ -10,6 +10,7 @@ from components.fingerprint import fingerprint as fingerprint_step
 from components.ingest import ingest as ingest_step
 from components.register import promote as promote_step
 from components.register import register as register_step
+from components.score import score as score_step
 from components.shard import shard as shard_step
 
 
@@ -53,11 +54,11 @@ def continuous_training(
         run_key=keys.outputs["run_key"], init_from=keys.outputs["init_from"],
         artifact_root=artifact_root, shards=sharded.outputs["shards"],
     )  # fmt: skip
-    judged = evaluate_step(
-        name=name, data=data, evaluate=evaluate, register=register,
-        champion=keys.outputs["champion"], artifact_root=artifact_root,
-        network=trained.outputs["network"], examples=examples,
+    scored = score_step(
+        name=name, train=train, register=register, champion=keys.outputs["champion"],
+        artifact_root=artifact_root, network=trained.outputs["network"], examples=examples,
     )  # fmt: skip
+    judged = evaluate_step(data=data, evaluate=evaluate, scores=scored.outputs["scores"])
     registered = register_step(
         name=name, register=register, code_commit=code_commit, artifact_root=artifact_root,
         fingerprint=keys.outputs["record"], network=trained.outputs["network"],

@@ -229,6 +229,7 @@ class PlannedLayout(Record):
     micro_batch_size: int
     accumulation: int
     activation_checkpointing: str
+    precision: str = ""
     step_seconds: tuple[float, float, float]
     tokens_per_second: float
     mfu: float

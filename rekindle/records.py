@@ -230,9 +230,11 @@ class ShardManifest(Record):
 
 class TrainingSummary(Record):
     """Kind `training`: `training.json` inside the model artifact, beside `history.jsonl` (one
-    `HistoryRow` a line). `layout` and `device` (`cpu`, or a GPU as torch calls it) are empty where
-    one's own script trained.
-    """
+    `HistoryRow` a line). `precision` is what was computed in, never `auto`. It, `layout` and
+    `device` (`cpu`, or a GPU as torch calls it) are empty where one's own script trained.
+    `deterministic`: kernels and collectives were those that repeat their bits. `attention`: what
+    kept packed documents apart, the `varlen` kernel or one call of `sdpa` a document; empty where
+    the architecture's own attention ran."""
 
     schema_version: int = SCHEMA_VERSION
     run_key: str
@@ -251,6 +253,8 @@ class TrainingSummary(Record):
     validation: Mapping[str, float] = Field(default_factory=dict)
     layout: str = ""
     device: str = ""
+    deterministic: bool = False
+    attention: str = ""
 
 
 class HistoryRow(Record):
@@ -351,6 +355,42 @@ class Sample(Record):
     prompt: str
     generated: str
     expected: str
+
+
+class Contender(Record):
+    """How a model was scored. `run_key` identifies its training; `scores` is the key of its scores
+    (weights, examples, settings, code); `labels` as in `ShardManifest`. `unigram_nats`, of a
+    language model, is the entropy of the targets in the rows that both contenders are judged on."""
+
+    run_key: str
+    scores: str
+    precision: str
+    labels: tuple[str, ...] = ()
+    unigram_nats: float | None = None
+
+
+class Scores(Record):
+    """Kind `scores`: `scores.json` beside `scores.parquet`, which has one row an example that
+    decides: `id`, `hash`, `label`, the columns of slices in the struct `slices`, and what each
+    contender scores in the structs `candidate` and `champion`: `logits`, or `nats`, `right` and
+    `targets`, summed over the targets, and `target_bytes`.
+
+    `objective` is that of the candidate's task. `champion` is null where there is none, or where
+    `incomparable` says why it cannot be compared (the name of a check, and a sentence).
+    `same_targets`: both cut the texts into the same tokens. `examples` and `excluded` as in
+    `Evidence`; `samples` are the candidate's."""
+
+    schema_version: int = SCHEMA_VERSION
+    objective: Literal["classes", "tokens"]
+    candidate: Contender
+    champion: Contender | None = None
+    champion_version: str = ""
+    incomparable: tuple[str, str] | None = None
+    same_targets: bool = True
+    rows: int
+    excluded: int
+    examples: str
+    samples: tuple[Sample, ...] = ()
 
 
 class Evidence(Record):
@@ -475,6 +515,7 @@ RECORD_KINDS: dict[str, type[Record]] = {
     "fingerprint": Fingerprint,
     "shards": ShardManifest,
     "training": TrainingSummary,
+    "scores": Scores,
     "evidence": Evidence,
     "registration": Registration,
 }
@@ -483,6 +524,7 @@ RECORD_FILES: dict[str, str] = {  # what a record is called in an artifact that 
     "fingerprint": "fingerprint.json",
     "shards": "manifest.json",
     "training": "training.json",
+    "scores": "scores.json",
     "evidence": "evidence.json",
     "registration": "registration.json",
 }

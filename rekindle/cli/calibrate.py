@@ -108,18 +108,18 @@ def _planned(run: RunRecord, had: PlannedLayout) -> tuple[Work, Cluster]:
     from rekindle.catalog.prices import PriceBook
     from rekindle.plan.fleet import fleets
     from rekindle.plan.request import asked_of
-    from rekindle.plan.search import work_of
+    from rekindle.plan.search import on_gpu, work_of
     from rekindle.spec.layout import Layout
 
     spec = spec_of(run)
     layout = Layout(**had.degrees, schedule=had.schedule, micro_batch_size=had.micro_batch_size)  # type: ignore[arg-type]
-    work = work_of(asked_of(spec, ask_hub=False), layout, had.activation_checkpointing)  # type: ignore[arg-type]
     machines = spec.resources.model_copy(
         update={} if run.platform == "local" else
         {"machine": had.machine, "nodes": had.nodes, "gpus_per_node": had.gpus_per_node}
     )  # fmt: skip
     fleet = fleets(machines, run.platform, had.region, PriceBook(()), had.gpus_per_node)[0]
-    return work, fleet.cluster
+    asked = on_gpu(asked_of(spec, ask_hub=False), fleet.gpu)
+    return work_of(asked, layout, had.activation_checkpointing), fleet.cluster  # type: ignore[arg-type]
 
 
 def _sequence(rows: Sequence[HistoryRow], work: Work, run: RunRecord) -> int:

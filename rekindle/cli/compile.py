@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import click
 
 from rekindle.answers import Compiled
-from rekindle.cli.options import FOLDER, TRAINING, answer, config, overrides, shared
+from rekindle.cli.options import FOLDER, ON_MACHINES, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.records import write_atomically
 
@@ -104,8 +104,8 @@ def command(
 
 
 def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
-    """The definition for one platform, with the training step on the machines that the config asks
-    for; RequestError with everything that is wrong."""
+    """The definition for one platform, with the steps that train and score on the machines that the
+    config asks for; RequestError with everything that is wrong."""
     from rekindle.cli.job import arguments_of
     from rekindle.cli.planning import settled
     from rekindle.platforms import code as own
@@ -133,7 +133,7 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
 
 
 def _spread(spec: Spec, graph: Graph) -> Graph:
-    """The training step on the machines that the config asks for."""
+    """The steps that train and score on the machines that the config asks for."""
     from rekindle.ir.distribution import Distribution
     from rekindle.spec.model import ResourcesSpec
 
@@ -143,14 +143,16 @@ def _spread(spec: Spec, graph: Graph) -> Graph:
         return graph
     if spec.pipeline is not None:
         raise RequestError(
-            "`resources` are for the training step of rekindle's own pipeline",
+            "`resources` are for the steps of rekindle's own pipeline that train and score",
             where="resources",
             fix="call rekindle.distribute(task, nodes=...) in your pipeline",
         )
     wanted = Distribution(checkpoint=_CHECKPOINT, **machines)
     if problems := wanted.problems(frozenset([_CHECKPOINT]), "resources"):
         raise RequestError(problems)
-    return graph.spread(TRAINING, wanted)
+    for step in ON_MACHINES:
+        graph = graph.spread(step, wanted)
+    return graph
 
 
 def _only_here(uri: str) -> str:

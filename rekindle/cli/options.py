@@ -19,6 +19,7 @@ Decorated = Callable[..., Any]
 
 DEFAULT_HOME = Path(".rekindle")
 TRAINING = "finetune"  # the step of the shipped pipeline
+ON_MACHINES = (TRAINING, "score")  # those that `resources` are for
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 

@@ -133,7 +133,8 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     how = chosen.activation_checkpointing
     size = f"micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
     again = f", {how} recomputation" if how != "none" else ""
-    yield "layout", f"{chosen.layout}, {size}{again}"
+    numbers = f", {chosen.precision}" if chosen.precision else ""
+    yield "layout", f"{chosen.layout}{numbers}, {size}{again}"
     tensors = f"{binary(chosen.memory_bytes)} of it tensors"
     yield (
         "memory",

@@ -135,6 +135,7 @@ def _plan(spec: Spec, platform: str, prices: PriceBook, before: Known | None = N
     from rekindle.plan.fleet import fleets
     from rekindle.plan.plan import make
     from rekindle.plan.request import asked_of
+    from rekindle.plan.search import on_gpu
 
     region = str(getattr(getattr(spec.platforms, platform), "region", ""))
     local = platform == "local"
@@ -145,6 +146,6 @@ def _plan(spec: Spec, platform: str, prices: PriceBook, before: Known | None = N
         fleet = fleets(spec.resources, platform, region, prices, spec.platforms.local.ranks)[0]
     except RequestError:
         return None
-    if spec.train.precision not in fleet.gpu.tflops:
+    if on_gpu(asked, fleet.gpu).train.precision not in fleet.gpu.tflops:
         return None
     return make(spec, prices, platform, region, asked=asked, known=before or Known())

@@ -170,6 +170,11 @@ class ExamplesFile:
     def __len__(self) -> int:
         return int(self._reader.num_record_batches)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that its batches have."""
+        return self._reader.schema
+
     def __getitem__(self, index: int) -> pa.RecordBatch:
         return self._reader.get_batch(index)
 

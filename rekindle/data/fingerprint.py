@@ -41,7 +41,8 @@ _DATA_ASIDE = {"source", "window", "shard_rows", "slices"}
 # checkpoints
 _TRAIN_ASIDE = {
     "activation_checkpointing", "checkpoint", "compile", "entrypoint", "grace_seconds",
-    "hang_seconds", "layout", "ledger", "max_hours", "max_restarts", "profile",
+    "hang_seconds", "layout", "ledger", "max_hours", "max_restarts", "profile", "start_seconds",
+    "untested",
 }  # fmt: skip
 
 

@@ -1,172 +1,103 @@
-"""Score the candidate, and the champion on the same rows, and write down why it may or may not be
-promoted.
+"""From what candidate and champion scored on the same examples to the evidence: why the candidate
+may or may not be promoted.
 
-Both read the raw examples, because each encodes them with its own tokenizer. Rows that either
-contender was trained on are left out for both, and texts that hold no target for one of them; they
-are counted. Models with different tokenizers are compared in bits per byte of text, which does not
-depend on how the text is cut. Shapes: N examples, C classes."""
+A pure function of the files that the step `score` left (records.Scores says what is in them): no
+model is loaded here. Models with different tokenizers are compared in bits per byte of text, which
+does not depend on how the text is cut. Shapes: N examples, C classes."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
+import pyarrow.parquet as pq
 
-from rekindle.data.examples import open_examples
+from rekindle import records
 from rekindle.errors import DataError
-from rekindle.evaluate import metrics, tokens
+from rekindle.evaluate import metrics
 from rekindle.evaluate.gate import Verdict, judge
 from rekindle.evaluate.metrics import Floats, Ints
 from rekindle.evaluate.scores import ClassScores, TokenScores
-from rekindle.launch.events import emit
-from rekindle.records import Check, Evidence, Slice
+from rekindle.records import Check, Contender, Evidence, Slice
 from rekindle.spec.model import EvaluateSpec
-from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model
 
-BATCH = 64
-TEST = "test"
+TABLE, RECORD = "scores.parquet", "scores.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Contest:
-    """The contenders' scores on the same `rows`; `metric` compares them, `slice_metric` on slices.
-    `theirs` is None where there is no champion, or where `refusal` says why there is no contest."""
-
-    rows: pa.Table
-    ours: ClassScores | TokenScores
-    theirs: ClassScores | TokenScores | None
-    metric: str
-    slice_metric: str
-    refusal: Verdict | None = None
-
-
-def evaluate(
-    spec: EvaluateSpec,
-    slice_columns: Sequence[str],
-    candidate_folder: Path,
-    examples_folder: Path,
-    champion_folder: Path | None,
-    champion_version: str,
-) -> Evidence:
-    """The evidence on the model in `candidate_folder`, judged on the test split of the examples."""
-    candidate = open_model(candidate_folder)
-    champion = open_model(champion_folder) if champion_folder else None
-    everything = pa.Table.from_batches(list(open_examples(examples_folder, TEST)))
-    unseen = _unseen(everything, [model for model in (candidate, champion) if model])
-    of_tokens = candidate.task.objective == "tokens"
-    contest = (_of_tokens if of_tokens else _of_classes)(spec, candidate, champion, unseen)
-    rows, ours, theirs = contest.rows, contest.ours, contest.theirs
+def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> Evidence:
+    """The evidence on the candidate whose scores lie in the folder `scores`."""
+    record, rows = records.Scores.read(scores / RECORD), pq.read_table(scores / TABLE)
+    read = _of_tokens if record.objective == "tokens" else _of_classes
+    ours = read(rows, "candidate", record.candidate)
+    theirs = read(rows, "champion", record.champion) if record.champion else None
+    metric, slice_metric = _metrics(spec, record)
     slices = _slices(rows, slice_columns, ours, theirs)
-    verdict = contest.refusal or judge(
-        spec, contest.metric, ours, theirs, slices, contest.slice_metric
+    verdict = (
+        _incomparable(*record.incomparable)
+        if record.incomparable
+        else judge(spec, metric, ours, theirs, slices, slice_metric)
     )
     classes = ours if isinstance(ours, ClassScores) else None
     return Evidence(
-        run_key=candidate.run_key,
+        run_key=record.candidate.run_key,
         promote=verdict.promote,
         reason=verdict.reason,
         checks=verdict.checks,
         metrics=dict(ours.metrics) if len(ours) else {},
-        champion_version=champion_version,
+        champion_version=record.champion_version,
         champion_metrics=dict(theirs.metrics) if theirs and len(theirs) else {},
         comparison=verdict.comparison,
-        labels=candidate.labels,
+        labels=record.candidate.labels,
         confusion=_confusion(classes) if classes else (),
         calibration=metrics.calibration_bins(classes.probabilities_NC, classes.labels_N)
         if classes
         else (),
         slices=tuple(slices),
-        samples=tokens.samples(candidate, rows) if of_tokens else (),
-        rows=len(rows),
-        excluded=len(everything) - len(rows),
-        examples=hashlib.sha256(b"".join(rows.column("hash").to_pylist())).hexdigest(),
+        samples=record.samples,
+        rows=record.rows,
+        excluded=record.excluded,
+        examples=record.examples,
     )
 
 
-def _of_classes(
-    spec: EvaluateSpec, candidate: ModelFolder, champion: ModelFolder | None, rows: pa.Table
-) -> Contest:
-    labels_N = _class_indices(rows, candidate.labels)
-    metric = spec.gate.metric or "accuracy"
-    ours = ClassScores(predict(candidate, rows, "candidate"), labels_N)
-    if champion is None:
-        return Contest(rows, ours, None, metric, "accuracy")
-    if champion.labels != candidate.labels:
-        refusal = _incomparable(
-            "same_classes",
-            f"the champion knows the classes {list(champion.labels)}, the candidate "
-            f"{list(candidate.labels)}: they cannot be compared",
-        )
-        return Contest(rows, ours, None, metric, "accuracy", refusal)
-    theirs = ClassScores(predict(champion, rows, "champion"), labels_N)
-    return Contest(rows, ours, theirs, metric, "accuracy")
+def _metrics(spec: EvaluateSpec, record: records.Scores) -> tuple[str, str]:
+    """What the contenders are compared in, and what on slices."""
+    if record.objective == "classes":
+        return spec.gate.metric or "accuracy", "accuracy"
+    if record.same_targets:
+        return spec.gate.metric or "log_loss", "log_loss"
+    return "bits_per_byte", "bits_per_byte"
 
 
-def _of_tokens(
-    spec: EvaluateSpec, candidate: ModelFolder, champion: ModelFolder | None, rows: pa.Table
-) -> Contest:
-    refusal = None
-    if champion is not None and champion.task.objective != "tokens":
-        refusal = _incomparable("same_task", "the champion is no language model")
-        champion = None
-    cut = [tokens.encode(model, rows) for model in (candidate, champion) if model]
-    keep = np.ones(len(rows), bool)
-    for table in cut:
-        keep &= np.asarray(table.column("input_ids").is_valid(), bool)
-    rows, cut = rows.filter(pa.array(keep)), [table.filter(pa.array(keep)) for table in cut]
-    same = all(_same_targets(table, cut[0]) for table in cut)
-    metric = (spec.gate.metric or "log_loss") if same else "bits_per_byte"
-    slice_metric = "log_loss" if same else "bits_per_byte"
-    ours = tokens.score(candidate, cut[0], "candidate")
-    theirs = tokens.score(champion, cut[1], "champion") if champion is not None else None
-    return Contest(rows, ours, theirs, metric, slice_metric, refusal)
-
-
-def _same_targets(one: pa.Table, other: pa.Table) -> bool:
-    """Whether both have the same tokens, and the same of them to predict."""
-    names = ["input_ids", "supervised"]
-    return bool(one.select(names).combine_chunks().equals(other.select(names).combine_chunks()))
-
-
-@torch.inference_mode()
-def predict(model: ModelFolder, rows: pa.Table, who: str) -> Floats:
-    """[N, C] probabilities for examples; batched by length so that little is spent on padding."""
+def _of_classes(rows: pa.Table, who: str, contender: Contender) -> ClassScores:
+    labels_N = _class_indices(rows, contender.labels)
     if not len(rows):
-        return np.zeros((0, len(model.labels)))
-    network = model.network()
-    encoded = pa.table(model.task.encode(_one_batch(rows), model.settings, model.path))
-    order_N = np.arange(len(rows))
-    if "input_ids" in encoded.column_names:
-        order_N = np.argsort(
-            pc.list_value_length(encoded.column("input_ids")).to_numpy(), kind="stable"
-        )
-    result_NC = np.zeros((len(rows), len(model.labels)), np.float64)
-    for start in range(0, len(rows), BATCH):
-        part = order_N[start : start + BATCH]
-        inputs = model.task.collate(encoded.take(pa.array(part)), model.settings)
-        result_NC[part] = torch.softmax(model.task.logits(network, inputs).double(), -1).numpy()
-        emit("progress", step=start + len(part), steps=len(rows), unit=f"{who}: example")
-    return result_NC
+        return ClassScores(np.zeros((0, len(contender.labels))), labels_N)
+    logits = rows.column(who).combine_chunks().field("logits").flatten()
+    return ClassScores(_softmax(np.asarray(logits, np.float64).reshape(len(rows), -1)), labels_N)
 
 
-def _one_batch(rows: pa.Table) -> pa.RecordBatch:
-    batches = rows.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
+def _of_tokens(rows: pa.Table, who: str, contender: Contender) -> TokenScores:
+    assert contender.unigram_nats is not None
+
+    def sums(name: str) -> Floats:
+        if not len(rows):
+            return np.zeros(0)
+        return np.asarray(rows.column(who).combine_chunks().field(name), np.float64)
+
+    return TokenScores(
+        sums("nats"), sums("right"), sums("targets"), sums("target_bytes"), contender.unigram_nats
+    )
 
 
-def _unseen(rows: pa.Table, models: Sequence[ModelFolder]) -> pa.Table:
-    """The rows that none of `models` was trained on."""
-    prefixes_N = hash_prefixes(rows.column("hash").to_pylist())
-    seen_N = np.zeros(len(rows), bool)
-    for model in models:
-        seen_N |= np.isin(prefixes_N, model.trained_on())
-    return rows.filter(pa.array(~seen_N))
+def _softmax(logits_NC: Floats) -> Floats:
+    powers_NC: Floats = np.exp(logits_NC - logits_NC.max(1, keepdims=True))
+    shares_NC: Floats = powers_NC / powers_NC.sum(1, keepdims=True)
+    return shares_NC
 
 
 def _class_indices(rows: pa.Table, labels: tuple[str, ...]) -> Ints:
@@ -198,7 +129,8 @@ def _slices(
     """Metrics for each value of each slice column, in order of column and value."""
     result = []
     for column in columns:
-        values_N = np.array(["" if v is None else str(v) for v in rows.column(column).to_pylist()])
+        found: list[Any] = rows.column("slices").combine_chunks().field(column).to_pylist()
+        values_N = np.array(["" if value is None else str(value) for value in found])
         for value in sorted(set(values_N)):
             pick = values_N == value
             result.append(

@@ -33,7 +33,7 @@ _MEMORY = "use less memory: a smaller train.micro_batch_size, activation checkpo
 @dataclasses.dataclass(frozen=True)
 class Cause:
     """Why a gang ended: `what` happened to `rank` at `time` (seconds since 1970), `where`, and the
-    `fix`."""
+    `fix`. `starved_at` is the step in which the kernel killed it for its memory."""
 
     kind: Kind
     rank: int
@@ -41,6 +41,7 @@ class Cause:
     what: str
     where: str = ""
     fix: str = ""
+    starved_at: int | None = None
 
     @property
     def is_final(self) -> bool:
@@ -91,7 +92,8 @@ def _from_exit(facts: Mapping[str, Any], sign: Sign | None, oom_kills: int) -> C
         )
     followed = code in (-signal.SIGTERM, -signal.SIGABRT)  # torchrun's own, gloo's when a peer goes
     what, fix = _killed(f"rank {rank}", -code, doing, oom_kills)
-    return Cause("followed" if followed else "killed", rank, when, what, "", fix)
+    starved_at = sign.step if sign and oom_kills and code == -signal.SIGKILL else None
+    return Cause("followed" if followed else "killed", rank, when, what, "", fix, starved_at)
 
 
 def agent_killed(rank: int, number: int, oom_kills: int) -> Cause:

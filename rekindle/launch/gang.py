@@ -2,8 +2,9 @@
 
 Decides when ranks are given up: after an error or a death the others get a little time to say what
 they saw and are then killed, because a collective may wait for a dead peer for ever; a rank without
-a sign of life for `train.hang_seconds` makes all write down their stacks first. What a rank starts
-up with, saves or finishes may take three times as long, and at least two minutes."""
+a sign of life for `train.hang_seconds` makes all write down their stacks first. What a rank warms
+up with, saves or finishes may take three times as long, and at least two minutes. A start may take
+as long as it likes while one rank of the node gives signs of life every `train.start_seconds`."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from rekindle.launch import blame, nursery, signs
+from rekindle.launch import accelerator, blame, nursery, signs
 from rekindle.launch.blame import Cause, Stack
 from rekindle.launch.fault import LAUNCHER
 from rekindle.launch.process import MARK, end_marked, has_gpu, is_running
@@ -91,6 +92,9 @@ class Gang:
         self.environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         self.environment |= rendezvous.network() | dict(environment)
         self.environment |= {LAUNCHER: str(os.getpid())}
+        self.gpus = has_gpu()
+        if self.gpus:
+            self.environment |= accelerator.allocator(self.environment)
         self.foreign = train.entrypoint is not None
         self.began = time.monotonic()
         self.agent: subprocess.Popen[bytes] | None = None
@@ -139,6 +143,8 @@ class _Life:
         self.hung: list[Cause] = []
         self.oom_kills = blame.oom_kills()
         reading, self.lifeline = os.pipe()
+        bound = gang.gpus and accelerator.can_bind()
+        started = argv(gang.script, gang.place, port, bound)
         words = [sys.executable, "-m", "rekindle.launch.agent", str(reading), str(self.exits)]
         words += [gang.script[1] if gang.script[0] == "-m" and not gang.foreign else ""]
         own = {MARK: self.mark, "REKINDLE_RESTART": str(restart), "PYTHONUNBUFFERED": "1"}
@@ -147,7 +153,7 @@ class _Life:
         try:
             # in a session of its own, so that whoever kills our process group leaves it to tidy up
             self.agent = gang.agent = subprocess.Popen(
-                [*words, f"--log-dir={self.scratch.name}", *argv(gang.script, gang.place, port)],
+                [*words, f"--log-dir={self.scratch.name}", *started],
                 env={**gang.environment, **own}, pass_fds=[reading],
                 start_new_session=True,
             )  # fmt: skip
@@ -208,6 +214,10 @@ class _Life:
         ranks = range(first, first + self.gang.place.ranks_per_node)
         unborn = [Sign(r, 0, 0, self.began, 0, "start", 0, None) for r in ranks if r not in known]
         late = [sign for sign in (*found, *unborn) if sign.age > self._patience(sign)]
+        starting = [sign for sign in (*found, *unborn) if sign.phase == "start"]
+        if any(sign not in late for sign in starting):
+            # one is at work, and the others wait for it: in a collective nobody beats
+            late = [sign for sign in late if sign.phase != "start"]
         if not late:
             return False
         self._write_stacks([*found, *unborn])
@@ -215,6 +225,8 @@ class _Life:
 
     def _patience(self, sign: Sign) -> float:
         limit = self.gang.train.hang_seconds
+        if sign.phase == "start" and self.gang.train.start_seconds is not None:
+            return self.gang.train.start_seconds
         return max(SLOW_SECONDS, SLOW_FACTOR * limit) if sign.phase in SLOW_PHASES else limit
 
     def _write_stacks(self, found: Sequence[Sign]) -> None:
@@ -227,8 +239,10 @@ class _Life:
             path.write_text("".join(f"rank {rank}\n{text}\n" for rank, text in texts.items()))
         for sign in found:
             self._dump_flight_recorder(sign.rank)
+        in_start = all(sign.phase == "start" for sign in found)
+        field = "train.start_seconds" if in_start else "train.hang_seconds"
         stacks = {s.rank: Stack.read(texts.get(s.rank, ""), s.thread) for s in found}
-        fix = f"all stacks are in {path}; if it was only slow, raise train.hang_seconds"
+        fix = f"all stacks are in {path}; if it was only slow, raise {field}"
         quiet = [sign for sign in found if sign.age > self._patience(sign) / 2]
         self.hung = blame.hung(quiet, stacks, fix)
 
@@ -289,9 +303,11 @@ class _Life:
         return str(json.loads(path.read_text())["status"]) if path.exists() else ""
 
 
-def argv(script: Sequence[str], place: Rendezvous, port: int) -> list[str]:
-    """torchrun's arguments for `script` (a path or `-m module`, and its arguments)."""
+def argv(script: Sequence[str], place: Rendezvous, port: int, bound: bool = False) -> list[str]:
+    """torchrun's arguments for `script` (a path or `-m module`, and its arguments). Each rank is
+    `bound` to the processors and the memory beside its GPU."""
     words = [f"--nproc-per-node={place.ranks_per_node}", "--max-restarts=0"]
+    words += ["--numa-binding=node"] if bound else []
     if place.nodes == 1:
         # by address: a container without a network cannot look its own name up
         return [*words, "--standalone", "--local-addr=127.0.0.1", *script]

@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -16,6 +18,7 @@ from types import FrameType
 PR_SET_PDEATHSIG = 1
 MARK = "REKINDLE_GANG"
 _SWEEP_SECONDS = 5.0
+_DRIVER_SECONDS = 30.0
 
 
 def die_with_parent() -> None:
@@ -52,6 +55,22 @@ def name_process(name: str) -> None:
 def has_gpu() -> bool:
     """Whether the driver of a GPU (NVIDIA, AMD) is loaded on this machine."""
     return any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd"))
+
+
+def gpus_have_bf16() -> bool:
+    """Whether all GPUs here compute in bf16: NVIDIA's of compute capability 8 and above, as its
+    driver says, so that this process does not start CUDA; all of AMD's that ROCm supports."""
+    if shutil.which("nvidia-smi") is None:
+        return Path("/dev/kfd").exists()
+    words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=True
+        )
+        majors = [int(line.partition(".")[0]) for line in done.stdout.splitlines() if line.strip()]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return False
+    return bool(majors) and min(majors) >= 8
 
 
 def end_marked(mark: str, spared: Collection[int] = ()) -> None:

@@ -26,6 +26,7 @@ SCHEMA_VERSION = 1
 # Where their installers put them: the EFA installer (1.51) and Google's package nccl-gib (1.1)
 PLUGINS = {"efa": Path("/opt/amazon/ofi-nccl"), "gib": Path("/usr/local/gib")}
 STORES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
+WORKER = "rekindle.train.worker"
 _ANSWER_SECONDS = 180
 _BUILD = "build the image from containers/"
 
@@ -89,6 +90,7 @@ def checks(image: Image) -> Iterable[Check]:
         yield check_compiler()
     yield check_kfp()
     yield from check_torch()
+    yield check_worker()
     yield check_ranks()
 
 
@@ -207,6 +209,22 @@ def check_torch() -> Iterable[Check]:
     yield Check("gpus", f"{count} x {', '.join(names)}")
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     yield Check("nccl", nccl)
+
+
+def check_worker() -> Check:
+    """What every rank of a training imports, which needs more of torch than its presence."""
+    command = [sys.executable, "-W", "ignore", "-c", f"import {WORKER}"]
+    if reason := _failure(command, {}):
+        fix = f"use a torch that rekindle supports ({_torch_range()}), or {_BUILD}"
+        return Check("worker", reason, fix)
+    return Check("worker", f"{WORKER} imports")
+
+
+def _torch_range() -> str:
+    """What this rekindle says of torch, as `torch<2.14,>=2.10`."""
+    required = importlib.metadata.requires("rekindle") or []
+    found = [words.partition(";")[0].strip() for words in required if words.startswith("torch")]
+    return found[0] if found else "torch"
 
 
 def check_ranks() -> Check:

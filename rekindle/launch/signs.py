@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-Phase = Literal["start", "warm-up", "step", "validation", "save", "finish"]
+Phase = Literal["start", "warm-up", "step", "validation", "save", "finish", "score"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+PIECEWISE: tuple[Phase, ...] = ("start", "finish")
 
 _BYTES = 1 << 16
 _BEAT = struct.Struct("<dqB")  # time, step, phase
@@ -63,6 +64,7 @@ class SignFile:
         self._file = os.open(_path(status, rank), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         os.pwrite(self._file, b"\0" * _BYTES, 0)
         self._thread, self._first, self._spoken = thread, 0, False
+        self._last: tuple[int, Phase] = (0, "start")
         self._introduce()
         self.beat(0, "start")
 
@@ -71,7 +73,15 @@ class SignFile:
         if phase == "step" and not self._first:
             self._first = step
             self._introduce()
+        self._last = step, phase
         os.pwrite(self._file, _BEAT.pack(time.monotonic(), step, PHASES.index(phase)), 0)
+
+    def go_on(self) -> None:
+        """A sign of life from a start or an end that consists of many pieces of work. In any other
+        phase it does nothing: a thread in the background must not hide that the main one hangs."""
+        step, phase = self._last
+        if phase in PIECEWISE:
+            self.beat(step, phase)
 
     def say(self, words: dict[str, Any]) -> None:
         """Leave last words; only the first ones count."""

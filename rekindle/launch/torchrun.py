@@ -4,8 +4,9 @@ Restarts are ours and not torchrun's: after a lost rank the whole gang, on all n
 with a fresh store and port, because a survivor's stale connections make torchrun's own in-place
 restart fail now and then. A rank that died of an exception of its own would die of it again, so
 only ranks lost from outside (killed, hung, out of memory, a peer's connection gone) are worth a
-restart. Success and preemption are what rank 0 wrote into `status.json`; torchrun's exit code is
-not proof of either. Authority: torch.distributed.run, and facts measured on torch 2.13."""
+restart; a rank that the kernel kills for its memory in the same step again is not. Success and
+preemption are what rank 0 wrote into `status.json`; torchrun's exit code is not proof of either.
+Authority: torch.distributed.run, and facts measured on torch 2.13."""
 
 from __future__ import annotations
 
@@ -50,9 +51,10 @@ def torchrun(
     the first rank at fault and its cause, when the gang cannot go on."""
     place = rendezvous or Rendezvous.current()
     told, how = profiled(os.environ) if place.nodes > 1 else ({}, "")
+    told = {**told, **_same_bits(train)}
     gang = Gang(script, train, status, place, {**told, **(environment or {})})
     with on_signal(gang.stop), _team(gang) as team:
-        restart = 0
+        restart, starved_at = 0, None
         while True:
             restart, port = team.meet(restart) if team else (restart, 0)
             if team and restart == 0:
@@ -63,6 +65,9 @@ def torchrun(
                 return
             what, where, fix = _words(verdict)
             _give_up(verdict, train)
+            before, starved_at = starved_at, verdict.cause.starved_at if verdict.cause else None
+            if starved_at is not None and starved_at == before:
+                raise StepError(f"{what}, twice in the same step", where=where, fix=fix)
             if restart >= train.max_restarts:
                 raise StepError(
                     f"{what}; after {restart} restarts",
@@ -74,6 +79,16 @@ def torchrun(
             text = f"{what}; restarting all ranks ({restart} of {train.max_restarts})"
             log.warning("%s\n  where: %s\n  fix: %s", text, where, fix)
             emit("notice", text=text)
+
+
+def _same_bits(train: TrainSpec) -> dict[str, str]:
+    """What `train.deterministic` needs before CUDA and NCCL start: cuBLAS with workspaces of its
+    own (docs.nvidia.com/cuda/cublas, results reproducibility), and sums along rings, because the
+    order in which NCCL's trees add up is not fixed (so does Megatron-LM's `--deterministic-mode`,
+    NVIDIA/Megatron-LM#5718)."""
+    if not train.deterministic:
+        return {}
+    return {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
 
 
 def _network(environment: Mapping[str, str], how: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from rekindle.errors import RequestError
 from rekindle.plan.calibration import Speeds
 from rekindle.plan.fleet import Fleet
-from rekindle.plan.search import Asked, Found, Option, search
+from rekindle.plan.search import Asked, Found, Option, on_gpu, search
 from rekindle.spec.model import AUTO, Spec
 
 Hours = tuple[float, float, float]  # least, expected, most: nine of ten lie within
@@ -151,7 +151,9 @@ def _may_do(spec: Spec, asked: Asked, fleet: Fleet, steps: int | None, speeds: S
 
 def _least_seconds(asked: Asked, fleet: Fleet) -> float:
     """Of a step, if the products took all the time, at the GPUs' peak."""
-    peak = fleet.cluster.gpu.tflops[asked.train.precision] * 1e12
+    gpu = fleet.cluster.gpu
+    precision = on_gpu(asked, gpu).train.precision
+    peak = (gpu.product_tflops(precision, not asked.train.deterministic) or 0.0) * 1e12
     tokens = asked.train.global_batch_size * asked.sequence
     flops = asked.shape.flops_per_token(asked.sequence) * tokens
     return flops / (peak * fleet.cluster.gpus)
@@ -173,7 +175,8 @@ def _comparable(offered: Sequence[Fleet], asked: Asked) -> Iterator[Fleet]:
     best: dict[tuple[Any, ...], Fleet] = {}
     for fleet in offered:
         usd = fleet.usd_per_hour()
-        if usd is None or asked.train.precision not in fleet.cluster.gpu.tflops:
+        gpu = fleet.cluster.gpu
+        if usd is None or on_gpu(asked, gpu).train.precision not in gpu.tflops:
             continue
         key = (fleet.machine.gpu, fleet.gpus_per_node, fleet.nodes)
         known = best[key].usd_per_hour() if key in best else None

@@ -1,9 +1,10 @@
 """What one rank holds in memory at the worst moment of a step, in closed form.
 
 A few moments of a step may be the worst (in attention, at the loss, at a block of the backward
-pass, at its end, in the optimizer); each is a sum of sizes of tensors (tensors.py), and tests hold
-the largest against traces of the engine itself (rekindle/train/trace.py). What the allocator keeps
-on top of tensors, and CUDA and NCCL for themselves, are named terms from memory.yaml."""
+pass, at its end, in the optimizer); each is a sum of sizes of tensors (tensors.py, temporaries.py),
+and tests hold the largest against traces of the engine itself (rekindle/train/trace.py). What the
+allocator keeps on top of tensors, and CUDA and NCCL for themselves, are named terms from
+memory.yaml."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from typing import Any
 import yaml
 
 from rekindle.plan.inflight import Moment, moments
-from rekindle.plan.tensors import Rank
+from rekindle.plan.temporaries import Temporaries
 from rekindle.plan.work import Work
 from rekindle.spec.layout import Layout
 
@@ -79,13 +80,29 @@ def memory(work: Work, pp_rank: int | None = None) -> Memory:
     return max(found, key=lambda memory: memory.peak_bytes)
 
 
-class _Moments(Rank):
+def snapshot_bytes(work: Work) -> int:
+    """Host memory that one rank's copies take while a checkpoint is saved, on the worst place of
+    the pipeline: 12 bytes a trained parameter in fp32, divided by the ranks that share them."""
+    return max(_Moments(work, place).snapshot for place in range(work.layout.pp))
+
+
+class _Moments(Temporaries):
     """Of a rank, the worst."""
 
     @property
     def copies(self) -> str:
         """What the copies of weights are called."""
         return "gathered weights" if self.sharded else "copies of weights"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether FSDP gathers the weights of each block when they are needed, and forgets them."""
+        return self.sharded and self.layout.pp == 1 and self.group > 1
+
+    @property
+    def replicated(self) -> bool:
+        """Whether gradients lie in the buckets of replicas."""
+        return self.layout.only_replicates and self.layout.world > 1
 
     def worst(self) -> Memory:
         """The largest of the moments."""
@@ -142,6 +159,12 @@ class _Moments(Rank):
         }  # fmt: skip
         more = self._halved(at) + self._narrow(at) + self.left
         yield {**terms, "temporaries": self.loss(at.stage) + more}
+        if not self.shape.causal:  # beside the one piece that a block's weights came in
+            copies += self.gathered * (self.block + self.adapters) if self.grouped else 0
+            yield {**terms, self.copies: copies, "temporaries": self.block_forward + more}
+        if self.grouped:  # the same of the ends, before there are activations
+            most = 2 * self.gathered * (self.root + (self.embedding or self.block))
+            yield {**terms, self.copies: most, "activations": self.inputs_held}
         if self.work.checkpointing == "none":  # its feed-forward has not been yet
             saved, scores = terms["activations"] - self.mlp, self.attention_forward
             yield {**terms, "activations": saved, "temporaries": scores + more}
@@ -157,8 +180,18 @@ class _Moments(Rank):
                 activations = saved + self.loss_kept(at.stage)
                 yield {**terms, "activations": activations, "temporaries": more}
             return
-        for more_terms in self._beginning():
-            yield {**terms, "activations": saved + self.loss_kept(at.stage), **more_terms}
+        for activations, temporaries in self._beginning(at, saved):
+            one_less = self.gathered * (self.block + self.adapters) if self.grouped else 0
+            yield {
+                "gradients": before, self.copies: copies - one_less,
+                "activations": activations, "temporaries": temporaries + self.left,
+            }  # fmt: skip
+        if self.stages[at.stage] == self.final:
+            saved -= self.behind
+        if self.work.checkpointing != "none":
+            again = self.norm_and_attention + self.attention_forward
+            more = self._head_gradient() + self.left
+            yield {**terms, "activations": saved, "temporaries": again + more}
         for done in {0, 1, count - 2, count - 1}:
             if 0 <= done < count:
                 activations = saved - done * self.kept
@@ -170,21 +203,29 @@ class _Moments(Rank):
         if not self.sharded and self.stages[at.stage] == 0:
             yield self._at_table(at, saved - count * self.kept)
 
-    def _beginning(self) -> Iterator[dict[str, int]]:
-        """Before the first block's own backward pass."""
-        if self.sharded and self.layout.pp == 1 and self.group > 1:
-            # the ends are gathered again, in one piece first
-            yield {self.copies: 2 * self.gathered * self.ends, "temporaries": self.left}
-        if self.work.checkpointing != "none":
-            yield {"temporaries": self.norm_and_attention + self.attention_forward + self.left}
+    def _beginning(self, at: Moment, saved: int) -> Iterator[tuple[int, int]]:
+        """Activations and temporaries before the first block's own backward pass, when FSDP puts
+        its weights together: at the loss, whose gradients are multiplied by what came in; where
+        the gradient of the chosen tokens is added to zeros; and at the last norm."""
+        if self.stages[at.stage] != self.final or not self.shape.causal:
+            return
+        kept, head = self.loss_kept(at.stage), self._head_gradient()
+        cast = self.stored * self.head * self.hidden if self.casts and not self.adapters else 0
+        yield saved + kept, max(kept, cast)
+        yield saved, head + 3 * self.last_norm * self.tokens * self.hidden
+        residual = self.stream * self.part * self.hidden  # there is none
+        yield saved - self.behind, head + self.norm_backward - residual
 
     def _again(self) -> int:
         """What a block has computed again."""
         if self.work.checkpointing == "none":
             return 0
-        again = self.whole - (self.products if self.work.checkpointing != "full" else 0)
-        # a norm in fp32 has its input, which was kept
-        return again - (self.entering if self.stream >= 4 else 0)
+        again = self.whole
+        if self.work.checkpointing == "selective":
+            # the last product is not made again, so its result stays where it was kept
+            again += self.compute * self.tokens * self.hidden - self.products
+        # a norm in fp32 has its input, which was kept where a block begins with one
+        return again - (self.entering if self.stream >= 4 and self.shape.causal else 0)
 
     def _halving(self, at: Moment) -> Iterator[int]:
         """Beside what the two halves of zero bubble's backward pass keep: at the end of the first,
@@ -203,15 +244,13 @@ class _Moments(Rank):
     def _at_block(self, at: Moment, done: int, before: int, copies: int) -> dict[str, int]:
         """The backward pass of a block, when it has gone through `done` of them."""
         there = at.there[at.stage]
-        temporaries, gradients = (
-            self._again() + self.block_backward,
-            before + self._head_gradient(),
-        )
+        temporaries = self._again() + self.block_backward(self._own(there))
+        gradients = before + self._head_gradient()
         temporaries += self._halved(at) + self._narrow(at) + (self.waiting(done) if there else 0)
         temporaries += 0 if done else self.left
         if not done and self.stages[at.stage] < self.final:  # what came in is in a buffer
             temporaries -= self.stream * self.part * self.hidden
-        if not there:
+        if not there and not self.replicated:
             each = self.exact if self.sharded and self.layout.pp > 1 else self.each_gradient
             gradients += (
                 done * each * self.trained_block // (1 if self.layout.pp > 1 else self.group)
@@ -222,9 +261,20 @@ class _Moments(Rank):
             gradients += done * narrow * self.trained_block // self.group
             if self.group == 1:
                 copies -= self.gathered * done * (self.block + self.adapters)
-            elif done + 1 == self.count:  # there is no next one
-                copies -= self.gathered * (self.block + self.adapters)
+            elif done + 1 == self.count:  # the embedding comes next, if it is a group
+                copies += self.gathered * (self.embedding - self.block - self.adapters)
         return {"gradients": gradients, self.copies: copies, "temporaries": temporaries}
+
+    def _own(self, there: bool) -> int:
+        """Bytes of each gradient of the block that is being gone through: FSDP has them until the
+        block is, autocast narrow until the end, others where there are none to add them to."""
+        if self.adapters:
+            return 0
+        if self.sharded:
+            return self.compute
+        if not there:
+            return 0 if self.replicated else self.stored
+        return self.compute if self.waiting(1) else 0
 
     def _reducing(self, at: Moment, done: int, before: int, copies: int) -> dict[str, int]:
         """Replicas of what tp ranks divide: FSDP puts a block's gradients in one piece, divides
@@ -238,14 +288,14 @@ class _Moments(Rank):
         }  # fmt: skip
 
     def _head_gradient(self) -> int:
-        """Of the head, made before those of the blocks."""
-        if not self.last or not self.shape.causal or self.adapters:
+        """Of the head, made before those of the blocks; of a tied table it waits for its own."""
+        if self.layout.pp > 1 or not self.shape.causal or self.adapters:
             return 0
-        if self.sharded and self.layout.pp == 1:
-            return self.compute * self.head * self.hidden
-        if self.layout.pp > 1 or (self.layout.only_replicates and self.layout.world > 1):
-            return 0
-        return self.stored * self.head * self.hidden if self.work.accumulation == 1 else 0
+        size = self.head * self.hidden
+        if self.sharded:
+            return self.compute * size
+        added = self.replicated or self.work.accumulation > 1
+        return 0 if added and self.shape.head else self.stored * size
 
     def _at_table(self, at: Moment, saved: int) -> dict[str, int]:
         """The end of a backward pass that FSDP has no part in: the table's gradient, beside what
@@ -277,15 +327,28 @@ class _Moments(Rank):
             yield {"gradients": shards + whole, self.copies: copies, "temporaries": whole}
             yield {"gradients": after, self.copies: copies, "temporaries": self.reduced}
             return
-        # reduced in fp32: first from all gradients, then into the shard, when only the loss'
-        # gradient of the head is left; weights are not gathered any more
-        head = self.compute * self.head * self.hidden if self.last and self.shape.causal else 0
         first = after - self.each_gradient * ends // self.group
+        head = self._head_gradient()
+        if head and not self.embedding:  # of a tied table: the head's gradient, its own, the sum
+            yield {
+                "gradients": first + 3 * head, self.copies: self.gathered * ends,
+                "temporaries": self.reduced,
+            }  # fmt: skip
         if self.group == 1:
             yield {"gradients": first, "temporaries": 3 * self.exact * ends}
             return
-        yield {"gradients": first, "temporaries": (self.exact + self.gathered) * ends}
-        yield {"gradients": after, "temporaries": self.exact * ends + head}
+        # The embedding's weights are put together from one piece while its gradient is made, and
+        # stay until it is reduced; the root group is reduced before it.
+        embedding, root = self.trained_embedding, ends - self.trained_embedding
+        both, whole = self.gathered * (self.root + 2 * embedding), self.gathered * embedding
+        yield {"gradients": first + head, self.copies: both, "temporaries": self.reduced}
+        yield {
+            "gradients": first + self.gathered * (root + embedding), self.copies: whole,
+            "temporaries": self.exact * root,
+        }  # fmt: skip
+        first += self.each_gradient * root // self.group
+        yield {"gradients": first + whole + head, "temporaries": self.exact * embedding}
+        yield {"gradients": after + head, "temporaries": self.exact * (embedding or root)}
 
     def _received(self) -> int:
         """What a pipeline receives into: one buffer a micro-batch and direction, which it keeps."""

@@ -17,7 +17,7 @@ from rekindle.plan.choice import Choice, Hours, choose
 from rekindle.plan.constants import CPU
 from rekindle.plan.exposure import assumed, spot_of
 from rekindle.plan.fleet import Fleet, fleets
-from rekindle.plan.memory import memory, needed
+from rekindle.plan.memory import memory, needed, snapshot_bytes
 from rekindle.plan.request import as_on_a_cpu, asked_of
 from rekindle.plan.search import Asked, Option, Rejected
 from rekindle.plan.spot import Spot
@@ -105,6 +105,21 @@ def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
                 f"{costs}, and may cost ${limits.budget_usd:,.0f}", "resources.budget_usd",
                 "allow more, or fewer steps" + (", or spot machines" if cheaper else ""),
             )  # fmt: skip
+    size, has = _snapshot(plan.chosen)
+    if has is not None and size > has:
+        yield Problem(
+            f"a checkpoint needs {size / 2**30:,.0f} GiB of host memory a machine for its copies, "
+            f"and {plan.chosen.fleet.name} has {has / 2**30:,.0f} GiB", "train.checkpoint",
+            "shard the model over more machines (train.layout.shard), take machines with more "
+            "memory, or train adapters (model.lora)",
+        )  # fmt: skip
+
+
+def _snapshot(choice: Choice) -> tuple[int, int | None]:
+    """Host memory of a machine that the copies of a save take, and what it has, if that is known.
+    Every rank copies what it holds, replicas too."""
+    ranks = choice.fleet.gpus_per_node
+    return ranks * snapshot_bytes(choice.option.work), choice.fleet.machine.memory_bytes
 
 
 # What if, and what is not known
@@ -140,10 +155,15 @@ def _half(number: float | None) -> float | None:
 def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
     fleet, profile = choice.fleet, choice.option.profile
     yield f"speed: {profile.basis}; within {profile.spread:.0%} in nine of ten"
+    if not choice.option.proven:
+        yield "tests have each two parts of this layout, not all of it: training checks it first"
     for run in speeds.stale(choice.option.cluster.gpu.name, choice.option.work.compile):
         yield f"{run} was measured against an older planner: rekindle plan --calibrate {run}"
     if steps is None:
         yield "the number of steps depends on the data: say --examples, or set train.steps"
+    size, has = _snapshot(choice)
+    of = f" of {has / 2**30:,.0f} GiB" if has else ""
+    yield f"host memory: a save copies {size / 2**30:,.1f}{of or ' GiB'} on each machine"
     between = fleet.machine.between
     if fleet.nodes > 1 and (between is None or between.bytes_per_second is None):
         yield f"nobody knows the network of {fleet.name}: taken as no limit"

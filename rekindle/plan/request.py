@@ -48,7 +48,7 @@ def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
     micro-batch of up to 32 of which every data rank gets one: memory is not what decides.
     RequestError for other numbers than fp32."""
     train, free = asked.train, asked.free
-    if train.precision != "fp32":
+    if train.precision not in ("fp32", "auto"):
         raise RequestError(
             f"the planner knows this CPU in fp32, not in {train.precision}",
             where="train.precision", fix="name GPUs in `resources`, or train in fp32 here",

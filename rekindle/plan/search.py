@@ -11,15 +11,16 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from rekindle.catalog.gpus import Gpu
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import Profile, profile_of
 from rekindle.plan.memory import Memory, memory, needed
 from rekindle.plan.shape import ModelShape
 from rekindle.plan.steptime import StepTime, step_time
-from rekindle.plan.work import Checkpointing, Work, lora_targets
+from rekindle.plan.work import Checkpointing, Software, Work, lora_targets
 from rekindle.spec.layout import Layout, Schedule, Shape, problems_of
 from rekindle.spec.model import LayoutSpec, LoraSpec, TrainSpec
-from rekindle.spec.support import Cell, Kind, cell_of, impossible, tested
+from rekindle.spec.support import Kind, cell_of, level, refusal
 
 # What two layouts on the same machines do not share of the model's error: a third, a guess; within
 # it they count as alike.
@@ -44,7 +45,7 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A layout that can train there."""
+    """A layout that can train there; `proven` as support.level has it, composed otherwise."""
 
     work: Work
     cluster: Cluster
@@ -52,6 +53,7 @@ class Option:
     step: StepTime
     profile: Profile
     examples: int
+    proven: bool = True
 
     @property
     def tokens_per_second(self) -> float:
@@ -66,11 +68,17 @@ class Option:
 
     @property
     def complexity(self) -> tuple[int, ...]:
-        """Simplest first: replicas, shards, both; then tp, pp, cp; then recomputation."""
+        """Proven ones first, then the simplest: replicas, shards, both; then tp, pp, cp; then
+        recomputation."""
         layout, train = self.work.layout, self.work.checkpointing
         data = (layout.shard > 1) + (layout.shard > 1 and layout.dp > 1)
         axes = 4 * (layout.tp > 1) + 8 * (layout.pp > 1) + 16 * (layout.cp > 1)
-        return data + axes, _SCHEDULES.index(layout.schedule), _RECOMPUTED.index(train)
+        return (
+            int(not self.proven),
+            data + axes,
+            _SCHEDULES.index(layout.schedule),
+            _RECOMPUTED.index(train),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +101,7 @@ class Found:
 
 def search(asked: Asked, cluster: Cluster) -> Found:
     """Weigh everything on that cluster."""
+    asked = on_gpu(asked, cluster.gpu)
     if asked.train.precision not in cluster.gpu.tflops:
         return Found((), (Rejected("all", _no_peak(asked, cluster)),), 0)
     profile = profile_of(cluster.gpu.name, asked.train.compile)
@@ -106,7 +115,7 @@ def search(asked: Asked, cluster: Cluster) -> Found:
             rejected[name] = Rejected(name, reason)
             continue
         nearest: tuple[int, Memory] | None = None
-        for work in _works(asked, layout):
+        for work, proven in _works(asked, layout):
             weighed += 1
             held = memory(work)
             size = needed(held.peak_bytes).bytes
@@ -115,7 +124,7 @@ def search(asked: Asked, cluster: Cluster) -> Found:
                     nearest = size, held
                 continue
             option = Option(work, cluster, held, step_time(work, cluster, profile.constants),
-                            profile, asked.train.global_batch_size)  # fmt: skip
+                            profile, asked.train.global_batch_size, proven)  # fmt: skip
             if name not in best or _order(option) < _order(best[name]):
                 best[name] = option
         if name not in best:
@@ -126,6 +135,16 @@ def search(asked: Asked, cluster: Cluster) -> Found:
         Rejected(str(option.work.layout), _slower(option, ranked[0], tie)) for option in ranked[1:]
     ]
     return Found(tuple(ranked), (*late, *rejected.values()), weighed)
+
+
+def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
+    """With the precision that `auto` has on that GPU; the engine decides alike
+    (train/numerics.py)."""
+    if asked.train.precision != "auto":
+        return asked
+    precision = "bf16" if "bf16" in gpu.tflops else "fp32"
+    train = asked.train.model_copy(update={"precision": precision})
+    return dataclasses.replace(asked, train=train)
 
 
 def _order(option: Option) -> tuple[float, tuple[int, ...]]:
@@ -178,27 +197,25 @@ def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
     problem = next(problems_of(layout, cluster.gpus, arithmetic, asked.train), None)
     if problem is not None:
         return problem.what
-    if not any(True for _ in _cells(asked, layout)):
+    if not any(True for _ in _ways(asked, layout)):
         cell = cell_of(asked.kind, layout, asked.train, asked.lora is not None)
-        return impossible(cell) or "no test has shown that it trains right"
+        return refusal(cell, asked.train.untested)
     return ""
 
 
-def _cells(asked: Asked, layout: Layout) -> Iterator[tuple[Cell, Checkpointing]]:
-    """Ways to recompute with which the layout trains."""
+def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
+    """Ways to recompute with which the layout trains, and whether a test has shown that."""
     free = "activation_checkpointing" in asked.free
     choices = _RECOMPUTED if free else (asked.train.activation_checkpointing,)
     for choice in choices:
         train = asked.train.model_copy(update={"activation_checkpointing": choice})
         cell = cell_of(asked.kind, layout, train, asked.lora is not None)
-        if cell in _TESTED:
-            yield cell, choice
+        if not refusal(cell, asked.train.untested):
+            yield choice, level(cell) == "proven"
 
 
-_TESTED = frozenset(tested())
-
-
-def _works(asked: Asked, layout: Layout) -> Iterator[Work]:
+def _works(asked: Asked, layout: Layout) -> Iterator[tuple[Work, bool]]:
+    """What each rank would do, and whether a test has shown it."""
     train, total = asked.train, asked.train.global_batch_size
     each = total // layout.data
     sizes: Sequence[int] = [
@@ -206,19 +223,20 @@ def _works(asked: Asked, layout: Layout) -> Iterator[Work]:
     ]
     if "micro_batch_size" not in asked.free and isinstance(train.micro_batch_size, int):
         sizes = [train.micro_batch_size]
-    for _, checkpointing in _cells(asked, layout):
+    for checkpointing, proven in _ways(asked, layout):
         for size in sizes:
             work = work_of(asked, dataclasses.replace(layout, micro_batch_size=size), checkpointing)
             turns = work.accumulation
             if layout.pp == 1 or (
                 turns >= layout.pp and (layout.schedule == "1f1b" or turns % layout.pp == 0)
             ):
-                yield work
+                yield work, proven
 
 
 def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
-    """What each rank does in one step of that layout."""
+    """What each rank does in one step of that layout, on a GPU that `asked` is for (`on_gpu`)."""
     train, lora = asked.train, asked.lora
+    assert train.precision != "auto"
     micro_batches = math.ceil(train.global_batch_size / layout.micro_batch_size)
     return Work(
         shape=asked.shape, layout=layout, accumulation=math.ceil(micro_batches / layout.data),
@@ -226,6 +244,7 @@ def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
         compile=train.compile, weights_bytes=2 if train.weights == "bf16" else 4,
         lora_rank=lora.rank if lora else 0,
         lora_targets=lora_targets(asked.shape, lora.targets) if lora else (),
+        software=Software(tf32=not train.deterministic),
     )  # fmt: skip
 
 

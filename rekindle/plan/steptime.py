@@ -107,9 +107,11 @@ class _Model:
         self.links = groups(cluster, work.layout)
         self.backward = 1 if work.lora_rank else 2  # frozen weights need no gradients of their own
         gpu = cluster.gpu
-        peaks = {name: value * 1e12 for name, value in gpu.tflops.items()}
-        self.peak = peaks[work.precision]
-        self.half_peak = peaks["bf16"] if work.precision == "fp8" else self.peak
+        tflops = gpu.product_tflops(work.precision, work.software.tf32)
+        if tflops is None:
+            raise KeyError(work.precision)
+        self.peak = tflops * 1e12
+        self.half_peak = gpu.tflops["bf16"] * 1e12 if work.precision == "fp8" else self.peak
         self.bandwidth = gpu.bandwidth_bytes_per_second
 
     def step(self) -> StepTime:
@@ -213,8 +215,6 @@ class _Model:
                 scores, shape.head_dim, self.half_peak * c.matrix_efficiency,
                 self.bandwidth * c.memory_efficiency, how, shape.attention_dropout > 0,
             )  # fmt: skip
-        # our engine masks what it has gathered of a divided sequence, and computes all of it
-        causal = causal and (work.software.attention is not None or work.layout.cp == 1)
         flops = 4.0 * scores * shape.head_dim * (0.5 if causal else 1.0)
         kernel = self._kernel(work.attention)
         return kernel.seconds(flops, work.sequence, self.half_peak, shape.head_dim, causal)

@@ -1,5 +1,5 @@
-"""The tensors of one rank, by size: weights, what a block keeps for its backward pass, what is
-there for a moment only.
+"""The tensors of one rank, by size: weights, what a block keeps for its backward pass, weights and
+gradients on the way. temporaries.py has what is there for a moment only.
 
 Derived from what rekindle's engine runs: transformers' eager blocks, autocast over fp32 weights on
 replicas, FSDP2 with bf16 weights, torch's pipeline schedules. Every number here is bytes an element
@@ -14,7 +14,16 @@ from rekindle.plan.inflight import stages_of
 from rekindle.plan.shape import Matrix
 from rekindle.plan.work import Work
 
-LOGITS_AT_ONCE = 1 << 23  # elements, as rekindle/train/objective.py has it
+# Logits that the loss makes at a time, in fp32: what a CPU's cache likes; on a GPU so many that
+# the matrix, which each piece reads twice, costs less to read than to multiply with.
+LOGITS_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}
+
+
+def rows_at_once(columns: int, device: str) -> int:
+    """Rows of logits that the loss makes at a time.
+
+    128,256 columns: 65 rows on a CPU, 1,046 on a GPU."""
+    return max(1, LOGITS_BYTES.get(device, LOGITS_BYTES["cpu"]) // (4 * max(1, columns)))
 
 
 class Rank:
@@ -68,6 +77,12 @@ class Rank:
         if self.adapters:
             ends = [head if stage == self.final else 0 for stage in mine]
         self.trained_ends = sum(ends)
+        # The embedding is an FSDP group of its own, unless the head is tied to it; the root group
+        # has the rest of the ends.
+        apart = self.first and not (shape.causal and shape.head is None)
+        self.embedding = first if apart else 0
+        self.root = self.ends - self.embedding
+        self.trained_embedding = 0 if self.adapters else self.embedding
         # trained elements of each stage
         self.each = [n * self.trained_block + end for n, end in zip(self.blocks, ends, strict=True)]
 
@@ -87,6 +102,11 @@ class Rank:
         trained = self.stored * self.trained // self.group
         return {"parameters": self.weights, "optimizer": 2 * trained}
 
+    @property
+    def snapshot(self) -> int:
+        """Host memory for the copies that a save makes: trained weights and both moments."""
+        return 3 * self.stored * self.trained // self.group
+
     # What a block keeps for its backward pass
 
     @cached_property
@@ -99,10 +119,11 @@ class Rank:
         else:  # the input in fp32, mean and scale
             kept = wide * part * hidden + 8 * part
         kept += self.inputs(3)
-        kept += self.compute * tokens * (2 * self.query + 2 * self.keys * self.layout.cp)
+        kept += self.compute * tokens * 2 * self.query + 2 * self.compute * self.seen * self.keys
         if self.work.shape.model_type == "qwen3":  # two more norms, of each head
             both = self.query + self.keys
-            kept += ((4 + 2) if self.half else 2 * self.compute) * tokens * both
+            scaled = 0 if self.adapters else self.compute
+            kept += ((4 if self.half else self.compute) + scaled) * tokens * both
         return kept + self.scores
 
     @cached_property
@@ -123,17 +144,30 @@ class Rank:
         return (self.compute if self.rms else max(4, self.stream)) * size
 
     @cached_property
+    def seen(self) -> int:
+        """Keys of a micro-batch that a rank's queries see: of a divided sequence, those before the
+        end of each of its two chunks."""
+        cp = self.layout.cp
+        return self.tokens if cp == 1 else self.tokens * (2 * cp + 1) // 2
+
+    @cached_property
+    def written(self) -> bool:
+        """Whether attention is written out."""
+        return self.work.attention == "written"
+
+    @cached_property
     def pairs(self) -> int:
         """Pairs of tokens, of all heads here."""
         return self.tokens * self.work.sequence * self.shape.heads // self.layout.tp
 
     @cached_property
     def scores(self) -> int:
-        if self.shape.attention_dropout:  # softmax in fp32, what is kept of it, and the product
+        if self.written:  # softmax in fp32, what is kept of it, and the product
             return (self.exact + 2 * self.compute) * self.pairs
         kept = 4 * self.tokens * self.shape.heads // self.layout.tp  # log of the sums
-        if self.layout.cp > 1:  # a mask as numbers
-            kept += self.compute * self.tokens * self.work.sequence
+        if self.shape.causal and self.shape.attention_dropout:
+            # one call a document, each of which keeps its result beside the joined ones
+            kept += self.compute * self.tokens * self.query
         return kept
 
     @cached_property
@@ -181,7 +215,7 @@ class Rank:
         rows = tuple(m for m in adapted if m.divided == "row")  # they follow the stream's division
         wide = self.outputs(self.shape.matrices) + self.query + self.work.lora_rank * len(adapted)
         wide += self.outputs(adapted) - self.outputs(rows)
-        sums = 0 if self.shape.attention_dropout else 4 * self.shape.heads // self.layout.tp
+        sums = 0 if self.written else 4 * self.shape.heads // self.layout.tp
         kept = self.tokens * (self.compute * wide + sums)
         return kept + self.compute * self.part * self.outputs(rows)
 
@@ -195,87 +229,17 @@ class Rank:
                 kept += self.compute * self.tokens * self.query
         return kept
 
-    # What is there for a moment only
-
-    @cached_property
-    def mlp_backward(self) -> int:
-        """While a feed-forward's gradients are made: more than what the block has kept."""
-        tokens, inner = self.tokens, self.inner
-        stream = self.stream * self.part * self.hidden
-        if self.shape.gated:  # gradients of product, silu and up; the product is gone
-            return 2 * self.compute * tokens * inner + stream
-        if self.shape.model_type == "gpt2":
-            return (12 if self.half else 2 * self.compute) * tokens * inner + stream
-        return self.compute * tokens * inner + stream
-
-    @cached_property
-    def attention_backward(self) -> int:
-        """While the gradient goes back through a softmax that is written out."""
-        return 2 * self.exact * self.pairs if self.shape.attention_dropout else 0
-
-    @cached_property
-    def block_backward(self) -> int:
-        """The most that a block's backward pass adds to what the block has kept; at its softmax
-        the feed-forward is gone, and half as much as is made there."""
-        stream = self.stream * self.part * self.hidden
-        most = max(self.mlp_backward, stream + self.attention_backward // 2 - self.mlp)
-        if self.adapters and self.along and self.work.checkpointing == "full":
-            # the last product is made again, as the adapter beside it comes later, and divided
-            most = max(most, 2 * self.compute * self.tokens * self.hidden + 2 * stream)
-        return most
-
-    @cached_property
-    def norm_backward(self) -> int:
-        """While a norm's gradients are made: five tensors in fp32 and three of the stream."""
-        return (5 * 4 + 3 * self.stream if self.rms else 2 * self.stream) * self.part * self.hidden
-
-    @cached_property
-    def halved(self) -> int:
-        """What a block's weights are still to be multiplied with, between the two halves of zero
-        bubble's backward pass: gradients of all products, and of what norms give."""
-        adapted = self.work.adapted
-        wide = self.outputs(adapted or self.shape.matrices) + self.work.lora_rank * len(adapted)
-        norms = 0 if adapted else 2 * self.stream * self.part * self.hidden
-        return self.compute * self.tokens * wide + norms
-
-    @cached_property
-    def attention_forward(self) -> int:
-        """Attention written out: bias, scores and the cast weights; or nothing."""
-        if not self.shape.attention_dropout:
-            return 0
-        return (3 if self.half else 2) * self.compute * self.pairs
-
-    def loss(self, stage: int) -> int:
-        """While the loss makes its gradients, besides what is kept."""
-        if self.stages[stage] != self.final or not self.shape.causal:
-            return 0
-        size, rows = self.tokens * self.hidden, self.rows
-        table = self.head * self.hidden
-        narrow = self.compute if self.compute < self.exact else 0
-        cast = self.compute if self.stored != self.compute and not self.sharded else 0
-        found = 2 * self.stream * size  # the last norm's output, and the chosen tokens of it
-        found += 2 * size if self.stream > self.compute else 0
-        found += self.exact * (size + table) + cast * table
-        turns = -(-self.tokens // rows)
-        logits = rows * self.head
-        making = logits * (self.exact + narrow) * (2 if turns > 1 else 1)
-        adding = logits * (self.exact + narrow) + self.compute * table
-        ending = logits * (self.exact + narrow) + narrow * (size + table)
-        return found + max(making, adding, ending)
+    # What the ends keep
 
     @cached_property
     def head(self) -> int:
         return self.shape.vocab // self.layout.tp
 
-    @cached_property
-    def rows(self) -> int:
-        return min(self.tokens, max(1, LOGITS_AT_ONCE // max(1, self.head)))
-
     def loss_kept(self, stage: int) -> int:
-        """Gradients of hidden states and head, from the loss to its backward pass."""
+        """Gradients of hidden states and of a trained head, from the loss to its backward pass."""
         if self.stages[stage] != self.final or not self.shape.causal:
             return 0
-        return self.compute * (self.tokens + self.head) * self.hidden
+        return self.compute * (self.tokens + (0 if self.adapters else self.head)) * self.hidden
 
     def ends_kept(self, stage: int) -> int:
         """Before the first block and behind the last one, of a micro-batch."""
@@ -289,14 +253,21 @@ class Rank:
             kept += 0 if self.shape.causal else wide * size
             # no gradient flows into the first norm of a frozen model
             kept -= self.entering if self.adapters and self.work.checkpointing == "none" else 0
-        if last and self.shape.causal:
-            kept += (wide + self.scaled if self.rms else wide) * size + 16 * self.tokens
-        return kept
+        return kept + (self.behind if last else 0)
+
+    @cached_property
+    def behind(self) -> int:
+        """For the last norm of a language model."""
+        if not self.shape.causal:
+            return 0
+        wide = max(4, self.stream)
+        return (wide + self.scaled if self.rms else wide) * self.part * self.hidden
 
     @cached_property
     def inputs_held(self) -> int:
-        """Token numbers, labels, positions of all micro-batches."""
-        return 3 * 8 * self.tokens * self.work.accumulation
+        """Of all micro-batches token numbers, positions, labels, and which tokens are targets; of a
+        classifier token numbers and a mask."""
+        return (4 if self.shape.causal else 2) * 8 * self.tokens * self.work.accumulation
 
     # Weights and gradients on the way
 
@@ -308,7 +279,7 @@ class Rank:
             whole = self.gathered * (self.count * block + self.ends)
             if self.layout.pp > 1 or self.group == 1:
                 return whole, whole
-            root = self.gathered * self.ends
+            root = self.gathered * self.root
             # forward: the buffer of the last block's gathering; backward: a block and the next one
             return root + self.gathered * block, root + 2 * self.gathered * block
         if not self.half or self.stored == 2:
@@ -363,7 +334,7 @@ class Rank:
             return 0
         if self.work.accumulation == 1:
             return 0
-        return self.exact * self.trained_ends
+        return self.exact * (self.trained_embedding if self.embedding else self.trained_ends)
 
     @cached_property
     def reduced(self) -> int:

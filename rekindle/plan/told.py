@@ -56,13 +56,14 @@ def _layout(choice: Choice) -> PlannedLayout:
     work, layout = option.work, option.work.layout
     low, high = option.seconds_between
     flops = work.shape.flops_per_token(work.sequence) * option.tokens_per_second
-    peak = option.cluster.gpu.tflops.get(work.precision, 0.0) * 1e12 * option.cluster.gpus
+    tflops = option.cluster.gpu.product_tflops(work.precision, work.software.tf32) or 0.0
+    peak = tflops * 1e12 * option.cluster.gpus
     return PlannedLayout(
         machine=fleet.name, nodes=fleet.nodes, gpus_per_node=fleet.gpus_per_node,
         gpu=option.cluster.gpu.name, region=fleet.region, layout=str(layout),
         degrees={axis: getattr(layout, axis) for axis in AXES}, schedule=layout.schedule,
         micro_batch_size=layout.micro_batch_size, accumulation=work.accumulation,
-        activation_checkpointing=work.checkpointing,
+        activation_checkpointing=work.checkpointing, precision=work.precision,
         step_seconds=(low, option.step.seconds, high),
         tokens_per_second=option.tokens_per_second, mfu=flops / peak if peak else 0.0,
         dominant=option.step.dominant, memory_bytes=option.memory.peak_bytes,

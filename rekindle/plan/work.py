@@ -57,7 +57,7 @@ class Software:
     products and attention. `scored`: the share of tokens that the output head sees, where a model
     that is not causal has one. `reduced_bytes` are those of a gradient on the wire. `sequence`: tp
     ranks divide the residual stream. `merged`: queries, keys and values are one product, and so are
-    gate and up.
+    gate and up. `tf32`: products in fp32 use it, where the GPU has it.
 
     What is computed again where `checkpointing` says so: that share of the time of a block's
     products (`repeated`), attention (`core`), and the rest (`elementwise`), in that share of the
@@ -76,6 +76,7 @@ class Software:
     core: bool | None = None
     elementwise: bool = True
     blocks: float = 1.0
+    tf32: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +145,11 @@ class Work:
 
     @property
     def attention(self) -> Attention:
-        """The kernel that runs it."""
-        return self.software.attention or ("written" if self.shape.attention_dropout else "flash2")
+        """The kernel that runs it; ours writes attention out where ranks have to draw the same
+        dropout."""
+        divided = self.layout.tp * self.layout.cp > 1
+        written = self.shape.attention_dropout > 0 and divided
+        return self.software.attention or ("written" if written else "flash2")
 
     @property
     def along_sequence(self) -> bool:

@@ -236,6 +236,8 @@ def otherwise_trained(plan: Planned, trained: TrainingSummary | None) -> str:
         differences.append((f"{ranks} ranks", f"{trained.world_size}"))
     if trained.layout and trained.layout != chosen.layout:
         differences.append((chosen.layout, trained.layout))
+    if trained.precision and chosen.precision and trained.precision != chosen.precision:
+        differences.append((chosen.precision, trained.precision))
     return "; ".join(f"planned {had}, trained {has}" for had, has in differences)
 
 

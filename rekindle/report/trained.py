@@ -107,8 +107,10 @@ def _facts(
         ("Optimizer steps", f"{words.count(summary.steps)} ({summary.epochs:g} epochs)"),
         ("Global batch", words.count(summary.global_batch_size)),
         ("Ranks", words.count(summary.world_size)),
-        ("Engine and precision", f"{summary.engine}, {summary.precision}"),
+        ("Engine and precision", ", ".join(filter(None, (summary.engine, summary.precision)))),
     ]
+    if promise := _promise(summary):
+        facts.append(("Trained again", promise))
     if rates:
         facts.append(("Median throughput", f"{words.count(statistics.median(rates))} samples/s"))
     facts += _measured(history)
@@ -117,6 +119,17 @@ def _facts(
         for k, v in summary.validation.items()
     ]
     return tuple(facts)
+
+
+def _promise(summary: TrainingSummary) -> str:
+    """What the same training gives a second time, killed and resumed or not."""
+    if not summary.device:
+        return ""
+    if summary.device == "cpu":
+        return "the same bits, on this kind of CPU"
+    if summary.deterministic:
+        return "the same bits, on the same GPUs and versions"
+    return "the same batches and dropout; sums may differ in their last bits"
 
 
 def _measured(history: tuple[HistoryRow, ...]) -> list[tuple[str, str]]:

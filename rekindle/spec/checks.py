@@ -9,9 +9,16 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from rekindle.masking import masked
-from rekindle.spec import schedule
+from rekindle.spec import rates, schedule
 from rekindle.spec.document import KeyPath
-from rekindle.spec.model import BUILTIN_TASKS, LOWER_IS_BETTER, METRICS, TOKEN_METRICS, Spec
+from rekindle.spec.model import (
+    BUILTIN_TASKS,
+    LOWER_IS_BETTER,
+    METRICS,
+    TOKEN_METRICS,
+    Spec,
+    TrainSpec,
+)
 
 Finding = tuple[KeyPath, str, str]
 
@@ -118,11 +125,38 @@ def _train(spec: Spec) -> Iterator[Finding]:
             f"which is {train.global_batch_size}",
             f"use {_nearest_divisor(train.global_batch_size, train.micro_batch_size)}, or auto",
         )
+    if spec.pipeline is None:
+        for field, what, fix in rates.findings(spec.task, spec.model, train):
+            yield ("train", field), what, fix
+    yield from _rate(train)
     if spec.resources.spot and train.checkpoint.every is None:
         yield (
             ("resources", "spot"),
             "a spot machine can be reclaimed at any time, and nothing would have been saved",
             "set train.checkpoint.every, or spot: false",
+        )
+
+
+def _rate(train: TrainSpec) -> Iterator[Finding]:
+    """What of the schedule of the learning rate would be without effect."""
+    if train.lr_schedule == "wsd":
+        if train.warmup + train.decay > 1:
+            yield (
+                ("train", "decay"),
+                f"warm-up and decay take {train.warmup + train.decay:g} of the steps",
+                "make warmup + decay at most 1",
+            )
+    elif train.decay != TrainSpec().decay:
+        yield (
+            ("train", "decay"),
+            f"the schedule `{train.lr_schedule}` has no decay of its own",
+            "set lr_schedule: wsd, or remove it",
+        )
+    if train.lr_schedule == "constant" and train.min_lr_ratio:
+        yield (
+            ("train", "min_lr_ratio"),
+            "a constant rate does not fall",
+            "set lr_schedule to linear, cosine or wsd, or remove it",
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.records import canonical_json
+from rekindle.spec.heartbeat import beat
 
 DATA_PLANE = (
     "errors.py",
@@ -25,6 +26,7 @@ DATA_PLANE = (
     "evaluate",
     "registry",
 )
+_PIECE_BYTES = 1 << 20
 TRAINING = ("errors.py", "records.py", "spec", "data", "tasks", "launch", "train")
 
 
@@ -34,9 +36,14 @@ def digest(value: Any) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """SHA-256 of a file's bytes, in hex, read in pieces, with a heartbeat for each."""
+    running, buffer = hashlib.sha256(), bytearray(_PIECE_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            running.update(view[:size])
+            beat()
+    return running.hexdigest()
 
 
 @functools.cache

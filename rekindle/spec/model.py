@@ -29,6 +29,7 @@ ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Duration = Annotated[
     str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
 ]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 PartialDate = Annotated[
     str,
     StringConstraints(pattern=r"^(latest|\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:\d{2}(:\d{2})?)?)?)?)?)$"),
@@ -235,26 +236,49 @@ class TrainSpec(Section):
     micro_batch_size: int | Literal["auto"] = "auto"
     """Examples in one forward pass of one rank; `auto` takes the largest divisor of the global
     batch up to 32. The result does not depend on how many ranks share the micro-batches."""
-    lr: float = Field(1e-3, gt=0, le=100)
-    """Peak learning rate of AdamW."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """How the rate falls after the warm-up: not at all, or to zero on a line or a half cosine."""
+    lr: float | None = Field(None, gt=0, le=100)
+    """Peak learning rate of AdamW; default 1e-3 from scratch. Pretrained weights (`model.source` as
+    a name, or `model.init_from`) have no default, because a rate for one model destroys another:
+    the error proposes one."""
+    lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    """How the rate falls after the warm-up: not at all; on a line or a half cosine; `wsd` (warm-up,
+    stable, decay) keeps it and lets it fall on a line in the last `decay` of the steps."""
     warmup: float = Field(0.05, ge=0, lt=1)
     """Share of the steps in which the rate rises from zero."""
+    decay: float = Field(0.1, gt=0, le=1)
+    """Share of the steps, at the end, in which the rate falls (`lr_schedule: wsd` only)."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Where the rate ends, as a share of `lr` (not with `lr_schedule: constant`)."""
     weight_decay: float = Field(0.01, ge=0, le=10)
     """AdamW's decoupled weight decay; biases and norms are left out."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """AdamW's decay rates of the means of gradients and of their squares, a step; large language
+    models from scratch often take (0.9, 0.95)."""
+    eps: float = Field(1e-8, gt=0, le=1)
+    """AdamW adds it to the root of the mean square, so that small gradients do not take full
+    steps."""
     clip_norm: float | None = Field(1.0, gt=0)
     """Largest norm of the gradient; null does not clip."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of the target that is spread over all classes."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Decides initial weights, data order and dropout."""
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
-    """Arithmetic of the forward pass; fp16 scales the loss. fp64 is for comparing layouts."""
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
+    """Arithmetic of the forward and backward pass. `auto` is bf16 on GPUs that have it and fp32
+    elsewhere; a training that resumes keeps what it began with. fp32 on a GPU multiplies matrices
+    in TF32 unless `deterministic`; fp16 scales the loss; fp64 is for comparing layouts."""
     weights: Literal["fp32", "bf16"] = "fp32"
-    """Storage of weights and moments; bf16 halves them, at some cost in quality."""
+    """Storage of weights and moments. bf16 halves them, but loses updates below 2^-8 of a weight:
+    full fine-tuning with it needs an `lr` of at least 7.8e-5."""
+    deterministic: bool = False
+    """On GPUs, take only kernels and collectives that give the same bits each time, at some cost in
+    speed; the CPU does so anyway. Products in fp32 do not use TF32 then."""
     layout: Literal["auto"] | LayoutSpec = "auto"
     """How the ranks divide the work; `auto` replicates the model on all of them (DDP)."""
+    untested: Literal["check", "refuse", "allow"] = "check"
+    """A combination of layout, precision and the like that no test has trained as a whole, but
+    every two parts of it (docs/layouts.md, composed): `check` compares two steps of a small network
+    with one rank's before training, `refuse` refuses it, `allow` trains unchecked."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Compute activations of a block again in the backward pass: all of them, or all but those of
     matrix products and attention."""
@@ -273,6 +297,10 @@ class TrainSpec(Section):
     hang_seconds: float = Field(600.0, ge=1, le=86_400)
     """A rank without a sign of life for so long counts as hung: all stacks are written down and the
     gang restarts."""
+    start_seconds: float | None = Field(None, ge=1, le=86_400)
+    """The same for a start: the worker group counts as hung when no rank of a machine has hashed,
+    downloaded or read anything for so long. Default: three times `hang_seconds`, and at least two
+    minutes. A start may take any time while it goes on."""
     max_hours: float | None = Field(None, gt=0, le=10_000)
     """Wall-clock limit over all restarts of one attempt; null: none."""
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -287,10 +315,12 @@ class TrainSpec(Section):
 
 AUTO = "auto"
 DEFAULT_EPOCHS = 3.0  # where neither `epochs` nor `steps` says it
+SCRATCH_LR = 1e-3  # where `lr` does not say it, and weights start from scratch
 
 
 class ResourcesSpec(Section):
-    """What the training step asks of a platform. This machine ignores it, and says so."""
+    """What the steps that train and score ask of a platform. This machine ignores it, and says
+    so."""
 
     MACHINES: ClassVar = (
         "nodes",
@@ -315,7 +345,7 @@ class ResourcesSpec(Section):
     spot: bool = False
     """Use machines that may be reclaimed; training resumes from its last checkpoint."""
     max_run_hours: float | None = Field(None, gt=0, le=672)
-    """Ends the training step; default: a day."""
+    """Ends the training step, and so the one that scores; default: a day."""
     deadline_hours: float | None = Field(None, gt=0, le=10_000)
     """By when training shall be done, counted from the submission; the plan keeps to it."""
     budget_usd: float | None = Field(None, gt=0)
@@ -395,7 +425,7 @@ class Spec(Section):
     train: TrainSpec = TrainSpec()
     """How it is trained."""
     resources: ResourcesSpec = ResourcesSpec()
-    """What the training step asks of a platform."""
+    """What the steps that train and score ask of a platform."""
     evaluate: EvaluateSpec = EvaluateSpec()
     """How the candidate is judged."""
     registration: RegisterSpec = Field(RegisterSpec(), alias="register")

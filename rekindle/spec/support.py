@@ -1,13 +1,15 @@
-"""Which combinations of layout, schedule, recomputation, compilation, precision and adapters train,
-because a test compares each of them with one process; every other one is refused.
+"""Which combinations of layout, schedule, recomputation, compilation, precision and adapters train.
 
-`GROUPS` is the one list: `docs/layouts.md` is generated from it, tests/train/test_layouts.py runs
-every cell of it, and `require` refuses what is not in it. A GPU adds no cell here until a test has
-run there."""
+`GROUPS` lists those that are proven: tests/train/test_layouts.py compares every cell of it with one
+process. A combination is composed where each pair of its features is in a proven one of the same
+kind: it trains after two steps of a small network have been compared with one rank's
+(train/compare.py), or as `train.untested` says. Every other one is refused. `docs/layouts.md` shows
+all three. A GPU adds no cell here until a test has run there."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Literal
@@ -21,6 +23,8 @@ KINDS: tuple[Kind, ...] = ("image", "text", "tokens")
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 
 Axes = tuple[str, ...]
+Level = Literal["proven", "composed", "refused"]
+Untested = Literal["check", "refuse", "allow"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +113,37 @@ GROUPS = (
         (*_ONE, ("dp", "shard"), ("shard", "tp")), kinds=("text", "tokens"), lora=(True,),
         precision=("fp32", "bf16"),
     ),
-    Group(_up_to(1)[:3], kinds=("text", "tokens"), lora=(True,), checkpointing=("full",)),
+    Group(
+        _up_to(1)[:3], kinds=("text", "tokens"), lora=(True,), checkpointing=("full",),
+        precision=("fp32", "bf16"),
+    ),
+    # recipes that people use, each of which adds pairs of features to those that may be composed
+    Group(
+        (("cp",), ("shard", "cp"), ("dp", "shard")), kinds=("tokens",), lora=(True,),
+        checkpointing=("full",), precision=("fp32", "bf16"),
+    ),
+    Group(
+        (("shard",), ("cp",)), kinds=("tokens",), lora=(True,), checkpointing=("selective",),
+        precision=("bf16",),
+    ),
+    Group(
+        (("tp",), ("shard", "tp"), ("pp",)), kinds=("tokens",), lora=(True,),
+        checkpointing=("full",),
+    ),
+    Group(
+        (("shard",),), kinds=("text", "tokens"), compile=(True,), checkpointing=("selective",),
+        precision=("fp32", "bf16"),
+    ),
+    Group(
+        (("dp", "shard"), ("shard", "tp")), kinds=("text", "tokens"), compile=(True,),
+        precision=("fp32", "bf16"),
+    ),
+    Group((("tp",), ("pp",), ("cp",)), kinds=("tokens",), compile=(True,)),
+    Group((("shard",),), kinds=("tokens",), compile=(True,), lora=(True,)),
+    Group(
+        (("shard",),), kinds=("tokens",), compile=(True,), lora=(True,), precision=("bf16",),
+        checkpointing=("full",),
+    ),
     Group(
         ((), ("dp",)), kinds=("tokens",), lora=(True,), compile=(True,), precision=("bf16",),
         checkpointing=("none", "full"),
@@ -149,20 +183,81 @@ def cell_of(kind: Kind, layout: Layout, train: TrainSpec, lora: bool) -> Cell:
     )
 
 
-def require(cell: Cell) -> None:
-    """Raise UnsupportedError for a cell that no test has run, with the nearest ones that have."""
-    cells = tested()
-    if cell in cells:
-        return
+def level(cell: Cell) -> Level:
+    """`proven`: a test compares it with one process. `composed`: no test has the whole of it, but
+    tests have each pair of its features. `refused`: neither."""
+    if impossible(cell):
+        return "refused"
+    if cell in _proven():
+        return "proven"
+    return "refused" if _missing(cell) else "composed"
+
+
+def require(cell: Cell, untested: Untested = "check") -> Level:
+    """The level of a cell that trains; raises UnsupportedError, with the nearest proven ones, for a
+    refused one, and for a composed one where `train.untested` says so."""
+    found, why = level(cell), refusal(cell, untested)
+    if not why:
+        return found
+    more = "" if found == "refused" else "; or train.untested: check"
 
     def distance(other: Cell) -> int:
         mine, its = dataclasses.astuple(cell)[2:], dataclasses.astuple(other)[2:]
         differing = sum(a != b for a, b in zip(mine, its, strict=True))
         return int(differing) + len(set(cell.axes) ^ set(other.axes))
 
-    near = sorted((c for c in cells if c.kind == cell.kind), key=distance)[:3]
+    near = sorted((c for c in tested() if c.kind == cell.kind), key=distance)[:3]
     raise UnsupportedError(
-        f"{cell} is refused: {impossible(cell) or 'no test has shown that it trains right'}",
+        f"{cell} is refused: {why}",
         where="train",
-        fix="use " + "; or ".join(str(c).partition(": ")[2] for c in near),
+        fix="use " + "; or ".join(str(c).partition(": ")[2] for c in near) + more,
+    )
+
+
+def refusal(cell: Cell, untested: Untested = "check") -> str:
+    """Why a cell does not train, or ""."""
+    found = level(cell)
+    if found == "proven":
+        return ""
+    if found == "composed":
+        refuse = untested == "refuse"
+        return "no test has trained all of it, and train.untested is `refuse`" if refuse else ""
+    if reason := impossible(cell):
+        return reason
+    first, second = _missing(cell)[0]
+    if first == second:
+        return f"no test has trained {first} here"
+    return f"no test has trained {first} with {second}"
+
+
+def _features(cell: Cell) -> tuple[str, ...]:
+    """What may get in each other's way; the schedule is the pipeline's."""
+    axes = [f"pp ({cell.schedule})" if axis == "pp" else axis for axis in cell.axes]
+    again = [] if cell.checkpointing == "none" else [f"{cell.checkpointing} recomputation"]
+    rest = ["compiled blocks"] * cell.compile + ["LoRA"] * cell.lora
+    return (*axes, cell.precision, *again, *rest)
+
+
+def _missing(cell: Cell) -> list[tuple[str, str]]:
+    """Pairs of features that no proven cell of that kind has both of; a feature alone is a pair
+    with itself."""
+    features = _features(cell)
+    alone = [(feature, feature) for feature in features]
+    pairs = [*alone, *itertools.combinations(features, 2)]
+    return [pair for pair in pairs if pair not in _pairs(cell.kind)]
+
+
+@functools.cache
+def _proven() -> frozenset[Cell]:
+    return frozenset(tested())
+
+
+@functools.cache
+def _pairs(kind: Kind) -> frozenset[tuple[str, str]]:
+    return frozenset(
+        (one, other)
+        for cell in tested()
+        if cell.kind == kind
+        for one in _features(cell)
+        for other in _features(cell)
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import RequestError
+from rekindle.spec.heartbeat import beat
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -70,6 +71,7 @@ def weights_folder(model: ModelSpec) -> Path | None:
             revision=model.revision,
             allow_patterns=["*.safetensors", "*.safetensors.index.json", "config.json"],
             ignore_patterns=["*/*"],
+            tqdm_class=_with_heartbeats(),
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise RequestError(
@@ -78,6 +80,18 @@ def weights_folder(model: ModelSpec) -> Path | None:
             fix=_NETWORK,
         ) from error
     return Path(found)
+
+
+def _with_heartbeats() -> type[Any]:
+    """The hub's progress bar, which is updated for every piece that arrives."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bar(tqdm):
+        def update(self, n: float | None = 1) -> Any:
+            beat()
+            return super().update(n)
+
+    return Bar
 
 
 def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:

@@ -1,11 +1,12 @@
 """Attention that keeps packed documents apart, that works on a divided sequence, and whose dropout
-does not depend on who holds which head.
+does not depend on which rank holds which head.
 
-Registered with transformers under `NAME`, so that every architecture's own forward calls it. What
-it needs of a sequence travels where transformers carries a ready mask: a 4-D integer tensor
-`sequence_B12S` of document numbers (0 = padding) and positions in the whole sequence, of all S
-tokens, in the order in which context-parallel ranks hold them. A boolean mask or none is treated as
-transformers' own.
+Registered with transformers under `NAME`, so that every architecture's own forward calls `attend`;
+which tokens see each other (documents.py) and a sliding window travel as keyword arguments, which
+transformers hands through. A keyword that `attend` does not know changes what attention computes,
+so it is refused by name. There are two ways to keep documents apart: one varlen flash-attention
+kernel over all of them, on GPUs in half precision, and one call of
+`scaled_dot_product_attention` a document. Neither makes scores or a mask of a whole sequence.
 
 Shapes: B rows, H heads, G key-value heads, T local tokens, S tokens of all context-parallel ranks,
 D head size. Context parallelism gathers keys and values (Llama 3, arXiv 2407.21783, 3.3.2)."""
@@ -14,81 +15,87 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import logging
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_gather_single_autograd
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from rekindle.errors import UnsupportedError
+from rekindle.train import compat, families
+from rekindle.train.documents import Documents
 
 log = logging.getLogger(__name__)
 
 NAME = "rekindle"
 PEERS = "rekindle_peers"
-DOCUMENTS = "rekindle_documents"
 HALVES = (torch.bfloat16, torch.float16)
+QUERIES_AT_ONCE = 512  # rows of an explicit mask: of 32,768 keys 16 MB, 64 MB once it is added
+TOLERANCE = 0.05  # of a kernel in half precision, relative to the largest value
+Kernel = Literal["varlen", "sdpa"]
+
+# What transformers hands to every attention function and that does not change what is computed
+# here: positions are in the queries and keys already, and there is no cache while training.
+_UNUSED = ("position_ids", "use_cache", "output_attentions")
 
 
 @dataclasses.dataclass
 class Peers:
-    """How heads and tokens are divided: this rank's place among its tp and cp peers."""
+    """How heads and tokens are divided: this rank's place among its tp and cp peers; and the
+    `kernel` that keeps documents apart."""
 
     tp_rank: int = 0
     cp_rank: int = 0
+    tp_size: int = 1
+    cp_size: int = 1
     cp_group: dist.ProcessGroup | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Documents:
-    """Document n is tokens `bounds[n]` to `bounds[n + 1]` of the rows one after the other; padding
-    counts as one. `starts` int32 [documents + 1] is the same on the device."""
-
-    bounds: list[int]
-    starts: torch.Tensor
-    longest: int
-
-    @classmethod
-    def of(cls, sequence_B12S: torch.Tensor) -> Documents:
-        numbers_BS = sequence_B12S[:, 0, 0]
-        begins_BS = torch.ones_like(numbers_BS, dtype=torch.bool)
-        begins_BS[:, 1:] = numbers_BS[:, 1:] != numbers_BS[:, :-1]
-        bounds = [*torch.nonzero(begins_BS.flatten()).flatten().tolist(), numbers_BS.numel()]
-        starts = torch.tensor(bounds, dtype=torch.int32).to(sequence_B12S.device)
-        return cls(bounds, starts, max(b - a for a, b in itertools.pairwise(bounds)))
+    kernel: Kernel = "sdpa"
 
 
 def install(network: nn.Module, peers: Peers) -> None:
     """Make the network's attention modules use `attend` with these peers."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
 
+    # No mask function is registered with it: transformers' own ask the device whether there is any
+    # padding, and whether position ids start anew.
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, _padding_mask)
     config: Any = network.config
     config._attn_implementation = NAME
+    causal = False
     for module in network.modules():
         if hasattr(module, "is_causal"):
+            causal = causal or bool(module.is_causal)
             setattr(module, PEERS, peers)
+    body = families.backbone(network)
+    if not hasattr(body, PEERS):
+        setattr(body, PEERS, peers)
+        body.warn_if_padding_and_no_attention_mask = _no_warning  # type: ignore[assignment]
+        mask = functools.partial(_mask_of_padding, causal=causal)
+        body.register_forward_pre_hook(mask, with_kwargs=True)
 
 
-def mark(attention_mask: torch.Tensor | None) -> None:
-    """Note on a sequence where its documents lie: once for all layers, because a GPU has to be
-    waited for, and before any of them, whose recomputation must do what their first pass did."""
-    if attention_mask is not None and _is_sequence(attention_mask):
-        setattr(attention_mask, DOCUMENTS, Documents.of(attention_mask))
+def _no_warning(*_: Any) -> None:
+    """In place of a warning of transformers' about padding, before which GPT-2 reads tokens back
+    from the device in every forward pass."""
 
 
-def _padding_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
-    """A mask where there is padding to hide. transformers would make one, too, when position ids
-    start anew in a sequence; but what keeps documents apart here is `sequence_B12S`."""
-    from transformers.masking_utils import sdpa_mask
-
-    if attention_mask is None:
-        return None
-    return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+def _mask_of_padding(
+    module: nn.Module, args: Any, kwargs: dict[str, Any], causal: bool
+) -> tuple[Any, dict[str, Any]]:
+    """A [B, T] mask, 1 where there is no padding, as the bool [B, 1, 1 or T, T] that transformers
+    hands on as it is."""
+    mask_BT = kwargs.get("attention_mask")
+    if mask_BT is None or mask_BT.ndim != 2:
+        return args, kwargs
+    mask = mask_BT[:, None, None].bool()
+    if causal:
+        length = mask_BT.shape[1]
+        mask = mask & mask.new_ones(length, length).tril()
+    return args, {**kwargs, "attention_mask": mask}
 
 
 def attend(
@@ -100,180 +107,378 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
-    **_: Any,
+    documents: Documents | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """[B, T, H, D], as transformers' attention functions return it, and no weights."""
+    """[B, T, H, D], as transformers' attention functions return it, and no weights.
+
+    `sliding_window` tokens, itself included, are what a query sees of its past. Raises
+    UnsupportedError for a keyword that is not known here."""
+    _refuse(module, others)
     peers: Peers = getattr(module, PEERS)
     causal = bool(module.is_causal) if is_causal is None else is_causal
-    sequence = attention_mask if _is_sequence(attention_mask) else None
-    if sequence is not None and peers.cp_group is None and not dropout:
-        apart = _apart(query_BHTD, key_BGTD, value_BGTD, sequence, causal, scaling)
-        if apart is not None:
-            return apart, None
-    if sequence is not None:
-        attention_mask = _mask(sequence, causal, query_BHTD.shape[2], peers.cp_rank)
-        if peers.cp_group is not None:
-            key_BGTD, value_BGTD = (_gathered(x, peers.cp_group) for x in (key_BGTD, value_BGTD))
-    if attention_mask is not None or query_BHTD.shape[2] == 1:
+    length = query_BHTD.shape[2]
+    if documents is None and attention_mask is None and sliding_window and length > sliding_window:
+        documents = Documents.of_rows(len(query_BHTD), length, query_BHTD.device)
+    if documents is not None:
+        call = _Call(causal, scaling, dropout, sliding_window, peers)
+        return _apart(query_BHTD, key_BGTD, value_BGTD, documents, call), None
+    if attention_mask is not None and sliding_window and length > sliding_window:
+        raise UnsupportedError(
+            f"{type(module).__name__} has a sliding window, and its sequences are padded",
+            where="data.packing",
+            fix="set data.packing: true",
+        )
+    # under torch.compile a comparison of sizes is a SymBool, which sdpa rejects; branch on it
+    if attention_mask is not None or length == 1:  # the mask hides what comes later, too
         causal = False
-    out = _one(query_BHTD, key_BGTD, value_BGTD, attention_mask, causal, scaling, dropout, peers)
-    return out.transpose(1, 2), None
+    call = _Call(causal, scaling, dropout, None, peers)
+    return _one(query_BHTD, key_BGTD, value_BGTD, attention_mask, call).transpose(1, 2), None
 
 
-def _is_sequence(mask: torch.Tensor | None) -> bool:
-    return mask is not None and mask.ndim == 4 and mask.dtype == torch.int64
+def _refuse(module: nn.Module, others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        if value is not None and name not in _UNUSED:
+            raise UnsupportedError(
+                f"{type(module).__name__} asks attention for `{name}`, which rekindle's attention "
+                "does not compute",
+                where="model.source",
+                fix="use an architecture without it; docs/layouts.md lists those that are tested",
+            )
 
 
-def _mask(sequence_B12S: torch.Tensor, causal: bool, local: int, cp_rank: int) -> torch.Tensor:
-    """bool [B, 1, T, S]: same document, and not later."""
-    documents_BS, positions_BS = sequence_B12S[:, 0, 0], sequence_B12S[:, 0, 1]
-    mine = slice(cp_rank * local, (cp_rank + 1) * local)
-    mask = documents_BS[:, mine, None] == documents_BS[:, None, :]
-    if causal:
-        mask = mask & (positions_BS[:, None, :] <= positions_BS[:, mine, None])
-    return mask[:, None]
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """How one attention is computed; `window` is None where all of the past is seen."""
+
+    causal: bool
+    scaling: float | None
+    dropout: float
+    window: int | None
+    peers: Peers
 
 
-def _gathered(x_BGTD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    gathered: torch.Tensor = all_gather_single_autograd(x_BGTD.contiguous(), 2, group)
-    return gathered
+def _apart(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: _Call
+) -> torch.Tensor:
+    """[B, T, H, D] without any work between documents."""
+    if documents.ranges:
+        key, value = (_in_ranges(x, documents, call.peers) for x in (key, value))
+    else:
+        key, value = (x.transpose(1, 2).flatten(0, 1) for x in (key, value))
+    if call.peers.kernel == "varlen" and not call.dropout:
+        return _varlen(query, key, value, documents, call)
+    if documents.groups:
+        grouped: torch.Tensor = _by_group(query, key, value, documents, call)
+        return grouped
+    apart: torch.Tensor = _by_document(query, key, value, documents, call)
+    return apart
+
+
+def _in_ranges(x_BGTD: torch.Tensor, documents: Documents, peers: Peers) -> torch.Tensor:
+    """The keys or values of all cp ranks that this rank's queries see, range by range: [sum of
+    the ranges, G, D]."""
+    assert peers.cp_group is not None
+    count = 2 * peers.cp_size
+    gathered = compat.all_gather_single_autograd(x_BGTD.contiguous(), 2, peers.cp_group)
+    chunks = torch.chunk(gathered, count, 2)
+    # rank r holds chunks r and count - 1 - r
+    places = [2 * c if c < peers.cp_size else 2 * (count - 1 - c) + 1 for c in range(count)]
+    whole_BSGD = torch.cat([chunks[place] for place in places], 2).transpose(1, 2)
+    ranges = [whole_BSGD[row, start:stop] for row, start, stop in documents.ranges]
+    return torch.cat(ranges)
 
 
 # not compiled, because the number of documents differs from batch to batch
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _apart(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sequence_B12S: torch.Tensor,
-    causal: bool, scaling: float | None,
-) -> torch.Tensor | None:  # fmt: skip
-    """[B, T, H, D] without any work between documents, which a mask would only throw away; None
-    where this device has no kernel for it."""
-    if query.is_cuda and not (query.dtype in HALVES and _varlen_works(query.device)):
-        return None
-    documents: Documents = getattr(sequence_B12S, DOCUMENTS)
-    if query.is_cuda:
-        return _varlen(query, key, value, documents, causal, scaling)
-    return _by_document(query, key, value, documents, causal, scaling)
-
-
 def _by_document(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents,
-    causal: bool, scaling: float | None,
-) -> torch.Tensor:  # fmt: skip
-    """One document after the other: for the CPU, where a call costs little."""
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: _Call
+) -> torch.Tensor:
+    """One document after the other; `key` and `value` are [keys, G, D]."""
     rows, heads, length, size = query.shape
-    lengths = [b - a for a, b in itertools.pairwise(documents.bounds)]
-    gqa, pieces = heads != key.shape[1], []
+    pieces = []
     # one split, whose backward pass is one concatenation; that of a slice is as large as the whole
-    parts = (torch.split(x.transpose(1, 2).flatten(0, 1), lengths) for x in (query, key, value))
-    for document in zip(*parts, strict=True):
+    queries = torch.split(query.transpose(1, 2).flatten(0, 1), documents.queries)
+    parts = (torch.split(x, documents.keys) for x in (key, value))
+    for document in zip(queries, *parts, strict=True):
         q, k, v = (x.transpose(0, 1)[None] for x in document)
-        out = sdpa(q, k, v, is_causal=causal and q.shape[2] > 1, scale=scaling, enable_gqa=gqa)
-        pieces.append(out[0].transpose(0, 1))
+        pieces += [out[0].transpose(0, 1) for out in _document(q, k, v, call)]
     return torch.cat(pieces).view(rows, length, heads, size)
 
 
-def _varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents,
-    causal: bool, scaling: float | None,
-) -> torch.Tensor:  # fmt: skip
-    """All documents in one flash-attention kernel (Dao 2023, arXiv 2307.08691)."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    rows, heads, length, size = query.shape
-    q, k, v = (x.transpose(1, 2).reshape(rows * length, -1, size) for x in (query, key, value))
-    out = varlen_attn(
-        q, k, v, documents.starts, documents.starts, documents.longest, documents.longest,
-        scale=scaling, window_size=(-1, 0) if causal else (-1, -1),
-        enable_gqa=heads != key.shape[1],
-    )  # fmt: skip
-    assert isinstance(out, torch.Tensor)
-    return out.view(rows, length, heads, size)
-
-
-@functools.cache
-def _varlen_works(device: torch.device) -> bool:
-    """Whether the kernel is there and agrees, forwards and backwards, with one call a document."""
-    draw = torch.Generator().manual_seed(0)
+# not compiled, because the number of groups differs from batch to batch
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _by_group(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: _Call
+) -> torch.Tensor:
+    """Texts of like length padded, and attended to in one call; `key` and `value` are [F, G, D]."""
+    sizes = [group.tokens for group in documents.groups]
+    parts = (torch.split(x, sizes) for x in (query.transpose(1, 2).flatten(0, 1), key, value))
     found = []
-    try:
-        numbers_BS = torch.tensor([[1] * 40 + [2] * 24, [1] * 9 + [2] * 55])
-        sequence = torch.stack([numbers_BS, numbers_BS], dim=1)[:, None].to(device)
-        documents = Documents.of(sequence)
-        made = [torch.randn(2, heads, 64, 64, generator=draw) for heads in (4, 2, 2)]
-        for kernel in (_varlen, _by_document):
-            q, k, v = (x.to(device, torch.bfloat16).requires_grad_() for x in made)
-            out = kernel(q, k, v, documents, True, None)
-            slopes = torch.autograd.grad(out.float().square().sum(), (q, k, v))
-            found.append([out, *slopes])
-        worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True))
-        if worst < 0.05:
-            return True
-        reason = f"its results differ by {worst:.2g}"
-    except (ImportError, RuntimeError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-    log.warning("varlen attention is not used (%s): documents are kept apart by a mask", reason)
-    return False
+    for group, *qkv in zip(documents.groups, *parts, strict=True):
+        tokens, heads, size = qkv[0].shape
+        places, back, bias = group.by_head(heads)
+        # one copy pads, and puts the rows of a head beside each other, as products want them
+        q, k, v = (
+            _pad(x.reshape(tokens * heads, size), places, back).view(-1, group.longest, size)
+            for x in qkv
+        )
+        if call.dropout and not _draws_alike(query, call.peers):
+            out = _written_out(q, k, v, bias, heads, call)
+        else:
+            q, k, v = (x.view(group.rows, heads, group.longest, size) for x in (q, k, v))
+            out = _one(q, k, v, group.mask, call)
+        found.append(_unpad(out.reshape(-1, size), back).view(tokens, heads, size))
+    return torch.cat(found)[None]
+
+
+def _pad(x: torch.Tensor, places: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+    padded: torch.Tensor = _Pad.apply(x, places, back)  # type: ignore[no-untyped-call]
+    return padded
+
+
+def _unpad(padded: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+    x: torch.Tensor = _Unpad.apply(padded, back)  # type: ignore[no-untyped-call]
+    return x
+
+
+class _Pad(torch.autograd.Function):
+    """Rows to their padded places. A place without a row has a copy of another one, and no
+    gradient: its scores are hidden and its result is dropped. So the way back is a copy, too, and
+    not a sum over places."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, places: torch.Tensor, back: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """The rows of padded places."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(back)
+        ctx.size = len(padded)
+        return padded.index_select(0, back)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        whole = grad.new_zeros(ctx.size, grad.shape[1])
+        return whole.index_copy_(0, ctx.saved_tensors[0], grad), None
+
+
+def _document(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: _Call
+) -> Iterator[torch.Tensor]:
+    """Attention of one run of queries; the last of them sees the last key."""
+    count, total = query.shape[2], key.shape[2]
+    narrow = call.window is not None and call.window < total
+    if not call.causal or (count == total and not narrow):
+        causal = dataclasses.replace(call, causal=call.causal and count > 1)
+        yield _one(query, key, value, None, causal)
+        return
+    plain = dataclasses.replace(call, causal=False)
+    for low in range(0, count, QUERIES_AT_ONCE):
+        high = min(low + QUERIES_AT_ONCE, count)
+        first, last = total - count + low, total - count + high  # where these queries are as keys
+        begin = max(0, first - call.window + 1) if call.window is not None else 0
+        places_T = torch.arange(first, last, device=query.device)[:, None]
+        places_S = torch.arange(begin, last, device=query.device)
+        mask_TS = places_S <= places_T
+        if call.window is not None:
+            mask_TS &= places_S > places_T - call.window
+        k, v = (x[:, :, begin:last] for x in (key, value))
+        yield _one(query[:, :, low:high], k, v, mask_TS[None, None], plain)
 
 
 def _one(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-    causal: bool, scaling: float | None, dropout: float, peers: Peers,
+    call: _Call,
 ) -> torch.Tensor:  # fmt: skip
-    if not dropout:
-        # a comparison of sizes is no bool while this is compiled, a branch is
-        more = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-        return sdpa(query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, **more)
-    return _with_dropout(query, key, value, mask, causal, scaling, dropout, peers)
+    """[B, H, T, D] of whole rows."""
+    if call.dropout and not _draws_alike(query, call.peers):
+        return _with_dropout(query, key, value, mask, call)
+    more = {}
+    if query.shape[1] != key.shape[1]:
+        if mask is None and not (query.is_cuda and _in_fp32(query)):
+            more = {"enable_gqa": True}
+        else:  # no fast kernel of CUDA takes fewer key-value heads with a mask, or in fp32
+            key, value = (_repeated(x, query.shape[1]) for x in (key, value))
+    return sdpa(
+        query, key, value, attn_mask=mask, dropout_p=call.dropout, is_causal=call.causal,
+        scale=call.scaling, **more,
+    )  # fmt: skip
+
+
+def _in_fp32(query: torch.Tensor) -> bool:
+    """Whether a kernel gets it so: autocast makes halves of what rotary embedding left in fp32."""
+    return query.dtype not in HALVES and not torch.is_autocast_enabled(query.device.type)
+
+
+def _draws_alike(query: torch.Tensor, peers: Peers) -> bool:
+    """Whether a fused kernel's own dropout will do: no other rank has to draw the same. On a CPU
+    no kernel has any."""
+    return query.is_cuda and peers.tp_size * peers.cp_size == 1
+
+
+def _repeated(x_BGSD: torch.Tensor, heads: int) -> torch.Tensor:
+    return x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], dim=1)
+
+
+# The varlen kernel
+
+
+def _varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: _Call
+) -> torch.Tensor:
+    """All documents in one flash-attention kernel (Dao 2023, arXiv 2307.08691), which takes only
+    half precision: rotary embedding leaves queries and keys in fp32 under autocast."""
+    rows, heads, length, size = query.shape
+    q = query.transpose(1, 2).reshape(rows * length, heads, size)
+    if torch.is_autocast_enabled(q.device.type):
+        half = torch.get_autocast_dtype(q.device.type)
+        q, key, value = (x.to(half) for x in (q, key, value))
+    left = -1 if call.window is None else call.window - 1
+    out = compat.varlen_attn(
+        q, key, value, documents.starts, documents.key_starts, documents.ruler.shape[0],
+        documents.key_ruler.shape[0], scale=call.scaling,
+        window_size=(left, 0) if call.causal else (-1, -1), enable_gqa=heads != key.shape[1],
+    )  # fmt: skip
+    return out.view(rows, length, heads, size)
+
+
+def kernel_for(network: nn.Module, device: torch.device, precision: torch.dtype) -> Kernel:
+    """What keeps documents apart on this device: the varlen kernel where it takes the network's
+    heads in this precision. Raises UnsupportedError where it does but disagrees with one call a
+    document.
+
+    To be asked before training: with inference tensors there are no gradients to compare."""
+    if device.type != "cuda" or precision not in HALVES:
+        return "sdpa"
+    config = network.config.to_dict()  # type: ignore[union-attr, operator]
+    heads = next((int(config[n]) for n in ("num_attention_heads", "n_head", "n_heads")
+                  if config.get(n)), 1)  # fmt: skip
+    groups = int(config.get("num_key_value_heads") or heads)
+    width = next((int(config[n]) for n in ("hidden_size", "n_embd", "dim") if config.get(n)), heads)
+    size = int(config.get("head_dim") or width // heads)
+    windows = (None, 8) if config.get("sliding_window") else (None,)
+    shared = heads // groups
+    try:
+        gap = _difference(device, precision, shared * 2, 2, size, windows)
+    except (ImportError, RuntimeError, TypeError, ValueError, UnsupportedError) as error:
+        reason = str(error).partition("\n")[0]
+        log.warning("attention: one call a document, because of the varlen kernel: %s", reason)
+        return "sdpa"
+    if not gap < TOLERANCE:
+        raise UnsupportedError(
+            f"the varlen attention of torch {torch.__version__} differs by {gap:.2g} from one call "
+            f"a document on {torch.cuda.get_device_name(device)}",
+            where="train",
+            fix="use another build of torch 2.10 to 2.13; `make test-gpu` shows what differs",
+        )
+    log.info("attention: one varlen kernel for all documents of a micro-batch")
+    return "varlen"
+
+
+def _difference(
+    device: torch.device, dtype: torch.dtype, heads: int, groups: int, size: int,
+    windows: tuple[int | None, ...],
+) -> float:  # fmt: skip
+    """How far the varlen kernel is from one call a document, forwards and backwards, relative to
+    the largest value. Raises what the kernel raises where it cannot be used."""
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randn(2, n, 64, size, generator=draw) for n in (heads, groups, groups)]
+    documents = Documents.of(np.array([[1] * 40 + [2] * 24, [1] * 9 + [2] * 55]))
+    documents = documents.with_tensors(t.to(device) for t in documents.tensors())
+    kernels: tuple[Kernel, ...] = ("varlen", "sdpa")
+    worst = 0.0
+    for window in windows:
+        found = []
+        for kernel in kernels:
+            call = _Call(True, None, 0.0, window, Peers(kernel=kernel))
+            with torch.enable_grad():
+                q, k, v = (x.to(device, dtype).requires_grad_() for x in made)
+                out = _apart(q, k, v, documents, call)
+                slopes = torch.autograd.grad(out.float().square().sum(), (q, k, v))
+            found.append([out.detach(), *slopes])
+        for ours, theirs in zip(*found, strict=True):
+            gap = float((ours - theirs).abs().max() / theirs.abs().max())
+            worst = gap if not gap <= worst else worst  # a gap that is not a number counts
+    return worst
+
+
+# Dropout
 
 
 def _with_dropout(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-    causal: bool, scaling: float | None, dropout: float, peers: Peers,
+    call: _Call,
 ) -> torch.Tensor:  # fmt: skip
     """Written out, because the mask of each head has to be the same whichever rank holds it."""
     rows, heads, length, size = query.shape
     if key.shape[1] != heads:
-        key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
-    if causal:
+        key, value = (_repeated(x, heads) for x in (key, value))
+    if call.causal:
         mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()[None, None]
-    bias = query.new_zeros(1)
+    bias = None
     if mask is not None:
         bias = query.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
         bias = bias.expand(rows, heads, length, -1).flatten(0, 1)
     # three dimensions, because with four each product would copy what it is given
     query, key, value = (x.flatten(0, 1) for x in (query, key, value))
-    scale = scaling if scaling is not None else size**-0.5
-    scores = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)
-    exact = torch.promote_types(scores.dtype, torch.float32)
-    weights = torch.softmax(scores, dim=-1, dtype=exact).to(value.dtype)
-    weights_BHTS = weights.view(rows, heads, length, -1)
-    place = (peers.cp_rank << 20) + peers.tp_rank * heads
-    kept_BHTS = weights_BHTS * _keep(weights_BHTS.detach(), dropout, place)
-    out: torch.Tensor = kept_BHTS.flatten(0, 1) @ value
+    out = _written_out(query, key, value, bias, heads, call)
     return out.view(rows, heads, length, size)
 
 
-# an operator, because a compiler cannot look into it and would cut a block into a dozen graphs; a
-# random one, so that it is neither merged with another nor drawn again
+def _written_out(
+    query_NTD: torch.Tensor, key_NSD: torch.Tensor, value_NSD: torch.Tensor,
+    bias_NTS: torch.Tensor | None, heads: int, call: _Call,
+) -> torch.Tensor:  # fmt: skip
+    """[N, T, D] of N = rows * heads; `bias_NTS` may have one row for all queries."""
+    scale = call.scaling if call.scaling is not None else query_NTD.shape[-1] ** -0.5
+    bias = query_NTD.new_zeros(1) if bias_NTS is None else bias_NTS.to(query_NTD.dtype)
+    scores = torch.baddbmm(bias, query_NTD, key_NSD.transpose(1, 2), alpha=scale)
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores, dim=-1, dtype=exact).to(value_NSD.dtype)
+    weights_BHTS = weights.view(-1, heads, *weights.shape[1:])
+    # the operator costs as much as drawing for a short text
+    keep = _keep if torch.compiler.is_compiling() else _kept
+    peers = call.peers
+    kept_BHTS = weights_BHTS * keep(
+        weights_BHTS.detach(), call.dropout, peers.tp_rank, peers.tp_size
+    )
+    out: torch.Tensor = kept_BHTS.flatten(0, 1) @ value_NSD
+    return out
+
+
+def _kept(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:
+    """0 or 1 / (1 - dropout), drawn for all heads of the layer from the default generator, which tp
+    peers have in one state; each takes its own heads."""
+    rows, heads, length, keys = weights_BHTS.shape
+    # in fp32, whose draws are fine enough; half the time of bernoulli_ on a CPU
+    shape = (tp_size * heads, rows, length, keys)
+    drawn_HBTS = torch.empty(shape, device=weights_BHTS.device).uniform_().lt_(1 - dropout)
+    mine_HBTS = drawn_HBTS[tp_rank * heads : (tp_rank + 1) * heads].to(weights_BHTS.dtype)
+    return mine_HBTS.div_(1 - dropout).transpose(0, 1)
+
+
+# A custom op, so that torch.compile treats it as opaque instead of drawing with a generator of its
+# own; tagged as random, so that it is neither merged with another one nor drawn again.
 @torch.library.custom_op(
     "rekindle::keep", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
-def _keep(weights_BHTS: torch.Tensor, dropout: float, place: int) -> torch.Tensor:
-    """0 or 1 / (1 - dropout), drawn head by head from the state of the default generator, which tp
-    peers share, and the head's number in the whole layer, which is `place` for the first."""
-    base = int(torch.randint(2**62, (1,)))
-    keep_HBTS = torch.empty_like(
-        weights_BHTS.transpose(0, 1), memory_format=torch.contiguous_format
-    )
-    generator = torch.Generator(weights_BHTS.device)
-    for head in range(len(keep_HBTS)):
-        generator.manual_seed((base + (place + head) * 0x9E3779B97F4A7C15) % 2**63)
-        keep_HBTS[head].bernoulli_(1 - dropout, generator=generator)
-    return keep_HBTS.div_(1 - dropout).transpose(0, 1)
+def _keep(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:
+    return _kept(weights_BHTS, dropout, tp_rank, tp_size).contiguous()
 
 
 @_keep.register_fake
-def _(weights_BHTS: torch.Tensor, dropout: float, place: int) -> torch.Tensor:
-    return torch.empty_like(
-        weights_BHTS.transpose(0, 1), memory_format=torch.contiguous_format
-    ).transpose(0, 1)
+def _(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:
+    return torch.empty_like(weights_BHTS, memory_format=torch.contiguous_format)

@@ -38,7 +38,6 @@ from rekindle.train.dcp import (
     File,
     Piece,
     Planner,
-    Snapshot,
     Writer,
     fill,
     pieces_of,
@@ -56,6 +55,7 @@ from rekindle.train.manifest import (
     signed,
 )
 from rekindle.train.retention import MANIFEST, Facts, names_in, retained, step_of
+from rekindle.train.snapshot import Snapshot, check_host_memory
 from rekindle.train.storage import Folder, storage_of, write_error
 
 log = logging.getLogger(__name__)
@@ -79,17 +79,24 @@ def agreed(root: str | Path, run_key: str) -> Checkpoint | None:
     return _choose(root, run_key, _Gang(dist.get_rank(), dist.get_world_size()))
 
 
-def load(checkpoint: Checkpoint, tensors: Mapping[str, Any]) -> None:
+def load(
+    checkpoint: Checkpoint, tensors: Mapping[str, Any], replicas: dist.ProcessGroup | None = None
+) -> None:
     """Fill the tensors and DTensors of this rank in place, whatever layout the checkpoint has.
 
-    `tensors` is a nested dict with what this rank holds. Raises CheckpointError when something of
-    it is not in the checkpoint with the same shape and dtype; nothing was filled then."""
+    `tensors` is a nested dict with what this rank holds; `replicas` are ranks that hold the same,
+    all call this, and share the reading unless it is from this machine into its own memory. Raises
+    CheckpointError when something of it is not in the checkpoint with the same shape and dtype;
+    nothing was filled then."""
     storage = storage_of(checkpoint.root)
     try:
         metadata = read_metadata(
             metadata_of(storage, checkpoint), [f.path for f in checkpoint.files]
         )
-        fill(pieces_of(tensors), metadata, storage, checkpoint.name)
+        pieces = pieces_of(tensors)
+        # from this machine's page cache each reads faster than gloo brings it from another process
+        near = isinstance(storage, Folder) and all(p.local.is_cpu for p in pieces.values())
+        fill(pieces, metadata, storage, checkpoint.name, None if near else replicas)
     except CheckpointError as error:
         problem = error.problems[0]
         raise CheckpointError(
@@ -143,6 +150,11 @@ class Checkpointer:
         self.started = step
         self.pending = self.thread.submit(self._save, began, step, copies, dict(state), rows)
 
+    def check_memory(self, tensors: Mapping[str, Any]) -> None:
+        """Raises CheckpointError on all ranks where a machine cannot hold the copies that `save`
+        makes of `tensors`."""
+        check_host_memory(pieces_of(tensors))
+
     def wait(self) -> None:
         """Finish the save in flight, if there is one; it is committed then. Raises CheckpointError
         on every rank if it failed on any.
@@ -158,6 +170,16 @@ class Checkpointer:
         if not self._all(self.pending.done()):
             return None
         return self._settle(self.pending)
+
+    def written(self) -> bool:
+        """Whether this rank has no save in flight, or its part of it is done; never waits."""
+        return self.pending is None or self.pending.done()
+
+    def settle(self, save: object) -> None:
+        """To be called by all ranks once all of them have said that `save`, which was `pending`
+        then, is `written`: it is committed. Raises CheckpointError if it failed on any."""
+        if self.pending is not None and self.pending is save:
+            self._settle(self.pending)
 
     def fits(self, seconds_left: float) -> bool:
         """Whether a save that begins now will be committed in that time, as far as earlier ones of

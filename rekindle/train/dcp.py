@@ -1,10 +1,10 @@
 """Tensors into and out of the files of a checkpoint, whatever layout wrote them or reads them.
 
 The files are those of torch.distributed.checkpoint (DCP), and its own tools can read them; DCP
-plans who writes what and propagates failures. What is ours: the snapshot that training may outrun,
-hashing while writing, and reading, which checks that everything asked for is there. DCP pickles its
-`.metadata`: it is read with an allow-list, and the entries of the files with `weights_only`, all of
-it after hashes were checked by the caller."""
+plans who writes what and propagates failures. What is ours: hashing while writing, and reading,
+which checks that everything asked for is there. DCP pickles its `.metadata`: it is read with an
+allow-list, and the entries of the files with `weights_only`, all of it after hashes were checked by
+the caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import hashlib
 import io
 import logging
 import math
-import mmap
 import os
 import pickle
 import threading
@@ -23,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import IO, Any, BinaryIO, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -48,14 +48,13 @@ from torch.futures import Future
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from rekindle.errors import CheckpointError
+from rekindle.spec.heartbeat import beat
 from rekindle.train.storage import Storage, write_error
 
 log = logging.getLogger(__name__)
 
 METADATA = ".metadata"
 THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
-_COPY_BYTES = 16 << 20  # no piece of work in the snapshot is larger, so that threads end together
-_ALIGNMENT = 64
 _NICE = 10
 _FOREIGN = "somebody else wrote it: find out who, and remove it"
 
@@ -124,75 +123,6 @@ def _piece_of(name: str, tensor: torch.Tensor) -> Piece | None:
     if chunk.sizes != local.size():
         raise TypeError(f"{name}: this rank holds {local.size()}, torch places {chunk.sizes} here")
     return Piece(local, chunk.offsets, tensor.size())
-
-
-class Snapshot:
-    """Host memory in which the tensors of one moment outlive the next step. It is allocated once
-    (in huge pages: touching new small ones costs more than copying) and used for every save."""
-
-    def __init__(self) -> None:
-        self.places: dict[str, torch.Tensor] = {}
-        self.layout: dict[str, tuple[torch.Size, torch.dtype]] = {}
-        self.copiers = concurrent.futures.ThreadPoolExecutor(
-            THREADS, "snapshot", torch.set_num_threads, (1,)
-        )
-
-    def take(self, pieces: Mapping[str, Piece]) -> dict[str, Piece]:
-        """The same pieces with copies of their tensors, which hold until the next call."""
-        layout = {name: (piece.local.size(), piece.local.dtype) for name, piece in pieces.items()}
-        if layout != self.layout:
-            self.places.clear()  # before there are new ones
-            self.places = _allocate({name: piece.local for name, piece in pieces.items()})
-            self.layout = layout
-        work: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for name, piece in pieces.items():
-            work += _parts(self.places[name], piece.local)
-        shares = [work[start::THREADS] for start in range(THREADS)]
-        list(self.copiers.map(_copy, (share for share in shares if share)))
-        if any(not piece.local.is_cpu for piece in pieces.values()):
-            torch.accelerator.synchronize()
-        return {
-            name: dataclasses.replace(piece, local=self.places[name])
-            for name, piece in pieces.items()
-        }
-
-
-def _allocate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """An uninitialised host tensor for each, each with a storage of its own size."""
-    starts: dict[str, int] = {}
-    total = 0
-    for name, tensor in tensors.items():
-        starts[name] = total
-        total += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    arena = mmap.mmap(-1, max(total, 1))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        arena.madvise(mmap.MADV_HUGEPAGE)
-    if any(tensor.is_cuda for tensor in tensors.values()):
-        start = torch.frombuffer(arena, dtype=torch.uint8).data_ptr()
-        if int(torch.cuda.cudart().cudaHostRegister(start, total, 0)):  # type: ignore[no-untyped-call]
-            log.warning("cannot pin %d bytes of host memory; saves will take longer", total)
-    return {
-        name: torch.frombuffer(arena, dtype=torch.uint8, count=tensor.nbytes, offset=starts[name])
-        .view(tensor.dtype)
-        .view(tensor.size())
-        for name, tensor in tensors.items()
-    }
-
-
-def _parts(target: torch.Tensor, source: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs of views that together copy `source`."""
-    if source.nbytes <= _COPY_BYTES or not source.is_contiguous():
-        return [(target, source)]
-    size = _COPY_BYTES // source.element_size()
-    return list(
-        zip(torch.split(target.view(-1), size), torch.split(source.view(-1), size), strict=True)
-    )
-
-
-def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    with torch.no_grad():
-        for target, source in pairs:
-            target.copy_(source, non_blocking=True)
 
 
 class Planner(DefaultSavePlanner):
@@ -373,34 +303,120 @@ def read_metadata(content: bytes, files: Iterable[str]) -> Metadata:
 
 @dataclasses.dataclass(frozen=True)
 class _Read:
-    """Copy a part of the entry at `start` of a file into `target`."""
+    """Copy a part of the entry at `start` of the file `path` into `target`."""
 
+    path: str
     start: int
     bytes: int
     part: tuple[slice, ...]
     target: torch.Tensor
 
 
-def fill(pieces: Mapping[str, Piece], metadata: Metadata, storage: Storage, folder: str) -> None:
+def fill(
+    pieces: Mapping[str, Piece], metadata: Metadata, storage: Storage, folder: str,
+    replicas: dist.ProcessGroup | None = None,
+) -> None:  # fmt: skip
     """Fill the pieces in place, reading only what they need. Raises CheckpointError if one of them
-    is not there as it is here: nothing has been filled then."""
-    reads: dict[str, list[_Read]] = defaultdict(list)
-    for name, piece in pieces.items():
-        _plan(name, piece, metadata, reads)
+    is not there as it is here: nothing has been filled then.
+
+    `replicas` are ranks that hold the same pieces, and all call this: each reads its share of them
+    and sends it to the others, so that every byte leaves the storage once for all of them."""
+    reads = {name: _plan(name, pieces[name], metadata) for name in sorted(pieces)}
+    owners = _owners(pieces, replicas.size()) if replicas is not None else dict.fromkeys(reads, 0)
+    me = replicas.rank() if replicas is not None else 0
+    by_path: dict[str, list[_Read]] = defaultdict(list)
+    for one in (r for name in reads if owners[name] == me for r in reads[name]):
+        by_path[one.path].append(one)
 
     def read(path: str) -> None:
         with storage.reader(f"{folder}/{path}") as stream, torch.no_grad():
-            for one in sorted(reads[path], key=lambda r: r.start):
-                stream.seek(one.start)
-                content = io.BytesIO(stream.read(one.bytes))
-                entry = torch.load(content, map_location="cpu", weights_only=True)
+            for one in sorted(by_path[path], key=lambda r: r.start):
+                entry = torch.load(_entry(stream, one), map_location="cpu", weights_only=True)
                 one.target.copy_(entry[one.part])
+                beat()
 
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(read, reads))
+    try:
+        with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(read, by_path))
+        failure = None
+    except Exception as error:
+        failure = error
+        if replicas is None:
+            raise
+    if replicas is not None:
+        _agree(failure, replicas)
+        _exchange(pieces, owners, replicas)
 
 
-def _plan(name: str, piece: Piece, metadata: Metadata, reads: dict[str, list[_Read]]) -> None:
+def _entry(stream: BinaryIO, one: _Read) -> IO[bytes]:
+    """An entry of a file as a file of its own; a copy where the file is not on this machine."""
+    if hasattr(stream, "fileno"):
+        return cast(IO[bytes], _Window(stream.fileno(), one.start, one.bytes))
+    stream.seek(one.start)
+    return io.BytesIO(stream.read(one.bytes))
+
+
+class _Window(io.RawIOBase):
+    """A part of an open file, read into the caller's memory without a copy between."""
+
+    def __init__(self, file: int, start: int, size: int) -> None:
+        self.file, self.start, self.size, self.position = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self.position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.position}.get(whence, self.size)
+        return self.position
+
+    def tell(self) -> int:
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer)[: max(0, self.size - self.position)]
+        count = os.preadv(self.file, [wanted], self.start + self.position)
+        self.position += count
+        return count
+
+
+def _owners(pieces: Mapping[str, Piece], count: int) -> dict[str, int]:
+    """Which of `count` ranks reads each piece: about as many bytes for each."""
+    loads, owners = [0] * count, {}
+    for name in sorted(pieces, key=lambda n: (-pieces[n].local.nbytes, n)):
+        owners[name] = loads.index(min(loads))
+        loads[owners[name]] += pieces[name].local.nbytes
+    return owners
+
+
+def _agree(failure: Exception | None, replicas: dist.ProcessGroup) -> None:
+    """Raise on all ranks if one of them could not read: the others would wait for it for ever."""
+    failures: list[str | None] = [None] * replicas.size()
+    said = None if failure is None else f"{type(failure).__name__}: {failure}"
+    dist.all_gather_object(failures, said, group=replicas)
+    if failure is not None:
+        raise failure
+    if first := next(filter(None, failures), None):
+        raise CheckpointError(f"another rank could not read its share: {first}")
+
+
+def _exchange(
+    pieces: Mapping[str, Piece], owners: Mapping[str, int], replicas: dist.ProcessGroup
+) -> None:
+    """Send each piece from the rank that has read it to the others."""
+    with torch.no_grad():
+        for name, owner in owners.items():
+            local = pieces[name].local
+            whole = local.contiguous()
+            dist.broadcast(whole, group=replicas, group_src=owner)
+            if whole is not local:
+                local.copy_(whole)
+            beat()
+
+
+def _plan(name: str, piece: Piece, metadata: Metadata) -> list[_Read]:
     saved = metadata.state_dict_metadata.get(name)
     if not isinstance(saved, TensorStorageMetadata):
         raise CheckpointError(f"it holds no {name}")
@@ -410,19 +426,20 @@ def _plan(name: str, piece: Piece, metadata: Metadata, reads: dict[str, list[_Re
     )
     if here != there:
         raise CheckpointError(f"{name} is {there} there and {here} here")
-    found = 0
+    found, reads = 0, []
     for item in create_read_items_for_chunk_list(name, saved, [piece.chunk]):
         info = metadata.storage_data[item.storage_index]
         part, target = (
             _slices(item.storage_offsets, item.lengths),
             _slices(item.dest_offsets, item.lengths),
         )
-        reads[info.relative_path].append(_Read(info.offset, info.length, part, piece.local[target]))
+        reads.append(_Read(info.relative_path, info.offset, info.length, part, piece.local[target]))
         found += math.prod(item.lengths)
     if found != piece.local.numel():
         raise CheckpointError(
             f"it holds {found} of {piece.local.numel()} values of a part of {name}"
         )
+    return reads
 
 
 def _slices(offsets: torch.Size, lengths: torch.Size) -> tuple[slice, ...]:

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from rekindle.train import attention, objective, optimizer, parallel, pipeline
+from rekindle.train import attention, compat, objective, optimizer, parallel, pipeline
 from rekindle.train.live import GRADIENTS, PIPELINE, Live
 
 
@@ -46,8 +46,6 @@ def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -
         if fake:
             for context in (
                 _real_meshes(),
-                replaced(objective, "chosen", lambda _: _chosen),
-                replaced(attention, "mark", lambda _: _mark),
                 replaced(pipeline, "PipelineStage", lambda _: _told(live, shape)),
                 replaced(schedules, "_batch_p2p", _under_way),
             ):
@@ -56,17 +54,16 @@ def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -
 
 
 def _forward(live: Live, function: Any) -> Any:
-    """Its own phase; the seed, which the engine reads, is a value."""
+    """Its own phase."""
 
     @functools.wraps(function)
-    def forward(part: Any, *args: Any, key: torch.Tensor, **kwargs: Any) -> Any:
-        key = torch.tensor([0])  # its value is known even to a fake tensor
-        before, live.phase = live.phase, "forward"
+    def forward(part: Any, *args: Any, **kwargs: Any) -> Any:
+        live.phase = "forward"
         since = live.mark()
         try:
-            return function(part, *args, key=key, **kwargs)
+            return function(part, *args, **kwargs)
         finally:
-            live.phase = before
+            live.phase = "backward"
             live.keep(since)
 
     return forward
@@ -125,22 +122,6 @@ def _real_meshes() -> Iterator[None]:
         yield
 
 
-def _chosen(values_BT: torch.Tensor, supervised_BT: torch.Tensor) -> torch.Tensor:
-    """All tokens: how many are supervised is in the values. Two indices each, as a mask makes."""
-    count = supervised_BT.numel()
-    rows, columns = (torch.zeros(count, dtype=torch.int64) for _ in range(2))
-    return values_BT[rows, columns]
-
-
-def _mark(mask: torch.Tensor | None) -> None:
-    """Every row is one document."""
-    if mask is not None and mask.ndim == 4:
-        rows, _, _, length = mask.shape
-        bounds = [row * length for row in range(rows + 1)]
-        starts = torch.zeros(rows + 1, dtype=torch.int32)
-        setattr(mask, attention.DOCUMENTS, attention.Documents(bounds, starts, length))
-
-
 class _Sent:
     """Keeps what is under way until somebody waits for it, as NCCL and gloo do."""
 
@@ -192,12 +173,46 @@ def _told(live: Live, shape: Callable[[Any], Any]) -> Any:
 @contextlib.contextmanager
 def as_on_gpu() -> Iterator[None]:
     """Under autocast CUDA computes some operations in fp32 that the CPU leaves as they are
-    (docs.pytorch.org/docs/stable/amp.html), and keeps a byte an element of a dropout's mask."""
+    (docs.pytorch.org/docs/stable/amp.html), and keeps a byte an element of a dropout's mask; one
+    kernel takes all documents, and the loss makes more logits at a time."""
     with contextlib.ExitStack() as stack:
         for owner, name in ((F, "layer_norm"), (torch, "pow")):
             stack.enter_context(replaced(owner, name, _in_fp32))
         stack.enter_context(replaced(F, "dropout", lambda _: _dropout))
+        stack.enter_context(replaced(attention, "kernel_for", lambda _: lambda *_: "varlen"))
+        stack.enter_context(replaced(compat, "varlen_attn", lambda _: _varlen))
+        stack.enter_context(replaced(attention, "_draws_alike", lambda _: _alone))
+        stack.enter_context(replaced(attention, "sdpa", _without_dropout))
+        stack.enter_context(replaced(objective, "rows_at_once", _on_cuda))
         yield
+
+
+def _alone(_: torch.Tensor, peers: attention.Peers) -> bool:
+    return peers.tp_size * peers.cp_size == 1
+
+
+def _without_dropout(function: Any) -> Any:
+    """A kernel of CUDA keeps nothing more for dropout; the CPU has no such kernel."""
+
+    @functools.wraps(function)
+    def called(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return called
+
+
+def _on_cuda(function: Any) -> Any:
+    return lambda columns, _: function(columns, "cuda")
+
+
+def _varlen(
+    query_THD: torch.Tensor, key_SGD: torch.Tensor, value_SGD: torch.Tensor, *_: Any,
+    enable_gqa: bool = False, **__: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Keeps what the varlen kernel keeps: its inputs, its output and a sum a query and head."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (query_THD, key_SGD, value_SGD))
+    out = F.scaled_dot_product_attention(q, k, v, enable_gqa=enable_gqa)
+    return out[0].transpose(0, 1)
 
 
 def _in_fp32(function: Any) -> Any:

@@ -28,7 +28,8 @@ class Family:
     `first` are what only the first stage runs, `last` what only the last does; `table` is the
     token embedding. `regions` are the modules of a block whose input goes into divided columns.
     `sequence` names the norms where the residual stream may be divided along the sequence between
-    tp ranks."""
+    tp ranks. `summary` is the module of the backbone that makes a text's summary of its first
+    token, "" where what follows the backbone does; None where there is none."""
 
     blocks: str
     column: tuple[str, ...]
@@ -40,6 +41,7 @@ class Family:
     per_head: tuple[str, ...] = ()
     sequence: tuple[str, ...] = ()
     attention: str = ""
+    summary: str | None = None
 
 
 _LLAMA = Family(
@@ -83,6 +85,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             first=("embeddings",),
             last=("pooler",),
             attention="attention.self",
+            summary="pooler",
         ),
         "distilbert": Family(
             blocks="transformer.layer",
@@ -91,6 +94,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             regions=("attention", "ffn"),
             first=("embeddings",),
             attention="attention",
+            summary="",
         ),
     }
 )  # fmt: skip
@@ -236,6 +240,16 @@ def tied(network: nn.Module) -> dict[str, str]:
     if not keys or not getattr(config, "tie_word_embeddings", False):
         return {}
     return dict(keys)
+
+
+def tables(network: nn.Module) -> list[nn.Module]:
+    """The embeddings that only the first stage runs; none where the head is the same table."""
+    family = family_of(network)
+    if family is None or tied(network):
+        return []
+    body = backbone(network)
+    found = [getattr(body, name, None) for name in family.first]
+    return [m for m in found if m is not None and any(True for _ in m.parameters())]
 
 
 def stand_ins(family: Family, first: bool, last: bool) -> Iterator[tuple[str, nn.Module]]:

@@ -108,7 +108,7 @@ def _adopt(job: Job, world_size: int) -> None:
         epochs=rows[-1].epoch if rows else 0.0,
         global_batch_size=job.train.global_batch_size,
         seed=job.train.seed,
-        precision=job.train.precision,
+        precision="" if job.train.precision == "auto" else job.train.precision,
         parameters=0,
         init_from=job.init_from,
         weights_sha256=modelfolder.weights_sha256(output),

@@ -38,20 +38,15 @@ class Job:
     def of(cls, *, artifact_root: str, run_key: str, **fields: Any) -> Self:
         """A job whose state lives under `<artifact_root>/checkpoints/<run_key>`, a folder or a
         URI."""
-        root = artifact_root.removeprefix("file://").rstrip("/") or "/"
-        if "://" not in root:
-            root = str(Path(root).absolute())
-        job = cls(run_key=run_key, checkpoints=f"{root}/checkpoints/{run_key}", status="", **fields)
-        status = job.working / "attempts" / uuid.uuid4().hex[:8]
-        return dataclasses.replace(job, status=str(status))
+        checkpoints = folder_of(artifact_root, "checkpoints", run_key)
+        job = cls(run_key=run_key, checkpoints=checkpoints, status="", **fields)
+        return dataclasses.replace(job, status=str(attempt_in(job.working)))
 
     @property
     def working(self) -> Path:
         """The folder on this machine that belongs to the run key: the checkpoints' own, or a
         temporary one where those are in an object store."""
-        if "://" not in self.checkpoints:
-            return Path(self.checkpoints)
-        return Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}" / self.run_key
+        return working_of(self.checkpoints)
 
     @property
     def curve(self) -> Path:
@@ -83,3 +78,24 @@ class Job:
         fields["model"] = ModelSpec.model_validate(fields["model"])
         fields["train"] = TrainSpec.model_validate(fields["train"])
         return cls(**fields)
+
+
+def folder_of(artifact_root: str, kind: str, key: str) -> str:
+    """`<artifact_root>/<kind>/<key>`: an absolute path or a URI."""
+    root = artifact_root.removeprefix("file://").rstrip("/") or "/"
+    if "://" not in root:
+        root = str(Path(root).absolute())
+    return f"{root}/{kind}/{key}"
+
+
+def working_of(folder: str) -> Path:
+    """A folder on this machine that belongs to `folder`: itself, or a temporary one where it lies
+    in an object store."""
+    if "://" not in folder:
+        return Path(folder)
+    return Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}" / folder.rpartition("/")[2]
+
+
+def attempt_in(working: Path) -> Path:
+    """A folder for the status of one more attempt."""
+    return working / "attempts" / uuid.uuid4().hex[:8]

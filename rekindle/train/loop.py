@@ -3,8 +3,12 @@ interrupted, and in whatever layout.
 
 Decides what one optimizer step is: the micro-batches of this rank forward and backward (through
 the pipeline's schedule, if there is one), one small all-reduce on which all ranks agree (loss,
-gradient norm, a request to stop), then the update, or none if the gradient is not finite. So the
-state to save is the step, the weights, the moments, and the scale of fp16."""
+gradient norm, a request to stop, whether a save is written), then the update, or none if the
+gradient is not finite. So the state to save is the step, the weights, the moments, and the scale of
+fp16.
+
+A GPU never waits for the host: what a step agreed on is read once, while the next one is computed,
+and that is the only thing that is read."""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +33,9 @@ from rekindle.launch.signs import Phase
 from rekindle.records import HistoryRow
 from rekindle.spec.model import DEFAULT_EPOCHS, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train.batches import TRAIN, VALIDATION, Batches, Tensors, Work
+from rekindle.train.batches import TRAIN, VALIDATION, Batches, Micro, Work
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
+from rekindle.train.feed import Feed, Numbers
 from rekindle.train.history import History
 from rekindle.train.ledger import Ledger
 from rekindle.train.optimizer import Optimizer
@@ -83,8 +88,25 @@ class StopFlag:
         return min(self.deadline - time.monotonic(), self.grace_seconds)
 
 
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """A step that the device has been given; `numbers` are its loss and gradient norm, how many
+    ranks were asked to stop, how many have written `save`, and the loss scale. `waited` as
+    Batches."""
+
+    step: int
+    work: Work
+    rate: float
+    numbers: Numbers
+    save: object
+    waited: float
+
+
 class Trainer:
-    """One rank's view of a run."""
+    """One rank's view of a run.
+
+    `behind` says whether a step's numbers are read while the next one is computed, so that a
+    request to stop takes effect a step later: on GPUs. A CPU has them at once."""
 
     def __init__(
         self, task: Task, shards: Shards, spec: TrainSpec, plan: Plan, parts: Parts, seed: int,
@@ -97,8 +119,12 @@ class Trainer:
         self.pipeline = _pipeline(parts) if layout.pp > 1 else None
         self.optimizer = Optimizer(parts, spec)
         order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
-        self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed)
-        self.validation = _validation(task, shards, plan.order, self.mesh, seed)
+        joined = parts.stages[0].part.joins_texts
+        self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed, joined)
+        self.validation = _validation(task, shards, plan.order, self.mesh, seed, joined)
+        exact = torch.float64 if spec.precision == "fp64" else torch.float32
+        self.feed = Feed(self.mesh.device, exact)
+        self.behind = self.mesh.device.type != "cpu"
         self.bad_steps, self.seconds_before = 0, 0.0
         if layout.only_replicates and layout.world > 2:  # a sum of two has no order
             self._warm_up()
@@ -122,55 +148,74 @@ class Trainer:
         """Train from step `start` to the end; returns the last step done, which is smaller after a
         request to stop."""
         every, steps, began = self.spec.checkpoint.every, self.plan.steps, time.monotonic()
+        reports = _Reports(self, history, clock, ledger)
+        waiting: Launched | None = None
         for step in range(start, steps):
-            work = self.batches.work(step, steps)
-            row, stopping = self._step(step, work, stop)
-            last = step + 1 == steps
-            if last or (self.plan.ends_epoch(step + 1) and not stopping):
+            launched = self._launch(step, self.batches.work(step, steps), stop, checkpointer)
+            profiler.step(self.batches.waited)
+            stopping = False
+            if waiting is not None:
+                row, stopping = self._read(waiting, checkpointer)
+                reports.append(waiting, row)
+                waiting = None
+            last, ends = step + 1 == steps, self.plan.ends_epoch(step + 1)
+            due = every is not None and (step + 1) % every == 0
+            if self.behind and not (last or ends or due or stopping):
+                waiting = launched
+                continue
+            row, asked = self._read(launched, checkpointer)
+            stopping = stopping or asked
+            if last or (ends and not stopping):
                 found, interrupted = self.validate(step + 1, stop)
                 row, stopping = row | found, stopping or interrupted
-            done = HistoryRow(step=step + 1, **row, **clock.tick(work, self.batches.waited))
-            if self.rank == 0:
-                history.append(done)
-                clock.report(done)
-            if ledger is not None:
-                ledger.append(step + 1, self.batches.ids(work))
-            profiler.step(self.batches.waited)
-            due = stopping or (every is not None and (step + 1) % every == 0)
-            if last or (due and (not stopping or checkpointer.fits(stop.seconds_left()))):
+            reports.append(launched, row)
+            if last or ((due or stopping) and self._fits(stopping, stop, checkpointer)):
                 self.beat(step + 1, "save")
                 seconds = self.seconds_before + time.monotonic() - began
                 checkpointer.save(step + 1, self.tensors(), self.state(step + 1, row, seconds))
-            checkpointer.committed()
             if stopping and not last:
                 return step + 1
         return steps
 
-    def _step(self, step: int, work: Work, stop: StopFlag) -> tuple[dict[str, Any], bool]:
-        """One optimizer step; the gang agrees in one small all-reduce on the loss, the norm and on
-        whether to stop."""
+    def _fits(self, stopping: bool, stop: StopFlag, checkpointer: Checkpointer) -> bool:
+        return not stopping or checkpointer.fits(stop.seconds_left())
+
+    def _launch(
+        self, step: int, work: Work, stop: StopFlag, checkpointer: Checkpointer
+    ) -> Launched:
+        """Give the device one optimizer step; the gang agrees on it in one small all-reduce."""
         rate = learning_rate(self.spec, step, self.plan.steps)
+        save, written = checkpointer.pending, checkpointer.written()
         loss = self._backward(work, step + 1)[0] / self.mesh.layout.tp
         squares = self.optimizer.collect()
-        shared = torch.stack([loss, squares, torch.tensor(float(stop.raised)).double()])
-        shared = self.agreed(shared)
-        scale = self.optimizer.loss_scale
-        mean_loss, norm = float(shared[0]) / scale, math.sqrt(float(shared[1])) / scale
-        finite = math.isfinite(mean_loss) and math.isfinite(norm)
-        if finite:
-            self.optimizer.step(rate, norm)
-        self._judge(finite, step, mean_loss, norm)
+        shared = self.agreed(
+            torch.stack([loss, squares, self._number(stop.raised), self._number(written)])
+        )
+        scale = self.optimizer.scale
+        used = scale.value.clone() if scale is not None else self._number(1)
+        found = self.optimizer.step(rate, shared[0], shared[1])
         self.optimizer.clear()
-        row = {"epoch": self.plan.epoch(step + 1), "loss": mean_loss, "lr": rate, "grad_norm": norm}
-        return row, bool(shared[2] > 0)
+        numbers = Numbers(torch.cat([found, shared[2:], used[None]]))
+        return Launched(step, work, rate, numbers, save, self.batches.waited)
 
-    def _judge(self, finite: bool, step: int, loss: float, norm: float) -> None:
+    def _number(self, value: float) -> torch.Tensor:
+        """On the device, filled there: a copy of a number would be waited for."""
+        return torch.full((), float(value), dtype=torch.float64, device=self.mesh.device)
+
+    def _read(self, done: Launched, checkpointer: Checkpointer) -> tuple[dict[str, Any], bool]:
+        """What a step came to, and whether any rank was asked to stop; waits for the step."""
+        loss, norm, asked, written, scale = done.numbers.read()
+        self._judge(done.step, loss, norm, searching=scale > 1)
+        if written == self.world:
+            checkpointer.settle(done.save)
+        row = {"epoch": self.plan.epoch(done.step + 1), "loss": loss, "lr": done.rate}
+        return row | {"grad_norm": norm}, asked > 0
+
+    def _judge(self, step: int, loss: float, norm: float, searching: bool) -> None:
         """Count steps without an update; raises StepError after `max_bad_steps` in a row. fp16
-        overflows now and then by design, while it looks for its scale."""
-        if self.optimizer.scale is not None:
-            self.optimizer.scale.update(finite)
+        overflows now and then by design, while it is `searching` for its scale."""
+        finite = math.isfinite(loss) and math.isfinite(norm)
         self.bad_steps = 0 if finite else self.bad_steps + 1
-        searching = self.optimizer.scale is not None and self.optimizer.scale.value > 1
         if finite or searching:
             return
         log.warning("step %d is skipped: loss %s, gradient norm %s", step + 1, loss, norm)
@@ -183,25 +228,26 @@ class Trainer:
             )
 
     def _backward(self, work: Work, step: int = 0) -> torch.Tensor:
-        """Gradients of this rank's micro-batches; float64 [3]: its share of loss, right predictions
-        and targets."""
-        scale = self.optimizer.loss_scale
-        micro = [{**self._moved(m), "count": m["count"] / scale} for m in work.micro]
+        """Gradients of this rank's micro-batches; float64 [3] on the device: its share of loss,
+        right predictions and targets."""
         phase: Phase = "step" if step else "warm-up"
         self.beat(step, phase)
         with self._precision():
             if self.pipeline is not None:
-                return self.pipeline.train(micro)
+                return self.pipeline.train([self._scaled(m) for m in self.feed(work.micro)])
             module, layout = self.parts.stages[0].module, self.mesh.layout
             sharded = layout.shard * layout.cp > 1
-            total = torch.zeros(3, dtype=torch.float64)
-            for turn, tensors in enumerate(micro):
+            total = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
+            for turn, micro in enumerate(self.feed(work.micro)):
                 self.beat(step, phase)
-                with synchronised(module, turn + 1 == len(micro), sharded):
-                    result = module(**tensors)
+                with synchronised(module, turn + 1 == len(work.micro), sharded):
+                    result = module(micro=self._scaled(micro))
                     result[0, 0].backward()
-                total += result[0].detach().double().cpu()
+                total += result[0].detach().double()
             return total
+
+    def _scaled(self, micro: Micro) -> Micro:
+        return dataclasses.replace(micro, count=self.optimizer.scaled(micro.count))
 
     @torch.no_grad()
     def validate(
@@ -211,49 +257,42 @@ class Trainer:
         whether a request to stop cut it short, in which case there are no figures."""
         if self.validation is None:
             return {}, False
-        sums = torch.zeros(4, dtype=torch.float64)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
+        asked: Numbers | None = None
         for number in range(self.validation.order.steps_in_epoch(0)):
             self.beat(step, "validation")
             share = self.losses(self.validation.make(number).micro)
-            raised = float(stop.raised) if stop is not None else 0.0
-            sums += self.agreed(torch.cat([share, torch.tensor([raised]).double()]))
-            if sums[3] > 0:
+            raised = self._number(stop is not None and stop.raised)
+            shared = self.agreed(torch.cat([share, raised[None]]))
+            sums += shared[:3]
+            before, asked = asked, Numbers(shared[3:])
+            known = before if self.behind else asked
+            if known is not None and known.read()[0] > 0:
                 return {}, True
-        loss, right, targets, _ = sums.tolist()
+        loss, right, targets = sums.tolist()
         return {"validation_loss": loss / targets, "validation_accuracy": right / targets}, False
 
     @torch.no_grad()
-    def losses(self, micro: Sequence[Tensors]) -> torch.Tensor:
-        """float64 [3]: this rank's share of the summed loss, right predictions and targets of some
-        micro-batches, as a trained model would be used."""
+    def losses(self, micro: Sequence[Micro]) -> torch.Tensor:
+        """float64 [3] on the device: this rank's share of the summed loss, right predictions and
+        targets of some micro-batches, as a trained model would be used."""
         for stage in self.parts.stages:
             stage.module.eval()
-        moved = [{**self._moved(m), "count": torch.ones(1, device=self.mesh.device)} for m in micro]
-        sums = torch.zeros(3, dtype=torch.float64)
+        moved = (dataclasses.replace(m, count=torch.ones_like(m.count)) for m in self.feed(micro))
+        sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
         with self._precision():
             if self.pipeline is not None:
-                sums += self.pipeline.evaluate(moved)
+                sums += self.pipeline.evaluate(list(moved))
             else:
-                for tensors in moved:
-                    sums += self.parts.stages[0].part(**tensors)[0].double().cpu()
+                for one in moved:
+                    sums += self.parts.stages[0].part(micro=one)[0].double()
         for stage in self.parts.stages:
             stage.module.train()
             for module in stage.part.modules():
                 if isinstance(module, FSDPModule):
-                    # no backward pass brings back the shards, which are saved and restored
+                    # Without a backward pass FSDP stays unsharded; checkpoints need the shards.
                     module.reshard()
         return sums
-
-    def _moved(self, tensors: Tensors) -> Tensors:
-        """On this rank's device, but for the seed, which Python reads."""
-        device = self.mesh.device
-        exact = torch.float64 if self.spec.precision == "fp64" else torch.float32
-        moved = {}
-        for name, tensor in tensors.items():
-            if name != "key":
-                tensor = tensor.to(device, non_blocking=True)
-            moved[name] = tensor.to(exact) if tensor.is_floating_point() else tensor
-        return moved
 
     def agreed(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, in place."""
@@ -285,7 +324,7 @@ class Trainer:
 
     def restore(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint, of whatever layout; returns its step."""
-        load(checkpoint, self.tensors())
+        load(checkpoint, self.tensors(), self.mesh.replicas)
         self.seconds_before = float(checkpoint.state.get("train_seconds") or 0.0)
         self.optimizer.restored(checkpoint.state.get("loss_scale"))
         return checkpoint.step
@@ -297,11 +336,36 @@ class Trainer:
             "step": step,
             "world_size": self.world,
             "layout": str(self.mesh.layout),
+            "precision": self.spec.precision,
             "steps": self.plan.steps,
             "validation_loss": row.get("validation_loss"),
             "train_seconds": seconds,
-            "loss_scale": [scale.value, scale.good] if scale else None,
+            "loss_scale": [float(scale.value), int(scale.good)] if scale else None,
         }
+
+
+class _Reports:
+    """What a run says of each step once its numbers are known."""
+
+    def __init__(
+        self, trainer: Trainer, history: History, clock: Clock, ledger: Ledger | None
+    ) -> None:
+        self.trainer, self.history, self.clock, self.ledger = trainer, history, clock, ledger
+        self.since = Numbers(trainer._number(0))
+
+    def append(self, done: Launched, row: Mapping[str, Any]) -> None:
+        """Add a step to the curve; what lies between its end and this call, such as a validation,
+        is not part of the next step's time."""
+        seconds = done.numbers.seconds_since(self.since)
+        measured = self.clock.tick(done.work, done.waited, seconds)
+        validated = "validation_loss" in row
+        self.since = Numbers(self.trainer._number(0)) if validated else done.numbers
+        shown = HistoryRow(step=done.step + 1, **row, **measured)
+        if self.trainer.rank == 0:
+            self.history.append(shown)
+            self.clock.report(shown)
+        if self.ledger is not None:
+            self.ledger.append(done.step + 1, self.trainer.batches.ids(done.work))
 
 
 def _pipeline(parts: Parts) -> Pipeline:
@@ -311,7 +375,7 @@ def _pipeline(parts: Parts) -> Pipeline:
 
 
 def _validation(
-    task: Task, shards: Shards, order: SampleOrder, mesh: Any, seed: int
+    task: Task, shards: Shards, order: SampleOrder, mesh: Any, seed: int, joined: bool
 ) -> Batches | None:
     rows = shards.rows(VALIDATION)
     if not rows:
@@ -321,7 +385,7 @@ def _validation(
         rows=rows, global_batch_size=order.global_batch_size, seed=0, lengths=lengths,
         pack_length=order.pack_length,
     )  # fmt: skip
-    return Batches(task, shards, VALIDATION, once, mesh, seed)
+    return Batches(task, shards, VALIDATION, once, mesh, seed, joined)
 
 
 def _persistent_buffers(network: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

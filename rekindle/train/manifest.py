@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import CheckpointError
+from rekindle.spec.heartbeat import beat
 from rekindle.train.dcp import METADATA, THREADS, File
 from rekindle.train.retention import MANIFEST, names_in, step_of
 from rekindle.train.storage import Storage, storage_of
@@ -103,6 +104,7 @@ def broken(checkpoint: Checkpoint, files: Sequence[File] | None = None) -> str:
             with storage.reader(path) as stream:
                 while content := stream.read(_PIECE_BYTES):
                     running.update(content)
+                    beat()
         except OSError as error:
             return f"{file.path} cannot be read: {error}"
         if running.hexdigest() != file.sha256:

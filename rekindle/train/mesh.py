@@ -47,6 +47,13 @@ class Mesh:
         return self.ranks.get_group(axis)
 
     @property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same weights as this one; None where there are no others."""
+        if self.ranks is None:
+            return dist.group.WORLD if self.layout.dp > 1 else None
+        return self.group("dp")
+
+    @property
     def data_rank(self) -> int:
         """Which part of the batch this rank works on, of `layout.data`."""
         return self.place("dp") * self.layout.shard + self.place("shard")

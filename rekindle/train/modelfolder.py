@@ -14,7 +14,8 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,34 +24,42 @@ import numpy as np
 from rekindle.data.manifest import Shards
 from rekindle.errors import DataError, StepError
 from rekindle.records import write_atomically
+from rekindle.spec.heartbeat import beat
 from rekindle.spec.identity import file_sha256
 from rekindle.tasks import Task, load_task
 
 DESCRIPTION = "rekindle.json"
 TOKENIZER = "tokenizer.json"
+TRAINED_ON = "trained_on.npy"
+_ROWS_AT_ONCE = 1 << 16
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import torch
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFolder:
-    """What `rekindle.json` says."""
+    """What `rekindle.json` says; `own_task` where the task is a user's, whose code it holds."""
 
     path: Path
     task: Task
     labels: tuple[str, ...]
     settings: Mapping[str, Any]
     run_key: str
+    own_task: bool = False
 
     def network(self) -> torch.nn.Module:
         """The trained network, in evaluation mode."""
         return self.task.load(self.path)
 
     def trained_on(self) -> np.ndarray:
-        """uint64 [rows], sorted: see the module."""
-        path = self.path / "trained_on.npy"
-        return np.load(path, allow_pickle=False) if path.exists() else np.zeros(0, np.uint64)
+        """uint64 [rows], sorted, memory-mapped: see the module."""
+        path = self.path / TRAINED_ON
+        if not path.exists():
+            return np.zeros(0, np.uint64)
+        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        return found
 
 
 def configure(network: torch.nn.Module, folder: Path) -> None:
@@ -97,17 +106,59 @@ def describe(task_name: str, shards: Shards, folder: Path, run_key: str) -> None
         path, _, name = task_name.rpartition(":")
         shutil.copyfile(path, folder / "task.py")
         task_name = f"task.py:{name}"
-    np.save(
-        folder / "trained_on.npy",
-        np.unique(hash_prefixes(shards.hashes("train"))),
-        allow_pickle=False,
-    )
+    write_prefixes(shards.table("train").column("hash"), folder / TRAINED_ON)
     manifest = shards.manifest
     description = {
         "schema_version": 1, "task": task_name, "labels": manifest.labels,
         "settings": dict(manifest.settings), "run_key": run_key,
     }  # fmt: skip
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2, sort_keys=True) + "\n")
+
+
+def write_prefixes(hashes: pa.ChunkedArray, path: Path) -> None:
+    """What np.save writes of the distinct prefixes, sorted, in constant memory.
+
+    They are sorted in a file that is mapped: its pages the kernel may write back and forget, so
+    that half a billion rows, 4 GB, need no memory that counts."""
+    if not len(hashes):
+        np.save(path, np.zeros(0, np.uint64), allow_pickle=False)
+        return
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".draft") as draft:
+        prefixes = np.memmap(draft.name, np.uint64, "w+", shape=(len(hashes),))
+        end = 0
+        for part in _prefix_parts(hashes):
+            prefixes[end : end + len(part)] = part
+            end += len(part)
+            beat()
+        prefixes.sort()
+        count = sum(len(part) for part in _distinct(prefixes))
+        header = {"descr": "<u8", "fortran_order": False, "shape": (count,)}
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for part in _distinct(prefixes):
+                file.write(part.tobytes())
+                beat()
+
+
+def _prefix_parts(hashes: pa.ChunkedArray) -> Iterator[np.ndarray]:
+    """uint64: the first 8 bytes of some hashes at a time, read where they lie."""
+    for chunk in hashes.chunks:
+        width = chunk.type.byte_width
+        whole = np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, width)
+        rows = whole[chunk.offset : chunk.offset + len(chunk)]
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            first = np.ascontiguousarray(rows[start : start + _ROWS_AT_ONCE, :8])
+            yield first.view(">u8")[:, 0].astype(np.uint64)
+
+
+def _distinct(ordered: np.ndarray) -> Iterator[np.ndarray]:
+    """Each value once, some at a time."""
+    for start in range(0, len(ordered), _ROWS_AT_ONCE):
+        part = ordered[start : start + _ROWS_AT_ONCE]
+        fresh = np.empty(len(part), bool)
+        fresh[1:] = part[1:] != part[:-1]
+        fresh[0] = start == 0 or part[0] != ordered[start - 1]
+        yield part[fresh]
 
 
 def hash_prefixes(hashes: list[bytes]) -> np.ndarray:
@@ -125,10 +176,11 @@ def open_model(folder: Path) -> ModelFolder:
         )
     said = json.loads(path.read_text())
     name = said["task"]
-    if name.startswith("task.py:"):
+    own = name.startswith("task.py:")
+    if own:
         name = f"{folder / 'task.py'}:{name.partition(':')[2]}"
     return ModelFolder(
-        folder, load_task(name), tuple(said["labels"]), said["settings"], said["run_key"]
+        folder, load_task(name), tuple(said["labels"]), said["settings"], said["run_key"], own
     )
 
 

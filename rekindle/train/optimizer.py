@@ -4,7 +4,8 @@ The optimizer sees plain local tensors that share memory with the parameters: fu
 meshes mix freely, nothing goes through DTensor's dispatch. Only the names and the checkpoint know
 of the whole. The norm counts every element of every parameter once, however it is sharded or
 repeated, so that clipping, the check for numbers that are not finite, and the scale of fp16 are
-decided alike on all ranks."""
+decided alike on all ranks: on the device, from which nothing is read, because the fused kernel
+takes the factor of the gradients, and whether there is an update at all, as tensors."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ from torch.distributed.tensor import DTensor, Replicate
 from rekindle.spec.model import TrainSpec
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import Parts
+from rekindle.train.schedule import peak_rate
 from rekindle.train.stages import stages_of
 from rekindle.train.weights import divides, local_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,53 +50,75 @@ class Optimizer:
             if p.requires_grad
         ]
         self.copies = _Copies(parts, {h.name: h for h in self.held})
-        self.scale = _Scale() if spec.precision == "fp16" else None
+        self.scale = _Scale(parts.mesh.device) if spec.precision == "fp16" else None
         groups: list[dict[str, Any]] = [
             {"params": [h.local for h in self.held if h.parameter.ndim > 1]},
             {"params": [h.local for h in self.held if h.parameter.ndim <= 1], "weight_decay": 0.0},
         ]
         self.adam = torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=spec.lr, weight_decay=spec.weight_decay, fused=True,
+            lr=peak_rate(spec), betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay,
+            fused=True,
         )  # fmt: skip
         for held in self.held:
             self.adam.state[held.local] = {
-                "step": torch.tensor(0.0),
+                # where the parameter is: CUDA's fused kernel compares the devices
+                "step": torch.zeros((), dtype=torch.float32, device=held.local.device),
                 **{name: torch.zeros_like(held.local) for name in MOMENTS},
             }
+        self.counted = [h for h in self.held if h.repeated and h.local.numel()]
+        self.shares = torch.tensor(
+            [1 / h.repeated for h in self.counted], dtype=torch.float64, device=parts.mesh.device
+        )
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied by before the backward pass."""
-        return self.scale.value if self.scale else 1.0
+        """What losses are multiplied by before the backward pass; waits for the device."""
+        return float(self.scale.value) if self.scale else 1.0
+
+    def scaled(self, count: torch.Tensor) -> torch.Tensor:
+        """What a loss is divided by so that it is multiplied by the loss scale."""
+        return count / self.scale.value.to(count.dtype) if self.scale else count
 
     def collect(self) -> torch.Tensor:
         """Gather this rank's gradients; returns its share of the squared global norm, of scaled
-        gradients, float64 []."""
-        tensor_group = self.parts.mesh.group("tp")
+        gradients, float64 [], on the device."""
+        partial = []
         for held in self.held:
             held.local.grad = _local_gradient(held.parameter)
             if held.name in self.parts.partial:
-                dist.all_reduce(held.local.grad, group=tensor_group)
+                partial.append(held.local.grad)
+        _add_up(partial, self.parts.mesh.group("tp"))
         self.copies.add_up()
-        counted = [h for h in self.held if h.repeated and h.local.numel()]
-        if not counted:
-            return torch.zeros((), dtype=torch.float64)
-        gradients = [h.local.grad for h in counted if h.local.grad is not None]
-        norms = torch.stack(torch._foreach_norm(gradients)).double()
-        shares = torch.tensor([1 / h.repeated for h in counted], dtype=torch.float64)
-        return (norms.square() * shares.to(norms.device)).sum().cpu()
+        gradients = [h.local.grad for h in self.counted if h.local.grad is not None]
+        if not gradients:
+            return torch.zeros((), dtype=torch.float64, device=self.parts.mesh.device)
+        half = any(gradient.dtype in _HALVES for gradient in gradients)
+        kind = torch.float32 if half else None  # sums of half precision would lose what is small
+        norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=kind)).double()
+        return (norms.square() * self.shares).sum()
 
-    def step(self, rate: float, norm: float) -> None:
-        """Update with the collected gradients, whose global norm is `norm` once unscaled."""
-        factor = 1 / self.loss_scale
+    def step(self, rate: float, loss: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        """Update with the collected gradients, unless `loss` or the norm, the root of `squares`
+        (float64 [], scaled both), is not finite; returns loss and norm, float64 [2], unscaled."""
+        norm = squares.sqrt()
+        if self.scale is not None:
+            loss, norm = loss / self.scale.value, norm / self.scale.value
+        finite = loss.isfinite() & norm.isfinite()
+        factor = torch.ones_like(norm)
         if self.spec.clip_norm is not None:
-            factor *= min(1.0, self.spec.clip_norm / (norm + 1e-6))
+            factor = (self.spec.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        if self.scale is not None:
+            factor = factor / self.scale.value
+        adam: Any = self.adam
         # the fused kernel divides by it on the way, which saves a pass over all gradients
-        self.adam.grad_scale = torch.full((), 1 / factor, device=self.parts.mesh.device)  # type: ignore[attr-defined]
+        adam.grad_scale, adam.found_inf = (1 / factor).float(), (~finite).float()
         for group in self.adam.param_groups:
             group["lr"] = rate
         self.adam.step()
+        if self.scale is not None:
+            self.scale.update(finite)
+        return torch.stack([loss, norm])
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -104,7 +129,8 @@ class Optimizer:
     def restored(self, loss_scale: Sequence[float] | None) -> None:
         """To be called when `tensors` and the weights have been filled from a checkpoint."""
         if self.scale is not None and loss_scale is not None:
-            self.scale.value, self.scale.good = float(loss_scale[0]), int(loss_scale[1])
+            self.scale.value.fill_(loss_scale[0])
+            self.scale.good.fill_(loss_scale[1])
         for source, copy in self.copies.pairs:
             if source is not None and copy is not None:
                 source.local.copy_(copy.local)
@@ -127,15 +153,26 @@ class _Scale:
     """Loss scale of fp16 (Micikevicius et al. 2017, arXiv 1710.03740): halved after a step that
     overflowed, doubled after 2,000 in a row that did not."""
 
-    def __init__(self) -> None:
-        self.value, self.good = 65_536.0, 0
+    def __init__(self, device: torch.device) -> None:
+        self.value = torch.full((), 65_536.0, dtype=torch.float64, device=device)
+        self.good = torch.zeros((), dtype=torch.int64, device=device)
 
-    def update(self, finite: bool) -> None:
-        self.good = self.good + 1 if finite else 0
-        if not finite:
-            self.value = max(1.0, self.value / 2)
-        elif self.good % 2_000 == 0:
-            self.value *= 2
+    def update(self, finite: torch.Tensor) -> None:
+        """After a step; `finite` bool []."""
+        self.good.copy_(torch.where(finite, self.good + 1, 0))
+        more = torch.where(self.good % 2_000 == 0, self.value * 2, self.value)
+        self.value.copy_(torch.where(finite, more, (self.value / 2).clamp(min=1.0)))
+
+
+def _add_up(gradients: list[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Sums over the group, in place; in one collective, because small ones cost as much as it."""
+    if not gradients:
+        return
+    joined = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(joined, group=group)
+    parts = torch.split(joined, [gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
 class _Copies:

@@ -61,6 +61,7 @@ class Parts:
     tied: Mapping[str, str]
     origins: Mapping[str, Origin]
     adapters: Adapters | None = None
+    attention: attention.Kernel = "sdpa"
 
     @property
     def network(self) -> nn.Module:
@@ -75,14 +76,18 @@ class Parts:
 
 def build(
     task: Task, network: nn.Module, origins: Mapping[str, Origin], train: TrainSpec, goal: Goal,
-    mesh: Mesh, adapters: Adapters | None = None,
+    mesh: Mesh, adapters: Adapters | None = None, kind: type[Part] = Part,
 ) -> Parts:  # fmt: skip
     """The parts of this rank, on its device, without values yet (see weights.fill); `network` is
-    cut up and must not be used any more."""
+    cut up and must not be used any more. `kind` is what is made of the network's output."""
     layout = mesh.layout
     network.train()
     tokens = task.objective == "tokens"
     sequence = layout.tp > 1 and tensor.along_sequence(network, tokens)
+    kernel: attention.Kernel = "sdpa"
+    if families.family_of(network) is not None:
+        computed = DTYPES.get(train.precision) or DTYPES.get(train.weights, torch.float32)
+        kernel = attention.kernel_for(network, mesh.device, computed)
     stages = []
     for index in stages_of(layout, mesh.place("pp")):
         piece = cut(network, index, layout) if layout.pp > 1 else network
@@ -90,17 +95,19 @@ def build(
         if layout.tp > 1:
             tensor.divide(piece, network, mesh, tokens)
         if hasattr(piece, "config") and families.family_of(piece) is not None:
-            peers = attention.Peers(mesh.place("tp"), mesh.place("cp"), mesh.group("cp"))
+            peers = attention.Peers(
+                mesh.place("tp"), mesh.place("cp"), layout.tp, layout.cp, mesh.group("cp"), kernel
+            )
             attention.install(piece, peers)
         _recompute_and_compile(piece, train)
-        part = Part(task, piece, goal, first, last, mesh.group("tp"), sequence_parallel=sequence)
+        part = kind(task, piece, goal, first, last, mesh.group("tp"), sequence_parallel=sequence)
         stages.append(Stage(index, layout.stages, part, _distribute(part, train, mesh)))
     for stage in stages:
         weights.transform(stage.part, functools.partial(_on_device, device=mesh.device))
     partial = tensor.shared_by_share(network, tokens) if layout.tp > 1 else frozenset()
     tied = families.tied(network)
     origins = dict(origins) | {name: Origin(source) for name, source in tied.items()}
-    return Parts(tuple(stages), mesh, partial, tied, origins, adapters)
+    return Parts(tuple(stages), mesh, partial, tied, origins, adapters, kernel)
 
 
 def _on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -112,6 +119,7 @@ def _on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 _SAVED = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention",
           "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention_for_cpu",
           "_scaled_dot_product_cudnn_attention", "convolution")  # fmt: skip
+_VARLEN = "_varlen_attn"  # of torch_attn, once torch.nn.attention.varlen is imported
 
 
 def _recompute_and_compile(piece: nn.Module, train: TrainSpec) -> None:
@@ -134,7 +142,8 @@ def _recompute_and_compile(piece: nn.Module, train: TrainSpec) -> None:
             context = _selective if train.activation_checkpointing == "selective" else None
             block.forward = functools.partial(_again, block.forward, context)
         if train.compile:
-            block.forward = torch.compile(block.forward, dynamic=True)
+            # packed sequences have one length; of others the second makes it a symbol
+            block.forward = torch.compile(block.forward)
 
 
 def _again(forward: Callable[..., Any], context: Any, *args: Any, **kwargs: Any) -> Any:
@@ -147,12 +156,20 @@ def _again(forward: Callable[..., Any], context: Any, *args: Any, **kwargs: Any)
 def _selective() -> Any:
     """Keep the results of matrix products and attention, compute the rest again (Korthikanti et al.
     2022, arXiv 2205.05198)."""
-    saved = {getattr(torch.ops.aten, n).default for n in _SAVED if hasattr(torch.ops.aten, n)}
+    saved = saved_operations()
 
     def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if op in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+
+
+def saved_operations() -> frozenset[Any]:
+    """What selective recomputation keeps the results of."""
+    aten, varlen = torch.ops.aten, torch.ops.torch_attn
+    found = [getattr(aten, name).default for name in _SAVED if hasattr(aten, name)]
+    found += [getattr(varlen, _VARLEN).default] if hasattr(varlen, _VARLEN) else []
+    return frozenset(found)
 
 
 # Replicas and shards
@@ -169,13 +186,13 @@ def _distribute(part: Part, train: TrainSpec, mesh: Mesh) -> nn.Module:
         param_dtype=cast, reduce_dtype=torch.float32 if cast else None, cast_forward_inputs=False
     )
     keep = layout.pp > 1 or layout.shard * layout.cp == 1
-    shard: Any = functools.partial(
-        fully_shard, mesh=mesh.weights, mp_policy=policy, reshard_after_forward=not keep
-    )
-    for _, block in families.blocks(part.network):
-        if not isinstance(block, Skip):
-            shard(block)
-    shard(part)
+    shard: Any = functools.partial(fully_shard, mesh=mesh.weights, mp_policy=policy)
+    tables = families.tables(part.network)
+    for module in [*tables, *(b for _, b in families.blocks(part.network))]:
+        if not isinstance(module, Skip):
+            shard(module, reshard_after_forward=not keep)
+    # what is left, the last norm and the head, is used last and first again: as in torchtitan
+    shard(part, reshard_after_forward=False)
     for module in part.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -2,10 +2,14 @@
 
 Decides which schedule a layout's name means (1F1B: Narayanan et al. 2021, arXiv 2104.04473; looped:
 the same, interleaved; zero bubble in a V: Qi et al. 2024, arXiv 2405.15362). A schedule knows the
-shapes it moves, so there is one for every length of micro-batch seen."""
+shapes it moves, so there is one for every length of micro-batch seen, of which batches.py makes
+few. Micro-batches reach the stages as they are: torch would cut one batch of tensors, and what the
+host knows of a micro-batch is not a tensor."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +22,10 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
+from rekindle.train.batches import Micro
 from rekindle.train.parallel import Parts
 from rekindle.train.stages import stages_of
 
-Tensors = dict[str, torch.Tensor]
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -35,55 +39,59 @@ class Pipeline:
         self.owns_last = any(s.index == s.count - 1 for s in parts.stages)
         self._schedules: dict[Any, Any] = {}
 
-    def train(self, micro: Sequence[Tensors]) -> torch.Tensor:
-        """Forward and backward of all micro-batches; float64 [3], summed, on the ranks that hold
-        the last stage, zeros on the others."""
-        joined = {name: torch.cat([m[name] for m in micro]) for name in micro[0]}
-        first = _first(joined)
-        carried = joined.pop(first)
-        shape = tuple(micro[0][first].shape)
-        schedule = self._schedule((shape, len(micro), "attention_mask" in joined), len(micro))
+    def train(self, micro: Sequence[Micro]) -> torch.Tensor:
+        """Forward and backward of all micro-batches, on this rank's device; float64 [3], summed, on
+        the ranks that hold the last stage, zeros on the others."""
+        first = micro[0].inputs[_first(micro[0])]
+        schedule = self._schedule(tuple(first.shape), len(micro))
         for stage in self.parts.stages:
             stage.part.results.clear()
         schedule.step(
-            *((carried,) if self.owns_first else ()),
-            target=joined["key"] if self.owns_last else None,
-            losses=[] if self.owns_last else None, return_outputs=False, **joined,
+            *((first,) if self.owns_first else ()), micro=micro,
+            # one for each micro-batch, which `_loss` does not look at
+            target=torch.empty(len(micro)) if self.owns_last else None,
+            losses=[] if self.owns_last else None, return_outputs=False,
         )  # fmt: skip
         # a schedule that learns its shapes runs the first micro-batch once more before the others
         return self._total(len(micro))
 
-    def evaluate(self, micro: Sequence[Tensors]) -> torch.Tensor:
-        """As `train`, without the backward: one micro-batch follows the other down the stages.
-        (The schedules of torch 2.13 cannot do that where a rank has two stages.)"""
+    def evaluate(self, micro: Sequence[Micro]) -> torch.Tensor:
+        """As `train`, without the backward."""
+        self.forward(micro)
+        return self._total(len(micro))
+
+    def forward(self, micro: Sequence[Micro]) -> None:
+        """One micro-batch follows the other down the stages; what the last one makes of each is in
+        `results` of its part. (The schedules of torch 2.13 cannot do that where a rank has two
+        stages.)"""
         group = self.parts.mesh.group("pp")
         mine = {stage.index: stage for stage in self.parts.stages}
         owner = {s: r for r in range(self.layout.pp) for s in stages_of(self.layout, r)}
         me = self.parts.mesh.place("pp")
         for stage in self.parts.stages:
             stage.part.results.clear()
-        for tensors in micro:
-            batch = dict(tensors)
-            carried = batch.pop(_first(batch))
+        for one in micro:
+            carried = one.inputs[_first(one)]
             for index in range(self.layout.stages):
                 if index not in mine:
                     continue
                 if index > 0 and owner[index - 1] != me:
                     carried = _receive(owner[index - 1], group, self.parts.mesh.device)
-                carried = mine[index].module(carried, **batch)
+                carried = mine[index].module(carried, micro=without_first(one))
                 if index + 1 < self.layout.stages and owner[index + 1] != me:
                     _send(carried, owner[index + 1], group)
-        return self._total(len(micro))
 
     def _total(self, count: int) -> torch.Tensor:
-        total = torch.zeros(3, dtype=torch.float64)
+        total = torch.zeros(3, dtype=torch.float64, device=self.parts.mesh.device)
         for result in [r for stage in self.parts.stages for r in stage.part.results][-count:]:
-            total += result[0].double().cpu()
+            total += result[0].double()
         return total
 
-    def _schedule(self, key: Any, micro: int) -> Any:
+    def _schedule(self, shape: tuple[int, ...], count: int) -> Any:
+        """One for each shape; a step of another number of micro-batches has one of its own."""
+        key = shape, count
         if key not in self._schedules:
-            self._schedules[key] = self._made(micro)
+            self._schedules[key] = self._made(count)
         return self._schedules[key]
 
     def _made(self, micro: int) -> Any:
@@ -94,9 +102,32 @@ class Pipeline:
         ]
         kind = mesh.layout.schedule
         if kind == "1f1b":
-            return Schedule1F1B(stages[0], micro, loss_fn=_loss, scale_grads=False)
-        chosen: Any = ScheduleInterleaved1F1B if kind == "interleaved" else ScheduleZBVZeroBubble
-        return chosen(stages, micro, loss_fn=_loss, scale_grads=False)
+            schedule: Any = Schedule1F1B(stages[0], micro, loss_fn=_loss, scale_grads=False)
+        else:
+            chosen: Any = (
+                ScheduleInterleaved1F1B if kind == "interleaved" else ScheduleZBVZeroBubble
+            )
+            schedule = chosen(stages, micro, loss_fn=_loss, scale_grads=False)
+        schedule._split_inputs = functools.partial(_as_they_are, self.owns_first)
+        return schedule
+
+
+def _as_they_are(
+    owns_first: bool, args: Any, kwargs: dict[str, Sequence[Micro]]
+) -> tuple[list[tuple[torch.Tensor, ...]], list[dict[str, Micro]]]:
+    """The positional and the keyword arguments of each micro-batch."""
+    micro = kwargs["micro"]
+    carried: list[tuple[torch.Tensor, ...]] = [() for _ in micro]
+    if owns_first:
+        carried = [(one.inputs[_first(one)],) for one in micro]
+    return carried, [{"micro": without_first(one)} for one in micro]
+
+
+def without_first(micro: Micro) -> Micro:
+    """What all stages receive: everything but the input that the first one does."""
+    first = _first(micro)
+    inputs = {name: tensor for name, tensor in micro.inputs.items() if name != first}
+    return dataclasses.replace(micro, inputs=inputs)
 
 
 def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -104,9 +135,9 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return output[:, 0].sum()  # no view: a schedule detaches it in place
 
 
-def _first(batch: Tensors) -> str:
+def _first(micro: Micro) -> str:
     """What the first stage receives."""
-    return "input_ids" if "input_ids" in batch else "pixels"
+    return "input_ids" if "input_ids" in micro.inputs else "pixels"
 
 
 def _send(hidden: torch.Tensor, to: int, group: dist.ProcessGroup | None) -> None:

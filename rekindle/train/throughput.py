@@ -63,16 +63,15 @@ class Clock:
         self, steps: int, cost: Cost | None, device: torch.device, world: int, spec: TrainSpec
     ) -> None:
         self.steps, self.cost, self.device = steps, cost, device
-        peak = peak_flops(device_name(device), spec.precision if spec.weights == "fp32" else "bf16")
+        precision = spec.precision if spec.weights == "fp32" else "bf16"
+        peak = peak_flops(device_name(device), precision, tf32=not spec.deterministic)
         self.peak = peak * world if peak else None
-        self.before = time.perf_counter()
         self.waited = self.said = self.smooth = 0.0
 
-    def tick(self, work: Work, waited: float) -> dict[str, Any]:
-        """The measurements of a step that ends now; `waited` are the seconds that this rank has
-        waited for data since the start."""
-        now = time.perf_counter()
-        seconds, self.before = max(now - self.before, 1e-9), now
+    def tick(self, work: Work, waited: float, seconds: float) -> dict[str, Any]:
+        """The measurements of a step that took `seconds`; `waited` are the seconds that this rank
+        has waited for data since the start."""
+        seconds = max(seconds, 1e-9)
         wait, self.waited = waited - self.waited, waited
         self.smooth = seconds if not self.smooth else 0.9 * self.smooth + 0.1 * seconds
         row: dict[str, Any] = {

@@ -12,11 +12,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,12 @@ from torch import nn
 
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, TrainSpec
+from rekindle.train.compat import give_collectives_shapes, require_newest
 from rekindle.train.live import GRADIENTS, MOMENTS, PARAMETERS, TEMPORARIES, Live
+
+if TYPE_CHECKING:
+    from rekindle.train.batches import Micro
+    from rekindle.train.mesh import Mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +85,9 @@ def traced(trace: Trace) -> Traced:
     from rekindle.train.fakes import as_on_gpu, engine_without_values
 
     layout = trace.layout
+    if layout.pp > 1:
+        require_newest("the trace of a pipeline", "train.layout.pp", "plan with a newer torch")
+    give_collectives_shapes()
     rank = trace.pp_rank * (layout.world // layout.pp)
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
     run = _Run(trace)
@@ -102,6 +111,7 @@ class _Run:
         self.tokens = self.task.objective == "tokens"
         self.pipeline: Any = None
         self.last_turn = False
+        self.mesh: Mesh
 
     def result(self) -> Traced:
         from rekindle.train.optimizer import Optimizer
@@ -109,6 +119,7 @@ class _Run:
         from rekindle.train.pipeline import Pipeline
 
         live, parts = self.live, self._parts()
+        self._divide_backward(parts)
         with live.counting():
             for _, parameter in parts.parameters():
                 live.note(_local(parameter))
@@ -155,7 +166,7 @@ class _Run:
 
         trace, train = self.trace, self.trace.train
         with unset_fake_temporarily():
-            mesh = Mesh.of(trace.layout, torch.device("cpu"))
+            mesh = self.mesh = Mesh.of(trace.layout, torch.device("cpu"))
         with unset_fake_temporarily(), weights.deferred() as recorder:
             network = _network(trace, self.tokens)
         origins, lora = families.unfused(network), None
@@ -197,18 +208,40 @@ class _Run:
                 self.pipeline.train(micro)
             else:
                 module = parts.stages[0].module
-                for turn, tensors in enumerate(micro):
+                for turn, one in enumerate(micro):
                     self.last_turn = turn + 1 == len(micro)
                     with synchronised(module, self.last_turn, sharded):
-                        result = module(**tensors)
+                        result = module(micro=one)
                         result[0, 0].backward()
                     del result
         live.call(GRADIENTS, (_local(p.grad) for _, p in parts.parameters() if p.grad is not None))
         live.phase = "optimizer"
-        optimizer.collect()
-        optimizer.step(1e-3, 1.0)
+        squares = optimizer.collect()
+        optimizer.step(1e-3, squares, squares)
         optimizer.clear()
         live.phase = "backward"
+
+    def _divide_backward(self, parts: Any) -> None:
+        """Make the end of a backward pass, from a stage's first block on, a phase of its own: it
+        grows with the number of blocks by other tensors than the beginning, and the larger of two
+        straight lines is not one."""
+        from rekindle.train import families
+
+        for stage in parts.stages:
+            named = families.blocks(stage.part.network)
+            blocks = [block for _, block in named if not isinstance(block, families.Skip)]
+            for block, phase in ((blocks[-1], "backward"), (blocks[0], "end of backward")):
+                block.register_forward_hook(functools.partial(self._backward_from, phase))
+
+    def _backward_from(self, phase: str, module: nn.Module, args: Any, output: Any) -> None:
+        """The backward pass of a block begins a phase."""
+
+        def begins(_: torch.Tensor) -> None:
+            self.live.phase = phase
+
+        hidden = _first(output)
+        if hidden.requires_grad:
+            hidden.register_hook(begins)  # type: ignore[no-untyped-call]
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         from rekindle.train.parallel import DTYPES
@@ -218,27 +251,40 @@ class _Run:
             return torch.autocast("cpu", dtype=DTYPES[precision])
         return contextlib.nullcontext()
 
-    def _batch(self) -> dict[str, torch.Tensor]:
+    def _batch(self) -> Micro:
+        """Every token is a target, and every sequence one document: what takes most."""
+        import numpy as np
+
+        from rekindle.train.batches import Micro
+        from rekindle.train.documents import Documents
+
         trace, cp = self.trace, self.trace.layout.cp
         rows, length = trace.layout.micro_batch_size, trace.sequence // cp
         whole = torch.ones(rows, length, dtype=torch.int64)
-        batch = {"key": torch.tensor([0]), "count": torch.tensor([1.0]), "input_ids": whole}
+        count = torch.tensor([1.0])
         if not self.tokens:
+            inputs = {"input_ids": whole, "attention_mask": whole.clone()}
             labels = torch.zeros(rows, dtype=torch.int64)
-            mask = torch.ones(rows, length, dtype=torch.int64)
-            return batch | {"labels": labels, "weights": torch.ones(rows), "attention_mask": mask}
-        batch |= {"labels": whole.clone(), "position_ids": whole.clone()}
-        if cp > 1 or trace.device == "cpu":  # a GPU's kernel keeps documents apart without a mask
-            batch["attention_mask"] = torch.zeros(rows, 1, 2, trace.sequence, dtype=torch.int64)
-        return batch
+            return Micro(inputs, labels, count, key=0, weights=torch.ones(rows))
+        numbers_BS = np.ones((rows, trace.sequence), np.int64)
+        return Micro(
+            inputs={"input_ids": whole, "position_ids": whole.clone()},
+            labels=torch.zeros(rows * length, dtype=torch.int64),
+            targets=torch.zeros(rows * length, dtype=torch.int64),
+            documents=Documents.of(numbers_BS, cp, self.mesh.place("cp")),
+            count=count,
+            key=0,
+        )
 
     def shapes(self, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """What a stage of the pipeline receives and what it hands on."""
         from rekindle.train import families
+        from rekindle.train.pipeline import without_first
 
         layout = self.trace.layout
-        batch = self._batch()
-        rows, length = batch["input_ids"].shape
+        micro = self._batch()
+        first = micro.inputs["input_ids"]
+        rows, length = first.shape
         config = part.network.config
         tp = layout.tp if part.sequence_parallel else 1
         kept: list[torch.Tensor] = []
@@ -246,8 +292,7 @@ class _Run:
         blocks = [b for _, b in families.blocks(part.network) if not isinstance(b, families.Skip)]
         hook = blocks[-1].register_forward_hook(lambda *given: kept.append(_first(given[-1])))
         with torch.no_grad(), self._precision():
-            first = batch.pop("input_ids")
-            part(first if part.first else carried, **batch)
+            part(first if part.first else carried, micro=without_first(micro))
         hook.remove()
         del part.results[:]
         for module in part.modules():

@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rekindle.errors import Problem, RekindleError
 from rekindle.launch.fault import Fault
 from rekindle.launch.signs import Phase, SignFile, stacks_path
+from rekindle.spec import heartbeat
+from rekindle.train import exhausted
 
 _PEER_WORDS = (
     "connection closed by peer",
@@ -30,10 +32,6 @@ _PEER_WORDS = (
     "socket timeout",
 )
 _LONGEST_TEXT = 2_000
-_SMALLER = (
-    "lower train.micro_batch_size, set train.activation_checkpointing: full, "
-    "or shard the model over more ranks (train.layout.shard)"
-)
 
 
 class Vitals:
@@ -49,6 +47,8 @@ class Vitals:
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
         faulthandler.enable()  # a crash in C++ leaves the stacks in the log
         self._fault = Fault.current(rank)
+        self.held: dict[str, int] = {}
+        heartbeat.connect(self._signs.go_on)
 
     def beat(self, step: int, phase: Phase) -> None:
         """This rank is alive and about to work on `step`, counted from 1 (0: none yet). Costs about
@@ -64,7 +64,7 @@ class Vitals:
         """Leave the cause as last words, and the traceback in the log."""
         traceback.print_exception(error, file=sys.stdout)
         sys.stdout.flush()
-        problem = explain(error)
+        problem = explain(error, self.held)
         self._signs.say(
             {
                 "time": time.time(),
@@ -76,22 +76,22 @@ class Vitals:
         )
 
 
-def explain(error: BaseException) -> Problem:
+def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Problem:
     """What went wrong, where, and what to do; a full disk and missing memory are recognised
-    wherever in the chain of causes they are."""
+    wherever in the chain of causes they are. `held` are bytes that this rank is known to hold, by
+    the plan's terms."""
     if isinstance(error, RekindleError):
         return error.problems[0]
     kind = type(error).__name__
     for cause in _chain(error):
-        name = type(cause).__name__
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             return Problem(
                 f"the disk is full: {cause.strerror}",
                 str(cause.filename or ""),
                 "free some space or lower train.checkpoint.keep; the same command resumes",
             )
-        if isinstance(cause, MemoryError) or name == "OutOfMemoryError" or _cannot_allocate(cause):
-            return Problem(f"out of memory ({name}): {cause}".rstrip(": "), fix=_SMALLER)
+        if exhausted.is_out_of_memory(cause):
+            return exhausted.explain(cause, held or {})
     return Problem(f"{kind}: {error}", fix="see the step's log for the traceback")
 
 
@@ -101,11 +101,6 @@ def is_peer_lost(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(word in text for word in _PEER_WORDS)
-
-
-def _cannot_allocate(error: BaseException) -> bool:
-    """torch's CPU allocator raises a plain RuntimeError."""
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

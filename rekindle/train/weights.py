@@ -26,6 +26,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.errors import DataError
+from rekindle.spec.heartbeat import beat
 from rekindle.train.families import Origin
 
 log = logging.getLogger(__name__)
@@ -263,6 +264,7 @@ def fill(parts: Sequence[nn.Module], source: Source, origins: Mapping[str, Origi
         for part in parts:
             for name, parameter in part.named_parameters():
                 local = local_of(parameter)
+                beat()
                 if local.numel():
                     local.copy_(_value(source, origins.get(name, Origin(name)), parameter))
 

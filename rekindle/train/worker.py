@@ -1,20 +1,17 @@
 """One training rank: `torchrun -m rekindle.train.worker JOB.json`. At CPU size: two of these on
 gloo.
 
-Decides how a rank starts, where its weights come from, and how it ends: rank 0 leaves
-`status.json`, a rank that fails leaves its last words (vitals.py), and all leave through os._exit,
-because gloo's threads now and then abort the interpreter's own shutdown (pytorch#190489)."""
+Decides where a rank's weights come from and what the training leaves behind; rank.py decides how it
+starts and ends."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import functools
 import logging
-import os
 import shutil
 import sys
-import warnings
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,23 +21,25 @@ from rekindle.data.manifest import Shards, open_shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import UnsupportedError
 from rekindle.launch.events import emit
-from rekindle.launch.process import die_with_parent, name_process, on_signal
 from rekindle.records import TrainingSummary, write_atomically
+from rekindle.spec import rates
 from rekindle.spec.layout import Layout, Shape, resolve
 from rekindle.spec.model import ModelSpec
 from rekindle.spec.support import Cell, Kind, cell_of, require
 from rekindle.tasks import TASKS, Task, load_task
 from rekindle.train import (
     adapters,
-    attention,
     checkpoint,
+    compat,
     export,
     families,
     modelfolder,
+    numerics,
     weights,
 )
 from rekindle.train.batches import TRAIN
 from rekindle.train.checkpoint import Checkpointer
+from rekindle.train.dcp import pieces_of
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
 from rekindle.train.ledger import Ledger, forget
@@ -51,18 +50,13 @@ from rekindle.train.parallel import DTYPES, Parts, build, settle
 from rekindle.train.probe import probe_packing
 from rekindle.train.profile import FILE as PROFILE
 from rekindle.train.profile import Profiler, tips
+from rekindle.train.rank import connect, live, say
+from rekindle.train.teacher import load_teacher
 from rekindle.train.throughput import Clock, Cost, device_name
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Recorder, Source
 
 log = logging.getLogger(__name__)
-
-# torch's words to whoever calls it, of which nobody who reads a log can change anything
-_NOT_FOR_USERS = (
-    "`broadcast_buffers` is deprecated",  # its successor sends buffers once more
-    "Slicing a flattened dim",
-    "Grad strides do not match bucket view strides",  # of one channel, where they mean the same
-)
 
 KINDS: dict[str, Kind] = {
     "image_classification": "image",
@@ -73,37 +67,27 @@ KINDS: dict[str, Kind] = {
 
 def main() -> None:
     """Read the job, train, leave."""
-    die_with_parent()
     job = Job.read(Path(sys.argv[1]))
-    rank = int(os.environ["RANK"])
-    name_process(f"rank {rank}")
-    vitals = Vitals(Path(job.status), rank)
-    restart = os.environ.get("REKINDLE_RESTART", "0")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stdout, format=f"[rank {rank} restart {restart}] %(message)s"
-    )
-    for words in _NOT_FOR_USERS:
-        warnings.filterwarnings("ignore", message=words)
-    stop = StopFlag(job.train.grace_seconds)
-    try:
-        with on_signal(stop.raise_it):
-            _train(job, rank, stop, vitals)
-    except BaseException as error:  # noqa: BLE001 - whatever it was, the gang must learn of it
-        vitals.failed(error)
-        os._exit(1)
+    live(Path(job.status), job.train.grace_seconds, functools.partial(_train, job))
 
 
-def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> NoReturn:
-    device = _device()
-    dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo")
+def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
+    device = connect()
+    rates.require(job.task, job.model, job.train)
     task = load_task(job.task)
     shards = open_shards(job.shards)
+    found = checkpoint.agreed(job.checkpoints, job.run_key)
+    began = found.state.get("precision") if found is not None else None
+    job = dataclasses.replace(job, train=numerics.decided(job.train, device, began))
+    numerics.arrange(job.train, device)
     start = Start.of(job, task, shards, device)
     cost = Cost.of(start.network, frozen=job.model.lora is not None)
-    found = checkpoint.agreed(job.checkpoints, job.run_key)
     parts = start.parts(fresh=found is None)
-    plan = Plan.of(job.train, order_of(job, task, shards))
+    if device.type == "cuda":
+        numerics.keep_positions(parts)
+    plan = Plan.of(job.train, order_of(job, task, shards, parts))
     trainer = Trainer(task, shards, job.train, plan, parts, job.train.seed, vitals.beat)
+    vitals.held = _held(trainer)
     first = trainer.restore(found) if found is not None else 0
     probe_packing(trainer)
     history = History(job.curve)
@@ -111,6 +95,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> NoReturn:
         _begin(job, trainer, history, found, first)
     dist.barrier()
     checkpointer = Checkpointer(job.checkpoints, job.train.checkpoint, job.run_key, history.path)
+    checkpointer.check_memory(trainer.tensors())
     clock = Clock(plan.steps, cost, device, trainer.world, job.train)
     ledger = Ledger(job.working, rank) if job.train.ledger and _speaks(start.mesh) else None
     profiler = Profiler(
@@ -122,21 +107,11 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> NoReturn:
     checkpointer.wait()
     if last < plan.steps:
         if rank == 0:
-            _say(job, {"status": "preempted", "step": last})
+            say(Path(job.status), {"status": "preempted", "step": last})
     else:
         start.save(parts, Path(job.output))
         if rank == 0:
             _finish(job, trainer, history)
-    dist.barrier()
-    _leave()
-
-
-def _leave() -> NoReturn:
-    """End at once, with everything still alive: a process group that is taken apart, here or when
-    its last user is, may wait for ever for a thread of gloo's that waits for Python's lock."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _begin(
@@ -152,7 +127,7 @@ def _begin(
         else f"{steps} steps from the start"
     )
     named = "" if layout.only_replicates else f", {layout}"
-    emit("notice", text=f"{where} on {trainer.world} ranks{named}")
+    emit("notice", text=f"{where} on {trainer.world} ranks{named}, {job.train.precision}")
 
 
 def _speaks(mesh: Mesh) -> bool:
@@ -160,24 +135,28 @@ def _speaks(mesh: Mesh) -> bool:
     return all(mesh.place(axis) == 0 for axis in ("pp", "cp", "tp"))
 
 
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    return device
+def _held(trainer: Trainer) -> dict[str, int]:
+    """Bytes of what this rank holds from the first step to the last, by the plan's terms."""
+    parameters = [weights.local_of(p) for _, p in trainer.parts.parameters()]
+    moments = pieces_of(trainer.tensors()["optimizer"]).values()
+    return {
+        "parameters": sum(p.nbytes for p in parameters),
+        "optimizer": sum(piece.local.nbytes for piece in moments),
+    }
 
 
-def order_of(job: Job, task: Task, shards: Shards) -> SampleOrder:
-    """Which examples each step trains on: by length, or packed."""
+def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
+    """Which examples each step trains on: packed, by length where they are padded, else at
+    random."""
     settings = shards.manifest.settings
     has_lengths = "input_ids" in shards.table(TRAIN).schema.names
     packs = task.objective == "tokens" and bool(settings.get("packing"))
+    padded = has_lengths and not parts.stages[0].part.joins_texts
     return SampleOrder(
         rows=shards.rows(TRAIN),
         global_batch_size=job.train.global_batch_size,
         seed=job.train.seed,
-        lengths=shards.lengths(TRAIN) if has_lengths else None,
+        lengths=shards.lengths(TRAIN) if padded or packs else None,
         pack_length=int(settings["max_length"]) if packs else None,
     )
 
@@ -220,10 +199,26 @@ class Start:
             source = Source(network, recorder, job.train.seed, folder)
         layout = resolve(job.train, dist.get_world_size(), _shape(network))
         cell = _cell(job, layout)
-        if cell is not None:
-            require(cell)
+        composed = cell is not None and require(cell, job.train.untested) == "composed"
+        compat.check_schedule(layout)
         mesh = Mesh.of(layout, device)
-        return cls(job, task, shards, mesh, network, source, families.unfused(network))
+        start = cls(job, task, shards, mesh, network, source, families.unfused(network))
+        if cell is not None and composed and job.train.untested == "check":
+            start.compare(cell)
+        return start
+
+    def compare(self, cell: Cell) -> None:
+        """Raise StepError where the layout, of which tests know each two parts only, does not
+        compute what one rank does."""
+        from rekindle.train.compare import compared
+
+        gap = compared(cell, self.job, self.task, self.shards, self.network, self.mesh)
+        if dist.get_rank() == 0:
+            emit(
+                "notice",
+                text=f"no test has trained {cell} as a whole; two steps of a small network agree "
+                f"with one rank's within {gap.largest:.1g} (up to {gap.allowed:g} is rounding)",
+            )
 
     def parts(self, fresh: bool) -> Parts:
         """What this rank trains, with its starting values if `fresh` (a checkpoint brings its own,
@@ -302,9 +297,7 @@ def _goal(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
     folder = task.weights(ModelSpec(source=teacher.source)) or Path(teacher.source)
     if (folder / modelfolder.DESCRIPTION).exists():
         modelfolder.check_start(folder, shards, "model.teacher.source")
-    network = task.load(folder).to(mesh.device).requires_grad_(False)
-    if families.family_of(network) is not None:
-        attention.install(network, attention.Peers())
+    network = load_teacher(folder, job, task, shards, mesh)
     return Goal(job.train.label_smoothing, network, teacher.temperature, teacher.weight)
 
 
@@ -326,6 +319,7 @@ def _finish(job: Job, trainer: Trainer, history: History) -> None:
         global_batch_size=job.train.global_batch_size,
         seed=job.train.seed,
         precision=job.train.precision,
+        deterministic=job.train.deterministic,
         parameters=modelfolder.count_parameters(output),
         init_from=job.init_from,
         weights_sha256=modelfolder.weights_sha256(output),
@@ -333,6 +327,7 @@ def _finish(job: Job, trainer: Trainer, history: History) -> None:
         validation={name: value for name, value in validation.items() if value is not None},
         layout=str(trainer.mesh.layout),
         device=device_name(trainer.mesh.device),
+        attention=trainer.parts.attention if trainer.parts.stages[0].part.ours else "",
     )
     target = Path(job.history)
     target.mkdir(parents=True, exist_ok=True)
@@ -342,11 +337,7 @@ def _finish(job: Job, trainer: Trainer, history: History) -> None:
     )
     if (job.working / PROFILE).exists():
         shutil.copyfile(job.working / PROFILE, target / PROFILE)
-    _say(job, {"status": "done", "step": trainer.plan.steps})
-
-
-def _say(job: Job, status: dict[str, object]) -> None:
-    write_atomically(Path(job.status) / "status.json", json.dumps(status))
+    say(Path(job.status), {"status": "done", "step": trainer.plan.steps})
 
 
 if __name__ == "__main__":

@@ -1,18 +1,24 @@
-"""Tokens a second, MFU and peak memory on a GPU, against transformers.Trainer in the same run.
+"""Tokens a second, MFU and peak memory on a GPU, against transformers.Trainer and a
+loop written by hand, in the same run.
 
-    python tests/bench/bench_gpu.py [--only gpt2-1.3b,llama-8b] [--steps 20] [--tiny]
+    python tests/bench/bench_gpu.py [--only gpt-2,llama] [--steps 20] [--tiny]
 
-Random weights in the shapes of GPT-2 1.3B (fp32 master weights, bf16 arithmetic) and Llama-3-8B
-(bf16 weights and moments in both), full fine-tuning and LoRA, on packs of documents that are kept
-apart in both. Contestants take turns; tokens are supervised ones, the first `WARM` steps do not
-count; MFU by our formula for both (train/throughput.py). Who runs out of memory has that as a
-result. `--tiny` shrinks the shapes, to try the script where there is no GPU."""
+Random weights in the shapes of GPT-2 1.3B (fp32 weights, bf16 arithmetic) and Llama-3-8B (LoRA and
+full on one GPU: bf16 weights and moments; full on eight, where there are eight: fp32 weights in
+shards), on packs of documents that all contestants keep apart. They are rekindle's worker,
+transformers.Trainer and a loop written by hand (by_hand.py), and take turns, each in a process of
+its own. Tokens are supervised ones, the first `WARM` steps do not count; MFU by our formula for all
+(train/throughput.py). Who runs out of memory has that as a result. `--tiny` shrinks the shapes and
+compiles nothing, to try the script where there is no GPU."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import os
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -27,14 +33,15 @@ from contest import Row, compared
 from work import Work
 
 from rekindle.catalog.gpus import peak_flops
-from rekindle.spec.model import ModelSpec
+from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import weights
 from rekindle.train.history import read_history
+from rekindle.train.job import Job
 from rekindle.train.throughput import Cost
 
 WARM = 5
-GOAL = 1.3
+GOALS = {"Trainer": 1.3, "by hand": 1.0}  # rekindle's tokens a second over theirs
 GPT2: dict[str, Any] = {
     "model_type": "gpt2", "n_embd": 2048, "n_layer": 24, "n_head": 16, "n_positions": 2048,
     "vocab_size": 50257, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
@@ -53,7 +60,7 @@ TINY: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A model and how it is trained. `recompute`: activation checkpointing, in both contestants;
+    """A model and how it is trained. `recompute`: activation checkpointing, in all contestants;
     `target`: the MFU, or with LoRA the tokens a second, to aim for."""
 
     name: str
@@ -65,85 +72,137 @@ class Shape:
     recompute: str
     lora: bool
     target: float
+    ranks: int = 1
+    compile: bool = True
 
 
 SHAPES = (
     Shape("GPT-2 1.3B, full", GPT2, 2048, 16, 8, "fp32", "none", False, 0.40),
-    Shape("GPT-2 1.3B, LoRA", GPT2, 2048, 16, 8, "fp32", "none", True, 0.0),
-    Shape("Llama-3-8B, full", LLAMA, 4096, 4, 1, "bf16", "full", False, 0.45),
     Shape("Llama-3-8B, LoRA", LLAMA, 4096, 4, 1, "bf16", "none", True, 12_500),
+    Shape("Llama-3-8B, full, one GPU", LLAMA, 4096, 4, 1, "bf16", "full", False, 0.0),
+    Shape("Llama-3-8B, full, eight GPUs", LLAMA, 4096, 16, 1, "fp32", "full", False, 0.45, 8),
 )
 
 
 def shrunk(shape: Shape) -> Shape:
+    """The same for a CPU."""
     model = shape.model | TINY[shape.model["model_type"]]
-    return dataclasses.replace(shape, model=model, length=128, batch=4, micro=2)
+    return dataclasses.replace(
+        shape, model=model, length=128, batch=4, micro=2, ranks=min(2, shape.ranks), compile=False
+    )
 
 
 def rows(shape: Shape, folder: Path, steps: int, count: int) -> list[Row | str]:
-    """The row of a shape; or, where a contestant runs out of memory, what each of them did."""
+    """A row a peer, and what each contestant reached."""
+    sides = turns(shape, folder, steps, count)
+    failed = [f"{shape.name}: {name}: {one['failed']}" for name, side in sides.items()
+              for one in side if "failed" in one][:1]  # fmt: skip
+    rates = {name: [one["tokens_per_second"] for one in side] for name, side in sides.items()
+             if all("failed" not in one for one in side)}  # fmt: skip
+    notes = [f"{name}: {told(_mean(sides[name]))}" for name in rates]
+    aim = f"aim: {aim_of(shape)}" if shape.target else ""
+    found: list[Row | str] = [
+        compared(
+            f"GPU: {shape.name}, {shape.length} tokens", peer, rates["rekindle"], rates[peer], goal,
+            at_least=True, unit="tokens/s", gain="; ".join(filter(None, [*notes, aim])),
+        )
+        for peer, goal in GOALS.items() if "rekindle" in rates and peer in rates
+    ]  # fmt: skip
+    return [*found, *notes, *filter(None, [aim]), *failed]
+
+
+def aim_of(shape: Shape) -> str:
+    """The goal of a shape, in words."""
+    return f"{shape.target:.0%} MFU" if shape.target < 1 else f"{shape.target:,.0f} tokens/s"
+
+
+def turns(shape: Shape, folder: Path, steps: int, count: int) -> dict[str, list[dict[str, Any]]]:
+    """What each contestant reached in each of its turns: tokens a second, MFU and bytes, or how it
+    failed."""
     given = _prepared(shape, folder)
     contestants = {
-        "ours": lambda number: _ours(given, shape, folder / "ours", steps, number),
-        "trainer": lambda number: _trainer(given, shape, folder / "trainer", steps, number),
+        "rekindle": lambda number: _ours(given, shape, folder / "ours", steps, number),
+        "Trainer": lambda number: _peer("on_gpu", given, shape, folder / "trainer", steps, number),
+        "by hand": lambda number: _peer("by_hand", given, shape, folder / "hand", steps, number),
     }
-    found = contest.pairs(contestants, count)
-    if any("failed" in one for side in found.values() for one in side):
-        return [f"{shape.name}: {name}: {side[0]}" for name, side in found.items()]
-    rates = {name: [one["tokens_per_second"] for one in side] for name, side in found.items()}
-    peak = peak_flops(_device_name(), "bf16")
-    cost = _cost(given, shape)
-    notes = []
-    for name, side in found.items():
-        rate = statistics.mean(rates[name])
-        mfu = f"{rate * cost / peak:.1%} MFU" if peak else "peak unknown"
-        memory = max(one["memory_bytes"] for one in side) / 2**30
-        notes.append(f"{name} {rate:,.0f} tokens/s, {mfu}, {memory:.1f} GiB")
-    aim = f"{shape.target:.0%} MFU" if shape.target < 1 else f"{shape.target:,.0f} tokens/s"
-    row = compared(
-        f"GPU: {shape.name}, {shape.length} tokens", "Trainer", rates["ours"], rates["trainer"],
-        GOAL, at_least=True, unit="tokens/s",
-        gain="; ".join([*notes, *([f"aim {aim}"] if shape.target else [])]),
-    )  # fmt: skip
-    return [row, row.gain]
+    found: dict[str, list[dict[str, Any]]] = contest.pairs(contestants, count)
+    peak, cost = peak_flops(_device_name(), "bf16"), _cost(given, shape)
+    for one in (one for side in found.values() for one in side if "failed" not in one):
+        flops = one["tokens_per_second"] * cost
+        one["mfu"] = flops / peak / shape.ranks if peak else None
+    return found
+
+
+def told(one: dict[str, Any]) -> str:
+    """A turn in words."""
+    mfu = f"{one['mfu']:.1%} MFU" if one.get("mfu") else "peak unknown"
+    return f"{one['tokens_per_second']:,.0f} tokens/s, {mfu}, {one['memory_bytes'] / 2**30:.1f} GiB"
+
+
+def _mean(side: list[dict[str, Any]]) -> dict[str, Any]:
+    known = [one["mfu"] for one in side if one.get("mfu")]
+    return {
+        "tokens_per_second": statistics.mean(one["tokens_per_second"] for one in side),
+        "mfu": statistics.mean(known) if known else None,
+        "memory_bytes": max(one["memory_bytes"] for one in side),
+    }
 
 
 def _prepared(shape: Shape, folder: Path) -> Work:
-    """Packs of documents that fill sequences of `length` tokens."""
-    base = work.documents(folder / "work", count=2000, longest=shape.length)
+    """Packs of documents that fill sequences of `length` tokens; some 400 tokens a document."""
+    many = 2000 * max(1, shape.batch * shape.length // 32_768)
+    base = work.documents(folder / "work", count=many, longest=shape.length)
     train = base.train.model_copy(
         update={
             "global_batch_size": shape.batch, "micro_batch_size": shape.micro, "lr": 1e-5,
-            "precision": "bf16", "weights": shape.weights, "compile": True,
-            "activation_checkpointing": shape.recompute,
+            "precision": "bf16", "weights": shape.weights, "compile": shape.compile,
+            "activation_checkpointing": shape.recompute, "clip_norm": 1.0,
         }
     )  # fmt: skip
     return dataclasses.replace(base, train=train, model=shape.model)
 
 
-def _spec(shape: Shape) -> ModelSpec:
+def _job(given: Work, shape: Shape, output: Path, steps: int, number: int) -> Job:
+    """Random weights, made on the way: no folder with 8B of them is written."""
+    spec = given.train.model_dump() | {"seed": number, "steps": steps + 10, "epochs": None}
+    if shape.ranks > 1:
+        spec["layout"] = {"shard": shape.ranks}
     lora = {"rank": 16} if shape.lora else None
-    return ModelSpec.model_validate({"source": shape.model, "lora": lora})
+    return Job.of(
+        artifact_root=str(output), run_key="bench", task=given.task, shards=str(given.shards),
+        output=str(output / "model"), history=str(output / "history"), init="", init_from="base",
+        model=ModelSpec.model_validate({"source": shape.model, "lora": lora}),
+        train=TrainSpec.model_validate(spec),
+    )  # fmt: skip
+
+
+def _command(shape: Shape, *words: str) -> list[str]:
+    """Of a contestant's ranks; torchrun where there are several."""
+    if shape.ranks == 1:
+        return contest.python(*words)
+    run = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={shape.ranks}")
+    return contest.python(*run, *words)
 
 
 def _ours(given: Work, shape: Shape, folder: Path, steps: int, number: int) -> dict[str, Any]:
     output = contest.fresh(folder)
-    job = given.job(number, output, steps=steps + 10, epochs=None)
-    job = dataclasses.replace(job, model=_spec(shape))
+    job = _job(given, shape, output, steps, number)
     job.write(output / "job.json")
-    words = contest.python("-m", "rekindle.train.worker", str(output / "job.json"))
     log = output / "log"
+    alone = contest.alone() if shape.ranks == 1 else {}
     with log.open("w") as out:
         process = subprocess.Popen(
-            words, stdout=out, stderr=subprocess.STDOUT,
-            env=contest.environment(**contest.alone()),
+            _command(shape, "-m", "rekindle.train.worker", str(output / "job.json")),
+            stdout=out, stderr=subprocess.STDOUT, env=contest.environment(**alone),
+            start_new_session=True,
         )  # fmt: skip
         # ended before its last step, which would write 16 bytes a parameter to the disk
         while process.poll() is None and _steps(job.curve) < steps:
             time.sleep(0.1)
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    done = list(read_history(job.curve))[:steps]
+    done = list(read_history(job.curve))[:steps] if job.curve.exists() else []
     if len(done) < steps:
         return _failed(log.read_text())
     seconds = sum(row.step_seconds or 0.0 for row in done[WARM:])
@@ -156,19 +215,22 @@ def _steps(curve: Path) -> int:
     return sum(1 for _ in read_history(curve)) if curve.exists() else 0
 
 
-def _trainer(given: Work, shape: Shape, folder: Path, steps: int, number: int) -> dict[str, Any]:
+def _peer(
+    loop: str, given: Work, shape: Shape, folder: Path, steps: int, number: int
+) -> dict[str, Any]:
     output = contest.fresh(folder)
     wish = {
-        "loop": "on_gpu", "shards": str(given.shards), "output": str(output), "seed": number,
+        "loop": loop, "shards": str(given.shards), "output": str(output), "seed": number,
         "packed": True, "tokens": True, "lr": 1e-5, "batch_size": shape.batch,
         "micro": shape.micro, "steps": steps, "model": shape.model, "lora": shape.lora,
         "weights": shape.weights, "recompute": shape.recompute != "none", "warm": WARM,
+        "compile": shape.compile,
         "pad_token_id": given.opened().manifest.settings["pad_token_id"],
     }  # fmt: skip
     (output / "wish.json").write_text(json.dumps(wish))
     peers = str(Path(__file__).with_name("peers.py"))
     try:
-        text = contest.finished(contest.python(peers, str(output / "wish.json")), output / "log")
+        text = contest.finished(_command(shape, peers, str(output / "wish.json")), output / "log")
     except RuntimeError as error:
         return _failed(str(error))
     found: dict[str, Any] = contest.answer(text)
@@ -212,6 +274,10 @@ def main() -> None:
         raise SystemExit("no GPU here; --tiny tries the script on the CPU")
     for shape in SHAPES:
         if not shape.name.lower().startswith(tuple(given.only.lower().split(","))):
+            continue
+        if not given.tiny and torch.cuda.device_count() < shape.ranks:
+            there = torch.cuda.device_count()
+            print(f"{shape.name}: skipped, {there} GPUs of {shape.ranks} are here")
             continue
         with tempfile.TemporaryDirectory() as folder:
             found = rows(

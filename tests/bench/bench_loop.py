@@ -61,8 +61,10 @@ def measure(folder: Path, count: int) -> None:
     job = given.job(0, folder / "ours")
     start = Start.of(job, task, shards, cpu)
     parts = start.parts(fresh=True)
-    trainer = Trainer(task, shards, job.train, Plan(10**6, order_of(job, task, shards)), parts, 0)
-    made = [trainer._moved(m) for step in range(STEPS) for m in trainer.batches.make(step).micro]
+    trainer = Trainer(
+        task, shards, job.train, Plan(10**6, order_of(job, task, shards, parts)), parts, 0
+    )
+    made = [m for step in range(STEPS) for m in trainer.feed(trainer.batches.make(step).micro)]
     module = parts.stages[0].module
     adam = torch.optim.AdamW(module.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
     (folder / "ours").mkdir()
@@ -80,8 +82,8 @@ def measure(folder: Path, count: int) -> None:
 
     def bare(number: int) -> float:
         began = time.perf_counter()
-        for tensors in made:
-            module(**tensors)[0, 0].backward()
+        for micro in made:
+            module(micro=micro)[0, 0].backward()
             adam.step()
             adam.zero_grad()
         return (time.perf_counter() - began) / STEPS

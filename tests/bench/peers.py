@@ -10,6 +10,7 @@ position ids that start anew in every document, by which transformers keeps docu
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -156,10 +157,22 @@ def accelerated(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding) 
     return {"seconds": seconds, "steps": done}
 
 
+class Rows(torch.utils.data.Dataset[dict[str, Any]]):
+    """A list as a data set: `datasets` need not be there."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self.rows[number]
+
+
 def on_gpu(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding) -> dict[str, Any]:
-    """transformers.Trainer for large shapes: random weights, bf16 arithmetic, peft's LoRA; seconds
-    of the steps after the warm ones."""
-    import datasets
+    """transformers.Trainer for large shapes: random weights, bf16 arithmetic, peft's LoRA, its FSDP
+    where there are several ranks; seconds of the steps after the warm ones."""
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,
@@ -168,10 +181,12 @@ def on_gpu(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding) -> di
         TrainingArguments,
     )
 
-    model = dict(wish["model"])
+    model, cuda = dict(wish["model"]), torch.cuda.is_available()
+    world = int(os.environ.get("WORLD_SIZE", 1))
     config = AutoConfig.for_model(model.pop("model_type"), **model, use_cache=False)
     dtype = torch.bfloat16 if wish["weights"] == "bf16" else torch.float32
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else "cpu"
+    with torch.device(place):
         network = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if wish["lora"]:
         from peft import LoraConfig, get_peft_model
@@ -179,34 +194,46 @@ def on_gpu(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding) -> di
         adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
         network = get_peft_model(network, adapters)
         network.enable_input_require_grads()
-    times: list[float] = []
+    times: dict[int, float] = {}
 
     class Watch(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            times.append(time.perf_counter())
+        def on_step_end(self, arguments: Any, state: Any, *_: Any, **__: Any) -> None:
+            if state.global_step in (wish["warm"], wish["steps"]):
+                if cuda:
+                    torch.cuda.synchronize()
+                times[state.global_step] = time.perf_counter()
 
+    fsdp: dict[str, Any] = {}
+    if world > 1:
+        fsdp = {"fsdp": True, "fsdp_config": {"activation_checkpointing": wish["recompute"]}}
     arguments = TrainingArguments(
         output_dir=wish["output"], max_steps=wish["steps"], save_strategy="no", report_to="none",
         per_device_train_batch_size=wish["micro"], seed=wish["seed"], disable_tqdm=True,
-        gradient_accumulation_steps=wish["batch_size"] // wish["micro"], max_grad_norm=1.0,
-        learning_rate=wish["lr"], bf16=True, use_cpu=not torch.cuda.is_available(),
-        gradient_checkpointing=wish["recompute"], train_sampling_strategy="sequential",
+        gradient_accumulation_steps=wish["batch_size"] // wish["micro"] // world,
+        max_grad_norm=1.0, learning_rate=wish["lr"], bf16=True, use_cpu=not cuda,
+        gradient_checkpointing=wish["recompute"] and world == 1,
+        train_sampling_strategy="sequential", logging_strategy="no", **fsdp,
     )  # fmt: skip
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    data = datasets.Dataset.from_dict(columns)
     Trainer(
-        model=network, args=arguments, train_dataset=data, data_collator=pad, callbacks=[Watch()]
-    ).train()
-    memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    return {"seconds": times[-1] - times[wish["warm"] - 1], "memory_bytes": memory}
+        model=network, args=arguments, train_dataset=Rows(rows), data_collator=pad,
+        callbacks=[Watch()],
+    ).train()  # fmt: skip
+    memory = torch.cuda.max_memory_allocated() if cuda else 0
+    return {"seconds": times[wish["steps"]] - times[wish["warm"]], "memory_bytes": memory}
+
+
+def hand_written(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding) -> dict[str, Any]:
+    """See by_hand.py."""
+    from by_hand import by_hand
+
+    return by_hand(wish, rows, pad)
 
 
 LOOPS = {
     "trainer": trainer,
     "accelerate": accelerated,
     "on_gpu": on_gpu,
+    "by_hand": hand_written,
 }
 
 

@@ -61,8 +61,8 @@ def read_only_home(folder):
     (folder / ".rekindle").write_text("in the way")
 
 
-def s(override):
-    return ["run", "c.yaml", "--set", override]
+def s(*overrides):
+    return ["run", "c.yaml", *(word for one in overrides for word in ("--set", one))]
 
 
 # name, prepare, words, what stderr must say
@@ -93,9 +93,9 @@ REFUSED = [
     ("an unknown key of the network", config(), s("model.source={chanels: [8]}"), "chanels"),
     ("a hub name for images", config(), s("model.source=resnet-50"), "trains its own network"),
     ("a text model without an architecture", with_rows(NOTES, TEXT.replace("model_type: distilbert, ", "")), ["run", "c.yaml"], "model_type"),
-    ("a folder of weights that is not there", config(), s("model.init_from=/none/model"), "there is no folder"),
+    ("a folder of weights that is not there", config(), s("model.init_from=/none/model", "train.lr=1e-4"), "there is no folder"),
     ("a teacher that is not there", config(), s("model.teacher={source: /none/teacher}"), "there is no folder /none/teacher"),
-    ("a run to start from that is not there", config(), s("model.init_from=run:none"), "there are no runs"),
+    ("a run to start from that is not there", config(), s("model.init_from=run:none", "train.lr=1e-4"), "there are no runs"),
     ("a pipeline that is not there", config(), s("pipeline=none.py:f"), "there is no file"),
     ("a script that is not there", config(), s("train.entrypoint=none.py --x"), "there is no file"),
     ("a secret that is not set", config(), s("platforms.local.secrets={T: env:REKINDLE_NOT_SET}"), "REKINDLE_NOT_SET is not set"),

@@ -88,7 +88,7 @@ def sagemaker(**settings):
     return ["--platform", "sagemaker", *words, *TRACKED, *changed]
 
 
-def test_the_training_step_gets_the_machines_that_the_config_asks_for(tmp_path):
+def test_the_steps_that_train_and_score_get_the_machines_that_the_config_asks_for(tmp_path):
     asked = sagemaker(
         resources__nodes=4, resources__gpus_per_node=8, resources__accelerator="H100",
         resources__spot="true", resources__max_run_hours=48, resources__budget_usd=100,
@@ -97,12 +97,14 @@ def test_the_training_step_gets_the_machines_that_the_config_asks_for(tmp_path):
     rekindle("compile", "configs/digits.yaml", *asked, "-o", tmp_path)
     (path,) = tmp_path.glob("*.sagemaker.json")
     *steps, gate = json.loads(path.read_text())["Steps"]
-    (trained,) = (step for step in steps if step["Type"] == "Training")
-    job = trained["Arguments"]
-    assert (trained["Name"], job["ResourceConfig"]) == ("finetune", {
-        "InstanceCount": 4, "InstanceType": "ml.p5.48xlarge", "VolumeSizeInGB": 30,
-    })  # fmt: skip
-    assert job["StoppingCondition"]["MaxRuntimeInSeconds"] == 48 * 3_600
+    jobs = {step["Name"]: step["Arguments"] for step in steps if step["Type"] == "Training"}
+    assert list(jobs) == ["finetune", "score"]
+    for job in jobs.values():
+        assert job["ResourceConfig"] == {
+            "InstanceCount": 4, "InstanceType": "ml.p5.48xlarge", "VolumeSizeInGB": 30,
+        }  # fmt: skip
+        assert job["EnableManagedSpotTraining"]
+        assert job["StoppingCondition"]["MaxRuntimeInSeconds"] == 48 * 3_600
     promoted, registered = gate["Arguments"]["IfSteps"]
     assert registered["Type"] == "RegisterModel"
     assert registered["DependsOn"] == [promoted["Name"]]

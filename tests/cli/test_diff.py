@@ -37,9 +37,10 @@ def steps(platform, folder, capsys, *more):
 def test_another_learning_rate_trains_and_judges_again(platform, compiled, capsys):
     found = steps(platform, compiled, capsys, "--set", "train.lr=0.01")
     again = {name for name, step in found.items() if step["again"] == "yes"}
-    assert again == ALWAYS | {"finetune", "evaluate"}
+    assert again == ALWAYS | {"finetune", "score", "evaluate"}
     assert "changed: input `train`" in found["finetune"]["why"]
-    assert "files of finetune" in found["evaluate"]["why"]
+    assert "changed: input `train`" in found["score"]["why"]
+    assert "files of score" in found["evaluate"]["why"]
     perhaps = {name for name, step in found.items() if step["again"] == "perhaps"}
     assert perhaps == {"ingest", "shard"}
     assert found["ingest"]["why"] == "if fingerprint returns something else"
@@ -57,7 +58,7 @@ def test_without_a_change_only_what_is_never_cached_runs_for_sure(platform, comp
 def test_what_changed_is_named(platform, compiled, capsys):
     found = steps(platform, compiled, capsys, "--set", "train.lr=0.01")
     changed = {name for name, step in found.items() if step["why"].startswith("changed")}
-    assert changed == {"fingerprint", "finetune"}
+    assert changed == {"fingerprint", "finetune", "score"}
     assert all(
         "train" in found[name]["why"] or "constants" in found[name]["why"] for name in changed
     )

@@ -36,7 +36,7 @@ def test_what_is_compiled_has_the_layout_of_the_plan(tmp_path, capsys):
         assert invoke(["compile", str(SEVEN), *words, "-o", str(tmp_path / name)]) == 0
     tasks = (tmp_path / "one").rglob("task.json")
     given = [text for path in tasks if "micro_batch_size" in (text := path.read_text())]
-    assert len(given) == 2, "the key of the work, and the training"
+    assert len(given) == 3, "the key of the work, the training, and the scores"
     for text in given:
         said = text.replace("\\", "").replace(" ", "")
         for words in ('"shard":8', '"micro_batch_size":4', '"activation_checkpointing":"none"'):

@@ -280,7 +280,16 @@ def test_the_picture_is_one_file_with_a_dark_side():
     path = ROOT / "docs" / "flow.svg"
     text = path.read_text(encoding="utf-8")
     words = " ".join(ElementTree.fromstring(text).itertext())
-    for step in ("fingerprint", "ingest", "shard", "finetune", "evaluate", "register", "promote"):
+    for step in (
+        "fingerprint",
+        "ingest",
+        "shard",
+        "finetune",
+        "score",
+        "evaluate",
+        "register",
+        "promote",
+    ):
         assert step in words
     assert "prefers-color-scheme: dark" in text
     assert not re.search(r"href=|url\((?!#)|<script|<image", text)

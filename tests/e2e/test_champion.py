@@ -86,6 +86,7 @@ def test_03_an_exact_rerun_comes_from_the_cache_and_makes_no_version(cli, home, 
         "ingest",
         "shard",
         "finetune",
+        "score",
         "evaluate",
     }
     assert result["model"] == {
@@ -123,7 +124,7 @@ def test_06_changed_bytes_behind_the_same_uri_retrain_and_poisoned_labels_are_re
     random.Random(0).shuffle(poisoned)
     write_digits(cli.folder, poisoned)
     result = cli.json("run", "digits.yaml")
-    assert {"ingest", "shard", "finetune", "evaluate"} <= executed(result)
+    assert {"ingest", "shard", "finetune", "score", "evaluate"} <= executed(result)
     assert result["gate"]["promoted"] is False
     assert registry("digits")["aliases"]["champion"] == "2"
 

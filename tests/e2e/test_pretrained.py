@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rekindle.data.examples import open_examples
-from rekindle.evaluate.evaluate import predict
 from rekindle.records import RunRecord
 from rekindle.spec.identity import file_sha256
 from rekindle.train.modelfolder import open_model
@@ -62,13 +62,21 @@ class Trained:
         self.examples = Path(record.step("ingest").artifacts["examples"].uri)
         evidence = json.loads(Path(record.step("evaluate").artifacts["evidence"].uri).read_text())
         self.accuracy = evidence["metrics"]["accuracy"]
+        self.scores = Path(record.step("score").artifacts["scores"].uri)
         self.rows = pa.Table.from_batches(list(open_examples(self.examples, "test")))
         assert (evidence["excluded"], evidence["rows"]) == (0, len(self.rows))
 
+    def probabilities(self):
+        """[rows, classes]: what the step `score` left."""
+        scored = pq.read_table(self.scores / "scores.parquet")
+        assert scored.column("id").to_pylist() == self.rows.column("id").to_pylist()
+        logits = scored.column("candidate").combine_chunks().field("logits").to_pylist()
+        powers_NC = np.exp(np.array(logits))
+        return powers_NC / powers_NC.sum(1, keepdims=True)
+
     def right(self):
         """bool [rows]: which of its own predictions are right."""
-        model = open_model(self.network)
-        indices_N = predict(model, self.rows, "again").argmax(-1)
+        model, indices_N = open_model(self.network), self.probabilities().argmax(-1)
         truth = self.rows.column("label").to_pylist()
         right_N = np.array([model.labels[i] for i in indices_N]) == np.array(truth)
         assert right_N.mean() == pytest.approx(self.accuracy, abs=1e-9)
@@ -161,7 +169,7 @@ def test_the_export_loads_in_transformers_and_predicts_the_same(trained):
     theirs_NC = torch.softmax(scores_NC.double(), -1).numpy()
     model = open_model(run.network)
     assert [network.config.id2label[i] for i in range(3)] == list(model.labels)
-    np.testing.assert_allclose(theirs_NC, predict(model, run.rows, "again"), atol=1e-5)
+    np.testing.assert_allclose(theirs_NC, run.probabilities(), atol=1e-5)
     truth = run.rows.column("label").to_pylist()
     said = [network.config.id2label[i] for i in theirs_NC.argmax(-1)]
     assert np.mean(np.array(said) == np.array(truth)) == pytest.approx(run.accuracy, abs=1e-9)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rekindle.errors import DataError
 from rekindle.launch.process import die_with_parent
+from rekindle.spec.identity import file_sha256
 from rekindle.train.vitals import Vitals
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD)
@@ -137,6 +138,30 @@ def tells():
     say("done")
 
 
+def starts_slowly():
+    """Rank 0 hashes for three times what a start may take in silence; rank 1 waits for it, as in a collective."""
+    (FOLDER / f"piece-{RANK}").write_bytes(b"x" * 4096)
+    ready = FOLDER / "hashed"
+    until = time.monotonic() + 3
+    while time.monotonic() < until if RANK == 0 else not ready.exists():
+        if RANK == 0:
+            file_sha256(FOLDER / "piece-0")
+        time.sleep(0.02)
+    ready.touch()
+    say("done")
+    os._exit(0)
+
+
+def never_starts():
+    def wait_for_a_download_that_stopped():
+        time.sleep(600)
+
+    file_sha256(Path(__file__))
+    if RANK == 1:
+        wait_for_a_download_that_stopped()
+    time.sleep(600)
+
+
 def main():
     global FOLDER, SCENARIO, STATUS, RANK, RESTART, vitals
     FOLDER, SCENARIO = Path(sys.argv[1]), sys.argv[2]
@@ -147,6 +172,8 @@ def main():
     die_with_parent()
     vitals = Vitals(STATUS, RANK)
     signal.signal(signal.SIGTERM, notice)
+    if SCENARIO in ("starts_slowly", "never_starts"):
+        globals()[SCENARIO]()
     try:
         for step in range(1, 6):
             vitals.beat(step, "step")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def test_all_but_the_user_is_as_it_has_to_be_on_this_machine():
     found = {check["name"]: check["ok"] for check in said["checks"]}
     is_root = os.getuid() == 0
     assert found.pop("user") is not is_root
-    assert list(found) == ["python", "rekindle", "temporary", "kfp", "torch", "ranks"]
+    assert list(found) == ["python", "rekindle", "temporary", "kfp", "torch", "worker", "ranks"]
     assert all(found.values()), done.stdout
     assert (said["ok"], done.returncode) == (not is_root, int(is_root))
 
@@ -97,6 +98,52 @@ def test_a_line_says_what_to_do():
         "not ok  user        root",
         " " * 20 + "do this",
     ]
+
+
+def test_a_torch_that_the_engine_cannot_import_is_named_with_the_range_that_works(
+    tmp_path, monkeypatch
+):
+    """As the base image of a year had one: torch is there, and lacks a name that the engine imports."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("class Tensor: ...\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    check = selftest.check_worker()
+    assert not check.ok
+    assert check.what.startswith("ModuleNotFoundError: No module named 'torch.")
+    assert re.search(r"use a torch that rekindle supports \(torch[<>]=?2\.", check.fix)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert selftest.check_worker().ok
+
+
+BASES = {
+    "2.9.1+cu128": 1, "2.10.0a0+b4e4ee81d3.nv25.12": 0, "2.11.0": 0, "2.13.1": 0, "2.14.0.dev20261101": 1, "": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", BASES)
+def test_a_base_image_whose_torch_is_out_of_range_is_refused_before_anything_is_installed(
+    version, tmp_path
+):
+    if version:
+        (tmp_path / "torch-0.dist-info").mkdir()
+        (tmp_path / "torch-0.dist-info" / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+        )
+    # neither site-packages nor the environment: the base has what lies in tmp_path
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(ROOT / "containers" / "install.sh"), "torch", str(python), str(ROOT / "containers" / "requirements.txt")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == BASES[version], done.stderr
+    if done.returncode:
+        assert (
+            f"the base image has torch {version}, and rekindle runs on 2.10 up to, but not including, 2.14"
+            in done.stderr
+        )
+        assert "set BASE_IMAGE" in done.stderr
 
 
 def test_ranks_of_one_node_meet_where_no_name_can_be_looked_up():

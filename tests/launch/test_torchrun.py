@@ -179,6 +179,17 @@ def test_a_killed_launcher_leaves_no_worker_and_none_of_their_children(group, ru
     assert not alive, [p.cmdline() for p in alive]
 
 
+def test_a_start_may_take_long_while_one_rank_is_at_work(run):
+    said = run.start("starts_slowly", start_seconds=1, max_restarts=0).ends(0)
+    assert "no sign of life" not in said
+
+
+def test_a_start_that_stopped_working_is_ended_and_names_its_own_setting(run):
+    run.start("never_starts", start_seconds=1, max_restarts=0).ends(1)
+    assert " hangs in start: no sign of life for " in run.last
+    assert "if it was only slow, raise train.start_seconds" in run.last
+
+
 def test_a_killed_torchrun_takes_its_ranks_along_and_all_start_again(run):
     run.start("parent", max_restarts=1).ready()
     family = run.everybody()
@@ -220,8 +231,10 @@ def test_peers_that_wait_for_a_dead_rank_for_ever_are_given_up(run):
 
 def test_a_rank_that_the_kernel_killed_for_its_memory_is_told_from_one_killed_by_hand(run):
     with small_memory(1_400 << 20) as join:  # well above what torchrun itself takes
-        run.start("greedy", max_restarts=0, prefix=join).ends(1)
+        said = run.start("greedy", max_restarts=3, prefix=join).ends(1)
+    assert "restarting all ranks (1 of 3)" in said
+    assert "restarting all ranks (2 of 3)" not in said
     assert run.last.startswith(
-        "rank 1 was killed in step 5: the kernel ran out of memory; after 0 restarts"
+        "rank 1 was killed in step 5: the kernel ran out of memory, twice in the same step"
     )
     assert "train.micro_batch_size" in run.last

@@ -81,16 +81,21 @@ def test_kernels_are_in_the_order_of_their_publications(slower, faster):
     assert times[0] > 1.05 * times[1]
 
 
-def test_our_engine_takes_flash_attention_and_writes_out_attention_that_has_dropout():
+def test_our_engine_writes_attention_out_only_where_ranks_have_to_draw_the_same_dropout():
     wet = dataclasses.replace(SEVEN_B, attention_dropout=0.1)
-    assert Work(SEVEN_B, Layout(), 1, 4096).attention == "flash2"
-    assert Work(wet, Layout(), 1, 4096).attention == "written"
-    assert _terms(shape=wet)["attention"] > 3 * _terms()["attention"]
+    assert Work(SEVEN_B, Layout(tp=2), 1, 4096).attention == "flash2"
+    assert Work(wet, Layout(dp=2, shard=2), 1, 4096).attention == "flash2"
+    assert Work(wet, Layout(tp=2), 1, 4096).attention == "written"
+    assert Work(wet, Layout(cp=2), 1, 4096).attention == "written"
+    tp = Layout(tp=2)
+    assert _terms(tp, shape=wet)["attention"] > 3 * _terms(tp)["attention"]
 
 
-def test_our_engine_computes_the_masked_half_of_a_divided_sequence():
-    ours, others = _terms(Layout(cp=2)), _terms(Layout(cp=2), attention="flash2")
-    assert ours["attention"] > 1.7 * others["attention"]
+def test_our_engine_skips_the_masked_half_of_a_divided_sequence():
+    encoder = dataclasses.replace(SEVEN_B, causal=False)
+    for cp in (1, 2, 4):
+        masked, whole = _terms(Layout(cp=cp)), _terms(Layout(cp=cp), shape=encoder)
+        assert whole["attention"] > 1.7 * masked["attention"]
 
 
 def test_a_block_computed_again_stops_before_its_last_product():

@@ -20,7 +20,6 @@ from rekindle.plan import trace
 from rekindle.plan.inflight import moments, order, stages_of
 from rekindle.plan.memory import memory, needed
 from rekindle.plan.shape import shape_of
-from rekindle.plan.tensors import LOGITS_AT_ONCE
 from rekindle.plan.work import MODULES, Work, lora_targets
 from rekindle.spec.layout import Layout
 from tests.plan import fresh
@@ -117,14 +116,19 @@ def same(names):
             assert again["phases"] == pytest.approx(stored["phases"], rel=1e-3), name
 
 
+# The second needs most at the end of its backward pass, where its embedding is gathered, until it has many blocks.
+THIRD = {"gpt2 no dropout": 9, "70b fsdp full": 12}
+
+
 @pytest.mark.slow
-def test_a_straight_line_through_two_depths_meets_a_third():
-    one = finalist("gpt2 no dropout")
-    shape = dataclasses.replace(one.work.shape, layers=9)
-    jobs = [trace._job(one, 0, depth) for depth in (*trace.depths(one.work), 9)]
-    low, high, nine = trace._asked(jobs, 300, sys.executable)
+@pytest.mark.parametrize("name", THIRD)
+def test_straight_lines_through_two_depths_meet_a_third(name):
+    one, third = finalist(name), THIRD[name]
+    shape = dataclasses.replace(one.work.shape, layers=third)
+    jobs = [trace._job(one, 0, depth) for depth in (*trace.depths(one.work), third)]
+    low, high, deep = trace._asked(jobs, 300, sys.executable)
     found = trace.extrapolated([low, high], dataclasses.replace(one.work, shape=shape), 0)
-    assert found.peak_bytes == pytest.approx(nine["peak"], rel=1e-3)
+    assert found.peak_bytes == pytest.approx(deep["peak"], rel=1e-3)
 
 
 def without_torch(folder):
@@ -229,9 +233,7 @@ def test_a_rank_works_in_the_order_of_torchs_schedule(schedule, pp):
 
 def test_the_planner_knows_the_names_and_sizes_of_the_engine():
     from rekindle.train.families import FAMILIES
-    from rekindle.train.objective import LOGITS_AT_ONCE as theirs
 
-    assert theirs == LOGITS_AT_ONCE
     assert MODULES.keys() == FAMILIES.keys()
     for kind, family in FAMILIES.items():
         shape = shape_of({"model_type": kind})

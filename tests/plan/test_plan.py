@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import itertools
 from pathlib import Path
@@ -14,7 +15,7 @@ from rekindle.catalog.gpus import gpu
 from rekindle.catalog.prices import Price, PriceBook, shipped
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
-from rekindle.plan.memory import needed
+from rekindle.plan.memory import needed, snapshot_bytes
 from rekindle.plan.plan import make, refusals
 from rekindle.plan.request import asked_of
 from rekindle.plan.search import Asked, search
@@ -145,6 +146,24 @@ def test_machines_are_chosen_for_a_budget():
     poor, spec = auto(budget_usd=1.0)
     (problem,) = refusals(poor, spec)
     assert "may cost $1" in problem.what
+
+
+def test_the_copies_of_a_checkpoint_are_planned_and_a_host_that_cannot_hold_them_is_refused():
+    plan = planned("7b-spot")
+    choice, spec = plan.chosen, load_spec(ROOT / "configs" / "plan" / "7b-spot.yaml")
+    work = choice.option.work
+    one = snapshot_bytes(work)
+    # eight shards hold weights and two moments once, in fp32 or bf16
+    expected = 3 * work.weights_bytes * plan.asked.shape.parameters
+    assert 8 * one == pytest.approx(expected, rel=0.02)
+    (note,) = (note for note in plan.notes if note.startswith("host memory"))
+    assert f"a save copies {8 * one / 2**30:,.1f} of " in note
+    assert list(refusals(plan, spec)) == []
+    small = dataclasses.replace(choice.fleet.machine, memory_bytes=8 * one - 1)
+    cramped = dataclasses.replace(choice, fleet=dataclasses.replace(choice.fleet, machine=small))
+    (problem,) = refusals(dataclasses.replace(plan, chosen=cramped), spec)
+    assert problem.where == "train.checkpoint"
+    assert "of host memory a machine for its copies" in problem.what
 
 
 def test_nothing_fits_and_the_nearest_miss_is_told():

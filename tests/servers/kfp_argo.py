@@ -49,10 +49,11 @@ class Workflow:
         spec["defaultPipelineRoot"] = root or f"{folder}/store"
         self.folder, self.id, self.cluster, self.environment = folder, id, cluster, environment
         self.name = f"{spec['pipelineInfo']['name']}-{id[:5]}"
+        self.launchers: dict[str, dict[str, Any]] = {}  # by step
         folder.mkdir(parents=True)
         if cluster:
             cluster.start_run(self.name)
-            for executor in spec["deploymentSpec"]["executors"].values():
+            for name, executor in spec["deploymentSpec"]["executors"].items():
                 container = executor.get("container", {})
                 if container.get("command") == list(LAUNCHER):
                     flags = [
@@ -64,17 +65,21 @@ class Workflow:
                         "0.1",
                     ]
                     container["args"] = [*flags, *container["args"]]
-        (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+                    self.launchers[name.removeprefix("exec-")] = container
+        self.spec = spec
         self.state, self.ended, self.terminating = "RUNNING", "", False
         self.go()
 
     def go(self) -> None:
         """Run what has not succeeded."""
         self.state, self.ended, self.terminating = "RUNNING", "", False
-        pod = self.cluster.start_pod(self.name, "root.finetune.executor") if self.cluster else ""
+        for step, container in self.launchers.items() if self.cluster else ():
+            pod = self.cluster.start_pod(self.name, f"root.{step}.executor")
+            container["env"] = [{"name": "KFP_POD_NAME", "value": pod}]
+        (self.folder / "spec.yaml").write_text(yaml.safe_dump(self.spec))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.servers.kfp_argo", str(self.folder), self.id],
-            env={**os.environ, **self.environment, "KFP_POD_NAME": pod, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **self.environment, "PYTHONPATH": str(ROOT)},
             cwd=ROOT, stdout=subprocess.DEVNULL, stderr=(self.folder / "log").open("a"),
         )  # fmt: skip
         threading.Thread(target=self.follow, daemon=True).start()

@@ -31,7 +31,7 @@ def problems_of(path, overrides=()):
 def test_a_minimal_config_gets_the_defaults_of_the_fields(write):
     spec = load_spec(write(MINIMAL))
     assert spec.model_name == "x"
-    assert spec.train.lr == 1e-3
+    assert (spec.train.lr, spec.train.precision) == (None, "auto")
     assert spec.data.split.train == 0.8
 
 
@@ -136,6 +136,13 @@ CONTRADICTIONS = [
     ("token in a value", ["arguments={t: hf_abcdefghijklmnopqrstuvwx}", "pipeline=p.py:f"], "arguments.t"),
     ("arguments without a pipeline", ["arguments={a: 1}"], "arguments"),
     ("unknown task", ["task=translation"], "task"),
+    ("pretrained weights without a rate", ["model.source=some/model"], "train.lr"),
+    ("a run's weights without a rate", ["model.init_from=run:latest"], "train.lr"),
+    ("a champion's weights without a rate", ["model.init_from=champion"], "train.lr"),
+    ("updates that bf16 cannot hold", ["train.weights=bf16", "train.lr=5e-5"], "train.weights"),
+    ("warm-up and decay beyond all steps", ["train.lr_schedule=wsd", "train.warmup=0.5", "train.decay=0.6"], "train.decay"),
+    ("a decay that no schedule has", ["train.decay=0.2"], "train.decay"),
+    ("a least rate of a constant one", ["train.lr_schedule=constant", "train.min_lr_ratio=0.1"], "train.min_lr_ratio"),
 ]  # fmt: skip
 
 
@@ -146,6 +153,42 @@ def test_contradictions_between_fields_are_refused(write, name, overrides, where
     found = problems_of(write(MINIMAL), overrides)
     assert [p.what.split(":")[0] for p in found] == [where]
     assert all(p.fix for p in found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "proposed"),
+    [
+        (["task=text_classification", "model.source=bert-base-cased"], "`lr: 3e-5`"),
+        (
+            ["task=text_classification", "model.source=bert-base-cased", "model.lora={}"],
+            "`lr: 4e-4`",
+        ),
+        (["task=causal_lm", "model.source=org/llm"], "`lr: 2e-5`"),
+        (["task=causal_lm", "model.source=org/llm", "model.lora={}"], "`lr: 2e-4`"),
+        (["task=image_classification", "model.init_from=champion"], "`lr: 1e-4`"),
+    ],
+)
+def test_the_rate_that_is_missing_is_proposed_by_kind_of_model_and_adapters(
+    write, overrides, proposed
+):
+    (problem,) = problems_of(write(MINIMAL), overrides)
+    assert proposed in problem.fix
+    rate = proposed.strip("`").partition(" ")[2]
+    assert load_spec(write(MINIMAL), [*overrides, f"train.lr={rate}"]).train.lr == float(rate)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.source={model_type: distilbert}"],
+        ["model.source=some/model", "train.entrypoint=mine.py"],
+        ["train.weights=bf16", "train.lr=8e-5"],
+        ["train.weights=bf16"],
+        ["train.weights=bf16", "train.lr=2e-5", "model.lora={}"],
+    ],
+)
+def test_rates_that_mean_something_are_taken(write, overrides):
+    load_spec(write(MINIMAL), overrides)
 
 
 TYPES = [

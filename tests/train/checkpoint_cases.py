@@ -2,6 +2,7 @@
 runs the functions whose name begins with the group, one after the other, on each rank, and leaves
 `<rank>.json` in FOLDER: by name "" or what went wrong. Checkpoints go to ROOT, a folder or a URI."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -30,8 +31,8 @@ from rekindle.errors import CheckpointError
 from rekindle.spec.model import CheckpointSpec
 from rekindle.train import storage as storage_module
 from rekindle.train.checkpoint import Checkpointer, agreed, broken, load, newest
-from rekindle.train.dcp import pieces_of
-from rekindle.train.manifest import offers, signed
+from rekindle.train.dcp import fill, pieces_of, read_metadata
+from rekindle.train.manifest import metadata_of, offers, signed
 from rekindle.train.storage import storage_of
 
 KEY = "key"
@@ -153,6 +154,90 @@ def right(net):
     for name, piece in pieces_of(dict(net.named_parameters())).items():
         part = tuple(slice(o, o + n) for o, n in zip(piece.offsets, piece.local.shape, strict=True))
         assert torch.equal(piece.local, whole[name][part]), name
+
+
+@contextlib.contextmanager
+def counted_reads():
+    """How many bytes this rank reads of files that hold tensors."""
+    count, original = [0], storage_module.Folder.reader
+
+    @contextlib.contextmanager
+    def reader(self, path):
+        with original(self, path) as stream:
+
+            class Counting:
+                seek = stream.seek
+
+                def read(_, size=-1):
+                    content = stream.read(size)
+                    count[0] += len(content)
+                    return content
+
+            yield Counting()
+
+    storage_module.Folder.reader = reader
+    try:
+        yield count
+    finally:
+        storage_module.Folder.reader = original
+
+
+def fill_from(root, found, tensors, replicas):
+    """As `load` does for tensors on GPUs, or from an object store."""
+    storage = storage_of(root)
+    metadata = read_metadata(metadata_of(storage, found), [file.path for file in found.files])
+    fill(pieces_of(tensors), metadata, storage, found.name, replicas)
+
+
+def layouts_replicas_read_every_byte_once_and_get_the_same_bits(root):
+    """Four ranks that hold the same, and then two pairs of which each holds half."""
+    saved = some(3, **{f"w{i}": (40 + i, 50) for i in range(12)})
+    saved["model"]["transposed"] = torch.randn(30, 20, generator=torch.Generator().manual_seed(5)).T
+    saver = Checkpointer(root, KEEP, KEY)
+    saver.save(1, saved, {})
+    saver.wait()
+    found = agreed(root, KEY)
+    size = sum(file.bytes for file in found.files if file.path.endswith(".distcp"))
+    largest = max(t.nbytes for t in saved["model"].values()) + 4096  # and its envelope
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "shard"))
+    for group, count in ((dist.group.WORLD, 4), (mesh.get_group("dp"), 2), (None, 1)):
+        target = fill_with(0.0, saved)
+        target["model"]["transposed"] = torch.zeros(30, 20).T
+        with counted_reads() as bytes_read:
+            fill_from(root, found, target, group)
+        assert all(torch.equal(target["model"][n], t) for n, t in saved["model"].items()), count
+        assert size / count - largest <= bytes_read[0] <= size / count + largest, (
+            count,
+            bytes_read,
+        )
+        total = torch.tensor(float(bytes_read[0]))
+        dist.all_reduce(total)
+        assert int(total) == 4 // count * size, (count, int(total), size)
+
+
+def layouts_a_replica_that_cannot_read_fails_all_of_them(root):
+    saved = some(4, a=(3, 4), b=(5, 6), c=(7, 8), d=(9, 10))
+    saver = Checkpointer(root, KEEP, KEY)
+    saver.save(1, saved, {})
+    saver.wait()
+    found = agreed(root, KEY)
+    original = storage_module.Folder.reader
+
+    @contextlib.contextmanager
+    def torn(self, path):
+        raise OSError(5, "Input/output error", path)
+        yield
+
+    try:
+        if rank() == 2:
+            storage_module.Folder.reader = torn
+        error = raised(
+            (OSError, CheckpointError), lambda: fill_from(root, found, saved, dist.group.WORLD)
+        )
+    finally:
+        storage_module.Folder.reader = original
+    assert "Input/output error" in str(error)
+    assert isinstance(error, CheckpointError) is (rank() != 2)
 
 
 def layouts_every_layout_loads_what_every_other_saved_bit_for_bit(root):

@@ -5,6 +5,7 @@ everything: starting costs more than training here. Rank 0 stores gradients of t
 Used by test_layouts.py.
 """
 
+import dataclasses
 import faulthandler
 import importlib
 import json
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import traceback
+import types
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +27,21 @@ from rekindle.data.order import SampleOrder
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
+from rekindle.spec.support import Cell
 from rekindle.tasks import load_task
-from rekindle.train import adapters, batches, families, modelfolder, objective, parallel, weights
-from rekindle.train.batches import _sequence
+from rekindle.train import (
+    adapters,
+    batches,
+    compare,
+    families,
+    modelfolder,
+    objective,
+    parallel,
+    weights,
+)
+from rekindle.train.documents import Documents
 from rekindle.train.export import export
+from rekindle.train.job import Job
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal
@@ -156,9 +169,9 @@ def run(case: dict) -> dict:
         optimizer.clear()
     found["weights"] = whole(trainer, {h.name: h.parameter.detach() for h in optimizer.held})
     found["validation"] = trainer.validate()[0]
-    stop = StopFlag(60)
+    stop, nothing_saved = StopFlag(60), types.SimpleNamespace(pending=None, written=lambda: True)
     found["adamw"] = [
-        trainer._step(step, trainer.batches.make(step), stop)[0]["loss"]
+        trainer._launch(step, trainer.batches.make(step), stop, nothing_saved).numbers.read()[0]
         for step in range(ADAMW_STEPS)
     ]
     if case["export"]:
@@ -168,6 +181,30 @@ def run(case: dict) -> dict:
     return found
 
 
+def checked(case: dict) -> dict:
+    """What the check of a layout that no test has trained as a whole finds: a small network of the same architecture."""
+    cell = Cell(**{**case["cell"], "axes": tuple(case["cell"]["axes"])})
+    layout = dict.fromkeys(cell.axes, 2) | ({"schedule": cell.schedule} if cell.schedule else {})
+    train = TrainSpec(
+        precision=cell.precision, layout=layout or "auto", compile=cell.compile, activation_checkpointing=cell.checkpointing,
+        global_batch_size=GLOBAL, micro_batch_size=2,
+    )  # fmt: skip
+    task, shards = load_task(case["task"]), made_shards(case["task"], case["packing"])
+    model = ModelSpec(
+        source=case["model"], lora=LoraSpec(rank=3, dropout=0.1) if cell.lora else None
+    )
+    job = Job.of(
+        artifact_root="/tmp", run_key="key", task=case["task"], shards="", output="", history="", init="", init_from="base",
+        train=train, model=model,
+    )  # fmt: skip
+    with weights.deferred():
+        network = task.build(model, shards.manifest.labels, shards.manifest.settings, Path())
+    shape = Shape.of(case["model"]) if "model_type" in case["model"] else None
+    mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), torch.device("cpu"))
+    gap = compare.compared(cell, job, task, shards, network, mesh)
+    return {"losses": gap.losses, "norms": gap.norms, "largest": gap.largest}
+
+
 def sabotage(fault: str) -> None:
     """Faults that the comparison has to notice."""
     if fault == "local mean":
@@ -175,21 +212,30 @@ def sabotage(fault: str) -> None:
         batches.Batches.make = lambda self, step: _with_local_count(self, make(self, step))
     elif fault == "average instead of sum":
         parallel._sum = lambda state, bucket: _averaged(bucket)
+    elif fault == "half a gradient":
+        divide = parallel.FSDPModule.set_gradient_divide_factor
+        parallel.FSDPModule.set_gradient_divide_factor = lambda module, factor: divide(
+            module, 2 * factor
+        )
     elif fault == "untied head":
         families.tied = lambda network: {}
     elif fault == "unshared norm gradients":
         parallel.tensor.shared_by_share = lambda network, tokens: frozenset()
     elif fault == "one document":
-        batches._sequence = lambda documents, order: _sequence(torch.ones_like(documents), order)
+        made = Documents.of
+        batches.Documents = types.SimpleNamespace(
+            of=lambda numbers, *place: made(np.ones_like(numbers), *place)
+        )
     elif fault == "one dropout seed":
         objective._mixed = lambda key, place: int(torch.randint(2**31, (1,))) + dist.get_rank()
 
 
 def _with_local_count(self, work):
     local = sum(int(self.targets[list(work.rows)].sum()) for _ in (0,)) * self.mesh.layout.data
-    for tensors in work.micro:
-        tensors["count"] = torch.tensor([float(max(1, local))])
-    return work
+    count = torch.tensor([float(max(1, local))])
+    return dataclasses.replace(
+        work, micro=tuple(dataclasses.replace(m, count=count) for m in work.micro)
+    )
 
 
 def _averaged(bucket):
@@ -208,15 +254,16 @@ def rank_of(case: dict, rank: int, out: Path) -> None:
             world_size=case["world"],
         )
         sabotage(case["fault"])
-        found = run(case)
+        found = checked(case) if case["check"] else run(case)
         if rank == 0:
             torch.save(found, out / f"{case['name']}.pt")
         dist.barrier()
     except Exception:  # noqa: BLE001 - the test shows whatever it was
         text = f"rank {rank} in {case['name']}\n{traceback.format_exc()}"
         print(text, flush=True)
-        if rank == 0:
-            (out / f"{case['name']}.txt").write_text(text)
+        (out / f"{case['name']}.txt").write_text(
+            text
+        )  # whichever rank comes to it, before it ends the others
         os._exit(1)
     sys.stdout.flush()
     os._exit(0)

@@ -8,6 +8,7 @@ OUT/<name>-<r>.json. Used by test_live_memory.py.
 import json
 import os
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
-from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
+from rekindle.spec.model import CheckpointSpec, LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import adapters, families, parallel, weights
+from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.fakes import engine_without_values
 from rekindle.train.live import Live
 from rekindle.train.loop import Plan, StopFlag, Trainer
@@ -91,18 +93,19 @@ def run(case: dict) -> dict:
     live, stop = Live(), StopFlag(60)
     with engine_without_values(live, None, fake=False):
         trainer = trainer_of(case, live)
+        checkpointer = Checkpointer(tempfile.gettempdir(), CheckpointSpec(), "key")  # saves nothing
         for step in range(3):
             work = trainer.batches.make(step)
             with live.counting():
                 live.phase = "backward"
                 live.begin()
-                trainer._step(step, work, stop)
+                trainer._read(trainer._launch(step, work, stop, checkpointer), checkpointer)
     static, peak = live.bytes, live.peak
     work = trainer.batches.make(3)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profiler:
-        trainer._step(3, work, stop)
+        trainer._read(trainer._launch(3, work, stop, checkpointer), checkpointer)
     now = most = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":

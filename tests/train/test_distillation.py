@@ -1,6 +1,7 @@
 """Learning from a teacher: loss and gradients are those of a few lines of plain torch, one document at a time; the teacher
 is neither trained, nor saved, nor exported."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import attention, worker
 from rekindle.train.batches import Batches
+from rekindle.train.feed import Feed
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Part
@@ -71,7 +73,8 @@ class Lesson:
             rows=len(lengths), global_batch_size=8, seed=0, lengths=lengths, pack_length=pack_length
         )
         batches = Batches(self.task, self.shards, "train", order, self.mesh, 0)
-        return batches.arranged(np.array(rows), np.array(slots))
+        (batch,) = Feed(CPU, torch.float32)([batches.arranged(np.array(rows), np.array(slots))])
+        return batch
 
     def blended(self, ours, theirs, labels):
         """By hand: cross-entropy, and temperature² times the Kullback-Leibler divergence of the teacher's softened
@@ -102,13 +105,12 @@ def test_texts_with_a_class_learn_from_a_teacher_as_by_hand(tmp_path):
     # two micro-batches, the second with a row that is none
     for share in (slice(0, 4), slice(4, 6)):
         batch = lesson.batch(rows[share], range(len(rows[share])))
-        batch = {k: v.float() if v.is_floating_point() else v for k, v in batch.items()}
-        loss = loss + lesson.part(**batch, count=torch.tensor([5.0]))[0, 0]
+        batch = dataclasses.replace(batch, count=torch.tensor([5.0]))
+        loss = loss + lesson.part(micro=batch)[0, 0]
     batch = lesson.batch(rows[:5], range(5))
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     with torch.no_grad():
-        theirs = lesson.taught(**inputs).logits
-    lesson.same(loss, lesson.blended(lesson.plain(**inputs).logits, theirs, batch["labels"]))
+        theirs = lesson.taught(**batch.inputs).logits
+    lesson.same(loss, lesson.blended(lesson.plain(**batch.inputs).logits, theirs, batch.labels))
 
 
 def test_packed_documents_learn_from_a_teacher_as_each_does_alone_by_hand(tmp_path):
@@ -125,7 +127,7 @@ def test_packed_documents_learn_from_a_teacher_as_each_does_alone_by_hand(tmp_pa
             theirs.append(lesson.taught(input_ids=alone["input_ids"]).logits[0, wanted])
         labels.append(alone["labels"][0, wanted])
     count = torch.tensor([float(sum(map(len, labels)))])
-    result = lesson.part(**batch, count=count)
+    result = lesson.part(micro=dataclasses.replace(batch, count=count))
     lesson.same(result[0, 0], lesson.blended(torch.cat(ours), torch.cat(theirs), torch.cat(labels)))
     assert result[0, 2] == count
 
@@ -135,14 +137,16 @@ def test_validation_judges_the_student_alone(tmp_path):
         lesson = Lesson(kind, tmp_path / kind)
         lesson.part.eval()
         batch = lesson.batch([3], [0], pack_length=PACK if kind == "tokens" else None)
-        batch = {k: v.float() if v.is_floating_point() else v for k, v in batch.items()}
         with torch.no_grad():
-            loss = lesson.part(**dict(batch), count=torch.ones(1))[0, 0]
-            inputs = {"input_ids": batch["input_ids"][:, : lesson.shards.lengths("train")[3]]}
+            loss = lesson.part(micro=batch)[0, 0]
+            inputs = {
+                "input_ids": batch.inputs["input_ids"][:, : lesson.shards.lengths("train")[3]]
+            }
             logits = lesson.plain.eval()(**inputs).logits
             logits = logits.reshape(-1, logits.shape[-1])
-            wanted = batch["labels"].flatten()[: len(logits)]
-            alone = F.cross_entropy(logits, wanted, reduction="sum", ignore_index=-100)
+            if kind == "tokens":
+                logits = logits[batch.targets]
+            alone = F.cross_entropy(logits, batch.labels, reduction="sum")
         assert float(loss) == pytest.approx(float(alone), rel=1e-5)
 
 

@@ -80,7 +80,7 @@ ENDINGS = {
         r"  fix:   see the step's log for the traceback.*",
     ]),
     "lacks_memory": ((), [
-        r"error: step `finetune` failed: StepError: rank 1 failed in step 6: out of memory \(RuntimeError\): .*DefaultCPUAllocator.*",
+        r"error: step `finetune` failed: StepError: rank 1 failed in step 6: out of memory for logits \(RuntimeError\): .*DefaultCPUAllocator.*; this rank holds parameters 0\.\d MiB, optimizer 0\.\d MiB",
         r"  fix:   lower train.micro_batch_size, .*",
     ]),
     "hangs_in_a_lock": (("--set", "train.hang_seconds=8", "--set", "train.max_restarts=0"), [

@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from rekindle.errors import UnsupportedError
 from rekindle.spec import support
+from rekindle.spec.layout import Layout
 from rekindle.spec.support import Cell
+from rekindle.train import compat
 
 HERE = Path(__file__).parent
 NO_DROPOUT = {"dropout": 0, "attention_dropout": 0, "seq_classif_dropout": 0}
@@ -54,13 +57,14 @@ TOLERANCE = {"fp32": 1e-9, "bf16": 4e-2, "fp16": 1e-2}
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A cell on a model; `export` is a folder for the trained weights."""
+    """A cell on a model; `export` is a folder for the trained weights; `check`: what a training in it would begin with."""
 
     cell: Cell
     model: str = ""
     packing: bool = True
     fault: str = ""
     export: str = ""
+    check: bool = False
 
     @property
     def network(self):
@@ -96,7 +100,7 @@ class Case:
         made = {
             "task": TASKS[self.cell.kind], "model": self.network, "cell": cell, "exact": self.exact,
             "packing": self.packing and self.cell.kind == "tokens", "fault": "" if one_rank else self.fault,
-            "world": 1 if one_rank else self.world, "micro": self.micro,
+            "world": 1 if one_rank else self.world, "micro": self.micro, "check": self.check,
             "export": f"{self.export}-{'one' if one_rank else 'many'}" if self.export else "",
         }  # fmt: skip
         made["name"] = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
@@ -110,7 +114,7 @@ def launch(folder, cases):
     """Run all cases and their references; results lie in `folder` under the cases' names."""
     wanted = {}
     for case in cases:
-        for made in (case.as_json(one_rank=True), case.as_json()):
+        for made in (case.as_json(), *(() if case.check else (case.as_json(one_rank=True),))):
             wanted[made["name"]] = made
     path = folder / "cases.json"
     path.write_text(json.dumps(sorted(wanted.values(), key=lambda made: made["world"])))
@@ -177,15 +181,28 @@ FAMILIES = [
 UNPACKED = [
     Case(Cell("tokens", axes, "1f1b" if "pp" in axes else ""), packing=False) for axes in AXES[1:]
 ]
+
+
+def runs_here(case):
+    """Whether this torch has the schedule: the oldest one lacks one, and says so."""
+    try:
+        compat.check_schedule(Layout(pp=2, schedule=case.cell.schedule or "1f1b"))
+    except UnsupportedError:
+        return False
+    return True
+
+
 QUICK = [
     *(Case(Cell("image", (axis,))) for axis in ("dp", "shard", "tp")),
     Case(Cell("image", ("pp",), "zero_bubble")),
     *(Case(Cell("tokens", (axis,))) for axis in ("dp", "shard", "tp", "cp")),
     *(Case(Cell("tokens", ("pp",), schedule)) for schedule in ("1f1b", "zero_bubble")),
     Case(Cell("tokens", ("shard",), lora=True)), Case(Cell("tokens", ("shard",), precision="bf16")),
+    Case(Cell("tokens", ("shard",), checkpointing="full", precision="bf16", lora=True)), Case(Cell("tokens", ("cp",), checkpointing="full", lora=True)),
     Case(Cell("tokens", ("dp",), precision="fp16")), Case(Cell("tokens", ("tp",)), "gpt2"), Case(Cell("tokens", ("tp",)), "qwen3"),
     Case(Cell("tokens", ("pp",), "zero_bubble"), "gpt2"), Case(Cell("text", ("tp",))), Case(Cell("tokens", ("shard", "tp"))), Case(Cell("tokens", ("shard", "pp"), "1f1b")),
 ]  # fmt: skip
+QUICK = [case for case in QUICK if runs_here(case)]
 FAULTS = [
     Case(Cell("tokens", ("dp",)), fault="local mean"),
     Case(Cell("tokens", ("dp",)), fault="average instead of sum"),
@@ -195,9 +212,25 @@ FAULTS = [
 ]
 
 
+# what a training begins with in a layout that no test has trained as a whole; the first of each are quick
+COMPOSED = [
+    Case(Cell("tokens", ("dp", "cp"), precision="bf16", lora=True), check=True, packing=False),
+    Case(Cell("text", ("dp", "tp"), checkpointing="selective"), check=True),
+    Case(Cell("image", ("dp", "tp"), checkpointing="selective"), check=True),
+    Case(Cell("tokens", ("shard", "pp"), "interleaved", checkpointing="full", precision="bf16"), "gpt2", check=True),
+    Case(Cell("tokens", ("dp", "shard", "tp"), checkpointing="full"), check=True),
+    Case(Cell("tokens", ("dp",), compile=True, lora=True), "qwen3", check=True),
+]  # fmt: skip
+WRONG = [
+    Case(Cell("tokens", ("dp", "shard"), precision="fp16"), fault="half a gradient", check=True),
+    Case(Cell("tokens", ("dp", "cp"), precision="bf16", lora=True), fault="local mean", check=True),
+    Case(Cell("tokens", ("dp", "tp"), checkpointing="full", lora=True), fault="unshared norm gradients", check=True),
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("quick"), QUICK)
+    return launch(tmp_path_factory.mktemp("quick"), [*QUICK, *COMPOSED[:2], *WRONG[:1]])
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
@@ -205,12 +238,39 @@ def test_a_layout_trains_as_one_process_does(quick, case):
     same(quick, case)
 
 
+def takes_the_same_steps(folder, case):
+    assert support.level(case.cell) == "composed"
+    path = folder / f"{case.as_json()['name']}.pt"
+    assert path.exists(), (folder / "log.txt").read_text()[-4000:]
+    found = torch.load(path)
+    half, compiled = case.cell.precision != "fp32", case.cell.compile
+    assert found["largest"] < (2e-2 if half else 1e-4 if compiled else 1e-5)
+    (before, _), (after, _) = found["losses"]
+    assert 0.5 * before < after < 0.995 * before, "steps are too short to show what is wrong"
+
+
+def is_refused(folder, case):
+    text = (folder / f"{case.as_json()['name']}.txt").read_text()
+    assert "does not compute what one rank does" in text
+    assert "docs/layouts.md" in text
+
+
+@pytest.mark.parametrize("case", COMPOSED[:2], ids=str)
+def test_a_composed_layout_takes_the_steps_of_one_rank_before_it_trains(quick, case):
+    takes_the_same_steps(quick, case)
+
+
+@pytest.mark.parametrize("case", WRONG[:1], ids=str)
+def test_a_composed_layout_that_takes_other_steps_is_refused_before_it_trains(quick, case):
+    is_refused(quick, case)
+
+
 REST = [case for case in [*ALL, *FAMILIES, *UNPACKED] if case not in QUICK]
 
 
 @pytest.fixture(scope="module")
 def rest(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("rest"), REST)
+    return launch(tmp_path_factory.mktemp("rest"), [*REST, *COMPOSED[2:], *WRONG[1:]])
 
 
 @pytest.mark.slow
@@ -218,6 +278,20 @@ def rest(tmp_path_factory):
 @pytest.mark.parametrize("case", REST, ids=str)
 def test_every_other_cell_trains_as_one_process_does(rest, case):
     same(rest, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("case", COMPOSED[2:], ids=str)
+def test_every_other_composed_layout_takes_the_steps_of_one_rank_before_it_trains(rest, case):
+    takes_the_same_steps(rest, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("case", WRONG[1:], ids=str)
+def test_every_other_wrong_step_is_refused_before_training(rest, case):
+    is_refused(rest, case)
 
 
 @pytest.mark.slow

@@ -292,6 +292,23 @@ def test_one_rank_gives_the_same_curve_as_two_up_to_rounding(gang, uninterrupted
         assert loss == pytest.approx(other_loss, rel=1e-3, abs=1e-5)
 
 
+def test_auto_goes_on_in_the_precision_that_the_training_began_in(gang):
+    """As when a machine with GPUs is replaced by one without bf16: a run never mixes two."""
+    half = TRAIN.model_copy(update={"precision": "bf16", "deterministic": True})
+    gang.train = half
+    gang.start().until_committed()
+    environment = gang.workers()[0].environ()
+    assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert environment["NCCL_ALGO"] == "Ring"
+    gang.process.send_signal(signal.SIGTERM)
+    gang.finish(code=75)
+    gang.train = half.model_copy(update={"precision": "auto"})
+    gang.start().finish()
+    assert re.search(r"resumed from the checkpoint of step \d+ of 60 on 2 ranks, bf16", gang.said)
+    summary = TrainingSummary.read(gang.folder / "training-2" / "training.json")
+    assert (summary.precision, summary.deterministic) == ("bf16", True)
+
+
 def test_a_diverged_loss_is_not_tried_again(gang):
     # decoupled decay multiplies the weights by 1 - 99 * 10 a step, past the range of fp32 in 13 steps
     gang.train = TrainSpec(steps=40, lr=99.0, warmup=0, weight_decay=10, lr_schedule="constant")

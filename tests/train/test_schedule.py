@@ -1,5 +1,7 @@
 """The learning rate, by worked numbers and by its shape."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,21 +23,54 @@ from rekindle.train.schedule import learning_rate
         ("linear", 0.1, 4, 5 / 11),
         ("linear", 0.1, 10, 1.0),
         ("linear", 0.1, 55, 0.5),
+        ("wsd", 0.1, 4, 5 / 11),
+        ("wsd", 0.1, 10, 1.0),
+        ("wsd", 0.1, 80, 1.0),
+        ("wsd", 0.1, 90, 0.5),
+        ("wsd", 0.1, 99, 0.05),
     ],
 )
 def test_worked_numbers(schedule, warmup, step, rate):
-    spec = TrainSpec(lr=1.0, lr_schedule=schedule, warmup=warmup)
+    spec = TrainSpec(lr=1.0, lr_schedule=schedule, warmup=warmup, decay=0.2)
     assert learning_rate(spec, step, 100) == pytest.approx(rate)
 
 
-@given(st.sampled_from(["constant", "linear", "cosine"]), st.floats(0, 0.9), st.integers(1, 300))
-def test_it_rises_once_then_never_again_and_stays_within_its_peak(schedule, warmup, steps):
-    spec = TrainSpec(lr=0.3, lr_schedule=schedule, warmup=warmup)
+@pytest.mark.parametrize(
+    ("schedule", "step", "rate"),
+    [("cosine", 50, 0.55), ("linear", 75, 0.325), ("wsd", 90, 0.55), ("wsd", 5, 1.0)],
+)
+def test_the_rate_ends_at_its_least_share(schedule, step, rate):
+    spec = TrainSpec(lr=1.0, lr_schedule=schedule, warmup=0, decay=0.2, min_lr_ratio=0.1)
+    assert learning_rate(spec, step, 100) == pytest.approx(rate)
+
+
+@given(
+    st.sampled_from(["constant", "linear", "cosine", "wsd"]), st.floats(0, 0.9), st.integers(1, 300),
+    st.floats(0.01, 0.1), st.floats(0, 1),
+)  # fmt: skip
+def test_it_rises_once_then_never_again_and_stays_within_its_peak(
+    schedule, warmup, steps, decay, least
+):
+    spec = TrainSpec(lr=0.3, lr_schedule=schedule, warmup=warmup, decay=decay, min_lr_ratio=least)
     rates = [learning_rate(spec, step, steps) for step in range(steps)]
     assert all(0 < rate <= 0.3 + 1e-12 for rate in rates)
     top = rates.index(max(rates))
     assert rates[:top] == sorted(rates[:top])
     assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert min(rates[top:]) >= 0.3 * least - 1e-12
+
+
+@given(st.sampled_from(["linear", "cosine"]), st.integers(1, 300))
+def test_without_new_settings_the_rate_has_the_bits_it_always_had(schedule, steps):
+    spec = TrainSpec(lr=3e-3, lr_schedule=schedule)
+    warmup = int(0.05 * steps)
+    for step in range(warmup, steps):
+        share = (step - warmup) / max(1, steps - warmup)
+        before = {
+            "linear": 3e-3 * (1 - share),
+            "cosine": 3e-3 * 0.5 * (1 + math.cos(math.pi * share)),
+        }
+        assert learning_rate(spec, step, steps) == before[schedule]
 
 
 @pytest.mark.parametrize(

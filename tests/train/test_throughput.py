@@ -150,6 +150,7 @@ def test_advice_names_nothing_that_is_so_already_and_nothing_that_would_be_refus
     assert "layout.tp" in said["communication"]
     assert "layout.shard" not in said["communication"]
     assert "micro_batch_size" in said["host"]
-    refused = dataclasses.replace(Cell("tokens", ("tp",)), compile=True)
-    assert refused not in tested()
+    pictures = Cell("image", ("tp",))
+    assert dataclasses.replace(pictures, compile=True) not in tested()
+    said = tips(train, divided, pictures)
     assert "compile" not in said["compute"] + said["host"]

@@ -1,0 +1,59 @@
+"""Distributed scoring with torchrun, in the layout of the fine-tune: candidate and champion on the
+held-out examples. Goes on where it was interrupted.
+"""
+
+from kfp import dsl
+
+from components import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def score(
+    name: str,
+    train: str,
+    register: str,
+    champion: str,
+    artifact_root: str,
+    network: dsl.Input[dsl.Model],
+    examples: dsl.Input[dsl.Dataset],
+    scores: dsl.Output[dsl.Dataset],
+):
+    """Score on all ranks of this node.
+
+    Args:
+        name: Name of the registered model.
+        train: The spec's section `train`, as JSON: layout, precision, patience.
+        register: The spec's section `register`, as JSON.
+        champion: Registry version to beat, or empty.
+        artifact_root: Folder or URI under which rekindle keeps state.
+        network: The candidate.
+        examples: What `ingest` wrote; the test split is scored.
+        scores: One row an example, and scores.json.
+    """
+    import sys
+    from pathlib import Path
+
+    from rekindle.errors import PreemptedError
+    from rekindle.registry.models import Registry, fetch_model
+    from rekindle.spec.model import RegisterSpec, TrainSpec
+    from rekindle.train.score import job_of
+    from rekindle.train.score import score as score_models
+
+    where = Registry(RegisterSpec.model_validate_json(register), name, artifact_root)
+    job = job_of(
+        Path(network.path),
+        fetch_model(where, champion) if champion else None,
+        champion,
+        Path(examples.path),
+        TrainSpec.model_validate_json(train),
+        artifact_root,
+    )
+    try:
+        record = score_models(job, Path(scores.path))
+    except PreemptedError as stopped:
+        sys.stdout.write(f"{stopped}\n")
+        sys.exit(stopped.exit_code)
+    if record is None:
+        return  # the first node writes the outputs
+    scores.metadata["record"] = "scores"
+    scores.metadata["rows"] = record.rows

@@ -1,0 +1,59 @@
+"""How much memory of the host a process may still take, by its cgroups and by the machine.
+
+Follows the kernel's documents of cgroups, version 2 (memory.max, memory.current) and version 1
+(memory.limit_in_bytes, memory.usage_in_bytes), and proc(5). Pages of files count as free: the
+kernel drops them when memory is needed. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+# of version 2, and of 1, whose counters without `total_` leave out what lies below
+_FILES = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """The least that the machine and each of this process's cgroups have left."""
+    meminfo = (root / "proc/meminfo").read_text()
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
+    machine = [int(found[1]) * 1024] if found else []
+    return max(0, min([*machine, *_left(root)], default=1 << 62))
+
+
+def identity(root: Path = Path("/")) -> str:
+    """The same text for processes that share memory: of one machine, in one container."""
+    texts = []
+    for path in ("proc/sys/kernel/random/boot_id", "proc/self/cgroup"):
+        with contextlib.suppress(OSError):
+            texts.append((root / path).read_text())
+    return "".join(texts)
+
+
+def _left(root: Path) -> Iterator[int]:
+    for folder in _groups(root):
+        for limit, used, prefix in _FILES:
+            with contextlib.suppress(OSError, ValueError):  # "max" is not a number
+                left = int((folder / limit).read_text()) - int((folder / used).read_text())
+                yield left + _of_files(folder / "memory.stat", prefix)
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of this process's cgroups, up to the root, which is its own in a container."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        folder = top / path.lstrip("/")
+        yield from (each for each in (folder, *folder.parents) if each.is_relative_to(top))
+
+
+def _of_files(stat: Path, prefix: str) -> int:
+    counters = dict(line.split() for line in stat.read_text().splitlines() if line)
+    return sum(int(counters.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))

@@ -1,0 +1,123 @@
+"""The tensors of one rank that are there for a moment only, by size: what a block, the loss and a
+norm make while they run, beyond what is kept for the backward pass.
+
+Derived from what rekindle's engine runs, as in tensors.py; `Temporaries` owns them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from rekindle.plan.shape import Matrix
+from rekindle.plan.tensors import Rank, rows_at_once
+
+
+class Temporaries(Rank):
+    """Bytes, for as long as something runs."""
+
+    @cached_property
+    def mlp_backward(self) -> int:
+        """While a feed-forward's gradients are made: more than what the block has kept."""
+        tokens, inner = self.tokens, self.inner
+        stream = self.stream * self.part * self.hidden
+        if self.shape.gated:  # gradients of product, silu and up; the product is gone
+            return 2 * self.compute * tokens * inner + stream
+        if self.shape.model_type == "gpt2":
+            return (12 if self.half else 2 * self.compute) * tokens * inner + stream
+        return self.compute * tokens * inner + stream
+
+    @cached_property
+    def attention_backward(self) -> int:
+        """While the gradient goes back through a softmax that is written out."""
+        return 2 * self.exact * self.pairs if self.written else 0
+
+    def block_backward(self, own: int) -> int:
+        """The most that a block's backward pass adds to what the block has kept, where gradients of
+        its own weights stay with `own` bytes an element until its end: in the feed-forward behind
+        its last matrix, and at its first ones; at the norm before it, and at the block's first one,
+        when what was kept for what lies behind is gone; and at a softmax, where half as much is
+        made as there."""
+        stream = self.stream * self.part * self.hidden
+        *_, last = sizes = [self.share(m) for m in self.shape.matrices]
+        attention = sum(sizes[:4])
+        at_norm = self.norm_backward - self.mlp + own * (sum(sizes) - attention)
+        # what came in and a gradient of the input for each; what is left is that of a result
+        at_entry = (3 if self.shape.gated else 2) * self.compute * self.tokens * self.hidden
+        at_entry -= (self.activation - self.compute) * self.tokens * self.inner
+        most = max(
+            self.mlp_backward + own * last, at_entry + own * (sum(sizes) - attention), at_norm,
+            at_norm - self.norm_and_attention + own * attention,
+            stream + self.attention_backward // 2 - self.mlp,
+        )  # fmt: skip
+        if self.adapters and self.along and self.work.checkpointing == "full":
+            # the last product is made again, as the adapter beside it comes later, and divided
+            most = max(most, 2 * self.compute * self.tokens * self.hidden + 2 * stream)
+        if self.work.checkpointing != "none":  # when an encoder's block has been computed again
+            most = max(most, self.norms_forward + stream)
+        return most
+
+    def share(self, matrix: Matrix) -> int:
+        """Elements of a matrix here."""
+        return matrix.inputs * matrix.outputs // (self.layout.tp if matrix.divided else 1)
+
+    @cached_property
+    def norm_backward(self) -> int:
+        """While a norm's gradients are made: five tensors in fp32 and three of the stream."""
+        return (5 * 4 + 3 * self.stream if self.rms else 2 * self.stream) * self.part * self.hidden
+
+    @cached_property
+    def halved(self) -> int:
+        """What a block's weights are still to be multiplied with, between the two halves of zero
+        bubble's backward pass: gradients of all products, and of what norms give."""
+        adapted = self.work.adapted
+        wide = self.outputs(adapted or self.shape.matrices) + self.work.lora_rank * len(adapted)
+        norms = 0 if adapted else 2 * self.stream * self.part * self.hidden
+        return self.compute * self.tokens * wide + norms
+
+    @cached_property
+    def norms_forward(self) -> int:
+        """At the end of an encoder's block, whose norms come last: what both norms give, of which
+        half precision keeps copies only, or the last one alone, and the dropout before that."""
+        if self.shape.causal:
+            return 0
+        kept = 0 if self.half else self.stream
+        return (2 * self.stream + self.compute - kept) * self.part * self.hidden
+
+    @cached_property
+    def block_forward(self) -> int:
+        """At the end of an encoder's last block: besides, what the embedding and the block before
+        gave, of which half precision keeps copies only."""
+        before = 2 * self.stream * self.part * self.hidden if self.half else 0
+        return self.norms_forward + (0 if self.shape.causal else before)
+
+    @cached_property
+    def attention_forward(self) -> int:
+        """Attention written out: bias, scores and the cast weights; or nothing."""
+        if not self.written:
+            return 0
+        return (3 if self.half else 2) * self.compute * self.pairs
+
+    def loss(self, stage: int) -> int:
+        """While the loss makes its gradients, besides what is kept."""
+        if self.stages[stage] != self.final or not self.shape.causal:
+            return 0
+        size, rows = self.tokens * self.hidden, self.rows
+        table = self.head * self.hidden
+        trained = 0 if self.adapters else table
+        narrow = self.compute if self.compute < self.exact else 0
+        cast = self.compute if self.stored != self.compute and not self.sharded else 0
+        found = 2 * self.last_norm * size  # its output, and the chosen tokens of that
+        found += 2 * size if self.last_norm > self.compute else 0
+        found += self.exact * (size + trained) + cast * table
+        # of a piece: its logits and their gradient, and what that gives for its rows, or the head
+        adding = rows * self.head * (self.exact + narrow)
+        adding += self.compute * max(rows * self.hidden, trained)
+        return found + max(adding, narrow * (size + trained))
+
+    @cached_property
+    def last_norm(self) -> int:
+        """Bytes an element of what the last norm gives."""
+        return self.stream if self.rms else max(self.exact, self.stream)
+
+    @cached_property
+    def rows(self) -> int:
+        return min(self.tokens, rows_at_once(self.head, "cuda"))

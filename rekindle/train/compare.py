@@ -1,0 +1,243 @@
+"""Before the first step in a layout that no test has trained as a whole: does it compute what one
+rank computes?
+
+A small network of the same architecture (two blocks or one a stage, heads of 16, no dropout) takes
+two steps on made-up rows, once in the layout that is about to train, with its recomputation,
+compilation, precision and adapters, and once on rank 0 alone without any of them. Losses and norms
+of the gradients have to agree within the precision's rounding. The steps are long ones of gradient
+descent, which, unlike AdamW's, show gradients that are too large or too small. The small network
+always fits; what only large sizes show, this cannot see."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rekindle.data.manifest import Shards
+from rekindle.data.order import SampleOrder
+from rekindle.errors import StepError
+from rekindle.launch.signs import Phase
+from rekindle.spec.layout import Layout
+from rekindle.spec.model import ModelSpec, TrainSpec
+from rekindle.spec.support import Cell
+from rekindle.tasks.base import Task, TokenTask
+from rekindle.train import adapters, families, weights
+from rekindle.train.batches import TRAIN
+from rekindle.train.job import Job
+from rekindle.train.loop import Plan, Trainer
+from rekindle.train.mesh import Mesh
+from rekindle.train.objective import Goal
+from rekindle.train.parallel import DTYPES, build, settle
+
+STEPS = 2
+HEAD, VOCABULARY, MICRO = 16, 509, 2
+TEXT = 32  # tokens of a sequence, at least
+TOLERANCE = {"fp64": 1e-6, "fp32": 1e-4, "tf32": 5e-3, "fp16": 2e-2, "bf16": 4e-2}
+
+Beat = Callable[[int, Phase], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """How far two steps in the layout lie from those of one rank, relatively, and what is allowed.
+    `losses` and `norms` are (in the layout, on one rank) of each step."""
+
+    losses: tuple[tuple[float, float], ...]
+    norms: tuple[tuple[float, float], ...]
+    allowed: float
+
+    @property
+    def largest(self) -> float:
+        """The largest relative difference; infinite where something is not a number."""
+        gaps = [
+            abs(mine - theirs) / max(abs(theirs), 1e-12)
+            for mine, theirs in self.losses + self.norms
+        ]
+        return max(gap if math.isfinite(gap) else math.inf for gap in gaps)
+
+
+def compared(
+    cell: Cell, job: Job, task: Task, shards: Shards, network: nn.Module, mesh: Mesh,
+    beat: Beat = lambda step, phase: None,
+) -> Gap:  # fmt: skip
+    """The difference for the layout of `mesh`; raises StepError if it is more than rounding. The
+    same on all ranks, which all have to call it. `network` is looked at only."""
+    small = _Small(job, task, shards, network, mesh)
+    mine = small.steps(job.train, mesh, beat)
+    theirs = torch.zeros(2 * STEPS, dtype=torch.float64, device=mesh.device)
+    if dist.get_rank() == 0:
+        plain = {"compile": False, "activation_checkpointing": "none", "layout": "auto"}
+        theirs = small.steps(
+            job.train.model_copy(update=plain), Mesh.of(Layout(), mesh.device), beat
+        )
+    dist.all_reduce(theirs)
+    if job.train.compile:
+        torch._dynamo.reset()  # what was compiled for the small network is of no more use
+    gc.collect()
+    if mesh.device.type == "cuda":
+        torch.cuda.empty_cache()
+    pairs = list(zip(mine.tolist(), theirs.tolist(), strict=True))
+    gap = Gap(tuple(pairs[::2]), tuple(pairs[1::2]), _allowed(job.train, mesh.device))
+    if gap.largest > gap.allowed:
+        shown = "; ".join(
+            f"step {step + 1}: {mine:.6g} instead of {theirs:.6g}"
+            for step, (mine, theirs) in enumerate(gap.losses)
+        )
+        raise StepError(
+            f"{cell} does not compute what one rank does: on a small network of this architecture "
+            f"losses and norms differ by {gap.largest:.2g}, of which {gap.allowed:.2g} would be "
+            f"rounding (losses in {shown})",
+            where="train.layout",
+            fix="leave out one of its features (docs/layouts.md has what is proven), and report "
+            "this with the versions of torch and transformers",
+        )
+    return gap
+
+
+def _allowed(train: TrainSpec, device: torch.device) -> float:
+    if train.weights == "bf16" or train.precision == "bf16":
+        return TOLERANCE["bf16"]
+    if train.precision == "fp32" and device.type == "cuda" and not train.deterministic:
+        return TOLERANCE["tf32"]
+    return TOLERANCE[train.precision]
+
+
+class _Small:
+    """The small network and its rows, which are the same for every layout."""
+
+    def __init__(
+        self, job: Job, task: Task, shards: Shards, network: nn.Module, mesh: Mesh
+    ) -> None:
+        self.job, self.task, self.kind = job, task, type(network)
+        layout = mesh.layout
+        self.config = _small_config(network.config, layout) if _has_config(network) else None
+        # a pipeline is full with as many micro-batches as it has ranks, and goes around in rounds
+        self.sequences = MICRO * layout.data * (layout.pp if layout.pp > 1 else 2)
+        count = STEPS * 2 * self.sequences + 1
+        self.shards = _rows(task, shards, self.config, layout, count)
+
+    def steps(self, train: TrainSpec, mesh: Mesh, beat: Beat) -> torch.Tensor:
+        """Loss and norm of the gradient of each step, float64 [2 * STEPS]."""
+        layout = dataclasses.replace(mesh.layout, micro_batch_size=MICRO)
+        trainer = self._trainer(train, dataclasses.replace(mesh, layout=layout), beat)
+        optimizer, found = trainer.optimizer, []
+        alone = layout.world == 1  # the other ranks, if there are any, have no part in it
+        for _ in range(STEPS):
+            loss = trainer._backward(trainer.batches.make(0))[0] / layout.tp
+            shared = torch.stack([loss, optimizer.collect()])
+            shared = shared if alone else trainer.agreed(shared)
+            scale = optimizer.loss_scale
+            value, squares = float(shared[0]) / scale, float(shared[1]) / scale**2
+            found += [value, math.sqrt(squares) if squares >= 0 else math.nan]
+            # as long a step as would take a fifth of the loss if that fell on a line
+            rate = 0.2 * abs(value) / max(squares, 1e-12)
+            for held in optimizer.held:
+                if held.local.grad is not None:
+                    held.local.sub_(held.local.grad, alpha=rate / scale)
+            optimizer.clear()
+        return torch.tensor(found, dtype=torch.float64, device=mesh.device)
+
+    def _trainer(self, train: TrainSpec, mesh: Mesh, beat: Beat) -> Trainer:
+        train = train.model_copy(
+            update={"global_batch_size": self.sequences, "micro_batch_size": MICRO, "steps": STEPS}
+        )
+        with weights.deferred() as recorder:
+            network = self._network()
+        source = weights.Source(network, recorder, train.seed)
+        origins, lora = families.unfused(network), None
+        if self.job.model.lora is not None:
+            spec = self.job.model.lora.model_copy(update={"dropout": 0.0})
+            with weights.deferred(recorder):
+                lora = adapters.inject(network, spec, origins)
+            source.include(network)
+        dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
+        if dtype is not None:
+            weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)
+        goal = Goal(train.label_smoothing)
+        parts = build(self.task, network, origins, train, goal, mesh, lora)
+        weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
+        tokens = isinstance(self.task, TokenTask)
+        settings = self.shards.manifest.settings
+        order = SampleOrder(
+            rows=self.shards.rows(TRAIN), global_batch_size=self.sequences, seed=0,
+            lengths=self.shards.lengths(TRAIN) if self.config is not None else None,
+            pack_length=settings["max_length"] if tokens and settings.get("packing") else None,
+        )  # fmt: skip
+        plan = Plan.of(train, order)
+        return Trainer(self.task, self.shards, train, plan, settle(parts), train.seed, beat)
+
+    def _network(self) -> nn.Module:
+        if self.config is not None:
+            return self.kind(copy.deepcopy(self.config))
+        manifest, source = self.shards.manifest, self.job.model.source
+        assert isinstance(source, dict)
+        quiet = {**source, "dropout": 0.0} if "dropout" in source else source
+        return self.task.build(
+            ModelSpec(source=quiet), manifest.labels, manifest.settings, self.shards.assets
+        )
+
+
+def _has_config(network: nn.Module) -> bool:
+    return hasattr(network, "config")
+
+
+def _small_config(config: Any, layout: Layout) -> Any:
+    """Of the same architecture: as many heads, which tensor parallelism divides, but small ones."""
+    small = copy.deepcopy(config)
+    small.num_hidden_layers = blocks = max(2, layout.stages)
+    if getattr(small, "layer_types", None):
+        small.layer_types = small.layer_types[:blocks]
+    small.hidden_size = HEAD * small.num_attention_heads
+    if getattr(small, "head_dim", None):
+        small.head_dim = HEAD
+    for name in ("intermediate_size", "hidden_dim", "n_inner"):
+        if getattr(small, name, None):
+            setattr(small, name, 2 * small.hidden_size)
+    small.vocab_size, small.pad_token_id, small.eos_token_id, small.bos_token_id = (
+        VOCABULARY, 0, 0, None,
+    )  # fmt: skip
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(small, name, 0.0)
+    return small
+
+
+def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -> Shards:
+    """Texts of random tokens; images are taken as they come, because a network knows their size."""
+    manifest = shards.manifest
+    if config is None:
+        picked = np.arange(count) % shards.rows(TRAIN)
+        table = shards.take(TRAIN, picked)
+        return Shards(shards.folder, manifest, {TRAIN: table, "validation": table.slice(0, 0)})
+    random = np.random.default_rng(0)
+    unit = 2 * layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
+    longest = -(-TEXT // unit) * unit
+    sizes = random.integers(3, longest // 2, count)
+    texts = [random.integers(1, VOCABULARY, int(size)).tolist() for size in sizes]
+    columns = {
+        "id": pa.array([str(row) for row in range(count)]),
+        "hash": pa.array([bytes(16)] * count, pa.binary(16)),
+        "label": pa.array(random.integers(0, max(1, len(manifest.labels)), count), pa.int32()),
+        "input_ids": pa.array(texts, pa.list_(pa.int32())),
+    }
+    if isinstance(task, TokenTask):
+        marks = [np.ones(len(text), np.uint8).tolist() for text in texts]
+        columns["supervised"] = pa.array(marks, pa.list_(pa.uint8()))
+    settings = {
+        **manifest.settings, "vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": 0,
+        "max_length": longest,
+    }  # fmt: skip
+    table = pa.table(columns)
+    told = manifest.model_copy(update={"settings": settings, "rows": {TRAIN: count}})
+    return Shards(Path(), told, {TRAIN: table, "validation": table.slice(0, 0)})

@@ -1,0 +1,113 @@
+"""What differs between the versions of torch that the engine runs on: 2.10 to 2.13.
+
+2.10 is the torch of NGC 25.12, the base of containers/train; 2.13 is what everything is tested
+with. Each name here says what changed and when. `make test-oldest` trains with the oldest version,
+and tests/train/oldest_torch.py checks every other name that rekindle imports from torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from packaging.version import Version
+from torch.distributed import _functional_collectives
+
+from rekindle.errors import UnsupportedError
+from rekindle.spec.layout import Layout
+
+# torch 2.13 renamed all_gather_tensor_autograd, and warns where the old name is called
+all_gather_single_autograd: Callable[..., torch.Tensor] = (
+    _functional_collectives.all_gather_single_autograd
+    if hasattr(_functional_collectives, "all_gather_single_autograd")
+    else _functional_collectives.all_gather_tensor_autograd
+)
+
+NEWEST = (2, 13)
+EVERYTHING, NOT_LATER = (-1, -1), (-1, 0)
+
+
+def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    """A varlen_attn of any version as one that takes `scale`, `window_size` and `enable_gqa`.
+
+    torch 2.10 takes `is_causal` alone, 2.11 has no `enable_gqa`. What a version lacks is
+    computed before the call; a sliding window cannot be, and raises UnsupportedError."""
+    known = inspect.signature(kernel).parameters
+    if {"scale", "window_size", "enable_gqa"} <= known.keys():
+        return kernel
+
+    def attend(
+        query_THD: torch.Tensor, key_TGD: torch.Tensor, value_TGD: torch.Tensor, *places: Any,
+        scale: float | None = None, window_size: tuple[int, int] = EVERYTHING,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        options: dict[str, Any] = {}
+        groups = query_THD.shape[1] // key_TGD.shape[1]
+        if enable_gqa and groups > 1:
+            key_TGD, value_TGD = (x.repeat_interleave(groups, 1) for x in (key_TGD, value_TGD))
+        if "scale" in known:
+            options["scale"] = scale
+        elif scale is not None:
+            query_THD = query_THD * (scale * query_THD.shape[-1] ** 0.5)
+        options |= _window(known, window_size)
+        out: torch.Tensor = kernel(query_THD, key_TGD, value_TGD, *places, **options)
+        return out
+
+    return attend
+
+
+def _window(known: Mapping[str, Any], window_size: tuple[int, int]) -> dict[str, Any]:
+    if "window_size" in known:
+        return {"window_size": window_size}
+    if window_size not in (EVERYTHING, NOT_LATER):
+        raise UnsupportedError(
+            f"varlen attention of torch {torch.__version__} has no sliding window",
+            where="model.source",
+            fix="use torch 2.11 or later",
+        )
+    return {"is_causal": window_size == NOT_LATER}
+
+
+_kernels: list[Callable[..., torch.Tensor]] = []
+
+
+def varlen_attn(*arguments: Any, **keywords: Any) -> torch.Tensor:
+    """torch's varlen_attn with the keywords of 2.13, on every version."""
+    if not _kernels:
+        from torch.nn.attention.varlen import varlen_attn as kernel  # more than a second
+
+        _kernels.append(with_todays_keywords(kernel))
+    return _kernels[0](*arguments, **keywords)
+
+
+def require_newest(what: str, where: str, fix: str) -> None:
+    """Raises UnsupportedError for `what` on a torch older than the one it is tested with."""
+    # NGC's builds are pre-releases of their version: 2.10.0a0+b4e4ee8.nv25.12
+    if Version(torch.__version__).release[:2] < NEWEST:
+        raise UnsupportedError(
+            f"{what} needs torch {NEWEST[0]}.{NEWEST[1]}, this is torch {torch.__version__}",
+            where=where,
+            fix=fix,
+        )
+
+
+def check_schedule(layout: Layout) -> None:
+    """Raises UnsupportedError for a pipeline schedule that this torch cannot run.
+
+    The zero-bubble schedule of torch 2.10 and 2.11 fails on autograd functions written in Python,
+    and on gloo, where a rank then sends to itself."""
+    if layout.pp > 1 and layout.schedule == "zero_bubble":
+        require_newest(
+            "train.layout.schedule: zero_bubble",
+            "train.layout.schedule",
+            "use 1f1b or interleaved, or an image with a newer torch",
+        )
+
+
+def give_collectives_shapes() -> None:
+    """Let collectives run on fake tensors: torch 2.11 registers that itself, 2.10 in a tool of its
+    own."""
+    if importlib.util.find_spec("torch.distributed._meta_registrations") is None:
+        importlib.import_module("torch.distributed._tools.fake_collectives")

@@ -1,0 +1,164 @@
+"""What a model scores on the test split, as files: in pieces, so that a scoring that was
+interrupted goes on, and under a key of all that they follow from, so that no model is scored twice
+on the same examples.
+
+A model's key is a hash of the files in its folder, of the examples, of the precision, of
+rekindle's own code and of the libraries that compute. Under `<artifact_root>/scores/<key>` lies
+`piece-N.parquet` for each piece of the test split, put there in one instant: a row an example with
+`hash` and `scored`, and
+
+    classes    logits         list of float
+    tokens     nats, right, targets   of the targets together; target_bytes
+               target_ids     the targets themselves, for how frequent each is
+               cut            hash of the tokens and of which of them are targets
+
+Nothing here imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import TypeAdapter
+
+from rekindle.data.examples import ExamplesFile, open_examples
+from rekindle.data.manifest import folder_fingerprint
+from rekindle.errors import CheckpointError, DataError
+from rekindle.records import Sample, canonical_json
+from rekindle.spec.identity import TRAINING, digest, source_hash
+from rekindle.spec.model import TrainSpec
+from rekindle.train.modelfolder import ModelFolder, hash_prefixes
+from rekindle.train.storage import storage_of
+
+TEST = "test"
+BATCHES = 4  # of examples in a piece: up to 8,000 rows or 16 MB
+LIBRARIES = ("torch", "transformers", "tokenizers")
+
+
+def piece_count(examples: ExamplesFile) -> int:
+    """How many pieces the test split has."""
+    return -(-len(examples) // BATCHES)
+
+
+def read_piece(examples: ExamplesFile, number: int) -> pa.Table:
+    """The examples of a piece."""
+    numbers = range(number * BATCHES, min(len(examples), (number + 1) * BATCHES))
+    return pa.Table.from_batches([examples[i] for i in numbers])
+
+
+def scores_key(model: Path, examples: Path, train: TrainSpec) -> str:
+    """Names the scores of the model in the folder `model` on the test split of `examples`, in the
+    precision of `train`."""
+    rows = open_examples(examples, TEST, "id", "hash")
+    total = hashlib.sha256()
+    for batch in rows:
+        for row in batch.to_pylist():
+            total.update(row["hash"] + row["id"].encode() + b"\0")
+    versions = {name: metadata.version(name) for name in LIBRARIES}
+    numbers = [train.precision, train.weights]
+    model_digest = folder_fingerprint(model)
+    return digest([model_digest, total.hexdigest(), numbers, source_hash(TRAINING), versions])
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """The scores of one model under `root`, a folder or a URI."""
+
+    root: str
+
+    def missing(self, count: int) -> list[int]:
+        """Which of `count` pieces are still to be scored."""
+        storage = storage_of(self.root)
+        return [i for i in range(count) if storage.size(_name(i)) is None]
+
+    def put(self, number: int, piece: pa.Table) -> None:
+        """Commit a piece; another attempt may have been faster."""
+        sink = pa.BufferOutputStream()
+        pq.write_table(piece, sink, compression="zstd")
+        self._put(_name(number), sink.getvalue().to_pybytes())
+
+    def read(self, count: int, *columns: str) -> Iterator[pa.Table]:
+        """The pieces, in order; of the named columns only, if any."""
+        storage = storage_of(self.root)
+        for number in range(count):
+            try:
+                with storage.reader(_name(number)) as file:
+                    yield pq.read_table(pa.BufferReader(file.read()), columns=list(columns) or None)
+            except (FileNotFoundError, pa.ArrowInvalid) as error:
+                raise DataError(
+                    f"the scores in {_name(number)} cannot be read: {error}",
+                    where=f"{self.root}/{_name(number)}",
+                    fix=f"delete {self.root} and run the step `score` again",
+                ) from None
+
+    def samples(self, name: str) -> tuple[Sample, ...] | None:
+        """What `put_samples` stored under that name, or None."""
+        content = storage_of(self.root).read(f"samples-{name}.json")
+        if content is None:
+            return None
+        return _Samples.validate_json(content)
+
+    def put_samples(self, name: str, samples: tuple[Sample, ...]) -> None:
+        """Commit the samples that a language model wrote."""
+        rows = [sample.model_dump() for sample in samples]
+        self._put(f"samples-{name}.json", canonical_json(rows).encode())
+
+    def _put(self, path: str, content: bytes) -> None:
+        storage = storage_of(self.root)
+        try:
+            storage.put_new(path, content)
+        except CheckpointError:
+            if storage.size(path) is None:
+                raise
+
+
+_Samples: TypeAdapter[tuple[Sample, ...]] = TypeAdapter(tuple[Sample, ...])
+
+
+def seen(model: ModelFolder, hashes: list[bytes]) -> np.ndarray:
+    """bool [rows]: whether the model was trained on the example with each hash."""
+    trained, prefixes_N = model.trained_on(), hash_prefixes(hashes)
+    if not len(trained):
+        return np.zeros(len(prefixes_N), bool)
+    places_N = np.minimum(np.searchsorted(trained, prefixes_N), len(trained) - 1)
+    found: np.ndarray = trained[places_N] == prefixes_N
+    return found
+
+
+def _name(number: int) -> str:
+    return f"piece-{number:05}.parquet"
+
+
+def as_piece(rows: pa.Table, encoded: pa.Table, sums_NK: np.ndarray, vocabulary: bool) -> pa.Table:
+    """The piece of the examples `rows`, of which a model's own encoding is `encoded`; `sums_NK` is
+    what `Loaded.score` gave, with a `vocabulary` of tokens or of classes."""
+    scored_N = np.ones(len(rows), bool)
+    if "input_ids" in encoded.column_names:
+        scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
+    columns = {"hash": rows.column("hash"), "scored": pa.array(scored_N)}
+    if not vocabulary:
+        logits = sums_NK.astype(np.float32)
+        starts = np.arange(len(rows) + 1, dtype=np.int32) * logits.shape[1]
+        columns["logits"] = pa.ListArray.from_arrays(pa.array(starts), pa.array(logits.ravel()))
+        return pa.table(columns)
+    columns |= {
+        "nats": pa.array(sums_NK[:, 0]),
+        "right": pa.array(sums_NK[:, 1].astype(np.int32)),
+        "targets": pa.array(sums_NK[:, 2].astype(np.int32)),
+        "target_bytes": encoded.column("target_bytes"),
+    }
+    ids, cut = [], []
+    for row in encoded.select(["input_ids", "supervised"]).to_pylist():
+        tokens = np.array(row["input_ids"] or [], np.int32)
+        marks = np.array(row["supervised"] if len(tokens) else [], np.uint8)
+        ids.append(tokens[1:][marks[1:] > 0])
+        cut.append(hashlib.sha256(tokens.tobytes() + marks.tobytes()).digest()[:16])
+    columns["target_ids"] = pa.array(ids, pa.list_(pa.int32()))
+    columns["cut"] = pa.array(cut, pa.binary(16))
+    return pa.table(columns)

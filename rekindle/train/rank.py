@@ -1,0 +1,82 @@
+"""How a rank starts and ends, whatever it works on: process, log, heartbeats, device.
+
+Rank 0 leaves `status.json`; a rank that fails leaves the cause (vitals.py); all leave through
+os._exit, because gloo's threads now and then abort the interpreter's own shutdown
+(pytorch#190489)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from rekindle.launch.process import die_with_parent, name_process, on_signal
+from rekindle.records import write_atomically
+from rekindle.train.loop import StopFlag
+from rekindle.train.vitals import Vitals
+
+# warnings from torch that a user cannot act on
+_NOT_FOR_USERS = (
+    "`broadcast_buffers` is deprecated",  # its successor sends buffers once more
+    "Slicing a flattened dim",
+    "Grad strides do not match bucket view strides",  # of one channel, where they mean the same
+)
+
+
+def live(
+    status: Path, grace_seconds: float, work: Callable[[int, StopFlag, Vitals], None]
+) -> NoReturn:
+    """Do `work` as the rank that torchrun made of this process, then end it."""
+    die_with_parent()
+    rank = int(os.environ["RANK"])
+    name_process(f"rank {rank}")
+    vitals = Vitals(status, rank)
+    restart = os.environ.get("REKINDLE_RESTART", "0")
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stdout, format=f"[rank {rank} restart {restart}] %(message)s"
+    )
+    for words in _NOT_FOR_USERS:
+        warnings.filterwarnings("ignore", message=words)
+    stop = StopFlag(grace_seconds)
+    try:
+        with on_signal(stop.raise_it):
+            work(rank, stop, vitals)
+            dist.barrier()
+            _leave()
+    except BaseException as error:  # noqa: BLE001 - the supervisor must learn of any error
+        vitals.failed(error)
+        os._exit(1)
+
+
+def connect() -> torch.device:
+    """Join the other ranks; the device of this one. With a device, NCCL makes its communicators
+    now, and those of later groups when they are made: in the first step they would count as the
+    step's time."""
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("cuda:nccl,cpu:gloo", device_id=device)
+    return device
+
+
+def say(status: Path, ending: dict[str, object]) -> None:
+    """Tell the supervisor how the work ended; rank 0 does."""
+    write_atomically(status / "status.json", json.dumps(ending))
+
+
+def _leave() -> NoReturn:
+    """End at once, with everything still alive: a process group that is taken apart, here or when
+    its last user is, may wait for ever for a thread of gloo's that waits for Python's lock."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,215 @@
+"""The step `score` on one node: have the ranks score candidate and champion, in the layout of the
+training, and hand over what they scored on the examples that decide.
+
+Both read the raw examples, because each encodes them with its own tokenizer. Rows that either
+contender was trained on are left out for both, and texts that hold no target for one of them; they
+are counted. Scores are kept by what they follow from (pieces.py): a scoring that was interrupted
+goes on, and a champion that was scored on the same examples before is not scored again.
+
+Nothing here imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rekindle.data.examples import open_examples, read_summary
+from rekindle.errors import DataError
+from rekindle.launch.events import emit
+from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, owned
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.torchrun import torchrun
+from rekindle.records import Contender, Sample, Scores
+from rekindle.spec.model import TrainSpec
+from rekindle.train.job import attempt_in, folder_of, working_of
+from rekindle.train.modelfolder import open_model
+from rekindle.train.pieces import TEST, piece_count, scores_key
+from rekindle.train.scorejob import ScoreJob, Turn, Who, judged_rows, openings_of
+
+Objective = Literal["classes", "tokens"]
+TABLE, RECORD = "scores.parquet", "scores.json"
+_LEFT_OUT = ("hash", "scored", "target_ids", "cut")
+
+
+def score(job: ScoreJob, output: Path) -> Scores | None:
+    """Score the contenders until `output` holds their scores; goes on where it was interrupted.
+    Only the first of several nodes gets the record: the others write nothing.
+
+    Raises PreemptedError after a request to stop, StepError when the ranks failed."""
+    die_with_parent()
+    rendezvous = Rendezvous.current()
+    if rendezvous.node_rank:
+        _run(job, rendezvous)
+        return None
+    with contextlib.ExitStack() as locks:
+        for root in sorted({turn.kept for turn in job.turns}):
+            locks.enter_context(owned(working_of(root), _say_that_it_waits))
+        if rendezvous.nodes > 1 or not _is_complete(job):
+            _run(job, rendezvous)
+        else:
+            emit("notice", text="all was scored before")
+        return hand_over(job, output)
+
+
+def job_of(
+    candidate: Path, champion: Path | None, champion_version: str, examples: Path,
+    train: TrainSpec, artifact_root: str,
+) -> ScoreJob:  # fmt: skip
+    """What is to be scored: the models in the folders `candidate` and `champion`, if there is one
+    that can be compared, on the test split of `examples`."""
+    train = settings_of(train, gpu=has_gpu())
+    folders: dict[Who, Path] = {"champion": champion} if champion is not None else {}
+    folders["candidate"] = candidate
+    refusal = _incomparable(candidate, champion) if champion is not None else None
+    kept = {
+        who: folder_of(artifact_root, "scores", scores_key(folder, examples, train))
+        for who, folder in folders.items()
+        if who == "candidate" or refusal is None
+    }
+    return ScoreJob(
+        turns=tuple(Turn(who, str(folders[who]), root) for who, root in kept.items()),
+        judged=tuple(map(str, folders.values())),
+        examples=str(examples),
+        status=str(attempt_in(working_of(kept["candidate"]))),
+        train=train,
+        champion_version=champion_version,
+        incomparable=refusal,
+    )
+
+
+def _say_that_it_waits() -> None:
+    emit("notice", text="another run scores the same model; waiting for it")
+
+
+def settings_of(train: TrainSpec, *, gpu: bool) -> TrainSpec:
+    """How a model is scored: as it was trained on a GPU, in full precision on a CPU. `auto` is
+    decided here, because the scores are kept under the precision that they have."""
+    plain = {"compile": False, "activation_checkpointing": "none", "entrypoint": None}
+    numbers = {} if gpu else {"precision": "fp32", "weights": "fp32"}
+    if gpu and train.precision == "auto":
+        numbers = {"precision": "bf16" if gpus_have_bf16() else "fp32"}
+    return train.model_copy(update=plain | numbers)
+
+
+def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
+    """The ranks' part on this node."""
+    path = Path(job.status) / "job.json"
+    job.write(path)
+    torchrun(
+        ["-m", "rekindle.train.score_rank", str(path)],
+        job.train,
+        status=Path(job.status),
+        rendezvous=rendezvous,
+    )
+
+
+def _is_complete(job: ScoreJob) -> bool:
+    """Whether nothing is left for the ranks to do."""
+    count = piece_count(open_examples(Path(job.examples), TEST))
+    if any(turn.pieces.missing(count) for turn in job.turns):
+        return False
+    return _objective(job) != "tokens" or _samples(job) is not None
+
+
+def _objective(job: ScoreJob) -> Objective:
+    return open_model(Path(job.candidate.folder)).task.objective
+
+
+def _samples(job: ScoreJob) -> tuple[Sample, ...] | None:
+    """What the candidate wrote, if it has; nothing where there are no texts to go on with."""
+    name, openings = openings_of(job)
+    return job.candidate.pieces.samples(name) if openings else ()
+
+
+def _incomparable(candidate_folder: Path, champion_folder: Path) -> tuple[str, str] | None:
+    """Why the two cannot be compared: the name of a check, and a sentence."""
+    candidate, champion = open_model(candidate_folder), open_model(champion_folder)
+    if candidate.task.objective == "tokens" and champion.task.objective != "tokens":
+        return "same_task", "the champion is not a language model"
+    if candidate.task.objective == "classes" and champion.labels != candidate.labels:
+        return "same_classes", (
+            f"the champion knows the classes {list(champion.labels)}, the candidate "
+            f"{list(candidate.labels)}: they cannot be compared"
+        )
+    return None
+
+
+def hand_over(job: ScoreJob, output: Path) -> Scores:
+    """Write the scores on the examples that decide, and the record beside them."""
+    keep_N = judged_rows(job)
+    rows = _facts(Path(job.examples)).filter(pa.array(keep_N))
+    hashes = rows.column("hash").to_pylist()
+    contenders, cuts = {}, []
+    for turn in job.turns:
+        model = open_model(Path(turn.folder))
+        scored = _scored(job, turn).filter(pa.array(keep_N))
+        if scored.column("hash").to_pylist() != hashes:
+            raise DataError(
+                "the scores are those of other examples",
+                where=turn.kept,
+                fix=f"delete {turn.kept} and run the step `score` again",
+            )
+        nats = None
+        if "target_ids" in scored.column_names:
+            cuts.append(scored.column("cut").combine_chunks())
+            nats = _entropy(scored.column("target_ids").combine_chunks().flatten())
+        if len(scored.column_names) > 1:
+            rows = rows.append_column(turn.who, _struct(scored))
+        contenders[turn.who] = Contender(
+            run_key=model.run_key, scores=turn.kept.rpartition("/")[2],
+            precision=job.train.precision, labels=model.labels, unigram_nats=nats,
+        )  # fmt: skip
+    record = Scores(
+        objective=_objective(job),
+        candidate=contenders["candidate"],
+        champion=contenders.get("champion"),
+        champion_version=job.champion_version,
+        incomparable=job.incomparable,
+        same_targets=all(cut.equals(cuts[0]) for cut in cuts),
+        rows=len(rows),
+        excluded=len(keep_N) - len(rows),
+        examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
+        samples=(_samples(job) or ()) if cuts else (),
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, output / TABLE, compression="zstd")
+    record.write(output / RECORD)
+    return record
+
+
+def _facts(examples: Path) -> pa.Table:
+    """Of each row of the test split what is known without its content: `id`, `hash`, `label` if it
+    has one, and the columns of slices as one struct."""
+    slices = read_summary(examples).slices
+    names = [n for n in ("id", "hash", "label") if n in open_examples(examples, TEST).schema.names]
+    found = open_examples(examples, TEST, *names, *slices)
+    table = pa.Table.from_batches(list(found), found.schema)
+    facts = table.select(names)
+    return facts.append_column("slices", _struct(table.select(slices))) if slices else facts
+
+
+def _struct(table: pa.Table) -> pa.StructArray:
+    """What a table holds, as one column; without what only `_hand_over` needs."""
+    names = [name for name in table.column_names if name not in _LEFT_OUT]
+    return pa.StructArray.from_arrays([table.column(n).combine_chunks() for n in names], names)
+
+
+def _scored(job: ScoreJob, turn: Turn) -> pa.Table:
+    """All that a contender scored; of no examples, no more than their hashes."""
+    count = piece_count(open_examples(Path(job.examples), TEST))
+    if not count:
+        return pa.table({"hash": pa.array([], pa.binary(16))})
+    return pa.concat_tables(turn.pieces.read(count))
+
+
+def _entropy(targets: pa.Array) -> float:
+    """Nats that the best guess needs a target that knows only how frequent each is."""
+    counts_V = np.bincount(np.asarray(targets, np.int64))
+    shares = counts_V[counts_V > 0] / max(1, counts_V.sum())
+    return float(-(shares * np.log(shares)).sum())

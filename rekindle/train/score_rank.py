@@ -1,0 +1,166 @@
+"""One rank that scores: `torchrun -m rekindle.train.score_rank JOB.json`. At CPU size: two of these
+on gloo.
+
+The contenders follow one another, so that no device ever holds two; the candidate comes last, and a
+language model then writes its samples. Rank 0 decides which pieces are missing, and commits a piece
+when all ranks have done their share of it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rekindle.data.examples import open_examples
+from rekindle.launch.events import emit
+from rekindle.launch.signs import Phase
+from rekindle.records import Sample
+from rekindle.tasks.base import TokenTask
+from rekindle.train.loop import StopFlag
+from rekindle.train.modelfolder import open_model
+from rekindle.train.numerics import arrange, decided, keep_positions
+from rekindle.train.pieces import TEST, as_piece, piece_count, read_piece
+from rekindle.train.rank import connect, live, say
+from rekindle.train.scorejob import SAMPLE_CHARACTERS, Opening, ScoreJob, Turn, openings_of
+from rekindle.train.scorer import Loaded, Writer, encode
+from rekindle.train.vitals import Vitals
+
+SAMPLE_TOKENS = 32
+
+
+def main() -> None:
+    """Read the job, score, leave."""
+    job = ScoreJob.read(Path(sys.argv[1]))
+    live(Path(job.status), job.train.grace_seconds, functools.partial(_score, job))
+
+
+def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
+    device = connect()
+    arrange(decided(job.train, device, began=None), device)
+    work = Work(job, device, stop, vitals.beat)
+    complete = all(work.score(turn) for turn in job.turns)
+    if rank == 0:
+        say(Path(job.status), {"status": "done" if complete else "preempted"})
+
+
+class Work:
+    """One rank's share of the work."""
+
+    def __init__(
+        self, job: ScoreJob, device: torch.device, stop: StopFlag,
+        beat: Callable[[int, Phase], None],
+    ) -> None:  # fmt: skip
+        self.job, self.device, self.stop, self.beat = job, device, stop, beat
+        self.examples = open_examples(Path(job.examples), TEST)
+        self.count = piece_count(self.examples)
+        self.leads = dist.get_rank() == 0
+
+    def score(self, turn: Turn) -> bool:
+        """Score what is missing of one contender; False after a request to stop."""
+        missing = _agreed(turn.pieces.missing(self.count) if self.leads else [])
+        opened = open_model(Path(turn.folder))
+        writes = turn == self.job.candidate and isinstance(opened.task, TokenTask)
+        if not missing and not (writes and self._unwritten(turn)):
+            return True
+        self.beat(0, "start")
+        loaded = Loaded.of(opened, self.job.train, self.device)
+        if self.device.type == "cuda":
+            keep_positions(loaded.parts)
+        if self.leads:
+            emit("notice", text=self._beginning(turn, loaded, len(missing)))
+        for number in missing:
+            if not self._score_piece(turn, loaded, number):
+                return False
+        if writes:
+            self._write_samples(turn, loaded)
+        if turn != self.job.candidate:
+            del loaded
+            free(self.device)
+        return True
+
+    def _beginning(self, turn: Turn, loaded: Loaded, missing: int) -> str:
+        layout, precision = loaded.mesh.layout, loaded.train.precision
+        where = "" if missing == self.count else f", {missing} of {self.count} pieces are left"
+        named = "" if layout.only_replicates else f", {layout}"
+        ranks = dist.get_world_size()
+        return f"scoring the {turn.who} on {ranks} ranks in {precision}{named}{where}"
+
+    def _score_piece(self, turn: Turn, loaded: Loaded, number: int) -> bool:
+        rows = read_piece(self.examples, number)
+        encoded = encode(loaded.opened, rows)
+
+        def on_turn(done: int) -> bool:
+            self.beat(number + 1, "score")
+            if self.leads:
+                share = number + done / len(rows)
+                emit("progress", step=round(share, 2), steps=self.count, unit=f"{turn.who}: piece")
+            return self._is_over()
+
+        sums_NK = loaded.score(encoded, on_turn)
+        if sums_NK is None:
+            return False
+        if self.leads:
+            turn.pieces.put(number, as_piece(rows, encoded, sums_NK.numpy(), loaded.tokens))
+        return True
+
+    def _is_over(self) -> bool:
+        """Whether any rank was asked to stop."""
+        raised = torch.tensor([float(self.stop.raised)])
+        dist.all_reduce(raised)
+        return bool(raised > 0)
+
+    def _unwritten(self, turn: Turn) -> tuple[str, list[Opening]] | None:
+        """The texts that the candidate has not gone on with yet, and their name."""
+        found = openings_of(self.job) if self.leads else None
+        if found is not None and (not found[1] or turn.pieces.samples(found[0]) is not None):
+            found = None
+        return _agreed(found)  # type: ignore[no-any-return]
+
+    def _write_samples(self, turn: Turn, loaded: Loaded) -> None:
+        """What the model makes of the beginnings of a few texts. A task of a user's own knows its
+        network best: rank 0 does as the task says, on the CPU."""
+        found = self._unwritten(turn)
+        if found is None:
+            return
+        name, openings = found
+        opened, task = loaded.opened, loaded.opened.task
+
+        def on_token() -> None:
+            self.beat(self.count, "score")
+
+        assert isinstance(task, TokenTask)
+        if opened.own_task and not self.leads:
+            return
+        network: Any = opened.network() if opened.own_task else Writer(loaded, on_token)
+        prompts = [turns for turns, _ in openings]
+        texts = task.generate(network, prompts, opened.settings, opened.path, SAMPLE_TOKENS)
+        if self.leads:
+            samples = [
+                Sample(prompt=p[-1][1][-SAMPLE_CHARACTERS:], generated=text, expected=expected)
+                for (p, expected), text in zip(openings, texts, strict=True)
+            ]
+            turn.pieces.put_samples(name, tuple(samples))
+
+
+def free(device: torch.device) -> None:
+    """Give back what no name holds any more; shards and their hooks refer to each other."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _agreed(found: Any) -> Any:
+    """What rank 0 found."""
+    box = [found]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+"""A trained model in the layout of its training, and what it makes of examples.
+
+`Scorer` stands where training has `Part`: it returns what each target scores instead of one sum,
+so that the same stages, shards and groups of ranks serve. A model that the layout cannot hold (a
+champion of another architecture) is sharded over all ranks instead. Every text counts once, alone
+in its sequence; texts of like length share a micro-batch, padded on the right, which a causal model
+never looks at. Micro-batch i belongs to data rank i mod `layout.data`.
+
+Shapes: N examples, B of them in a micro-batch, T tokens, H hidden, V vocabulary, F targets, C
+classes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from rekindle.data.manifest import row_tokens
+from rekindle.errors import DataError, RequestError, UnsupportedError
+from rekindle.launch.events import emit
+from rekindle.plan.tensors import rows_at_once
+from rekindle.spec.layout import Shape, resolve
+from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
+from rekindle.tasks.base import TokenTask
+from rekindle.train import families, weights
+from rekindle.train.batches import Micro, Tensors, micro_of_tokens
+from rekindle.train.feed import Feed
+from rekindle.train.mesh import Mesh
+from rekindle.train.modelfolder import ModelFolder
+from rekindle.train.objective import Goal, Part, chosen, sendable
+from rekindle.train.parallel import DTYPES, Parts, build
+from rekindle.train.weights import Source, intervals
+
+ROWS_AT_ONCE = 64
+TOKENS_AT_ONCE = 1 << 14
+
+
+class Scorer(Part):
+    """One stage of a network that is scored: on the last one float [F, 2], the loss in nats and the
+    most probable token of each target, or the logits [B, C]; hidden states on the others."""
+
+    def _tokens(self, batch: Tensors, micro: Micro) -> torch.Tensor:
+        assert micro.targets is not None
+        if not hasattr(self.network, "get_output_embeddings"):
+            logits_FV = chosen(self.task.logits(self.network, batch), micro.targets)
+            return _judged(_exact(logits_FV), micro.labels, 0, None)
+        hidden_BTH = self._states(self.network, batch, micro)
+        if not self.last:
+            return sendable(hidden_BTH)
+        head: Any = self.network.get_output_embeddings()  # type: ignore[operator]
+        states_FH = chosen(hidden_BTH, micro.targets)
+        return judge_targets(states_FH, head.weight, micro.labels, self.tp_group)
+
+    def _classes(self, batch: Tensors, micro: Micro) -> torch.Tensor:
+        if not self.last:
+            return self._hidden(batch)
+        if self.first or hasattr(self.network, "config"):
+            logits_BC = self.task.logits(self.network, batch)
+        else:
+            logits_BC = self.network(batch["inputs_embeds"])
+        return _exact(logits_BC)
+
+
+def judge_targets(
+    hidden_FH: torch.Tensor, weight: torch.Tensor, targets_F: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Float [F, 2]: of each target the loss in nats and the most probable token; never holds the
+    logits of more than a few targets.
+
+    `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
+    start = intervals(weight)[0][0] if isinstance(weight, DTensor) else 0
+    divided = group if isinstance(weight, DTensor) else None
+    local_VH = weight.to_local() if isinstance(weight, DTensor) else weight
+    if torch.is_autocast_enabled(hidden_FH.device.type):
+        dtype = torch.get_autocast_dtype(hidden_FH.device.type)
+        hidden_FH, local_VH = hidden_FH.to(dtype), local_VH.to(dtype)
+    rows = rows_at_once(len(local_VH), hidden_FH.device.type)
+    found = [
+        _judged(_exact(part_FH @ local_VH.T), part_F, start, divided)
+        for part_FH, part_F in zip(
+            torch.split(hidden_FH, rows), torch.split(targets_F, rows), strict=True
+        )
+    ]
+    return torch.cat(found)
+
+
+def _exact(logits: torch.Tensor) -> torch.Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _judged(
+    logits_FV: torch.Tensor, targets_F: torch.Tensor, start: int, group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """As `judge_targets`; `logits_FV` are those of the tokens from `start` on. Of equally probable
+    tokens the first counts."""
+    top_F, token_F = logits_FV.max(-1)
+    place_F = targets_F - start
+    mine_F = (place_F >= 0) & (place_F < logits_FV.shape[1])
+    safe_F = place_F.clamp(0, logits_FV.shape[1] - 1)
+    target_F = logits_FV.gather(1, safe_F[:, None])[:, 0].masked_fill(~mine_F, 0.0)
+    token_F = token_F + start
+    if group is not None:
+        best_F = top_F.clone()
+        dist.all_reduce(best_F, dist.ReduceOp.MAX, group)
+        token_F = token_F.masked_fill(top_F != best_F, torch.iinfo(torch.int64).max)
+        dist.all_reduce(token_F, dist.ReduceOp.MIN, group)
+        dist.all_reduce(target_F, group=group)
+        top_F = best_F
+    total_F = (logits_FV - top_F[:, None]).exp().sum(-1)
+    if group is not None:
+        dist.all_reduce(total_F, group=group)
+    nats_F = total_F.log() + top_F - target_F
+    return torch.stack([nats_F.double(), token_F.double()], 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A micro-batch on the host, and of each result of the model the `rows` it belongs to. One that
+    does not count keeps the ranks in step."""
+
+    micro: Micro
+    rows: torch.Tensor
+    counts: bool
+
+
+class Loaded:
+    """A model on the ranks; all of them have to call each method alike."""
+
+    def __init__(self, opened: ModelFolder, train: TrainSpec, parts: Parts) -> None:
+        self.opened, self.train, self.parts, self.mesh = opened, train, parts, parts.mesh
+        self.tokens = opened.task.objective == "tokens"
+        exact = torch.float64 if train.precision == "fp64" else torch.float32
+        self.feed = Feed(self.mesh.device, exact)
+        self.pipeline = None
+        if self.mesh.layout.pp > 1:
+            from rekindle.train.pipeline import Pipeline
+
+            self.pipeline = Pipeline(parts)
+        for stage in parts.stages:
+            stage.part.eval()
+
+    @classmethod
+    def of(cls, opened: ModelFolder, train: TrainSpec, device: torch.device) -> Loaded:
+        """The model in the layout that `train` asks for, or sharded over all ranks."""
+        try:
+            return cls(opened, train, _parts(opened, train, device))
+        except (RequestError, UnsupportedError) as refusal:
+            world = dist.get_world_size()
+            if train.layout == "auto" or train.layout == LayoutSpec(shard=world):
+                raise
+            text = f"scored with its weights sharded over {world} ranks: {refusal.problems[0].what}"
+            if dist.get_rank() == 0:
+                emit("notice", text=text)
+            train = train.model_copy(update={"layout": LayoutSpec(shard=world)})
+            return cls(opened, train, _parts(opened, train, device))
+
+    @torch.no_grad()
+    def score(self, encoded: pa.Table, on_turn: Callable[[int], bool]) -> torch.Tensor | None:
+        """float64 [N, 3], nats, right predictions and targets, or the logits [N, C]; the same on
+        all ranks. Rows whose `input_ids` are null score nothing. `on_turn` is called before each
+        micro-batch with the number of rows done; where it says so the work ends with None."""
+        width = 3 if self.tokens else len(self.opened.labels)
+        sums_NK = torch.zeros(len(encoded), width, dtype=torch.float64)
+        done = 0
+        for batch, rows in self._batches(encoded):
+            if on_turn(done):
+                return None
+            self._add(sums_NK, batch)
+            done += rows
+        dist.all_reduce(sums_NK)
+        return sums_NK
+
+    @torch.no_grad()
+    def next_token(self, ids: list[int]) -> int:
+        """The most probable token behind `ids`; the same on all ranks."""
+        table = pa.table({
+            "input_ids": pa.array([ids], pa.list_(pa.int32())),
+            "supervised": pa.array([[0] * len(ids)], pa.list_(pa.uint8())),
+        })  # fmt: skip
+        batch = self._batch(table, np.zeros(1, np.int64), self.mesh.data_rank == 0, len(ids) - 1)
+        token_11 = torch.zeros(1, 1, dtype=torch.float64)
+        if self._speaks(batch):
+            result = self._forward(batch)
+            token_11[: len(result)] += result[:, 1:].cpu()
+        else:
+            self._forward(batch)
+        dist.all_reduce(token_11)
+        return int(token_11)
+
+    def _add(self, sums_NK: torch.Tensor, batch: Batch) -> None:
+        """Add what this rank found out to the sums, unless a peer does so."""
+        result = self._forward(batch)
+        if not self._speaks(batch):
+            return
+        result = result.cpu().double()
+        if self.tokens:
+            right_F = (result[:, 1] == batch.micro.labels).double()
+            result = torch.stack([result[:, 0], right_F, torch.ones_like(right_F)], 1)
+        sums_NK.index_add_(0, batch.rows, result)
+
+    def _speaks(self, batch: Batch) -> bool:
+        """Whether this rank's result counts: tp peers have the same, and so have cp peers but of
+        tokens; only the last stage has any."""
+        place, last = self.mesh.place, any(stage.part.last for stage in self.parts.stages)
+        return batch.counts and last and not place("tp") and (self.tokens or not place("cp"))
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """What the last stage makes of a micro-batch; nothing on ranks without it."""
+        (micro,) = self.feed([batch.micro])
+        for stage in self.parts.stages:
+            stage.part.results.clear()
+        with self._precision():
+            if self.pipeline is not None:
+                self.pipeline.forward([micro])
+            else:
+                self.parts.stages[0].part(micro=micro)
+        found = [result for stage in self.parts.stages for result in stage.part.results]
+        return found[0] if found else torch.zeros(0, 2)
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.train.precision in ("bf16", "fp16"):
+            return torch.autocast(self.mesh.device.type, dtype=DTYPES[self.train.precision])
+        return contextlib.nullcontext()
+
+    def _batches(self, encoded: pa.Table) -> Iterator[tuple[Batch, int]]:
+        """This rank's micro-batches, as many as every data rank has, and how many rows all data
+        ranks together have in this turn."""
+        rows_N = np.arange(len(encoded))
+        if "input_ids" in encoded.column_names:
+            rows_N = rows_N[np.asarray(encoded.column("input_ids").is_valid(), bool)]
+        lengths_N = row_tokens(encoded.take(pa.array(rows_N)))
+        by_length_N = np.argsort(lengths_N, kind="stable")
+        rows_N, lengths_N = rows_N[by_length_N], lengths_N[by_length_N]
+        cuts = list(_cuts(lengths_N, self.tokens))
+        data = self.mesh.layout.data
+        for turn in range(0, len(cuts), data):
+            now, mine = cuts[turn : turn + data], turn + self.mesh.data_rank
+            start, stop = cuts[mine] if mine < len(cuts) else (0, 1)
+            batch = self._batch(encoded, rows_N[start:stop], mine < len(cuts))
+            yield batch, sum(stop - start for start, stop in now)
+
+    def _batch(
+        self, encoded: pa.Table, rows: np.ndarray, counts: bool, asked: int | None = None
+    ) -> Batch:
+        """A micro-batch of `rows`; with `asked`, its only target is what follows that place."""
+        task, settings = self.opened.task, self.opened.settings
+        table, numbers, count = encoded.take(pa.array(rows)), torch.from_numpy(rows), torch.ones(1)
+        if not isinstance(task, TokenTask):
+            inputs = task.collate(table, settings)
+            return Batch(Micro(inputs, labels=numbers, count=count, key=0), numbers, counts)
+        layout = self.mesh.layout
+        unit = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
+        length = -(-int(row_tokens(table).max()) // unit) * unit
+        tensors = task.collate(table, settings, length=length)
+        if asked is not None:
+            tensors["labels"][0, asked] = 0
+        micro = micro_of_tokens(tensors, layout.cp, self.mesh.place("cp"), False, 0, count)
+        assert micro.targets is not None
+        return Batch(micro, numbers[micro.targets // (length // layout.cp)], counts)
+
+
+def encode(opened: ModelFolder, rows: pa.Table) -> pa.Table:
+    """The examples as the model's own tokenizer cuts them."""
+    batches = rows.combine_chunks().to_batches()
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
+    return pa.table(opened.task.encode(batch, opened.settings, opened.path))
+
+
+class Writer:
+    """What a task's `generate` takes for a network: the most probable token again and again, in
+    any layout. Every rank has to call it."""
+
+    def __init__(self, loaded: Loaded, on_token: Callable[[], None]) -> None:
+        self.loaded, self.on_token = loaded, on_token
+        self.config: Any = loaded.parts.network.config
+
+    def generate(
+        self, input_ids: torch.Tensor, max_new_tokens: int, eos_token_id: int, **_: Any
+    ) -> torch.Tensor:
+        """[1, T]: the tokens given and those behind them, up to the end of the text."""
+        ids = input_ids[0].tolist()
+        while len(ids) < input_ids.shape[1] + max_new_tokens:
+            self.on_token()
+            ids.append(self.loaded.next_token(ids))
+            if ids[-1] == eos_token_id:
+                break
+        return torch.tensor([ids])
+
+
+def _cuts(lengths_N: np.ndarray, tokens: bool) -> Iterator[tuple[int, int]]:
+    """Where micro-batches start and end, of rows in the order of `lengths_N`: a number of rows, of
+    texts to be continued as many as fit into `TOKENS_AT_ONCE` once padded."""
+    start = 0
+    while start < len(lengths_N):
+        stop = start + 1
+        while stop < len(lengths_N) and (
+            (stop + 1 - start) * lengths_N[stop] <= TOKENS_AT_ONCE
+            if tokens
+            else stop - start < ROWS_AT_ONCE
+        ):
+            stop += 1
+        yield start, stop
+        start = stop
+
+
+def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts:
+    """The trained weights in place, each rank its share of them."""
+    task, folder = opened.task, opened.path
+    as_source = ModelSpec(source=str(folder))
+    source = None
+    if not opened.own_task and task.weights(as_source) is not None:
+        with weights.deferred() as recorder:
+            network = task.build(as_source, opened.labels, opened.settings, folder)
+        source = Source(network, recorder, 0, folder)
+    else:
+        network = opened.network()
+    config = getattr(network, "config", None)
+    shape = Shape.of(config.to_dict()) if config is not None else None
+    mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), device)
+    origins = families.unfused(network)
+    dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
+    if dtype is not None:
+        weights.transform(network, functools.partial(_as_type, dtype=dtype))
+    parts = build(task, network, origins, train, Goal(), mesh, kind=Scorer)
+    if source is not None:
+        weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
+        if source.fresh:
+            raise DataError(
+                f"the model lacks {', '.join(source.fresh[:5])}",
+                where=str(folder),
+                fix="train it again: its folder is not complete",
+            )
+    return parts
+
+
+def _as_type(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.to(dtype) if value.is_floating_point() else value

@@ -1,0 +1,152 @@
+"""Copies of the tensors of one moment in host memory, which a save may take its time to write.
+
+Decides how they are made (once allocated, in huge pages, pinned where tensors lie on GPUs), and
+whether a machine can hold those of all its ranks: 12 bytes a parameter that is trained with AdamW
+in fp32."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import logging
+import mmap
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rekindle.errors import CheckpointError
+from rekindle.launch import memory
+from rekindle.train.dcp import THREADS, Piece
+
+log = logging.getLogger(__name__)
+
+_COPY_BYTES = 16 << 20  # no piece of work is larger, so that threads end together
+_ALIGNMENT = 64
+
+
+class Snapshot:
+    """Host memory in which the tensors of one moment outlive the next step. It is allocated once
+    (in huge pages: touching new small ones costs more than copying) and used for every save."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, torch.Tensor] = {}
+        self.layout: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self.pinned: Pinned | None = None
+        self.copiers = concurrent.futures.ThreadPoolExecutor(
+            THREADS, "snapshot", torch.set_num_threads, (1,)
+        )
+
+    def take(self, pieces: Mapping[str, Piece]) -> dict[str, Piece]:
+        """The same pieces with copies of their tensors, which hold until the next call."""
+        layout = {name: (piece.local.size(), piece.local.dtype) for name, piece in pieces.items()}
+        if layout != self.layout:
+            self.release()  # before there are new ones
+            self.places, self.pinned = _allocate({n: piece.local for n, piece in pieces.items()})
+            self.layout = layout
+        work: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for name, piece in pieces.items():
+            work += _parts(self.places[name], piece.local)
+        shares = [work[start::THREADS] for start in range(THREADS)]
+        list(self.copiers.map(_copy, (share for share in shares if share)))
+        if any(not piece.local.is_cpu for piece in pieces.values()):
+            torch.accelerator.synchronize()
+        return {
+            name: dataclasses.replace(piece, local=self.places[name])
+            for name, piece in pieces.items()
+        }
+
+    def release(self) -> None:
+        """Give the memory back; the copies of the last `take` are gone."""
+        if self.pinned is not None:
+            self.pinned.release()
+        self.places, self.layout, self.pinned = {}, {}, None
+
+
+class Pinned:
+    """Host memory that CUDA may copy into directly. The driver keeps it until it is unregistered,
+    whoever frees it in the meantime; `cudart` is torch's binding of the CUDA runtime."""
+
+    def __init__(self, start: int, size: int, cudart: Any) -> None:
+        self.start, self.cudart = start, cudart
+        self.done = not int(cudart.cudaHostRegister(start, size, 0))
+        if not self.done:
+            log.warning("cannot pin %d bytes of host memory; saves will take longer", size)
+
+    def release(self) -> None:
+        """Let the driver forget it, once."""
+        if self.done:
+            self.done = False
+            self.cudart.cudaHostUnregister(self.start)
+
+
+def snapshot_bytes(pieces: Mapping[str, Piece]) -> int:
+    """Host memory that a snapshot of the pieces takes: 64 GB of weights and moments take 64 GB."""
+    return sum(_aligned(piece.local.nbytes) for piece in pieces.values())
+
+
+def check_host_memory(pieces: Mapping[str, Piece]) -> None:
+    """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of its ranks.
+
+    All ranks have to call it, before the first save: later the kernel would kill a rank in it."""
+    mine = (memory.identity(), snapshot_bytes(pieces), memory.available_bytes())
+    found = [mine] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    for place in sorted({place for place, _, _ in found}):
+        ranks = [(size, left) for other, size, left in found if other == place]
+        size, left = sum(size for size, _ in ranks), min(left for _, left in ranks)
+        if size > left:
+            raise CheckpointError(
+                f"a checkpoint needs {size / 2**30:,.1f} GiB of host memory for the copies of "
+                f"{len(ranks)} ranks on one machine, and {left / 2**30:,.1f} GiB are left there",
+                where="train.checkpoint",
+                fix="raise the container's memory limit, use machines with more memory, or shard "
+                "the model over more machines (train.layout.shard); model.lora and "
+                "train.weights: bf16 make the copies smaller",
+            )
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _allocate(
+    tensors: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], Pinned | None]:
+    """An uninitialised host tensor for each, each with a storage of its own size."""
+    starts: dict[str, int] = {}
+    total = 0
+    for name, tensor in tensors.items():
+        starts[name] = total
+        total += _aligned(tensor.nbytes)
+    arena = mmap.mmap(-1, max(total, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        arena.madvise(mmap.MADV_HUGEPAGE)
+    pinned = None
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        start = torch.frombuffer(arena, dtype=torch.uint8).data_ptr()
+        pinned = Pinned(start, total, torch.cuda.cudart())  # type: ignore[no-untyped-call]
+    places = {
+        name: torch.frombuffer(arena, dtype=torch.uint8, count=tensor.nbytes, offset=starts[name])
+        .view(tensor.dtype)
+        .view(tensor.size())
+        for name, tensor in tensors.items()
+    }
+    return places, pinned
+
+
+def _parts(target: torch.Tensor, source: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs of views that together copy `source`."""
+    if source.nbytes <= _COPY_BYTES or not source.is_contiguous():
+        return [(target, source)]
+    size = _COPY_BYTES // source.element_size()
+    return list(
+        zip(torch.split(target.view(-1), size), torch.split(source.view(-1), size), strict=True)
+    )
+
+
+def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for target, source in pairs:
+            target.copy_(source, non_blocking=True)

@@ -1,0 +1,76 @@
+"""The network that a student learns from: frozen, in the precision of the forward pass, and divided
+among the ranks where it is large.
+
+In fp32 an 8B teacher took 32 GB of every GPU. In half precision it takes 16, and its blocks, all
+but the embeddings and the head of it, are sharded with FSDP2 over all ranks: a student with a
+teacher is never divided by tp, pp or cp, so that all ranks run the whole teacher. Each block is
+sharded for itself, because the loss calls backbone and head apart: there is no root to gather
+from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from rekindle.data.manifest import Shards
+from rekindle.spec.model import ModelSpec
+from rekindle.tasks import TASKS, Task
+from rekindle.train import attention, families, modelfolder, weights
+from rekindle.train.job import Job
+from rekindle.train.mesh import Mesh
+from rekindle.train.parallel import DTYPES
+
+# A smaller one is held whole: gathering it in every micro-batch costs more than it saves.
+WHOLE_BYTES = 1 << 30
+
+
+def load_teacher(folder: Path, job: Job, task: Task, shards: Shards, mesh: Mesh) -> nn.Module:
+    """The network in `folder`, ready for the loss of a student on `mesh`."""
+    half = DTYPES[job.train.precision] if job.train.precision in ("bf16", "fp16") else None
+    width = 2 if half is not None else 4
+    large = modelfolder.count_parameters(folder) * width > WHOLE_BYTES
+    if large and mesh.layout.world > 1 and job.task in TASKS and (folder / "config.json").exists():
+        network = _sharded(folder, task, shards, mesh, half)
+    else:
+        network = task.load(folder)
+        if half is not None:
+            weights.transform(network, lambda value: _cast(value, half))
+        network = network.to(mesh.device)
+    if families.family_of(network) is not None:
+        attention.install(network, attention.Peers())
+    return network.eval().requires_grad_(False)
+
+
+def _sharded(
+    folder: Path, task: Task, shards: Shards, mesh: Mesh, half: torch.dtype | None
+) -> nn.Module:
+    """Built without values, divided, and then filled: no rank ever holds the whole, not even on its
+    host."""
+    manifest = shards.manifest
+    with weights.deferred() as recorder:
+        spec = ModelSpec(source=str(folder))
+        network = task.build(spec, manifest.labels, manifest.settings, shards.assets)
+    source = weights.Source(network, recorder, 0, folder)
+    origins = families.unfused(network)
+    if half is not None:
+        weights.transform(network, lambda value: _cast(value, half))
+    ranks = init_device_mesh(mesh.device.type, (dist.get_world_size(),))
+    for _, block in families.blocks(network):
+        # True and not the default, which keeps what no other module is the root of
+        fully_shard(block, mesh=ranks, reshard_after_forward=True)
+    weights.transform(network, lambda value: _placed(value, mesh.device))
+    weights.fill([network], source, origins)
+    return network
+
+
+def _cast(value: torch.Tensor, half: torch.dtype) -> torch.Tensor:
+    return value.to(half) if value.is_floating_point() else value
+
+
+def _placed(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_like(value, device=device) if value.is_meta else value.to(device)

@@ -1,0 +1,43 @@
+"""Scoring without a launch: this process is the only rank."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rekindle.evaluate.evaluate import evaluate
+from rekindle.spec.model import TrainSpec
+from rekindle.train.loop import StopFlag
+from rekindle.train.score import hand_over, job_of
+from rekindle.train.score_rank import Work
+
+CPU = torch.device("cpu")
+
+
+@contextlib.contextmanager
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def scored(state, candidate, examples, champion=None, version="", **train):
+    """The folder with the scores; `state` is the artifact root."""
+    spec = TrainSpec.model_validate(train)
+    job = job_of(candidate, champion, version, examples, spec, str(state))
+    with one_rank():
+        work = Work(job, CPU, StopFlag(60), lambda step, phase: None)
+        assert all(work.score(turn) for turn in job.turns)
+    output = Path(state) / "scores-out" / job.candidate.kept.rpartition("/")[2]
+    hand_over(job, output)
+    return output
+
+
+def judged(spec, slices, candidate, examples, champion, version, state):
+    """The evidence on `candidate`."""
+    return evaluate(spec, slices, scored(state, candidate, examples, champion, version))

@@ -1,0 +1,16 @@
+"""Scores the way the component does: `python step.py CANDIDATE EXAMPLES STATE OUTPUT`."""
+
+import sys
+from pathlib import Path
+
+from rekindle.errors import RekindleError
+from rekindle.spec.model import TrainSpec
+from rekindle.train.score import job_of, score
+
+if __name__ == "__main__":
+    candidate, examples, state, output = map(Path, sys.argv[1:])
+    try:
+        score(job_of(candidate, None, "", examples, TrainSpec(), str(state)), output)
+    except RekindleError as error:
+        print(error, flush=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,42 @@
+"""What ranks on GPUs are started with; the options are those of this torch."""
+
+import pytest
+from torch.distributed.run import parse_args
+
+from rekindle.launch import accelerator
+from rekindle.launch.gang import argv
+from rekindle.launch.rendezvous import Rendezvous
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, {}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, {}),
+        ({"PYTORCH_HIP_ALLOC_CONF": ""}, {}),
+    ],
+)
+def test_the_allocator_grows_its_segments_unless_the_user_has_set_it(environment, told):
+    assert accelerator.allocator(environment) == told
+
+
+def test_torchrun_takes_the_option_that_binds_ranks_to_the_processors_beside_their_gpu():
+    bound = argv(["train.py"], Rendezvous(), 0, bound=True)
+    assert parse_args(bound).numa_binding == "node"
+    assert parse_args(argv(["train.py"], Rendezvous(), 0)).numa_binding is None
+
+
+def test_ranks_are_bound_where_there_are_several_nodes_and_numactl(tmp_path, monkeypatch):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "numactl").write_text("#!/bin/sh\n")
+    (tools / "numactl").chmod(0o755)
+    nodes = tmp_path / "nodes"
+    (nodes / "node0").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tools))
+    assert not accelerator.can_bind(nodes)
+    (nodes / "node1").mkdir()
+    assert accelerator.can_bind(nodes)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not accelerator.can_bind(nodes)

@@ -1,0 +1,347 @@
+"""What one optimizer step asks of a device: nothing but one read, a step late, and one small collective. On a CPU nobody would
+notice, so reads and collectives are counted, and tensors without values stand for a GPU's."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rekindle.plan.tensors import rows_at_once
+from rekindle.spec.layout import Layout
+from rekindle.spec.model import ModelSpec, TrainSpec
+from rekindle.tasks import load_task
+from rekindle.train import objective, parallel, weights
+from rekindle.train.batches import Batches
+from rekindle.train.live import Live
+from rekindle.train.loop import StopFlag
+from rekindle.train.mesh import Mesh
+from rekindle.train.objective import Goal
+from rekindle.train.optimizer import Optimizer
+from tests.train.differential import PACK, made_shards, trainer_of
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 40, "max_position_embeddings": 64,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}
+BERT = {
+    "model_type": "distilbert",
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 24,
+    "max_position_embeddings": 32,
+}
+UNSAVED = types.SimpleNamespace(pending=None, written=lambda: True, settle=lambda save: None)
+# what returns a value to Python, or tensors whose size depends on one
+READS = {
+    "item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "nonzero", "masked_select", "unique",
+    "equal", "allclose", "argwhere", "__contains__",
+}  # fmt: skip
+
+
+def case(task="causal_lm", model=LLAMA, axes=(), **cell):
+    cell = {
+        "axes": axes,
+        "schedule": "",
+        "checkpointing": "none",
+        "compile": False,
+        "precision": "fp32",
+        "lora": False,
+        **cell,
+    }
+    return {
+        "task": task,
+        "model": model,
+        "cell": cell,
+        "exact": False,
+        "packing": task == "causal_lm",
+        "micro": 2,
+    }
+
+
+@contextlib.contextmanager
+def ranks(world):
+    """The first of so many ranks; the others do not exist, and what they would send stays as it was."""
+    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class Reads(TorchFunctionMode):
+    """Where Python asked for the value of a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        by_mask = name == "__getitem__" and any(
+            isinstance(i, torch.Tensor) and i.dtype == torch.bool
+            for i in (args[1] if isinstance(args[1], tuple) else (args[1],))
+        )
+        if name in READS or by_mask:
+            frame = sys._getframe(1)
+            self.found.append(
+                f"{name} in {Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"
+            )
+        return function(*args, **(kwargs or {}))
+
+
+class Collectives(TorchDispatchMode):
+    """Types and sizes of what was added up between ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "allreduce" in str(function) or "all_reduce" in str(function):
+            tensors = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+            self.found += [(t.dtype, t.numel()) for t in tensors]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("world", "given"),
+    [
+        (1, case()),
+        (1, case(precision="fp16")),
+        (1, case(precision="bf16", checkpointing="full")),
+        (1, case(model=GPT2)),
+        (1, case("text_classification", BERT)),
+        (1, case("image_classification", {"channels": [4, 6], "hidden": 10, "dropout": 0.2})),
+        (2, case(axes=("shard",))),
+        (2, case(axes=("tp",))),
+        (2, case(axes=("cp",))),
+    ],
+    ids=lambda value: " ".join(["x".join(value["cell"]["axes"]) or "one", value["task"], value["model"].get("model_type", ""), value["cell"]["precision"]]) if isinstance(value, dict) else str(value),
+)  # fmt: skip
+def test_a_step_reads_once_and_agrees_once(world, given):
+    with ranks(world):
+        trainer = trainer_of(given)
+        trainer.spec = trainer.optimizer.spec = trainer.spec.model_copy(update={"clip_norm": 1.0})
+        stop, moved = StopFlag(60), trainer.feed
+        # what comes from the loader is a copy on a GPU: reading it there is a read, too
+        trainer.feed = lambda micro: [
+            m.with_tensors(t.clone() for t in m.tensors()) for m in moved(micro)
+        ]
+        made = [trainer.batches.make(step) for step in range(3)]
+        before = trainer._launch(0, made[0], stop, UNSAVED)
+        with Reads() as reads, Collectives() as collectives:
+            launched = trainer._launch(1, made[1], stop, UNSAVED)
+            assert reads.found == []
+            trainer._read(before, UNSAVED)
+        assert len(reads.found) == 1, reads.found
+        if world > 1:
+            assert [n for dtype, n in collectives.found if dtype == torch.float64] == [4]
+        trainer._read(launched, UNSAVED)
+
+
+def test_gradients_of_norms_that_tp_ranks_share_are_added_up_at_once():
+    with ranks(2):
+        trainer = trainer_of(case(axes=("tp",)))
+        trainer._backward(trainer.batches.make(0))
+        with Collectives() as collectives:
+            trainer.optimizer.collect()
+        shared = [h for h in trainer.optimizer.held if h.name in trainer.parts.partial]
+        assert len(shared) > 2
+        assert collectives.found == [(torch.float32, sum(h.local.numel() for h in shared))]
+
+
+def test_numbers_that_are_read_late_change_nothing_but_when_it_stops(tmp_path):
+    """A GPU's way on a CPU: each step's numbers are read while the next one runs."""
+    found = {}
+    for behind in (False, True):
+        with ranks(1):
+            trainer = trainer_of(case())
+            trainer.behind = behind
+            rows, saved, stop = [], [], StopFlag(60)
+            history = types.SimpleNamespace(append=rows.append)
+            clock = types.SimpleNamespace(
+                tick=lambda work, waited, seconds: {"samples_per_second": seconds},
+                report=lambda row: None,
+            )
+            checkpointer = types.SimpleNamespace(
+                pending=None, written=lambda: True, settle=lambda save: None, fits=lambda left: True,
+                save=lambda step, tensors, state, to=saved: to.append(step),
+            )  # fmt: skip
+            make, profiler = trainer.batches.make, types.SimpleNamespace(step=lambda waited: None)
+
+            def made(step, make=make, stop=stop):
+                if step == 0:
+                    stop.raise_it()
+                return make(step)
+
+            trainer.batches.work = lambda step, last, made=made: made(step)
+            last = trainer.fit(checkpointer, history, stop, 0, clock, profiler)
+            found[behind] = last, saved, [(row.step, row.loss, row.grad_norm) for row in rows]
+    (early, late), rows = (found[False], found[True]), [found[b][2] for b in (False, True)]
+    assert (early[0], early[1]) == (1, [1])
+    assert (late[0], late[1]) == (2, [2])
+    assert rows[1][:1] == rows[0]
+    assert [step for step, *_ in rows[1]] == [1, 2]
+
+
+# The optimizer
+
+
+def parts_of(given, device, **train):
+    task, shards = load_task(given["task"]), made_shards(given["task"], given["packing"])
+    with weights.deferred():
+        network = task.build(
+            ModelSpec(source=given["model"]),
+            shards.manifest.labels,
+            shards.manifest.settings,
+            Path(),
+        )
+    spec = TrainSpec(lr=1e-2, **train)
+    return parallel.build(
+        task, network, {}, spec, Goal(), Mesh(Layout(), torch.device(device))
+    ), spec
+
+
+def test_all_state_of_the_optimizer_lies_where_its_parameter_does():
+    """CUDA's fused kernel refuses a step counter on the host; `meta` stands for the device."""
+    parts, spec = parts_of(case(), "meta", precision="fp16")
+    optimizer = Optimizer(parts, spec)
+    state = [t for held in optimizer.held for t in optimizer.adam.state[held.local].values()]
+    assert len(state) == 3 * len(optimizer.held)
+    assert {
+        t.device.type
+        for t in [*state, optimizer.shares, optimizer.scale.value, optimizer.scale.good]
+    } == {"meta"}
+
+
+def test_a_step_whose_gradient_is_not_finite_is_skipped_without_asking():
+    with ranks(1):
+        trainer = trainer_of(case(precision="fp16"))
+        optimizer = trainer.optimizer
+        optimizer.scale.value.fill_(2.0**40)  # overflows
+        before = [held.local.clone() for held in optimizer.held]
+        for step in range(2):
+            _, norm, *_ = trainer._launch(
+                step, trainer.batches.make(step), StopFlag(60), UNSAVED
+            ).numbers.read()
+            assert not np.isfinite(norm)
+        assert all(
+            torch.equal(held.local, old) for held, old in zip(optimizer.held, before, strict=True)
+        )
+        assert {float(optimizer.adam.state[held.local]["step"]) for held in optimizer.held} == {0.0}
+        assert optimizer.loss_scale == 2.0**38, "halved twice"
+
+
+# The loss
+
+
+def test_the_loss_of_a_large_vocabulary_takes_few_passes_and_little_memory_on_a_gpu(monkeypatch):
+    """8,192 tokens of Llama-3-8B's head, 128,256 x 4,096, traced without values with a GPU's pieces."""
+    tokens, hidden, vocabulary = 8_192, 4_096, 128_256
+    monkeypatch.setattr(
+        objective, "rows_at_once", lambda columns, device: rows_at_once(columns, "cuda")
+    )
+    found, head_gib = {}, vocabulary * hidden * 2 / 2**30
+    for frozen in (False, True):
+        live, products = Live(), Products()
+        with FakeTensorMode():
+            states = torch.empty(tokens, hidden, dtype=torch.bfloat16, requires_grad=True)
+            head = torch.empty(vocabulary, hidden, dtype=torch.bfloat16, requires_grad=not frozen)
+            labels, count = torch.empty(tokens, dtype=torch.int64), torch.empty(())
+            with live.counting(), products:
+                loss, _ = objective.linear_cross_entropy(states, head, labels, count)
+                loss.backward()
+        found[frozen] = products.count, live.peak / 2**30
+        print(
+            f"{'frozen' if frozen else 'trained'} head: {products.count} products, {live.peak / 2**30:.2f} GiB"
+        )
+    pieces = -(-tokens // 1_046)
+    assert [count for count, _ in found.values()] == [3 * pieces, 2 * pieces]
+    assert found[True][1] < head_gib + 1.25, (
+        "0.5 of logits, as much in half precision, and gradients of states"
+    )
+    assert found[False][1] < head_gib + 1.25 + 3 * head_gib, "a sum in fp32 and a product"
+    assert rows_at_once(vocabulary, "cpu") == 65
+
+
+class Products(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten.mm.default
+        return function(*args, **(kwargs or {}))
+
+
+# Seeds
+
+
+def test_seeding_dropout_leaves_nothing_behind_for_devices_that_are_not_there():
+    """`torch.manual_seed` keeps the stack of each caller for every kind of device until that is used."""
+    script = (
+        "import torch, torch.distributed as dist, json, sys\n"
+        "from tests.train.test_step import BERT, case, ranks\n"
+        "from tests.train.differential import trainer_of\n"
+        "with ranks(1):\n"
+        "    trainer = trainer_of(case('text_classification', BERT))\n"
+        "    kept = lambda: [id(m._lazy_seed_tracker.manual_seed_all_cb) for m in (torch.cuda, torch.xpu)]\n"
+        "    before = kept()\n"
+        "    trainer._backward(trainer.batches.make(0))\n"
+        "    print(json.dumps([before, kept()]))\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    before, after = json.loads(said.stdout.splitlines()[-1])
+    assert after == before
+
+
+def test_a_seed_gives_the_bits_of_manual_seed():
+    torch.manual_seed(12345)
+    theirs = torch.rand(5)
+    objective.seed(12345, torch.device("cpu"))
+    assert torch.equal(torch.rand(5), theirs)
+
+
+# Shapes of a pipeline
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "text_classification"])
+def test_a_pipeline_sees_few_lengths_however_many_texts_have(task):
+    shards = made_shards(task, packing=False)
+    lengths = shards.lengths("train")
+    order = types.SimpleNamespace(pack_length=None, global_batch_size=1)
+    batches = Batches(
+        load_task(task), shards, "train", order, Mesh(Layout(pp=2), torch.device("cpu")), 0
+    )
+    seen = set()
+    for row in range(len(lengths)):
+        if task == "causal_lm":
+            seen.add(batches._longest(np.array([row]), np.array([0])))
+        else:
+            (micro,) = batches._padded(
+                [batches._micro(np.array([row]), np.array([0]), 0, 0, torch.ones(1))]
+            )
+            seen.add(micro.inputs["input_ids"].shape[1])
+    assert len(set(lengths.tolist())) > 8
+    assert len(seen) <= 8
+    assert max(seen) == max(lengths), "positions that a model does not have are not asked for"
+    assert max(lengths) < PACK

@@ -1,0 +1,150 @@
+"""Texts with a class share a sequence: no padding but in attention, and each is what it would be alone."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from rekindle.spec.layout import Layout
+from rekindle.spec.model import ModelSpec
+from rekindle.tasks import load_task
+from rekindle.train import attention, families
+from rekindle.train.batches import Batches
+from rekindle.train.documents import Documents
+from rekindle.train.feed import Feed
+from rekindle.train.mesh import Mesh
+from rekindle.train.objective import Goal, Part
+from tests.train import varlen_reference
+from tests.train.differential import made_shards
+
+CPU = torch.device("cpu")
+NETWORKS = {
+    "distilbert": {"model_type": "distilbert", "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 32,
+                   "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
+    "bert": {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+             "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+}  # fmt: skip
+TASK, SHARDS = load_task("text_classification"), made_shards("text_classification", packing=False)
+ROWS = np.array([3, 8, -1, 20, 5, 11, 30])
+
+
+def network(kind, **more):
+    torch.manual_seed(0)
+    source = NETWORKS[kind] | more
+    return TASK.build(
+        ModelSpec(source=source), SHARDS.manifest.labels, SHARDS.manifest.settings, None
+    )
+
+
+def batches(layout=Layout(), joined=True):  # noqa: B008 - frozen
+    order = types.SimpleNamespace(pack_length=None, global_batch_size=len(ROWS), by_length=False)
+    return Batches(TASK, SHARDS, "train", order, Mesh(layout, CPU), 0, joined)
+
+
+def on_cpu(micro):
+    (moved,) = Feed(CPU, torch.float32)([micro])
+    return moved
+
+
+def test_groups_pad_little_and_give_every_token_back():
+    lengths = [3, 4, 6, 7, 7, 13, 40]
+    documents = Documents.of_texts(lengths)
+    assert [(g.rows, g.longest, g.tokens) for g in documents.groups] == [
+        (3, 6, 13),
+        (3, 13, 27),
+        (1, 40, 40),
+    ]
+    assert documents.starts.tolist() == np.cumsum([0, *lengths]).tolist()
+    tokens, start = torch.arange(sum(lengths)), 0
+    for group in documents.groups:
+        mine = tokens[start : start + group.tokens]
+        padded = mine[group.places]
+        assert padded[group.back].tolist() == mine.tolist()
+        assert group.mask is None or group.mask.sum() == group.tokens
+        places, back, _ = group.by_head(3)
+        heads = torch.stack([mine, mine + 1000, mine + 2000], 1)
+        by_head = heads.flatten()[places].view(group.rows, 3, group.longest)
+        assert torch.equal(by_head[:, 1], padded.view(group.rows, -1) + 1000)
+        assert torch.equal(by_head.flatten()[back].view(-1, 3), heads)
+        start += group.tokens
+
+
+@pytest.mark.parametrize("kernel", ["groups", "documents", "varlen"])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_joined_text_gets_the_scores_and_gradients_it_gets_alone(kind, kernel):
+    micro = on_cpu(batches().arranged(ROWS, np.arange(len(ROWS))))
+    assert micro.inputs["input_ids"].shape == (
+        1,
+        int(SHARDS.lengths("train")[np.maximum(ROWS, 0)].sum()),
+    )
+    if kernel == "documents":
+        micro.documents.groups = ()
+    precision = torch.bfloat16 if kernel == "varlen" else torch.float32
+    found = []
+    for joined in (True, False):
+        net = network(
+            kind,
+            **({"dim": 32, "n_heads": 2} if kind == "distilbert" and kernel == "varlen" else {}),
+        ).train()
+        if kernel == "varlen":
+            varlen_reference.install()
+        attention.install(
+            net, attention.Peers(kernel="varlen" if kernel == "varlen" and joined else "sdpa")
+        )
+        part = Part(TASK, net, Goal())
+        assert part.joins_texts
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+            if joined:
+                loss, right, count = part(micro=micro)[0]
+                loss.backward()
+            else:  # each text by itself
+                parts = [
+                    on_cpu(batches(joined=False).arranged(ROWS[i : i + 1], np.array([0])))
+                    for i in range(len(ROWS))
+                ]
+                results = [part(micro=one)[0] for one in parts]
+                loss, right, count = torch.stack(results).sum(0)
+                loss.backward()
+        found.append(
+            [loss.detach(), right, count, *(p.grad for p in net.parameters() if p.grad is not None)]
+        )
+    assert float(found[0][2]) == sum(ROWS >= 0)
+    for ours, alone in zip(*found, strict=True):
+        gap = (ours - alone).norm() / (alone.norm() + 1e-3)
+        assert gap <= (3e-2 if precision == torch.bfloat16 else 1e-5)
+
+
+def test_a_pipeline_fills_joined_texts_up_to_one_length_that_nobody_looks_at():
+    made = batches(Layout(pp=2))
+    micro = [
+        made._micro(rows, np.arange(2), 0, 0, torch.ones(1))
+        for rows in (np.array([3, 8]), np.array([20, 5]))
+    ]
+    filled = made._padded(micro)
+    (length,) = {m.inputs["input_ids"].shape[1] for m in filled}
+    assert length >= max(m.inputs["input_ids"].shape[1] for m in micro)
+    net = network("distilbert").eval()
+    attention.install(net, attention.Peers())
+    part = Part(TASK, net, Goal())
+    with torch.no_grad():
+        for one, more in zip(micro, filled, strict=True):
+            torch.testing.assert_close(part(micro=on_cpu(more)), part(micro=on_cpu(one)))
+
+
+def test_a_network_without_a_summary_that_is_known_gets_padded_batches():
+    class Own(torch.nn.Module):
+        pass
+
+    assert not Part(TASK, Own(), Goal()).joins_texts
+    assert families.family_of(Own()) is None
+    micro = batches(joined=False).arranged(ROWS, np.arange(len(ROWS)))
+    assert micro.documents is None
+    assert set(micro.inputs) == {"input_ids", "attention_mask"}
+
+
+def test_a_teacher_that_cannot_read_joined_texts_keeps_them_apart():
+    class Teacher(torch.nn.Module):
+        pass
+
+    assert not Part(TASK, network("bert"), Goal(teacher=Teacher())).joins_texts
