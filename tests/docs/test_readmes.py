@@ -35,7 +35,7 @@ from tests.docs.blocks import ROOT, blocks, commands, lay_out, pages
 from tests.docs.conftest import environment
 
 HEAVY = "rekindle run "
-NOT_RUN = ("make ", "python -m pip ")
+NOT_RUN = ("make ", "python -m pip ", "python3 ")  # python3: only where there is a GPU
 PAGES = pages()
 README = ROOT / "README.md"
 
@@ -58,8 +58,20 @@ def test_every_line_of_a_bash_block_is_understood(block, tmp_path):
     for line in commands(block):
         words = shlex.split(line)
         match words:
-            case ["make", target]:
-                assert re.search(rf"^{target}:.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            case ["make", target, *variables]:
+                makefile = (ROOT / "Makefile").read_text()
+                assert all(f"\n{name.partition('=')[0]} ?= " in makefile for name in variables)
+                assert re.search(rf"^{target}:.*##", makefile, re.MULTILINE)
+            case ["python3", "-m", "tests.gpu", *rest]:
+                from tests.gpu import __main__ as checks
+
+                checks.options().parse_args(rest)
+            case ["python3", "tests/bench/bench_gpu.py", *rest]:
+                from tests.bench import bench_gpu
+
+                bench_gpu.options().parse_args(rest)
+            case ["python3", "-m", "pytest", path, *_]:
+                assert (ROOT / path).is_dir()
             case ["python", "-m", "pip", ("wheel" | "install"), *rest]:
                 _check_pip(rest)
             case ["rekindle", verb, *rest]:

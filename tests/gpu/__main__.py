@@ -16,7 +16,8 @@ from tests.gpu import runner, table
 from tests.gpu.here import Here
 
 
-def main() -> int:
+def options() -> argparse.ArgumentParser:
+    """What the command line takes."""
     words = argparse.ArgumentParser(
         prog="python -m tests.gpu", description=(__doc__ or "").partition("\n\n")[2]
     )
@@ -29,6 +30,11 @@ def main() -> int:
     words.add_argument("--tiny", action="store_true")
     words.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, with --tiny cpu")
     words.add_argument("--child", help=argparse.SUPPRESS)
+    return words
+
+
+def main() -> int:
+    words = options()
     given = words.parse_args()
     here = Here.of(given.device or ("cpu" if given.tiny else "cuda"), given.tiny)
     if given.child:
