@@ -80,6 +80,12 @@ def memory(work: Work, pp_rank: int | None = None) -> Memory:
     return max(found, key=lambda memory: memory.peak_bytes)
 
 
+def least_bytes(work: Work) -> int:
+    """What its first rank holds in the optimizer: a bound below `memory`, found in little time."""
+    rank = _Moments(work, 0)
+    return sum(rank.static().values()) + rank.optimizing()["gradients"]
+
+
 def snapshot_bytes(work: Work) -> int:
     """Host memory that one rank's copies take while a checkpoint is saved, on the worst place of
     the pipeline: 12 bytes a trained parameter in fp32, divided by the ranks that share them."""
@@ -107,8 +113,7 @@ class _Moments(Temporaries):
     def worst(self) -> Memory:
         """The largest of the moments."""
         held = {**self.static(), "pipeline buffers": self._received()}
-        everything = (True,) * len(self.stages)
-        found = [("optimizer", {"gradients": self.gradients(everything, ending=True)})]
+        found = [("optimizer", self.optimizing())]
         for moment in self._passes():
             passes = self._backward(moment) if moment.is_backward else self._forward(moment)
             name = "backward" if moment.is_backward else "forward"
@@ -116,6 +121,10 @@ class _Moments(Temporaries):
         found += [("backward", terms) for terms in self._ending()]
         name, terms = max(found, key=lambda moment: sum(moment[1].values()))
         return Memory({k: v for k, v in {**held, **terms}.items() if v}, name, self.pp_rank)
+
+    def optimizing(self) -> dict[str, int]:
+        """What there is besides while the optimizer works."""
+        return {"gradients": self.gradients((True,) * len(self.stages), ending=True)}
 
     def _passes(self) -> Iterable[Moment]:
         micro = self.work.accumulation

@@ -10,11 +10,12 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rekindle.catalog.gpus import Gpu
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import Profile, profile_of
-from rekindle.plan.memory import Memory, memory, needed
+from rekindle.plan.memory import Memory, least_bytes, memory, needed
 from rekindle.plan.shape import ModelShape
 from rekindle.plan.steptime import StepTime, step_time
 from rekindle.plan.work import Checkpointing, Software, Work, lora_targets
@@ -68,17 +69,8 @@ class Option:
 
     @property
     def complexity(self) -> tuple[int, ...]:
-        """Proven ones first, then the simplest: replicas, shards, both; then tp, pp, cp; then
-        recomputation."""
-        layout, train = self.work.layout, self.work.checkpointing
-        data = (layout.shard > 1) + (layout.shard > 1 and layout.dp > 1)
-        axes = 4 * (layout.tp > 1) + 8 * (layout.pp > 1) + 16 * (layout.cp > 1)
-        return (
-            int(not self.proven),
-            data + axes,
-            _SCHEDULES.index(layout.schedule),
-            _RECOMPUTED.index(train),
-        )
+        """See `_complexity`."""
+        return _complexity(self.work, self.proven)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,27 +106,47 @@ def search(asked: Asked, cluster: Cluster) -> Found:
         if reason:
             rejected[name] = Rejected(name, reason)
             continue
-        nearest: tuple[int, Memory] | None = None
-        for work, proven in _works(asked, layout):
-            weighed += 1
-            held = memory(work)
-            size = needed(held.peak_bytes).bytes
-            if size > cluster.gpu.memory_bytes:
-                if nearest is None or size < nearest[0]:
-                    nearest = size, held
-                continue
-            option = Option(work, cluster, held, step_time(work, cluster, profile.constants),
-                            profile, asked.train.global_batch_size, proven)  # fmt: skip
-            if name not in best or _order(option) < _order(best[name]):
-                best[name] = option
-        if name not in best:
-            rejected[name] = _too_large(name, nearest, cluster)
+        timed = [
+            _Timed(step_time(work, cluster, profile.constants), work, proven)
+            for work, proven in _works(asked, layout)
+        ]
+        weighed += len(timed)
+        fitting = _fastest_that_fits(timed, cluster.gpu.memory_bytes)
+        if fitting is not None:
+            one, held = fitting
+            examples = asked.train.global_batch_size
+            best[name] = Option(one.work, cluster, held, one.step, profile, examples, one.proven)
+        else:
+            rejected[name] = _too_large(name, timed, cluster)
     tie = profile.spread * SHARED
     ranked = _ranked(list(best.values()), tie)
     late = [
         Rejected(str(option.work.layout), _slower(option, ranked[0], tie)) for option in ranked[1:]
     ]
     return Found(tuple(ranked), (*late, *rejected.values()), weighed)
+
+
+class _Timed(NamedTuple):
+    """A work and the time of its step, in the order of preference."""
+
+    step: StepTime
+    work: Work
+    proven: bool
+
+    @property
+    def order(self) -> tuple[float, tuple[int, ...]]:
+        return self.step.seconds, _complexity(self.work, self.proven)
+
+
+def _fastest_that_fits(timed: Sequence[_Timed], room: int) -> tuple[_Timed, Memory] | None:
+    """With its memory; that of slower ones need not be known, and takes longer to find than the
+    time of a step."""
+    for one in sorted(timed, key=lambda one: one.order):
+        if needed(least_bytes(one.work)).bytes <= room:
+            held = memory(one.work)
+            if needed(held.peak_bytes).bytes <= room:
+                return one, held
+    return None
 
 
 def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
@@ -145,6 +157,20 @@ def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
     precision = "bf16" if "bf16" in gpu.tflops else "fp32"
     train = asked.train.model_copy(update={"precision": precision})
     return dataclasses.replace(asked, train=train)
+
+
+def _complexity(work: Work, proven: bool) -> tuple[int, ...]:
+    """Proven ones first, then the simplest: replicas, shards, both; then tp, pp, cp; then
+    recomputation."""
+    layout = work.layout
+    data = (layout.shard > 1) + (layout.shard > 1 and layout.dp > 1)
+    axes = 4 * (layout.tp > 1) + 8 * (layout.pp > 1) + 16 * (layout.cp > 1)
+    return (
+        int(not proven),
+        data + axes,
+        _SCHEDULES.index(layout.schedule),
+        _RECOMPUTED.index(work.checkpointing),
+    )
 
 
 def _order(option: Option) -> tuple[float, tuple[int, ...]]:
@@ -256,11 +282,13 @@ def _no_peak(asked: Asked, cluster: Cluster) -> str:
     return f"the catalog knows no {asked.train.precision} peak of {gpu.name}, but {known}"
 
 
-def _too_large(name: str, nearest: tuple[int, Memory] | None, cluster: Cluster) -> Rejected:
-    if nearest is None:
+def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected:
+    if not timed:
         return Rejected(name, "no micro-batch size feeds it")
-    size, held = nearest
-    here = cluster.gpu.memory_bytes / 2**30
+    least = min(one.work.layout.micro_batch_size for one in timed)
+    smallest = (memory(o.work) for o in timed if o.work.layout.micro_batch_size == least)
+    held = min(smallest, key=lambda memory: memory.peak_bytes)
+    size, here = needed(held.peak_bytes).bytes, cluster.gpu.memory_bytes / 2**30
     reason = f"needs {size / 2**30:.0f} of {here:.0f} GiB, most of it {held.dominant}"
     return Rejected(name, reason, size)
 

@@ -183,6 +183,7 @@ def cell_of(kind: Kind, layout: Layout, train: TrainSpec, lora: bool) -> Cell:
     )
 
 
+@functools.cache
 def level(cell: Cell) -> Level:
     """`proven`: a test compares it with one process. `composed`: no test has the whole of it, but
     tests have each pair of its features. `refused`: neither."""

@@ -118,12 +118,11 @@ class Checkpointer:
     ) -> None:
         self.storage, self.spec, self.run_key = storage_of(root), spec, run_key
         self.history = None if isinstance(self.storage, Folder) else history
-        # Two groups of their own: the save in the background runs collectives at any time, and
-        # they must interleave neither with those of a step nor with the vote on whether it is done.
+        # A group of its own: the save in the background runs collectives at any time, which must
+        # not interleave with those of a step.
         self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        self.vote = dist.new_group(backend="gloo", timeout=_PATIENCE)
         name = [uuid.uuid4().hex[:8]]
-        dist.broadcast_object_list(name, src=0, group=self.vote)
+        dist.broadcast_object_list(name, src=0, group=self.group)
         self.attempt = name[0]
         self.snapshot = Snapshot()
         self.thread = concurrent.futures.ThreadPoolExecutor(
@@ -162,15 +161,6 @@ class Checkpointer:
         if self.pending is not None:
             self._settle(self.pending)
 
-    def committed(self) -> int | None:
-        """The step of the save in flight once it is committed, on all ranks in the same call; never
-        waits for one that is not. Raises CheckpointError on every rank if it failed on any."""
-        if self.pending is None:
-            return None
-        if not self._all(self.pending.done()):
-            return None
-        return self._settle(self.pending)
-
     def written(self) -> bool:
         """Whether this rank has no save in flight, or its part of it is done; never waits."""
         return self.pending is None or self.pending.done()
@@ -185,21 +175,17 @@ class Checkpointer:
         """Whether a save that begins now will be committed in that time, as far as earlier ones of
         this attempt tell; without any, yes. All ranks have to ask, and get the same answer."""
         expected = _MARGIN * max(self.seconds, default=0.0)
-        return self._all(expected * (2 if self.pending else 1) <= seconds_left)
+        fits = torch.tensor(float(expected * (2 if self.pending else 1) <= seconds_left))
+        dist.all_reduce(fits, dist.ReduceOp.MIN)  # on the host, where no save has its collectives
+        return bool(fits)
 
-    def _all(self, mine: bool) -> bool:
-        votes = torch.tensor(float(mine))
-        dist.all_reduce(votes, dist.ReduceOp.MIN, group=self.vote)
-        return bool(votes)
-
-    def _settle(self, pending: concurrent.futures.Future[_Outcome]) -> int:
+    def _settle(self, pending: concurrent.futures.Future[_Outcome]) -> None:
         self.pending = None
         outcome = pending.result()
         if outcome.problem is not None:
             self.started = -1
             raise outcome.problem
         self.seconds.append(outcome.seconds)
-        return self.started
 
     def _save(
         self, began: float, step: int, copies: dict[str, Piece], state: State, rows: int
