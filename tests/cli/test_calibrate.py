@@ -17,6 +17,8 @@ from rekindle.spec.load import load_spec
 from tests.cli.test_compile import ROOT
 
 CHAT = str(ROOT / "configs" / "chat.yaml")
+pytestmark = pytest.mark.slow  # a training, and plans of what it took
+
 SHORT = ("--set", "train.epochs=2")
 
 

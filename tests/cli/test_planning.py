@@ -83,6 +83,7 @@ def test_figures_are_shown_before_one_is_asked_and_limits_are_kept(tmp_path):
         planned(spec("resources.deadline_hours=2"), "sagemaker", tmp_path)
 
 
+@pytest.mark.slow
 def test_machines_that_the_config_leaves_open_are_those_of_its_plan(tmp_path, caplog):
     auto = spec("resources={machine: auto}")
     chosen = on_machines(auto, "sagemaker", tmp_path).resources

@@ -115,6 +115,7 @@ def test_a_data_set_of_the_hub_is_streamed_and_pinned_to_a_commit(hub, tmp_path)
     assert "the split test is empty" in refused["text"]
 
 
+@pytest.mark.slow
 def test_chats_of_the_hub_keep_their_turns(tmp_path):
     folder = tmp_path / "hub/datasets/acme/chats"
     folder.mkdir(parents=True)

@@ -53,6 +53,7 @@ def peak_of(folder, megabytes):
     return peak[0] / 1e6
 
 
+@pytest.mark.slow
 def test_eight_times_the_input_needs_no_more_memory(tmp_path):
     (tmp_path / "small").mkdir()
     (tmp_path / "large").mkdir()

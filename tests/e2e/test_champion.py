@@ -129,6 +129,7 @@ def test_06_changed_bytes_behind_the_same_uri_retrain_and_poisoned_labels_are_re
     assert registry("digits")["aliases"]["champion"] == "2"
 
 
+@pytest.mark.slow
 def test_07_unchanged_bytes_train_nothing(cli, home, registry):
     before = registry("digits")
     (cli.folder / "digits.parquet").touch()

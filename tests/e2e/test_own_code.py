@@ -60,6 +60,7 @@ def test_a_pipeline_of_ones_own(cli, folder):
     assert "skipped" in {s["status"] for s in few["steps"]}
 
 
+@pytest.mark.slow
 def test_a_task_class_of_ones_own(cli, folder):
     """Nearest centroid by gradient descent on raw pixels: a linear model in 40 lines, saved, judged, registered, loaded."""
     write(folder, "linear.py", '''

@@ -82,6 +82,7 @@ def test_the_code_of_a_slow_check_runs_on_a_cpu_and_finds_no_fault(name, environ
     check(name, rows.get(name), said)
 
 
+@pytest.mark.slow
 def test_what_the_checks_and_the_bench_import_is_there_on_a_machine_that_only_trains(environment):
     script = (
         "import sys; sys.path[:0] = ['tests/bench']\n"

@@ -26,6 +26,7 @@ def run(*words, path):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_all_but_the_user_is_as_it_has_to_be_on_this_machine():
     done = run("--json", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     said = json.loads(done.stdout)

@@ -179,11 +179,13 @@ def test_a_killed_launcher_leaves_no_worker_and_none_of_their_children(group, ru
     assert not alive, [p.cmdline() for p in alive]
 
 
+@pytest.mark.slow
 def test_a_start_may_take_long_while_one_rank_is_at_work(run):
     said = run.start("starts_slowly", start_seconds=1, max_restarts=0).ends(0)
     assert "no sign of life" not in said
 
 
+@pytest.mark.slow
 def test_a_start_that_stopped_working_is_ended_and_names_its_own_setting(run):
     run.start("never_starts", start_seconds=1, max_restarts=0).ends(1)
     assert " hangs in start: no sign of life for " in run.last

@@ -90,6 +90,7 @@ def test_what_lies_between_two_steps_is_known_to_the_percent(name):
     assert kept == pytest.approx(deep["static"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_three_finalists_are_traced_again_and_hold_what_is_stored():
     finalists = [finalist(name) for name in FAST]
     answers = trace.trace(finalists, at_most=3)

@@ -125,6 +125,7 @@ def auto(**limits):
     return make(spec, shipped(), "sagemaker", "us-east-1"), spec
 
 
+@pytest.mark.slow
 def test_machines_are_chosen_for_a_deadline_and_refused_where_none_keeps_it():
     slow, _ = auto()
     fast, spec = auto(deadline_hours=1.0)

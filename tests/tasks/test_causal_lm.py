@@ -390,6 +390,7 @@ print(json.dumps(answers))
 """
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_brings_its_tokenizer_config_and_weights(shards, tmp_path):
     found, repository = shards["chat"], tmp_path / "hub/models/acme/tiny"
     torch.manual_seed(1)

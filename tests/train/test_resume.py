@@ -292,6 +292,7 @@ def test_one_rank_gives_the_same_curve_as_two_up_to_rounding(gang, uninterrupted
         assert loss == pytest.approx(other_loss, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_auto_goes_on_in_the_precision_that_the_training_began_in(gang):
     """As when a machine with GPUs is replaced by one without bf16: a run never mixes two."""
     half = TRAIN.model_copy(update={"precision": "bf16", "deterministic": True})

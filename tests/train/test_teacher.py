@@ -25,6 +25,7 @@ def ranks(tmp_path_factory):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_divided_teacher_scores_as_a_whole_one_and_each_rank_holds_half_of_its_blocks(

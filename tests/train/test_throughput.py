@@ -114,6 +114,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_waiting_for_a_late_rank_is_communication(tmp_path):
     (tmp_path / "late.py").write_text(LATE)
     words = [

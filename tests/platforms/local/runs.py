@@ -116,8 +116,8 @@ def unnamed(left: Mapping[str, Any]) -> list[str]:
 
 
 QUICK = (
-    "all kinds of arguments", "artifacts and metadata", "named tuple", "nested pipelines", "list of artifacts",
-    "loop over structs", "loops over what was given", "loop with a limit", "branches inside a nested pipeline", "OneOf over artifacts", "branch on a number: elif",
+    "all kinds of arguments", "artifacts and metadata", "nested pipelines", "list of artifacts", "loop over structs",
+    "branches inside a nested pipeline", "OneOf over artifacts",
 )  # fmt: skip
 # cases of same.py for platforms that take a pipeline flat
 _FLAT = [

@@ -67,6 +67,7 @@ def printed(id: str, one: StepRecord) -> str:
     return watch.read_log(PLACE, id, one, "").text
 
 
+@pytest.mark.slow
 def test_an_execution_fails_is_tried_again_read_and_stopped(
     account: Account, tmp_path: Path
 ) -> None:

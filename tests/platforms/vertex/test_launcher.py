@@ -69,6 +69,7 @@ def test_torchrun_joins_the_ranks_of_all_nodes(task: Task) -> None:
     assert task.left()["parameterValues"] == {"Output": 3.0}
 
 
+@pytest.mark.slow
 def test_faults_of_the_service_are_waited_out(task: Task) -> None:
     for kind in ("token", "run", "list", "log", "create"):
         task.service.failures.append((kind, 503, "UNAVAILABLE", "try again"))
