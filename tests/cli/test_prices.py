@@ -15,10 +15,10 @@ from rekindle.answers import Prices, PricesRefreshed
 from rekindle.catalog.prices import Price, book, read_book, shipped, written
 from rekindle.cli.main import invoke
 from rekindle.platforms import price_lists, reads
+from tests.quick import first
 from tests.servers.cloud_prices import HOSTS, KEY, Market, item, product, sku
 from tests.servers.tls_hosts import Hosts
 from tests.servers.troubles import SILENCE, Fault
-from tests.quick import first
 
 TODAY = datetime.datetime.now(datetime.UTC).date()
 NOW, BEFORE = "2026-11-22T08:00:00.000Z", "2026-11-21T08:00:00.000Z"

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from tests.bench.bench_shard import sample_pss
 from tests.data.corpora import TASKS
 

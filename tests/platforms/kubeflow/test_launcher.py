@@ -28,6 +28,7 @@ from tests.platforms.kubeflow.launching import (
     pipeline_retried,
     until,
 )
+from tests.quick import first
 from tests.servers.kubernetes import FakeCluster, Trouble
 
 
@@ -429,7 +430,6 @@ LAUNCHER = """
 # kfp.dsl.executor_main
 import sys
 from rekindle.platforms.kubeflow.launcher import main
-from tests.quick import first
 sys.exit(main(sys.argv[1:]))
 """
 
