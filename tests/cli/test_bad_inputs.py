@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.quick import first
-
 GOOD = """\
 name: digits
 task: image_classification
@@ -168,9 +166,8 @@ FAILED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rows", "says"), first(2, [f[1:] for f in FAILED]), ids=[f[0] for f in FAILED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "says"), [f[1:] for f in FAILED], ids=[f[0] for f in FAILED])
 def test_bad_data_fails_clearly_and_loses_nothing(used, rows, says):
     with_rows(rows)(used)
     before = (used / ".rekindle" / "mlflow.db").read_bytes()

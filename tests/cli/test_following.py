@@ -140,6 +140,7 @@ def test_a_run_is_followed_to_its_end_mended_stopped_and_found_again(
     assert "found" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_from_here_and_says_what_will_run_again(here: Here, capsys: Out) -> None:
     here.flag.touch()
     here.stay.touch()

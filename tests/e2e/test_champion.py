@@ -117,6 +117,7 @@ def test_05_an_untrained_model_is_refused_and_says_why(cli, home, registry):
     assert now["tags"]["4"]["rekindle.decision"] == "refused"
 
 
+@pytest.mark.slow
 def test_06_changed_bytes_behind_the_same_uri_retrain_and_poisoned_labels_are_refused(
     cli, home, registry
 ):

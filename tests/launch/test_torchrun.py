@@ -107,6 +107,7 @@ def facts_of(run):
     return [json.loads((run.folder / f"facts-{n}").read_text()) for n in (0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(has_gpu(), reason="with a GPU all ranks are executed")
 def test_a_forked_rank_finds_what_one_of_its_own_finds(tmp_path):
     executed = facts_of(Run(tmp_path / "executed", EXECUTED))
@@ -163,6 +164,7 @@ def test_a_hung_rank_is_named_with_the_place_where_it_hangs(run):
     assert stacks.count("in wedged") == run.said.count(" in wedged\n")
 
 
+@pytest.mark.slow
 def test_a_frozen_rank_is_named_although_it_cannot_say_where(run):
     run.start("frozen", hang_seconds=2, max_restarts=0).ends(1)
     assert run.last.startswith("rank 1 hangs in step 5: ")

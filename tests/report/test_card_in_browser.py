@@ -287,6 +287,7 @@ def test_what_a_user_writes_stays_text(reader: Reader) -> None:
     page.context.close()
 
 
+@pytest.mark.slow
 def test_light_and_dark_differ_and_both_reach_wcag_aa(reader: Reader) -> None:
     assert round(contrast("#000000", "rgb(255, 255, 255)"), 2) == 21
     backgrounds = {}

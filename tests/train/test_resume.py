@@ -263,6 +263,7 @@ def test_sigterm_saves_exits_with_75_and_resumes_where_it_stopped(gang, uninterr
     same(gang, uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_broken_checkpoint_falls_back_loudly(gang, uninterrupted):
     gang.start().until_step(35)
     workers = gang.workers()
