@@ -260,19 +260,13 @@ def _device_name() -> str:
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else "this CPU"
 
 
-def options() -> argparse.ArgumentParser:
-    """What the command line takes."""
+def main() -> None:
     words = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     words.add_argument("--only", default="gpt-2,llama", help="beginnings of names")
     words.add_argument("--steps", type=int, default=20)
     words.add_argument("--pairs", type=int, default=3)
     words.add_argument("--tiny", action="store_true")
     words.add_argument("--out", type=Path, default=Path("bench.json"))
-    return words
-
-
-def main() -> None:
-    words = options()
     given = words.parse_args()
     if given.pairs < 3:
         words.error("an interval takes three pairs")

@@ -215,6 +215,7 @@ def test_a_read_only_registry_fails_clearly_and_keeps_what_was_trained(used):
     assert next(s for s in steps if s["name"] == "finetune")["status"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_an_unreachable_registry_fails_clearly(used):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

@@ -172,6 +172,7 @@ def test_the_output_needs_and_touches_nothing_else(seven):
     assert "url(" not in seven._repr_html_()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium on this machine")
 def test_it_fits_a_phone_and_is_left_aligned_whatever_the_notebook_says_of_tables(plans):
     page = "".join(plan._repr_html_() for plan in plans)

@@ -81,6 +81,7 @@ def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys)
     assert len(service.jobs) == 2
 
 
+@pytest.mark.slow
 def test_machines_are_shown_as_the_config_asks_for_them(service, capsys):
     more = ["resources.nodes=2", "resources.gpus_per_node=8", "resources.accelerator=H100", "resources.spot=true"]  # fmt: skip
     assert invoke(words("submit", "--yes", settings=[*WORKSPACE, *more])) == 0
@@ -200,6 +201,7 @@ def test_a_run_on_a_platform_has_the_status_and_the_steps_that_it_has_there(serv
     assert "Finished: 1 step done, and no gate in this pipeline." in card
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_as_a_new_job_shows_what_that_one_does(service, home, capsys):
     assert invoke(words("submit", "--yes", "--json")) == 0
     sent = told(capsys)

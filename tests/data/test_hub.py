@@ -86,6 +86,7 @@ def ask(hub, tmp_path, *specs):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_hub_is_streamed_and_pinned_to_a_commit(hub, tmp_path):
     own = {"source": "hub:acme/reviews", "split": {"by": "source"}, "slices": ["category"]}
     mixed = {"source": "hub:acme/reviews?split=train+validation&revision=main"}

@@ -194,6 +194,7 @@ def test_a_start_that_stopped_working_is_ended_and_names_its_own_setting(run):
     assert "if it was only slow, raise train.start_seconds" in run.last
 
 
+@pytest.mark.slow
 def test_a_killed_torchrun_takes_its_ranks_along_and_all_start_again(run):
     run.start("parent", max_restarts=1).ready()
     family = run.everybody()
@@ -233,6 +234,7 @@ def test_peers_that_wait_for_a_dead_rank_for_ever_are_given_up(run):
     assert run.last.startswith("rank 1 was killed by SIGKILL")
 
 
+@pytest.mark.slow
 def test_a_rank_that_the_kernel_killed_for_its_memory_is_told_from_one_killed_by_hand(run):
     with small_memory(1_400 << 20) as join:  # well above what torchrun itself takes
         said = run.start("greedy", max_restarts=3, prefix=join).ends(1)

@@ -215,6 +215,7 @@ def lost(stored, store, tmp_path_factory):
     return run("lost", tmp_path_factory.mktemp("lost"), "s3://lake/lost", **store)
 
 
+@pytest.mark.slow
 @cases("lost")
 def test_without_its_store(lost, name):
     passed(lost, name)

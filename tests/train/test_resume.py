@@ -311,6 +311,7 @@ def test_auto_goes_on_in_the_precision_that_the_training_began_in(gang):
     assert (summary.precision, summary.deterministic) == ("bf16", True)
 
 
+@pytest.mark.slow
 def test_a_diverged_loss_is_not_tried_again(gang):
     # decoupled decay multiplies the weights by 1 - 99 * 10 a step, past the range of fp32 in 13 steps
     gang.train = TrainSpec(steps=40, lr=99.0, warmup=0, weight_decay=10, lr_schedule="constant")

@@ -290,6 +290,7 @@ class Products(TorchDispatchMode):
 # Seeds
 
 
+@pytest.mark.slow
 def test_seeding_dropout_leaves_nothing_behind_for_devices_that_are_not_there():
     """`torch.manual_seed` keeps the stack of each caller for every kind of device until that is used."""
     script = (

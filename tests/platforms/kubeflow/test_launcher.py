@@ -69,6 +69,7 @@ def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(
     assert owner["kind"] == "Workflow"
 
 
+@pytest.mark.slow
 def test_artifacts_in_s3_and_the_credentials_in_secrets(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ def test_a_step_without_retries_is_not_attempted_again_unless_it_is_started_anew
     assert cluster.created == [cluster.created[0], f"{cluster.created[0]}-2"]
 
 
+@pytest.mark.slow
 def test_a_step_with_a_retry_is_attempted_again_under_the_next_name(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -320,6 +322,7 @@ def test_troubles_that_do_not_pass_end_the_launcher_and_not_the_job(
     assert len(cluster.created) == 1
 
 
+@pytest.mark.slow
 def test_turns_of_a_loop_and_other_runs_have_jobs_of_their_own(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

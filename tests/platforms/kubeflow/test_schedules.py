@@ -73,6 +73,7 @@ def test_what_a_set_that_was_cut_off_has_left_goes_with_the_next_command(
         assert wanted.enabled
 
 
+@pytest.mark.slow
 def test_a_set_that_is_killed_between_the_new_one_and_the_old_leaves_nothing_that_starts_twice(
     server: Served, tmp_path: Path
 ) -> None:

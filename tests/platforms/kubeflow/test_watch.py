@@ -54,6 +54,7 @@ def step(seen: Look, name: str) -> StepRecord:
     return next(one for one in seen.steps if one.name == name)
 
 
+@pytest.mark.slow
 def test_a_run_fails_is_tried_again_read_and_stopped(server: Served, tmp_path: Path) -> None:
     api, place = server
     flag, stay = tmp_path / "flag", tmp_path / "stay"

@@ -210,6 +210,7 @@ def test_machines_on_spot_are_another_quota(facts: Facts) -> None:
     }
 
 
+@pytest.mark.slow
 def test_moto_is_asked_in_the_same_words(
     aws: str, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_step_is_tried_again_in_its_container(
     assert "attempt 2 failed" in job.log
 
 
+@pytest.mark.slow
 def test_diff_names_exactly_the_steps_that_run_again(service: Pipelines, submitted: Submit) -> None:
     before, after = ({"n": n, "text": "a"} for n in (3, 4))
     service.execute(submitted(two_steps, before))
