@@ -28,6 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from rekindle.errors import UnsupportedError
 from rekindle.train import compat, families
 from rekindle.train.documents import Documents
+from rekindle.train.dropout import kept
 
 log = logging.getLogger(__name__)
 
@@ -463,11 +464,9 @@ def _kept(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int
     """0 or 1 / (1 - dropout), drawn for all heads of the layer from the default generator, which tp
     peers have in one state; each takes its own heads."""
     rows, heads, length, keys = weights_BHTS.shape
-    # in fp32, whose draws are fine enough; half the time of bernoulli_ on a CPU
     shape = (tp_size * heads, rows, length, keys)
-    drawn_HBTS = torch.empty(shape, device=weights_BHTS.device).uniform_().lt_(1 - dropout)
-    mine_HBTS = drawn_HBTS[tp_rank * heads : (tp_rank + 1) * heads].to(weights_BHTS.dtype)
-    return mine_HBTS.div_(1 - dropout).transpose(0, 1)
+    kept_HBTS = kept(shape, dropout, weights_BHTS.device, weights_BHTS.dtype)
+    return kept_HBTS[tp_rank * heads : (tp_rank + 1) * heads].transpose(0, 1)
 
 
 # A custom op, so that torch.compile treats it as opaque instead of drawing with a generator of its

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 from rekindle.errors import UnsupportedError
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import attention, families, tensor, weights
+from rekindle.train import attention, dropout, families, tensor, weights
 from rekindle.train.adapters import Adapters
 from rekindle.train.families import Origin, Skip
 from rekindle.train.mesh import Mesh
@@ -99,6 +99,7 @@ def build(
                 mesh.place("tp"), mesh.place("cp"), layout.tp, layout.cp, mesh.group("cp"), kernel
             )
             attention.install(piece, peers)
+            dropout.install(piece)
         _recompute_and_compile(piece, train)
         part = kind(task, piece, goal, first, last, mesh.group("tp"), sequence_parallel=sequence)
         stages.append(Stage(index, layout.stages, part, _distribute(part, train, mesh)))

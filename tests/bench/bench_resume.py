@@ -1,8 +1,9 @@
-"""From the start of torchrun to the end of the first step after a checkpoint, on two ranks.
+"""From the start of the launcher to the end of the first step after a checkpoint, on two ranks.
 
     python tests/bench/bench_resume.py [--pairs 6]
 
-Ours against transformers.Trainer: the same network, so that weights and moments are as large, one
+Ours, launched as the fine-tune step launches it, against transformers.Trainer under torchrun, which
+is how its users launch it: the same network, so that weights and moments are as large, one
 example a rank and step, so that little but the start counts. Both read a checkpoint that lies in
 the page cache. Ours hashes every byte before it trusts it. Ceiling: what Python and torch take to
 start."""
@@ -26,6 +27,17 @@ from work import Work
 from rekindle.launch import events
 
 SAVED, RANKS, GOAL = 4, 2, 1.0
+# what `finetune` does on a node, without what follows a training
+LAUNCH = """
+import sys
+from pathlib import Path
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.torchrun import torchrun
+from rekindle.train.job import Job
+job = Job.read(Path(sys.argv[1]))
+words = ["-m", "rekindle.train.worker", sys.argv[1]]
+torchrun(words, job.train, status=Path(job.status), rendezvous=Rendezvous(ranks_per_node=RANKS))
+""".replace("RANKS", str(RANKS))
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
 
 
@@ -52,8 +64,7 @@ class _Ours:
         output.mkdir(parents=True, exist_ok=True)
         job = self.given.job(0, output, epochs=None, steps=steps, global_batch_size=RANKS)
         job.write(output / "job.json")
-        words = ("-m", "rekindle.train.worker", str(output / "job.json"))
-        return contest.python(*TORCHRUN, *words)
+        return contest.python("-c", LAUNCH, str(output / "job.json"))
 
     def resume(self, number: int) -> float:
         """Seconds until the first new step is done."""

@@ -1,0 +1,45 @@
+"""Masks of dropout.
+
+On a CPU torch draws 64 random bits for each element, which takes longer than all that attention
+computes for a short text (measured: 12 of 130 ms of a step of a small text classifier). 16 bits are
+enough: the share that is kept is right to 1 in 65,536. A GPU draws beside what it computes, and
+torch.compile with a generator of its own; both keep torch's own masks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+_VALUES = 1 << 16
+
+
+def kept(
+    shape: Sequence[int], dropout: float, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """0 or 1 / (1 - dropout) for each element, from the default generator of the device."""
+    if device.type != "cpu":
+        drawn = torch.empty(shape, device=device).uniform_().lt_(1 - dropout)
+        return drawn.to(dtype).div_(1 - dropout)
+    count = math.prod(shape)
+    words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
+    drawn = words.view(torch.int16)[:count].view(*shape)
+    below = min(round((1 - dropout) * _VALUES), _VALUES - 1) - _VALUES // 2
+    return (drawn < below).to(dtype).mul_(1 / (1 - dropout))
+
+
+def install(network: nn.Module) -> None:
+    """Have the network's `nn.Dropout`s draw their masks here while they run on a CPU."""
+    for module in network.modules():
+        if type(module) is nn.Dropout and 0 < module.p < 1:
+            module.forward = functools.partial(_dropped, module)  # type: ignore[method-assign]
+
+
+def _dropped(module: nn.Dropout, x: torch.Tensor) -> torch.Tensor:
+    if not module.training or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(x, module.p, module.training, module.inplace)
+    return x * kept(x.shape, module.p, x.device, x.dtype)
