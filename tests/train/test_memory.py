@@ -122,7 +122,7 @@ def measure(source, layout, out):
     job = Job.of(
         artifact_root=str(out), run_key="key", task="causal_lm", shards="", output="", history="", init="", init_from="base",
         model=ModelSpec(source=str(source)),
-        train=TrainSpec(layout=layout, global_batch_size=8, micro_batch_size=2),
+        train=TrainSpec(layout=layout, precision="fp32", global_batch_size=8, micro_batch_size=2),
     )  # fmt: skip
     task, shards = load_task("causal_lm"), made_shards("causal_lm", packing=True)
     with Peak() as loading:
