@@ -138,7 +138,10 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
             layers.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
     layers += [
-        nn.AdaptiveAvgPool2d((min(height, 4), min(width, 4))),
+        # the identity where nothing is left to pool, which CUDA takes in deterministic mode, too
+        nn.AdaptiveAvgPool2d((min(height, 4), min(width, 4)))
+        if max(height, width) > 4
+        else nn.Identity(),
         nn.Flatten(),
         nn.Linear(depth * min(height, 4) * min(width, 4), architecture["hidden"]),
         nn.GELU(),

@@ -47,7 +47,7 @@ _UNUSED = ("position_ids", "use_cache", "output_attentions")
 @dataclasses.dataclass
 class Peers:
     """How heads and tokens are divided: this rank's place among its tp and cp peers; and the
-    `kernel` that keeps documents apart."""
+    `kernel` that keeps documents apart. `groups`: see `takes_groups`."""
 
     tp_rank: int = 0
     cp_rank: int = 0
@@ -55,6 +55,15 @@ class Peers:
     cp_size: int = 1
     cp_group: dist.ProcessGroup | None = None
     kernel: Kernel = "sdpa"
+    groups: bool = True
+
+
+def takes_groups(device: torch.device) -> bool:
+    """Whether some fast kernel of the device takes fewer key-value heads than heads: flash
+    attention does, which needs NVIDIA's compute capability 8.0."""
+    if device.type != "cuda" or not torch.cuda.is_available():  # a trace has no device to ask
+        return True
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def install(network: nn.Module, peers: Peers) -> None:
@@ -177,6 +186,8 @@ def _apart(
     return apart
 
 
+# not compiled, because each batch has other ranges
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _in_ranges(x_BGTD: torch.Tensor, documents: Documents, peers: Peers) -> torch.Tensor:
     """The keys or values of all cp ranks that this rank's queries see, range by range: [sum of
     the ranges, G, D]."""
@@ -309,7 +320,8 @@ def _one(
         return _with_dropout(query, key, value, mask, call)
     more = {}
     if query.shape[1] != key.shape[1]:
-        if mask is None and not (query.is_cuda and _in_fp32(query)):
+        fast = call.peers.groups and not (query.is_cuda and _in_fp32(query))
+        if mask is None and fast:
             more = {"enable_gqa": True}
         else:  # no fast kernel of CUDA takes fewer key-value heads with a mask, or in fp32
             key, value = (_repeated(x, query.shape[1]) for x in (key, value))

@@ -163,7 +163,7 @@ class _Small:
             source.include(network)
         dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
         if dtype is not None:
-            weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)
+            weights.convert(network, dtype)
         goal = Goal(train.label_smoothing)
         parts = build(self.task, network, origins, train, goal, mesh, lora)
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)

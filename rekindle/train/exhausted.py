@@ -29,6 +29,7 @@ FIXES: Mapping[str, str] = {
     "attention": f"{_FEWER}, lower data.max_length, or divide the heads (train.layout.tp) or the "
     "sequence (train.layout.cp)",
     "logits": f"{_FEWER}, or divide the vocabulary (train.layout.tp)",
+    "scoring": f"{_SHARD}, or take GPUs with more memory for the step `score`",
     "teacher": f"take a smaller model.teacher, set train.precision: bf16, or {_FEWER}",
     "copies for a checkpoint": "raise the container's memory limit, or shard the model over more "
     "machines (train.layout.shard)",
@@ -42,6 +43,7 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
         ("objective.py", "_states _hidden", "activations"),
         ("objective.py", "", "logits"),
         ("teacher.py", "", "teacher"),
+        ("scorer.py", "", "scoring"),
         ("snapshot.py", "", "copies for a checkpoint"),
         ("optimizer.py", "collect _local_gradient add_up _add_up", "gradients"),
         ("optimizer.py", "", "optimizer"),

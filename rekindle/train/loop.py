@@ -236,6 +236,7 @@ class Trainer:
             if self.pipeline is not None:
                 return self.pipeline.train([self._scaled(m) for m in self.feed(work.micro)])
             module, layout = self.parts.stages[0].module, self.mesh.layout
+            self.parts.stages[0].part.results.clear()
             sharded = layout.shard * layout.cp > 1
             total = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
             for turn, micro in enumerate(self.feed(work.micro)):
@@ -284,6 +285,7 @@ class Trainer:
             if self.pipeline is not None:
                 sums += self.pipeline.evaluate(list(moved))
             else:
+                self.parts.stages[0].part.results.clear()
                 for one in moved:
                     sums += self.parts.stages[0].part(micro=one)[0].double()
         for stage in self.parts.stages:

@@ -96,7 +96,13 @@ def build(
             tensor.divide(piece, network, mesh, tokens)
         if hasattr(piece, "config") and families.family_of(piece) is not None:
             peers = attention.Peers(
-                mesh.place("tp"), mesh.place("cp"), layout.tp, layout.cp, mesh.group("cp"), kernel
+                mesh.place("tp"),
+                mesh.place("cp"),
+                layout.tp,
+                layout.cp,
+                mesh.group("cp"),
+                kernel,
+                attention.takes_groups(mesh.device),
             )
             attention.install(piece, peers)
             dropout.install(piece)
@@ -138,6 +144,9 @@ def _recompute_and_compile(piece: nn.Module, train: TrainSpec) -> None:
         import torch._dynamo.config as dynamo
 
         dynamo.specialize_int = dynamo.specialize_float = True
+        # a block is compiled by itself, so DDP's hooks run between blocks; torch would cut large
+        # ones once more, at DDP's buckets
+        dynamo.optimize_ddp = False
     for block in blocks:
         if train.activation_checkpointing != "none":
             context = _selective if train.activation_checkpointing == "selective" else None

@@ -11,6 +11,7 @@ rekindle's own code and of the libraries that compute. Under `<artifact_root>/sc
     tokens     nats, right, targets   of the targets together; target_bytes
                target_ids     the targets themselves, for how frequent each is
                cut            hash of the tokens and of which of them are targets
+               full           whether the text may go on behind them
 
 Nothing here imports torch."""
 
@@ -52,16 +53,16 @@ def read_piece(examples: ExamplesFile, number: int) -> pa.Table:
     return pa.Table.from_batches([examples[i] for i in numbers])
 
 
-def scores_key(model: Path, examples: Path, train: TrainSpec) -> str:
+def scores_key(model: Path, examples: Path, train: TrainSpec, gpu: bool) -> str:
     """Names the scores of the model in the folder `model` on the test split of `examples`, in the
-    precision of `train`."""
+    precision of `train`; on a GPU fp32 is TF32 unless `train.deterministic`."""
     rows = open_examples(examples, TEST, "id", "hash")
     total = hashlib.sha256()
     for batch in rows:
         for row in batch.to_pylist():
             total.update(row["hash"] + row["id"].encode() + b"\0")
     versions = {name: metadata.version(name) for name in LIBRARIES}
-    numbers = [train.precision, train.weights]
+    numbers = [train.precision, train.weights, gpu, gpu and train.deterministic]
     model_digest = folder_fingerprint(model)
     return digest([model_digest, total.hexdigest(), numbers, source_hash(TRAINING), versions])
 
@@ -135,14 +136,17 @@ def _name(number: int) -> str:
     return f"piece-{number:05}.parquet"
 
 
-def as_piece(rows: pa.Table, encoded: pa.Table, sums_NK: np.ndarray, vocabulary: bool) -> pa.Table:
+def as_piece(
+    rows: pa.Table, encoded: pa.Table, sums_NK: np.ndarray, longest: int | None
+) -> pa.Table:
     """The piece of the examples `rows`, of which a model's own encoding is `encoded`; `sums_NK` is
-    what `Loaded.score` gave, with a `vocabulary` of tokens or of classes."""
+    what `Loaded.score` gave. `longest` is the number of tokens to which the model cuts a text, None
+    where there are classes."""
     scored_N = np.ones(len(rows), bool)
     if "input_ids" in encoded.column_names:
         scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
     columns = {"hash": rows.column("hash"), "scored": pa.array(scored_N)}
-    if not vocabulary:
+    if longest is None:
         logits = sums_NK.astype(np.float32)
         starts = np.arange(len(rows) + 1, dtype=np.int32) * logits.shape[1]
         columns["logits"] = pa.ListArray.from_arrays(pa.array(starts), pa.array(logits.ravel()))
@@ -153,12 +157,14 @@ def as_piece(rows: pa.Table, encoded: pa.Table, sums_NK: np.ndarray, vocabulary:
         "targets": pa.array(sums_NK[:, 2].astype(np.int32)),
         "target_bytes": encoded.column("target_bytes"),
     }
-    ids, cut = [], []
+    ids, cut, full = [], [], []
     for row in encoded.select(["input_ids", "supervised"]).to_pylist():
         tokens = np.array(row["input_ids"] or [], np.int32)
         marks = np.array(row["supervised"] if len(tokens) else [], np.uint8)
         ids.append(tokens[1:][marks[1:] > 0])
+        full.append(len(tokens) >= longest)
         cut.append(hashlib.sha256(tokens.tobytes() + marks.tobytes()).digest()[:16])
     columns["target_ids"] = pa.array(ids, pa.list_(pa.int32()))
     columns["cut"] = pa.array(cut, pa.binary(16))
+    columns["full"] = pa.array(full, pa.bool_())
     return pa.table(columns)

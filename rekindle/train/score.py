@@ -34,7 +34,7 @@ from rekindle.train.scorejob import ScoreJob, Turn, Who, judged_rows, openings_o
 
 Objective = Literal["classes", "tokens"]
 TABLE, RECORD = "scores.parquet", "scores.json"
-_LEFT_OUT = ("hash", "scored", "target_ids", "cut")
+_LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
 
 
 def score(job: ScoreJob, output: Path) -> Scores | None:
@@ -68,7 +68,7 @@ def job_of(
     folders["candidate"] = candidate
     refusal = _incomparable(candidate, champion) if champion is not None else None
     kept = {
-        who: folder_of(artifact_root, "scores", scores_key(folder, examples, train))
+        who: folder_of(artifact_root, "scores", scores_key(folder, examples, train, has_gpu()))
         for who, folder in folders.items()
         if who == "candidate" or refusal is None
     }
@@ -132,6 +132,11 @@ def _incomparable(candidate_folder: Path, champion_folder: Path) -> tuple[str, s
     candidate, champion = open_model(candidate_folder), open_model(champion_folder)
     if candidate.task.objective == "tokens" and champion.task.objective != "tokens":
         return "same_task", "the champion is not a language model"
+    if candidate.task.modality != champion.task.modality:
+        return "same_task", f"the champion takes {champion.task.modality} examples"
+    forms = [model.settings.get("form") for model in (candidate, champion)]
+    if forms[0] != forms[1]:
+        return "same_task", f"the champion was trained on the form {forms[1]}, not {forms[0]}"
     if candidate.task.objective == "classes" and champion.labels != candidate.labels:
         return "same_classes", (
             f"the champion knows the classes {list(champion.labels)}, the candidate "

@@ -102,11 +102,12 @@ class Work:
                 emit("progress", step=round(share, 2), steps=self.count, unit=f"{turn.who}: piece")
             return self._is_over()
 
+        longest = loaded.opened.settings.get("max_length", sys.maxsize) if loaded.tokens else None
         sums_NK = loaded.score(encoded, on_turn)
         if sums_NK is None:
             return False
         if self.leads:
-            turn.pieces.put(number, as_piece(rows, encoded, sums_NK.numpy(), loaded.tokens))
+            turn.pieces.put(number, as_piece(rows, encoded, sums_NK.numpy(), longest))
         return True
 
     def _is_over(self) -> bool:
@@ -142,10 +143,15 @@ class Work:
         texts = task.generate(network, prompts, opened.settings, opened.path, SAMPLE_TOKENS)
         if self.leads:
             samples = [
-                Sample(prompt=p[-1][1][-SAMPLE_CHARACTERS:], generated=text, expected=expected)
+                Sample(prompt=_last(p)[-SAMPLE_CHARACTERS:], generated=text, expected=expected)
                 for (p, expected), text in zip(openings, texts, strict=True)
             ]
             turn.pieces.put_samples(name, tuple(samples))
+
+
+def _last(turns: list[tuple[str, str]]) -> str:
+    """What the model answers; a dialogue may begin with its answer."""
+    return turns[-1][1] if turns else ""
 
 
 def free(device: torch.device) -> None:

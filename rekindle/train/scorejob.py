@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
+import pyarrow as pa
 
 from rekindle.data.examples import open_examples
 from rekindle.records import write_atomically
@@ -84,7 +85,24 @@ def judged_rows(job: ScoreJob) -> np.ndarray:
     for turn in job.turns:
         parts = turn.pieces.read(piece_count(examples), "scored")
         keep_N &= np.concatenate([np.zeros(0, bool), *(np.asarray(p.column(0)) for p in parts)])
-    return keep_N
+    return keep_N & _seen_alike(job, piece_count(examples))
+
+
+def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
+    """bool [rows]: texts of which no language model sees more than the other, as one does that cuts
+    them later: what comes late in a text is easier to guess."""
+    if (
+        not pieces
+        or len(job.turns) < 2
+        or open_model(Path(job.candidate.folder)).task.objective != "tokens"
+    ):
+        return True
+    tables = [pa.concat_tables(turn.pieces.read(pieces, "cut", "full")) for turn in job.turns]
+    cuts = [table.column("cut").to_pylist() for table in tables]
+    same_N = np.array([a == b for a, b in zip(*cuts, strict=True)], bool)
+    full_N = np.any([np.asarray(table.column("full")) for table in tables], axis=0)
+    alike: np.ndarray = same_N | ~full_N
+    return alike
 
 
 def openings_of(job: ScoreJob) -> tuple[str, list[Opening]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -240,7 +239,9 @@ class Loaded:
         lengths_N = row_tokens(encoded.take(pa.array(rows_N)))
         by_length_N = np.argsort(lengths_N, kind="stable")
         rows_N, lengths_N = rows_N[by_length_N], lengths_N[by_length_N]
-        cuts = list(_cuts(lengths_N, self.tokens))
+        # without gradients, four times as many as in training surely fit
+        rows = min(ROWS_AT_ONCE, 4 * self.mesh.layout.micro_batch_size)
+        cuts = list(_cuts(lengths_N, None if self.tokens else rows))
         data = self.mesh.layout.data
         for turn in range(0, len(cuts), data):
             now, mine = cuts[turn : turn + data], turn + self.mesh.data_rank
@@ -290,22 +291,23 @@ class Writer:
         ids = input_ids[0].tolist()
         while len(ids) < input_ids.shape[1] + max_new_tokens:
             self.on_token()
-            ids.append(self.loaded.next_token(ids))
+            # where scores are not numbers, no token is the most probable one
+            ids.append(min(self.loaded.next_token(ids), self.config.vocab_size - 1))
             if ids[-1] == eos_token_id:
                 break
         return torch.tensor([ids])
 
 
-def _cuts(lengths_N: np.ndarray, tokens: bool) -> Iterator[tuple[int, int]]:
-    """Where micro-batches start and end, of rows in the order of `lengths_N`: a number of rows, of
-    texts to be continued as many as fit into `TOKENS_AT_ONCE` once padded."""
+def _cuts(lengths_N: np.ndarray, rows: int | None) -> Iterator[tuple[int, int]]:
+    """Where micro-batches start and end, of rows in the order of `lengths_N`: `rows` each, or as
+    many as fit into `TOKENS_AT_ONCE` once padded."""
     start = 0
     while start < len(lengths_N):
         stop = start + 1
         while stop < len(lengths_N) and (
             (stop + 1 - start) * lengths_N[stop] <= TOKENS_AT_ONCE
-            if tokens
-            else stop - start < ROWS_AT_ONCE
+            if rows is None
+            else stop - start < rows
         ):
             stop += 1
         yield start, stop
@@ -329,7 +331,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
     origins = families.unfused(network)
     dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
     if dtype is not None:
-        weights.transform(network, functools.partial(_as_type, dtype=dtype))
+        weights.convert(network, dtype)
     parts = build(task, network, origins, train, Goal(), mesh, kind=Scorer)
     if source is not None:
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
@@ -340,7 +342,3 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
                 fix="train it again: its folder is not complete",
             )
     return parts
-
-
-def _as_type(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return value.to(dtype) if value.is_floating_point() else value

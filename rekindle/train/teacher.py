@@ -39,10 +39,12 @@ def load_teacher(folder: Path, job: Job, task: Task, shards: Shards, mesh: Mesh)
     else:
         network = task.load(folder)
         if half is not None:
-            weights.transform(network, lambda value: _cast(value, half))
+            weights.convert(network, half)
         network = network.to(mesh.device)
     if families.family_of(network) is not None:
-        attention.install(network, attention.Peers())
+        kernel = attention.kernel_for(network, mesh.device, half or torch.float32)
+        groups = attention.takes_groups(mesh.device)
+        attention.install(network, attention.Peers(kernel=kernel, groups=groups))
     return network.eval().requires_grad_(False)
 
 
@@ -58,7 +60,7 @@ def _sharded(
     source = weights.Source(network, recorder, 0, folder)
     origins = families.unfused(network)
     if half is not None:
-        weights.transform(network, lambda value: _cast(value, half))
+        weights.convert(network, half)
     ranks = init_device_mesh(mesh.device.type, (dist.get_world_size(),))
     for _, block in families.blocks(network):
         # True and not the default, which keeps what no other module is the root of
@@ -66,10 +68,6 @@ def _sharded(
     weights.transform(network, lambda value: _placed(value, mesh.device))
     weights.fill([network], source, origins)
     return network
-
-
-def _cast(value: torch.Tensor, half: torch.dtype) -> torch.Tensor:
-    return value.to(half) if value.is_floating_point() else value
 
 
 def _placed(value: torch.Tensor, device: torch.device) -> torch.Tensor:

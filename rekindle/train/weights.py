@@ -121,6 +121,18 @@ def transform(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
                 child._buffers[name] = change(buffer)
 
 
+def convert(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give parameters and buffers of floating point that type. Rotary frequencies are never made
+    narrower: in bf16 they turn position 2,048 of Llama 3 by 3.7 radians."""
+    narrower = torch.finfo(dtype).bits < 32
+    rotary = [m for m in module.modules() if type(m).__name__.endswith("RotaryEmbedding")]
+    exact = {id(b) for m in rotary if narrower for b in m.buffers(recurse=False)}
+    transform(
+        module,
+        lambda t: t.to(dtype) if t.is_floating_point() and id(t) not in exact else t,
+    )
+
+
 class Source:
     """Starting values by parameter name: those of a checkpoint where it has them, else fresh ones.
 

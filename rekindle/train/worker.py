@@ -232,7 +232,7 @@ class Start:
                 self.source.include(self.network)
         dtype = DTYPES.get("fp64" if job.train.precision == "fp64" else job.train.weights)
         if dtype is not None:
-            weights.transform(self.network, lambda t: t.to(dtype) if t.is_floating_point() else t)
+            weights.convert(self.network, dtype)
         parts = build(
             self.task, self.network, self.origins, job.train,
             _goal(job, self.task, self.shards, self.mesh), self.mesh, lora,

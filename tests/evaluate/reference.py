@@ -88,6 +88,17 @@ def samples(folder, documents):
     )
 
 
+def unlike(folders, row):
+    """Whether one of the models sees more of a text than the other."""
+    cuts, whole = set(), True
+    for opened in map(open_model, folders):
+        found = encoded(opened, row).to_pylist()[0]
+        ids = found["input_ids"] or []
+        cuts.add((tuple(ids), tuple(found["supervised"] or [])))
+        whole &= len(ids) < opened.settings["max_length"]
+    return len(cuts) > 1 and not whole
+
+
 def evidence(spec, slice_columns, candidate, examples, champion=None):
     """What the evidence on `candidate` has to hold, by field."""
     everything = held_out(examples)
@@ -98,6 +109,7 @@ def evidence(spec, slice_columns, candidate, examples, champion=None):
         for folder in folders:
             column = encoded(open_model(folder), everything).column("input_ids")
             keep &= np.array(column.is_valid(), bool)
+        keep &= [not unlike(folders, everything.slice(i, 1)) for i in range(len(everything))]
     rows = everything.filter(pa.array(keep))
     read = token_scores if tokens else class_scores
     ours = read(candidate, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -191,8 +192,10 @@ def test_another_tokenizer_is_compared_in_bits_per_byte(chat, tmp_path):
     assert all("bits_per_byte" in check.detail for check in rise)
 
 
-def test_texts_that_one_contender_cannot_score_are_left_out_for_both(chat, tmp_path):
-    short = saved(tmp_path, seed=1, max_length=18)
+@pytest.mark.parametrize("longest", [36, 40])
+def test_texts_of_which_one_contender_sees_less_are_left_out_for_both(chat, tmp_path, longest):
+    """What comes late in a text is easier to guess: a model that cuts it earlier would look worse."""
+    short = saved(tmp_path, seed=1, max_length=longest)
     for pair in ((chat, short), (short, chat)):
         found = judged(SPEC, (), pair[0], examples_of(chat), pair[1], "4", tmp_path)
         expected = reference.evidence(SPEC, (), pair[0], examples_of(chat), pair[1])
@@ -218,6 +221,38 @@ def test_weights_that_are_not_numbers_refuse(tmp_path):
     found = judged(SPEC, ("topic",), folder, tmp_path / "examples", None, "", tmp_path)
     assert not found.promote
     assert "is not a number" in found.reason
+
+
+def test_a_model_is_compared_with_itself_as_equal_however_early_the_champion_cuts(chat, tmp_path):
+    early = tmp_path / "early"
+    shutil.copytree(chat, early)
+    described = json.loads((early / "rekindle.json").read_text())
+    described["settings"]["max_length"] = 40
+    (early / "rekindle.json").write_text(json.dumps(described))
+    found = judged(SPEC, (), chat, examples_of(chat), early, "4", tmp_path / "state")
+    assert found.rows > 0
+    assert found.excluded > 0
+    assert found.comparison.estimate == pytest.approx(0, abs=1e-6)
+    assert not found.promote
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"settings": {"form": "text"}}, "the form text, not chat"),
+        ({"task": "image_classification"}, "is not a language model"),
+    ],
+)
+def test_a_champion_of_another_form_or_kind_is_not_compared(chat, tmp_path, change, says):
+    described = json.loads((chat / "rekindle.json").read_text())
+    settings = {**described["settings"], **change.pop("settings", {})}
+    (tmp_path / "rekindle.json").write_text(
+        json.dumps({**described, "settings": settings, **change})
+    )
+    found = judged(SPEC, (), chat, examples_of(chat), tmp_path, "4", tmp_path / "state")
+    assert not found.promote
+    assert [check.name for check in found.checks] == ["same_task"]
+    assert says in found.reason
 
 
 def test_a_classifier_is_no_champion_of_a_language_model(chat, tmp_path):

@@ -10,7 +10,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import numerics
+from rekindle.train import numerics, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal, Part
 from rekindle.train.optimizer import Optimizer
@@ -89,6 +89,19 @@ def test_gpus_multiply_in_tf32_unless_the_bits_have_to_come_again(
     assert torch.get_float32_matmul_precision() == products
     assert torch.are_deterministic_algorithms_enabled() is deterministic
     assert torch.backends.cudnn.deterministic is deterministic
+
+
+def test_rotary_frequencies_are_never_made_narrower():
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {k: v for k, v in LLAMA.items() if k != "model_type"}
+    network = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **fields))
+    exact = network.model.rotary_emb.inv_freq.clone()
+    weights.convert(network, torch.bfloat16)
+    assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
+    assert torch.equal(network.model.rotary_emb.inv_freq, exact)
+    weights.convert(network, torch.float64)
+    assert network.model.rotary_emb.inv_freq.dtype == torch.float64
 
 
 def test_positions_keep_all_their_bits_while_all_else_is_in_tf32(switches):

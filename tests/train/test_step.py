@@ -346,3 +346,16 @@ def test_a_pipeline_sees_few_lengths_however_many_texts_have(task):
     assert len(seen) <= 8
     assert max(seen) == max(lengths), "positions that a model does not have are not asked for"
     assert max(lengths) < PACK
+
+
+def test_results_of_micro_batches_are_not_kept_beyond_their_step():
+    """Each would hold a piece of the device's memory until the end of training."""
+    with ranks(1):
+        trainer = trainer_of(case("text_classification", BERT))
+        kept = trainer.parts.stages[0].part.results
+        work = trainer.batches.make(0)
+        for _ in range(3):
+            trainer._backward(work)
+            assert len(kept) == len(work.micro)
+        trainer.losses(work.micro)
+        assert len(kept) <= len(work.micro)
