@@ -71,7 +71,7 @@ def install(network: nn.Module, peers: Peers) -> None:
     from transformers import AttentionInterface
 
     # No mask function is registered with it: transformers' own ask the device whether there is any
-    # padding, and whether position ids start anew.
+    # padding, and whether position ids start again.
     AttentionInterface.register(NAME, attend)
     config: Any = network.config
     config._attn_implementation = NAME

@@ -2,7 +2,7 @@
 
 Decides when micro-batches are copied to a GPU: on a stream of its own, one ahead of the work, from
 memory that the loader has pinned. And how a few numbers come back: `Numbers` are copied behind the
-work that makes them, and whoever reads them later finds them there. On a CPU both are what they
+work that makes them, and a later read finds them there. On a CPU both are what they
 say, at once."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def decided(train: TrainSpec, device: torch.device, began: str | None) -> TrainS
             + (", and this training began in it" if train.precision == "auto" else ""),
             where="train.weights" if precision != "bf16" else "train.precision",
             fix="use GPUs that have it (NVIDIA's from A100, L4 and RTX 3090 on), or set "
-            "train.precision to fp32 or fp16 and train.weights to fp32, which starts anew",
+            "train.precision to fp32 or fp16 and train.weights to fp32: it trains from step 0",
         )
     return train.model_copy(update={"precision": precision})
 

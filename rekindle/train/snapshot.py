@@ -66,7 +66,7 @@ class Snapshot:
 
 class Pinned:
     """Host memory that CUDA may copy into directly. The driver keeps it until it is unregistered,
-    whoever frees it in the meantime; `cudart` is torch's binding of the CUDA runtime."""
+    even if it is freed in the meantime; `cudart` is torch's binding of the CUDA runtime."""
 
     def __init__(self, start: int, size: int, cudart: Any) -> None:
         self.start, self.cudart = start, cudart

@@ -103,7 +103,7 @@ def ranks(models, request, tmp_path_factory):
 
 def words(models, name, layout):
     # a pipeline starts with as many micro-batches as it has stages
-    train = {"micro_batch_size": 2} if "pp" in layout else {}
+    train = {"micro_batch_size": 4} if "pp" in layout else {}
     model, examples = models[name]
     return {"model": str(model), "examples": str(examples), "layout": layout, "train": train}
 
