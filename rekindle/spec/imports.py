@@ -16,6 +16,8 @@ import rekindle
 from rekindle.errors import RequestError
 
 _INSTALLED = frozenset({*sys.stdlib_module_names, "rekindle", "kfp"})
+# what pip and Debian call the folders that packages are installed in
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 def folders_of(file: Path) -> tuple[Path, ...]:
@@ -24,12 +26,20 @@ def folders_of(file: Path) -> tuple[Path, ...]:
 
 
 def own_folders() -> tuple[Path, ...]:
-    """The folders that this process imports from and nothing is installed in."""
+    """The folders that this process imports from and nothing is installed in.
+
+    Packages may come from elsewhere than this environment: the user's, those of the Python that an
+    environment was made of, a `.pth` file. They are known by the name of their folder."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = [Path(sysconfig.get_path(name)) for name in names]
     installed += [Path(sys.prefix), Path(rekindle.__file__).parents[1]]
     folders = [Path(folder or ".").absolute() for folder in sys.path if not folder.endswith(".zip")]
-    return tuple(f for f in folders if not any(f.is_relative_to(place) for place in installed))
+    return tuple(
+        folder
+        for folder in folders
+        if not _PACKAGES.intersection(folder.parts)
+        and not any(folder.is_relative_to(place) for place in installed)
+    )
 
 
 def closure(

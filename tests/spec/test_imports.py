@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from rekindle.errors import RequestError
 from rekindle.spec.imports import closure, folders_of
 
+ROOT = Path(__file__).parents[2]
 FILES = {
     "src/task.py": "import json\nimport numpy\nfrom beside import x\nimport rekindle.tasks\n",
     "src/beside.py": "def f():\n    from tools.words import split\nx = 1\n",
@@ -57,6 +59,20 @@ def test_what_was_found_is_enough_to_import_it_elsewhere(project: Path, tmp_path
     command = [sys.executable, "-c", "import tools.words as w; print(w.thing, w.__file__)"]
     done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", str(elsewhere / "tools" / "words.py")]
+
+
+def test_packages_installed_for_another_python_do_not_count_as_the_users_files(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    others = [tmp_path / "base" / name for name in ("site-packages", "dist-packages")]
+    script = "from rekindle.spec.imports import own_folders as own; print(*own(), sep='\\n')"
+    path = os.pathsep.join(map(str, [str(ROOT), mine, *others]))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    found = done.stdout.split("\n")
+    assert str(mine) in found
+    assert not [folder for folder in found if "-packages" in folder]
 
 
 def test_a_file_that_is_no_python_is_named_with_its_line(project: Path) -> None:
