@@ -1,20 +1,25 @@
 """Texts with a class share a sequence: no padding but in attention, and each is what it would be alone."""
 
+import dataclasses
 import types
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from rekindle.spec.layout import Layout
-from rekindle.spec.model import ModelSpec
+from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, families
+from rekindle.train import attention, dropout, families
 from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
 from rekindle.train.feed import Feed
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal, Part
+from rekindle.train.optimizer import Optimizer
+from rekindle.train.parallel import Parts, Stage
+from rekindle.train.schedule import learning_rate
 from tests.train import varlen_reference
 from tests.train.differential import made_shards
 
@@ -113,6 +118,70 @@ def test_a_joined_text_gets_the_scores_and_gradients_it_gets_alone(kind, kernel)
     for ours, alone in zip(*found, strict=True):
         gap = (ours - alone).norm() / (alone.norm() + 1e-3)
         assert gap <= (3e-2 if precision == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rates", [{"dropout": 0.2, "seq_classif_dropout": 0.2}, {"attention_dropout": 0.5}]
+)
+def test_dropout_changes_joined_texts_as_much_as_padded_ones_in_transformers_own_network(rates):
+    """Over 1,200 draws each: the mean and the spread of the loss and of all gradients."""
+    ours, theirs = network("distilbert", **rates).train(), network("distilbert", **rates).train()
+    attention.install(ours, attention.Peers())
+    dropout.install(ours)
+    part = Part(TASK, ours, Goal())
+    joined = on_cpu(batches().arranged(ROWS, np.arange(len(ROWS))))
+    padded = on_cpu(batches(joined=False).arranged(ROWS, np.arange(len(ROWS))))
+
+    def losses(number):
+        yield ours, part(micro=dataclasses.replace(joined, key=number))[0][0]
+        logits = theirs(**padded.inputs).logits
+        each = F.cross_entropy(logits, padded.labels, reduction="none")
+        yield theirs, (each * padded.weights).sum() / padded.count[0]
+
+    drawn, found = 1200, [[], []]
+    for number in range(drawn):
+        for rows, (net, loss) in zip(found, losses(number), strict=True):
+            net.zero_grad()
+            loss.backward()
+            # keys' bias has no gradient but rounding: softmax does not see it
+            slopes = [p.grad.norm() for n, p in net.named_parameters() if "k_lin.bias" not in n]
+            rows.append(torch.stack([loss.detach(), *slopes]))
+    a, b = (torch.stack(rows).double() for rows in found)
+    assert (a.mean(0) - b.mean(0)).abs().lt(4.5 * ((a.var(0) + b.var(0)) / drawn).sqrt()).all()
+    torch.testing.assert_close(a.std(0), b.std(0), rtol=0.15, atol=0)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_training_without_dropout_is_that_of_a_plain_loop_over_the_same_texts(kind):
+    """AdamW, linear schedule, clipping: as its users would write it with transformers alone."""
+    steps, spec = 12, TrainSpec(lr=2e-3, lr_schedule="linear", warmup=0.0, weight_decay=0.0)
+    ours, theirs = network(kind).train(), network(kind).train()
+    attention.install(ours, attention.Peers())
+    dropout.install(ours)
+    part = Part(TASK, ours, Goal())
+    mesh = Mesh(Layout(), CPU)
+    parts = Parts((Stage(0, 1, part, part),), mesh, frozenset(), {}, {})
+    optimizer = Optimizer(parts, spec)
+    adam = torch.optim.AdamW(theirs.parameters(), lr=2e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / steps)
+    order = np.random.default_rng(0).permutation(SHARDS.rows("train"))
+    for step in range(steps):
+        rows = np.take(order, range(7 * step, 7 * step + 7), mode="wrap")
+        joined = on_cpu(batches().arranged(rows, np.arange(7)))
+        joined = dataclasses.replace(joined, count=torch.tensor([7.0]))
+        padded = on_cpu(batches(joined=False).arranged(rows, np.arange(7)))
+        loss = part(micro=joined)[0][0]
+        loss.backward()
+        optimizer.step(learning_rate(spec, step, steps), loss.detach(), optimizer.collect())
+        optimizer.clear()
+        wanted = F.cross_entropy(theirs(**padded.inputs).logits, padded.labels)
+        wanted.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        adam.step()
+        adam.zero_grad()
+        schedule.step()
+        torch.testing.assert_close(loss, wanted, rtol=2e-4, atol=0)
 
 
 def test_a_pipeline_fills_joined_texts_up_to_one_length_that_nobody_looks_at():
