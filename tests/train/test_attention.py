@@ -88,20 +88,19 @@ class Recorder(TorchFunctionMode):
 
 
 class Largest(TorchDispatchMode):
-    """The bytes of the largest tensor that is made, by the operation that made it."""
+    """The bytes of the largest tensor that is made, by the operation that made it, and of the largest mask."""
 
     def __init__(self):
         super().__init__()
-        self.size, self.by = 0, ""
+        self.size, self.by, self.mask = 0, "", 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        for made in tree_leaves(out):
-            if isinstance(made, torch.Tensor) and made.untyped_storage().nbytes() > self.size:
-                self.size, self.by = (
-                    made.untyped_storage().nbytes(),
-                    f"{function} {tuple(made.shape)}",
-                )
+        for made in (leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)):
+            size = made.untyped_storage().nbytes()
+            self.mask = max(self.mask, size if made.dtype == torch.bool else 0)
+            if size > self.size:
+                self.size, self.by = size, f"{function} {tuple(made.shape)}"
         return out
 
 
@@ -297,7 +296,8 @@ def test_a_context_parallel_block_of_32k_tokens_makes_nothing_of_a_gigabyte(kern
             out, _ = attention.attend(module, q, k, k, None, documents=documents)
             assert out.shape == (1, tokens, 32, 128)
     print(f"{kernel}: {largest.size / 2**20:.0f} MiB by {largest.by}")
-    assert largest.size < 2**30
+    assert largest.size <= 2**28
+    assert largest.mask <= 512 * 32_768, "of 512 queries at a time"
 
 
 # Compiling

@@ -3,6 +3,7 @@ notice, so reads and collectives are counted, and tensors without values stand f
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 import types
@@ -150,6 +151,37 @@ def test_a_step_reads_once_and_agrees_once(world, given):
         if world > 1:
             assert [n for dtype, n in collectives.found if dtype == torch.float64] == [4]
         trainer._read(launched, UNSAVED)
+
+
+class Gathers(TorchDispatchMode):
+    """Sizes of what was gathered from other ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "allgather" in str(function) or "all_gather_into_tensor" in str(function):
+            self.found.append(args[0].numel())
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_micro_batch_gathers_norm_and_head_once_and_each_block_once_a_pass():
+    with ranks(2):
+        trainer = trainer_of(case(axes=("shard",)))
+        network = trainer.parts.network
+        blocks, rest = network.model.layers, (network.model.norm, network.lm_head)
+        work = trainer.batches.make(0)
+        with Gathers() as gathers:
+            trainer._backward(work)
+
+    def size(*modules):
+        """Rows are filled up so that two ranks hold as many."""
+        parameters = [p for module in modules for p in module.parameters()]
+        return sum(-(-len(p) // 2) * 2 * math.prod(p.shape[1:]) for p in parameters)
+
+    assert gathers.found.count(size(blocks[0])) == 2 * len(work.micro) * len(blocks)
+    assert gathers.found.count(size(*rest)) == len(work.micro)
 
 
 def test_gradients_of_norms_that_tp_ranks_share_are_added_up_at_once():
