@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
 from rekindle.data.shard import shard
+from rekindle.evaluate.evaluate import evaluate
 from rekindle.records import Scores
 from rekindle.registry.signature import log_model
 from rekindle.spec.load import load_spec
@@ -263,6 +264,17 @@ def test_a_classifier_is_no_champion_of_a_language_model(chat, tmp_path):
     found = judged(SPEC, (), chat, examples_of(chat), tmp_path, "4", tmp_path / "state")
     assert not found.promote
     assert [check.name for check in found.checks] == ["same_task"]
+
+
+def test_a_champion_without_scores_refuses_and_is_not_taken_for_none(chat, tmp_path):
+    found = scored(tmp_path, chat, examples_of(chat))
+    assert evaluate(SPEC, (), found).checks[-1].name != "champion_scored"
+    record = Scores.read(found / "scores.json")
+    record.model_copy(update={"champion_version": "4"}).write(found / "scores.json")
+    refused = evaluate(SPEC, (), found)
+    assert not refused.promote
+    assert [check.name for check in refused.checks] == ["champion_scored"]
+    assert "the champion, version 4, was not scored" in refused.reason
 
 
 def test_a_champion_is_scored_once_for_the_same_examples(chat, tmp_path, capsys):
