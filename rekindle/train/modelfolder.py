@@ -1,11 +1,14 @@
 """A trained model as a folder that explains itself: weights, configuration, tokenizer, labels, and
 what it was trained on.
 
-model.safetensors, config.json      as the task saves them, in Hugging Face layout where there is
-one tokenizer.json, ...                 what the task needs to encode inputs (its assets)
-rekindle.json                       task, labels, settings, run key task.py
-a user's own task, so that the folder loads anywhere trained_on.npy                      uint64
-[rows], sorted: the first 8 bytes of each training example's hash"""
+    model.safetensors, config.json   as the task saves them (Hugging Face layout where it can)
+    tokenizer.json, ...              what the task needs to encode inputs (its assets)
+    rekindle.json                    task, labels, settings, run key, precision of the training
+    task.py                          a user's own task, so that the folder loads anywhere
+    trained_on.npy                   uint64 [rows], sorted: the first 8 bytes of the hash of each
+                                     example that the weights were trained on, those included of the
+                                     models that they began from or learned from
+"""
 
 from __future__ import annotations
 
