@@ -48,6 +48,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
         checks=verdict.checks,
         metrics=dict(ours.metrics) if len(ours) else {},
         champion_version=record.champion_version,
+        champion_weights=record.champion_weights,
         champion_metrics=dict(theirs.metrics) if theirs and len(theirs) else {},
         comparison=verdict.comparison,
         labels=record.candidate.labels,

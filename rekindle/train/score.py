@@ -58,8 +58,8 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
 
 
 def job_of(
-    candidate: Path, champion: Path | None, champion_version: str, examples: Path,
-    train: TrainSpec, artifact_root: str,
+    candidate: Path, champion: Path | None, champion_version: str, champion_weights: str,
+    examples: Path, train: TrainSpec, artifact_root: str,
 ) -> ScoreJob:  # fmt: skip
     """What is to be scored: the models in the folders `candidate` and `champion`, if there is one
     that can be compared, on the test split of `examples`."""
@@ -79,6 +79,7 @@ def job_of(
         status=str(attempt_in(working_of(kept["candidate"]))),
         train=train,
         champion_version=champion_version,
+        champion_weights=champion_weights,
         incomparable=refusal,
     )
 
@@ -175,6 +176,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         candidate=contenders["candidate"],
         champion=contenders.get("champion"),
         champion_version=job.champion_version,
+        champion_weights=job.champion_weights,
         incomparable=job.incomparable,
         same_targets=all(cut.equals(cuts[0]) for cut in cuts),
         rows=len(rows),

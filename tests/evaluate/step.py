@@ -10,7 +10,7 @@ from rekindle.train.score import job_of, score
 if __name__ == "__main__":
     candidate, examples, state, output = map(Path, sys.argv[1:])
     try:
-        score(job_of(candidate, None, "", examples, TrainSpec(), str(state)), output)
+        score(job_of(candidate, None, "", "", examples, TrainSpec(), str(state)), output)
     except RekindleError as error:
         print(error, flush=True)
         sys.exit(error.exit_code)

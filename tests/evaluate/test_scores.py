@@ -289,14 +289,18 @@ def test_a_champion_is_scored_once_for_the_same_examples(chat, tmp_path, capsys)
     changed.mkdir()
     for file in chat.iterdir():
         (changed / file.name).write_bytes(file.read_bytes())
-    same_bytes = job_of(candidates[0], changed, "9", examples_of(chat), TrainSpec(), str(tmp_path))
-    again = job_of(candidates[0], chat, "4", examples_of(chat), TrainSpec(), str(tmp_path))
+    same_bytes = job_of(
+        candidates[0], changed, "9", "", examples_of(chat), TrainSpec(), str(tmp_path)
+    )
+    again = job_of(candidates[0], chat, "4", "", examples_of(chat), TrainSpec(), str(tmp_path))
     assert same_bytes.turns[0].kept == again.turns[0].kept, "the bytes count, not the name"
     weights = changed / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-    other_bytes = job_of(candidates[0], changed, "4", examples_of(chat), TrainSpec(), str(tmp_path))
+    other_bytes = job_of(
+        candidates[0], changed, "4", "", examples_of(chat), TrainSpec(), str(tmp_path)
+    )
     assert other_bytes.turns[0].kept != again.turns[0].kept
-    elsewhere = job_of(candidates[0], chat, "4", candidates[0].parent / "examples", TrainSpec(), str(tmp_path))  # fmt: skip
+    elsewhere = job_of(candidates[0], chat, "4", "", candidates[0].parent / "examples", TrainSpec(), str(tmp_path))  # fmt: skip
     assert elsewhere.turns[0].kept == again.turns[0].kept, "the same rows in another folder"
 
 
