@@ -63,7 +63,7 @@ def job_of(
 ) -> ScoreJob:  # fmt: skip
     """What is to be scored: the models in the folders `candidate` and `champion`, if there is one
     that can be compared, on the test split of `examples`."""
-    train = settings_of(train, gpu=has_gpu())
+    train = settings_of(train, open_model(candidate).precision, gpu=has_gpu())
     folders: dict[Who, Path] = {"champion": champion} if champion is not None else {}
     folders["candidate"] = candidate
     refusal = _incomparable(candidate, champion) if champion is not None else None
@@ -88,13 +88,15 @@ def _say_that_it_waits() -> None:
     emit("notice", text="another run scores the same model; waiting for it")
 
 
-def settings_of(train: TrainSpec, *, gpu: bool) -> TrainSpec:
-    """How a model is scored: as it was trained on a GPU, in full precision on a CPU. `auto` is
-    decided here, because the scores are kept under the precision that they have."""
+def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
+    """How both models are scored: as the candidate was `trained` on a GPU, in full precision on a
+    CPU. `auto` is decided here, because the scores are kept under the precision that they have: as
+    the training decided it, or like one where that is not known; fp32 on GPUs without bf16."""
     plain = {"compile": False, "activation_checkpointing": "none", "entrypoint": None}
     numbers = {} if gpu else {"precision": "fp32", "weights": "fp32"}
     if gpu and train.precision == "auto":
-        numbers = {"precision": "bf16" if gpus_have_bf16() else "fp32"}
+        wanted = trained or "bf16"
+        numbers = {"precision": wanted if wanted != "bf16" or gpus_have_bf16() else "fp32"}
     return train.model_copy(update=plain | numbers)
 
 

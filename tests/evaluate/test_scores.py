@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
 from rekindle.data.shard import shard
+from rekindle.errors import DataError
 from rekindle.evaluate.evaluate import evaluate
 from rekindle.records import Scores
 from rekindle.registry.signature import log_model
@@ -217,6 +218,13 @@ def test_texts_that_a_contender_was_trained_on_are_left_out(chat, tmp_path):
     assert same(dict(found.metrics), dict(expected["metrics"]))
 
 
+def test_a_champion_that_does_not_say_what_it_was_trained_on_is_not_judged_beside(chat, tmp_path):
+    other = saved(tmp_path / "other", seed=1)
+    (other / "trained_on.npy").unlink()
+    with pytest.raises(DataError, match="does not say what its model was trained on"):
+        judged(SPEC, (), chat, examples_of(chat), other, "4", tmp_path / "state")
+
+
 def test_weights_that_are_not_numbers_refuse(tmp_path):
     folder = saved(tmp_path, change=lambda network: network.lm_head.weight.fill_(math.nan))
     found = judged(SPEC, ("topic",), folder, tmp_path / "examples", None, "", tmp_path)
@@ -250,6 +258,7 @@ def test_a_champion_of_another_form_or_kind_is_not_compared(chat, tmp_path, chan
     (tmp_path / "rekindle.json").write_text(
         json.dumps({**described, "settings": settings, **change})
     )
+    shutil.copy(chat / "trained_on.npy", tmp_path)
     found = judged(SPEC, (), chat, examples_of(chat), tmp_path, "4", tmp_path / "state")
     assert not found.promote
     assert [check.name for check in found.checks] == ["same_task"]
@@ -261,6 +270,7 @@ def test_a_classifier_is_no_champion_of_a_language_model(chat, tmp_path):
     (tmp_path / "rekindle.json").write_text(
         json.dumps({**described, "task": "text_classification", "labels": ["a", "b"]})
     )
+    shutil.copy(chat / "trained_on.npy", tmp_path)
     found = judged(SPEC, (), chat, examples_of(chat), tmp_path, "4", tmp_path / "state")
     assert not found.promote
     assert [check.name for check in found.checks] == ["same_task"]
