@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle.data.examples import open_examples, read_summary
-from rekindle.errors import DataError
+from rekindle.errors import DataError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, owned
 from rekindle.launch.rendezvous import Rendezvous
@@ -101,23 +101,32 @@ def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
 
 
 def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
-    """The ranks' part on this node."""
+    """The ranks' part on this node. What fails once everything is scored, fails while samples are
+    written: the scores decide without them, and the next time they are tried again."""
     path = Path(job.status) / "job.json"
     job.write(path)
-    torchrun(
-        ["-m", "rekindle.train.score_rank", str(path)],
-        job.train,
-        status=Path(job.status),
-        rendezvous=rendezvous,
-    )
+    try:
+        torchrun(
+            ["-m", "rekindle.train.score_rank", str(path)],
+            job.train,
+            status=Path(job.status),
+            rendezvous=rendezvous,
+        )
+    except StepError as failure:
+        if not _is_scored(job):
+            raise
+        emit("notice", text=f"no samples were written: {failure.problems[0].what}")
+
+
+def _is_scored(job: ScoreJob) -> bool:
+    """Whether all scores are there."""
+    count = piece_count(open_examples(Path(job.examples), TEST))
+    return not any(turn.pieces.missing(count) for turn in job.turns)
 
 
 def _is_complete(job: ScoreJob) -> bool:
     """Whether nothing is left for the ranks to do."""
-    count = piece_count(open_examples(Path(job.examples), TEST))
-    if any(turn.pieces.missing(count) for turn in job.turns):
-        return False
-    return _objective(job) != "tokens" or _samples(job) is not None
+    return _is_scored(job) and (_objective(job) != "tokens" or _samples(job) is not None)
 
 
 def _objective(job: ScoreJob) -> Objective:
