@@ -21,7 +21,14 @@ def fingerprint(
     record: dsl.Output[dsl.Artifact],
 ) -> NamedTuple(
     "Keys",
-    [("window", str), ("data_key", str), ("run_key", str), ("init_from", str), ("champion", str)],
+    [
+        ("window", str),
+        ("data_key", str),
+        ("run_key", str),
+        ("init_from", str),
+        ("champion", str),
+        ("champion_weights", str),
+    ],
 ):
     """Resolve the data window, hash the bytes in it, and derive the keys of the work.
 
@@ -41,6 +48,7 @@ def fingerprint(
         run_key: Identifies the training exactly; its checkpoints live under it.
         init_from: Where the weights start.
         champion: Registry version to beat, or empty.
+        champion_weights: Hash of its weights, or empty.
     """
     from collections import namedtuple
 
@@ -58,5 +66,12 @@ def fingerprint(
     )
     found.write(record.path)
     record.metadata["record"] = "fingerprint"
-    keys = namedtuple("Keys", ["window", "data_key", "run_key", "init_from", "champion"])
-    return keys(found.window, found.data, found.run_key, found.init_from, found.champion)
+    names = ["window", "data_key", "run_key", "init_from", "champion", "champion_weights"]
+    return namedtuple("Keys", names)(
+        found.window,
+        found.data,
+        found.run_key,
+        found.init_from,
+        found.champion,
+        found.champion_weights,
+    )

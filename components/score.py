@@ -13,6 +13,7 @@ def score(
     train: str,
     register: str,
     champion: str,
+    champion_weights: str,
     artifact_root: str,
     network: dsl.Input[dsl.Model],
     examples: dsl.Input[dsl.Dataset],
@@ -25,6 +26,8 @@ def score(
         train: The spec's section `train`, as JSON: layout, precision, patience.
         register: The spec's section `register`, as JSON.
         champion: Registry version to beat, or empty.
+        champion_weights: Hash of its weights, or empty; the scores belong to these, not to a number
+            that a registry may give out again.
         artifact_root: Folder or URI under which rekindle keeps state.
         network: The candidate.
         examples: What `ingest` wrote; the test split is scored.
@@ -42,8 +45,9 @@ def score(
     where = Registry(RegisterSpec.model_validate_json(register), name, artifact_root)
     job = job_of(
         Path(network.path),
-        fetch_model(where, champion) if champion else None,
+        fetch_model(where, champion, champion_weights) if champion else None,
         champion,
+        champion_weights,
         Path(examples.path),
         TrainSpec.model_validate_json(train),
         artifact_root,

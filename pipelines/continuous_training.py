@@ -56,6 +56,7 @@ def continuous_training(
     )  # fmt: skip
     scored = score_step(
         name=name, train=train, register=register, champion=keys.outputs["champion"],
+        champion_weights=keys.outputs["champion_weights"],
         artifact_root=artifact_root, network=trained.outputs["network"], examples=examples,
     )  # fmt: skip
     judged = evaluate_step(data=data, evaluate=evaluate, scores=scored.outputs["scores"])

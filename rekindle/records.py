@@ -179,7 +179,7 @@ class Fingerprint(Record):
 
     `data` hashes the bytes in the window; `work_key` the data, the settings and the code; `run_key`
     adds where the weights started, so that it identifies the training exactly. `champion` is the
-    registry version to beat ("" = none)."""
+    registry version to beat ("" = none), `champion_weights` the hash of its weights."""
 
     schema_version: int = SCHEMA_VERSION
     data: str
@@ -190,6 +190,7 @@ class Fingerprint(Record):
     work_key: str
     init_from: str
     champion: str
+    champion_weights: str = ""
 
 
 class ShardFile(Record):
@@ -376,7 +377,8 @@ class Scores(Record):
     `targets`, summed over the targets, and `target_bytes`.
 
     `objective` is that of the candidate's task. `champion` is null where there is none, or where
-    `incomparable` says why it cannot be compared (the name of a check, and a sentence).
+    `incomparable` says why it cannot be compared (the name of a check, and a sentence);
+    `champion_weights` is the hash of its weights.
     `same_targets`: both cut the texts into the same tokens. `examples` and `excluded` as in
     `Evidence`; `samples` are the candidate's."""
 
@@ -385,6 +387,7 @@ class Scores(Record):
     candidate: Contender
     champion: Contender | None = None
     champion_version: str = ""
+    champion_weights: str = ""
     incomparable: tuple[str, str] | None = None
     same_targets: bool = True
     rows: int
@@ -409,6 +412,7 @@ class Evidence(Record):
     checks: tuple[Check, ...]
     metrics: Mapping[str, float]
     champion_version: str = ""
+    champion_weights: str = ""
     champion_metrics: Mapping[str, float] = Field(default_factory=dict)
     comparison: Comparison | None = None
     labels: tuple[str, ...] = ()

@@ -48,13 +48,16 @@ _TRAIN_ASIDE = {
 
 @dataclasses.dataclass(frozen=True)
 class ChampionState:
-    """The registry's champion: its keys, where its weights started, what it beat ("" = none)."""
+    """The registry's champion: its keys, where its weights started, what it beat ("" = none), and
+    a hash of the weights of both: a registry that was set up again gives out its numbers again."""
 
     version: str
     run_key: str
     work_key: str
     init_from: str
     beaten: str
+    weights: str
+    beaten_weights: str
 
 
 def fingerprint(
@@ -78,6 +81,7 @@ def fingerprint(
     )
     init_from = _init_from(model, work_key, champion)
     run_key = digest([work_key, init_from, _content_behind(init_from)])
+    version, weights = _to_beat(champion, run_key)
     return Fingerprint(
         data=content,
         window=str(window or ""),
@@ -86,7 +90,8 @@ def fingerprint(
         run_key=run_key,
         work_key=work_key,
         init_from=init_from,
-        champion=_to_beat(champion, run_key),
+        champion=version,
+        champion_weights=weights,
     )
 
 
@@ -120,11 +125,14 @@ def _init_from(model: ModelSpec, work_key: str, champion: ChampionState | None) 
     return champion.init_from if champion.work_key == work_key else champion.version
 
 
-def _to_beat(champion: ChampionState | None, run_key: str) -> str:
-    """The version to compare with; for the champion's own work the one that it beat back then."""
+def _to_beat(champion: ChampionState | None, run_key: str) -> tuple[str, str]:
+    """The version to compare with and the hash of its weights; for the champion's own work the one
+    that it beat back then."""
     if champion is None:
-        return ""
-    return champion.beaten if champion.run_key == run_key else champion.version
+        return "", ""
+    if champion.run_key == run_key:
+        return champion.beaten, champion.beaten_weights
+    return champion.version, champion.weights
 
 
 def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:

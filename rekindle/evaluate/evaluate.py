@@ -36,10 +36,9 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     theirs = read(rows, "champion", record.champion) if record.champion else None
     metric, slice_metric = _metrics(spec, record)
     slices = _slices(rows, slice_columns, ours, theirs)
+    refusal = _refusal(record)
     verdict = (
-        _incomparable(*record.incomparable)
-        if record.incomparable
-        else judge(spec, metric, ours, theirs, slices, slice_metric)
+        _refused(*refusal) if refusal else judge(spec, metric, ours, theirs, slices, slice_metric)
     )
     classes = ours if isinstance(ours, ClassScores) else None
     return Evidence(
@@ -49,6 +48,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
         checks=verdict.checks,
         metrics=dict(ours.metrics) if len(ours) else {},
         champion_version=record.champion_version,
+        champion_weights=record.champion_weights,
         champion_metrics=dict(theirs.metrics) if theirs and len(theirs) else {},
         comparison=verdict.comparison,
         labels=record.candidate.labels,
@@ -111,7 +111,15 @@ def _class_indices(rows: pa.Table, labels: tuple[str, ...]) -> Ints:
     return np.asarray(index.to_numpy(zero_copy_only=False), np.int64)
 
 
-def _incomparable(name: str, detail: str) -> Verdict:
+def _refusal(record: records.Scores) -> tuple[str, str] | None:
+    """Why the candidate cannot be judged: the name of a check, and a sentence."""
+    if record.champion_version and not record.champion and not record.incomparable:
+        detail = f"the champion, version {record.champion_version}, was not scored"
+        return "champion_scored", f"{detail}; run the step `score` again"
+    return record.incomparable
+
+
+def _refused(name: str, detail: str) -> Verdict:
     return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
 
 

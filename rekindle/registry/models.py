@@ -25,6 +25,7 @@ from rekindle.registry.client import PREFIX, registry, resolve_uri, tags_of, wit
 from rekindle.registry.tracking import tracking_run
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import RegisterSpec
+from rekindle.train.modelfolder import weights_sha256
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -76,23 +77,33 @@ class Registry:
 
 
 def champion_state(where: Registry) -> ChampionState | None:
-    """What a new run has to know about the champion; None while there is none."""
+    """What a new run has to know about the champion; None while there is none. Raises RegistryError
+    where its version does not say which weights it has."""
     with where.open("ask for the champion") as client:
         version = _by_alias(client, where.name, CHAMPION)
         if version is None:
             return None
         tags = tags_of(version)
+        if not tags.get("weights_sha256"):
+            raise RegistryError(
+                f"version {version.version} of {where.name} has no tag {PREFIX}weights_sha256",
+                where=where.shown_uri,
+                fix="move the champion alias to a version that rekindle registered",
+            )
         return ChampionState(
             version=str(version.version),
             run_key=tags.get("run_key", ""),
             work_key=tags.get("work_key", ""),
             init_from=tags.get("init_from", ""),
             beaten=tags.get("beaten", ""),
+            weights=tags["weights_sha256"],
+            beaten_weights=tags.get("beaten_weights", ""),
         )
 
 
-def fetch_model(where: Registry, version: str) -> Path:
-    """The model folder of a version, downloaded where it is not local."""
+def fetch_model(where: Registry, version: str, weights: str = "") -> Path:
+    """The model folder of a version, downloaded where it is not local. Raises RegistryError where
+    it does not hold the `weights` with this hash, if any is given."""
     import mlflow
 
     with where.open(f"fetch version {version} of {where.name}"):
@@ -104,7 +115,14 @@ def fetch_model(where: Registry, version: str) -> Path:
             where=where.shown_uri,
             fix="move the champion alias to a version that rekindle registered",
         )
-    return found[0].parent
+    model = found[0].parent
+    if weights and weights_sha256(model) != weights:
+        raise RegistryError(
+            f"version {version} of {where.name} holds other weights than when the run began",
+            where=where.shown_uri,
+            fix="run the same config again: it asks the registry for the champion first",
+        )
+    return model
 
 
 def starting_weights(where: Registry, init_from: str) -> str:
@@ -171,6 +189,7 @@ def _recheck(
 ) -> None:
     evidence = Evidence.read(evidence_file)
     now = str(champion.version) if champion is not None else ""
+    weights = tags_of(champion).get("weights_sha256", "") if champion is not None else ""
     doubts = {
         "the evidence does not say `promote`": not evidence.promote,
         "the evidence belongs to another model": evidence.run_key != tags.get("run_key"),
@@ -178,6 +197,8 @@ def _recheck(
         != tags.get("evidence_sha256"),
         f"the champion is now version {now or 'none'}, and the candidate was compared with version "
         f"{evidence.champion_version or 'none'}": now != evidence.champion_version,
+        f"the champion, version {now}, has other weights now than those that the candidate was "
+        "compared with": now == evidence.champion_version and weights != evidence.champion_weights,
         "a check of the gate did not pass": not all(check.passed for check in evidence.checks),
     }
     found = [doubt for doubt, true in doubts.items() if true]
@@ -215,6 +236,7 @@ def _lineage(
         "window": fingerprint.window,
         "init_from": fingerprint.init_from,
         "beaten": evidence.champion_version,
+        "beaten_weights": evidence.champion_weights,
         "code_commit": code_commit,
         "versions": json.dumps(versions, sort_keys=True),
         "seed": str(training.seed),

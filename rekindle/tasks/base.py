@@ -168,4 +168,6 @@ class TokenTask(Task):
         assets: Path,
         max_new_tokens: int,
     ) -> list[str]:
-        """The most probable continuation of each document that ends before an answer."""
+        """The most probable continuation of each document that ends before an answer. Scoring calls
+        that of a user's own task in a thread, on a CPU, and waits three times `train.hang_seconds`
+        for it."""

@@ -13,6 +13,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from rekindle.data.manifest import open_shards
 from rekindle.errors import RequestError, StepError
 from rekindle.launch.events import emit
@@ -43,11 +45,13 @@ def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary |
     with owned(
         job.working, lambda: emit("notice", text="another run trains the same work; waiting for it")
     ):
+        own = job.train.entrypoint is not None
+        known = modelfolder.inherited(job.init, job.model) if own else []
         follower = _Follower(job.curve, on_rows)
         _run(job, rendezvous, follower.poll)
         follower.poll(final=True)
-        if job.train.entrypoint:
-            _adopt(job, rendezvous.world_size)
+        if own:
+            _adopt(job, rendezvous.world_size, known)
     return TrainingSummary.read(Path(job.history) / "training.json")
 
 
@@ -82,8 +86,8 @@ def _entrypoint(job: Job) -> list[str]:
         ) from error
 
 
-def _adopt(job: Job, world_size: int) -> None:
-    """Make a model folder of ours out of what one's own script left."""
+def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
+    """Make a model folder of ours out of what one's own script left; `known` as in `describe`."""
     output = Path(job.output)
     if not list(output.glob("*.safetensors")):
         raise StepError(
@@ -92,7 +96,8 @@ def _adopt(job: Job, world_size: int) -> None:
             fix="save the weights as safetensors into {model}, so that evaluate can load them",
         )
     shards = open_shards(Path(job.shards))
-    modelfolder.describe(job.task, shards, output, job.run_key)
+    precision = "" if job.train.precision == "auto" else job.train.precision
+    modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)
     rows = list(read_history(job.curve))
     target = Path(job.history)
     target.mkdir(parents=True, exist_ok=True)
@@ -108,7 +113,7 @@ def _adopt(job: Job, world_size: int) -> None:
         epochs=rows[-1].epoch if rows else 0.0,
         global_batch_size=job.train.global_batch_size,
         seed=job.train.seed,
-        precision="" if job.train.precision == "auto" else job.train.precision,
+        precision=precision,
         parameters=0,
         init_from=job.init_from,
         weights_sha256=modelfolder.weights_sha256(output),

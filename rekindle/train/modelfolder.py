@@ -1,21 +1,25 @@
 """A trained model as a folder that explains itself: weights, configuration, tokenizer, labels, and
 what it was trained on.
 
-model.safetensors, config.json      as the task saves them, in Hugging Face layout where there is
-one tokenizer.json, ...                 what the task needs to encode inputs (its assets)
-rekindle.json                       task, labels, settings, run key task.py
-a user's own task, so that the folder loads anywhere trained_on.npy                      uint64
-[rows], sorted: the first 8 bytes of each training example's hash"""
+    model.safetensors, config.json   as the task saves them (Hugging Face layout where it can)
+    tokenizer.json, ...              what the task needs to encode inputs (its assets)
+    rekindle.json                    task, labels, settings, run key, precision of the training
+    task.py                          a user's own task, so that the folder loads anywhere
+    trained_on.npy                   uint64 [rows], sorted: the first 8 bytes of the hash of each
+                                     example that the weights were trained on, those included of the
+                                     models that they began from or learned from
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +30,7 @@ from rekindle.errors import DataError, StepError
 from rekindle.records import write_atomically
 from rekindle.spec.heartbeat import beat
 from rekindle.spec.identity import file_sha256
+from rekindle.spec.model import ModelSpec
 from rekindle.tasks import Task, load_task
 
 DESCRIPTION = "rekindle.json"
@@ -40,7 +45,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ModelFolder:
-    """What `rekindle.json` says; `own_task` where the task is a user's, whose code it holds."""
+    """What `rekindle.json` says; `own_task` where the task is a user's, whose code it holds.
+    `precision` is the one that the training computed in, or "" where that is not known."""
 
     path: Path
     task: Task
@@ -48,6 +54,7 @@ class ModelFolder:
     settings: Mapping[str, Any]
     run_key: str
     own_task: bool = False
+    precision: str = ""
 
     def network(self) -> torch.nn.Module:
         """The trained network, in evaluation mode."""
@@ -55,11 +62,7 @@ class ModelFolder:
 
     def trained_on(self) -> np.ndarray:
         """uint64 [rows], sorted, memory-mapped: see the module."""
-        path = self.path / TRAINED_ON
-        if not path.exists():
-            return np.zeros(0, np.uint64)
-        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        return found
+        return _trained_on(self.path)
 
 
 def configure(network: torch.nn.Module, folder: Path) -> None:
@@ -98,35 +101,62 @@ def _stored(folder: Path) -> list[tuple[str, int]]:
     return found
 
 
-def describe(task_name: str, shards: Shards, folder: Path, run_key: str) -> None:
-    """Add to a folder of weights what rekindle needs to use them."""
+def inherited(init: str, model: ModelSpec) -> list[np.ndarray]:
+    """What the models of ours were trained on that a training begins from (`init`, or the source of
+    `model`) and learns from (its teacher); each as `ModelFolder.trained_on`."""
+    names = [init or model.source, model.teacher.source if model.teacher else None]
+    folders = [Path(name).expanduser() for name in names if isinstance(name, str)]
+    return [_trained_on(folder) for folder in folders if (folder / DESCRIPTION).is_file()]
+
+
+def _trained_on(folder: Path) -> np.ndarray:
+    """See `ModelFolder.trained_on`. Raises DataError without the file, because any example may then
+    be one that the model knows."""
+    path = folder / TRAINED_ON
+    if not path.is_file():
+        raise DataError(
+            f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}",
+            fix="copy the model's folder with all its files, or train the model again",
+        )
+    found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return found
+
+
+def describe(
+    task_name: str, shards: Shards, folder: Path, run_key: str,
+    *, precision: str = "", known: Sequence[np.ndarray] = (),
+) -> None:  # fmt: skip
+    """Add to a folder of weights what rekindle needs to use them. `known` is what they were trained
+    on before (see `inherited`)."""
     if shards.assets.is_dir():
         shutil.copytree(shards.assets, folder, dirs_exist_ok=True)
     if ".py:" in task_name:
         path, _, name = task_name.rpartition(":")
         shutil.copyfile(path, folder / "task.py")
         task_name = f"task.py:{name}"
-    write_prefixes(shards.table("train").column("hash"), folder / TRAINED_ON)
+    write_prefixes(shards.table("train").column("hash"), folder / TRAINED_ON, known)
     manifest = shards.manifest
     description = {
         "schema_version": 1, "task": task_name, "labels": manifest.labels,
-        "settings": dict(manifest.settings), "run_key": run_key,
+        "settings": dict(manifest.settings), "run_key": run_key, "precision": precision,
     }  # fmt: skip
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2, sort_keys=True) + "\n")
 
 
-def write_prefixes(hashes: pa.ChunkedArray, path: Path) -> None:
-    """What np.save writes of the distinct prefixes, sorted, in constant memory.
+def write_prefixes(hashes: pa.ChunkedArray, path: Path, known: Sequence[np.ndarray] = ()) -> None:
+    """What np.save writes of the distinct prefixes, also of the `known` ones, sorted, in constant
+    memory.
 
     They are sorted in a file that is mapped: its pages the kernel may write back and forget, so
     that half a billion rows, 4 GB, need no memory that counts."""
-    if not len(hashes):
+    count = len(hashes) + sum(map(len, known))
+    if not count:
         np.save(path, np.zeros(0, np.uint64), allow_pickle=False)
         return
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".draft") as draft:
-        prefixes = np.memmap(draft.name, np.uint64, "w+", shape=(len(hashes),))
+        prefixes = np.memmap(draft.name, np.uint64, "w+", shape=(count,))
         end = 0
-        for part in _prefix_parts(hashes):
+        for part in itertools.chain(_prefix_parts(hashes), *map(_parts, known)):
             prefixes[end : end + len(part)] = part
             end += len(part)
             beat()
@@ -149,6 +179,12 @@ def _prefix_parts(hashes: pa.ChunkedArray) -> Iterator[np.ndarray]:
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             first = np.ascontiguousarray(rows[start : start + _ROWS_AT_ONCE, :8])
             yield first.view(">u8")[:, 0].astype(np.uint64)
+
+
+def _parts(prefixes: np.ndarray) -> Iterator[np.ndarray]:
+    """Some at a time."""
+    for start in range(0, len(prefixes), _ROWS_AT_ONCE):
+        yield prefixes[start : start + _ROWS_AT_ONCE]
 
 
 def _distinct(ordered: np.ndarray) -> Iterator[np.ndarray]:
@@ -180,8 +216,9 @@ def open_model(folder: Path) -> ModelFolder:
     if own:
         name = f"{folder / 'task.py'}:{name.partition(':')[2]}"
     return ModelFolder(
-        folder, load_task(name), tuple(said["labels"]), said["settings"], said["run_key"], own
-    )
+        folder, load_task(name), tuple(said["labels"]), said["settings"], said["run_key"], own,
+        said.get("precision", ""),
+    )  # fmt: skip
 
 
 def check_start(folder: Path, shards: Shards, where: str = "model.init_from") -> ModelFolder:

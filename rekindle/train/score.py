@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle.data.examples import open_examples, read_summary
-from rekindle.errors import DataError
+from rekindle.errors import DataError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, owned
 from rekindle.launch.rendezvous import Rendezvous
@@ -58,12 +58,12 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
 
 
 def job_of(
-    candidate: Path, champion: Path | None, champion_version: str, examples: Path,
-    train: TrainSpec, artifact_root: str,
+    candidate: Path, champion: Path | None, champion_version: str, champion_weights: str,
+    examples: Path, train: TrainSpec, artifact_root: str,
 ) -> ScoreJob:  # fmt: skip
     """What is to be scored: the models in the folders `candidate` and `champion`, if there is one
     that can be compared, on the test split of `examples`."""
-    train = settings_of(train, gpu=has_gpu())
+    train = settings_of(train, open_model(candidate).precision, gpu=has_gpu())
     folders: dict[Who, Path] = {"champion": champion} if champion is not None else {}
     folders["candidate"] = candidate
     refusal = _incomparable(candidate, champion) if champion is not None else None
@@ -79,6 +79,7 @@ def job_of(
         status=str(attempt_in(working_of(kept["candidate"]))),
         train=train,
         champion_version=champion_version,
+        champion_weights=champion_weights,
         incomparable=refusal,
     )
 
@@ -87,34 +88,45 @@ def _say_that_it_waits() -> None:
     emit("notice", text="another run scores the same model; waiting for it")
 
 
-def settings_of(train: TrainSpec, *, gpu: bool) -> TrainSpec:
-    """How a model is scored: as it was trained on a GPU, in full precision on a CPU. `auto` is
-    decided here, because the scores are kept under the precision that they have."""
+def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
+    """How both models are scored: as the candidate was `trained` on a GPU, in full precision on a
+    CPU. `auto` is decided here, because the scores are kept under the precision that they have: as
+    the training decided it, or like one where that is not known; fp32 on GPUs without bf16."""
     plain = {"compile": False, "activation_checkpointing": "none", "entrypoint": None}
     numbers = {} if gpu else {"precision": "fp32", "weights": "fp32"}
     if gpu and train.precision == "auto":
-        numbers = {"precision": "bf16" if gpus_have_bf16() else "fp32"}
+        wanted = trained or "bf16"
+        numbers = {"precision": wanted if wanted != "bf16" or gpus_have_bf16() else "fp32"}
     return train.model_copy(update=plain | numbers)
 
 
 def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
-    """The ranks' part on this node."""
+    """The ranks' part on this node. What fails once everything is scored, fails while samples are
+    written: the scores decide without them, and the next time they are tried again."""
     path = Path(job.status) / "job.json"
     job.write(path)
-    torchrun(
-        ["-m", "rekindle.train.score_rank", str(path)],
-        job.train,
-        status=Path(job.status),
-        rendezvous=rendezvous,
-    )
+    try:
+        torchrun(
+            ["-m", "rekindle.train.score_rank", str(path)],
+            job.train,
+            status=Path(job.status),
+            rendezvous=rendezvous,
+        )
+    except StepError as failure:
+        if not _is_scored(job):
+            raise
+        emit("notice", text=f"no samples were written: {failure.problems[0].what}")
+
+
+def _is_scored(job: ScoreJob) -> bool:
+    """Whether all scores are there."""
+    count = piece_count(open_examples(Path(job.examples), TEST))
+    return not any(turn.pieces.missing(count) for turn in job.turns)
 
 
 def _is_complete(job: ScoreJob) -> bool:
     """Whether nothing is left for the ranks to do."""
-    count = piece_count(open_examples(Path(job.examples), TEST))
-    if any(turn.pieces.missing(count) for turn in job.turns):
-        return False
-    return _objective(job) != "tokens" or _samples(job) is not None
+    return _is_scored(job) and (_objective(job) != "tokens" or _samples(job) is not None)
 
 
 def _objective(job: ScoreJob) -> Objective:
@@ -175,6 +187,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         candidate=contenders["candidate"],
         champion=contenders.get("champion"),
         champion_version=job.champion_version,
+        champion_weights=job.champion_weights,
         incomparable=job.incomparable,
         same_targets=all(cut.equals(cuts[0]) for cut in cuts),
         rows=len(rows),

@@ -10,7 +10,10 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,11 @@ import torch
 import torch.distributed as dist
 
 from rekindle.data.examples import open_examples
+from rekindle.errors import StepError, UnsupportedError
 from rekindle.launch.events import emit
 from rekindle.launch.signs import Phase
 from rekindle.records import Sample
+from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import TokenTask
 from rekindle.train.loop import StopFlag
 from rekindle.train.modelfolder import open_model
@@ -32,6 +37,8 @@ from rekindle.train.scorer import Loaded, Writer, encode
 from rekindle.train.vitals import Vitals
 
 SAMPLE_TOKENS = 32
+OWN_FACTOR = 3  # of train.hang_seconds, for a user's own way to write samples
+BEAT_SECONDS = 1.0
 
 
 def main() -> None:
@@ -42,6 +49,7 @@ def main() -> None:
 
 def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     device = connect()
+    _compare_nodes(job.train)
     arrange(decided(job.train, device, began=None), device)
     work = Work(job, device, stop, vitals.beat)
     complete = all(work.score(turn) for turn in job.turns)
@@ -124,8 +132,7 @@ class Work:
         return _agreed(found)  # type: ignore[no-any-return]
 
     def _write_samples(self, turn: Turn, loaded: Loaded) -> None:
-        """What the model makes of the beginnings of a few texts. A task of a user's own knows its
-        network best: rank 0 does as the task says, on the CPU."""
+        """What the model makes of the beginnings of a few texts."""
         found = self._unwritten(turn)
         if found is None:
             return
@@ -136,17 +143,60 @@ class Work:
             self.beat(self.count, "score")
 
         assert isinstance(task, TokenTask)
-        if opened.own_task and not self.leads:
-            return
-        network: Any = opened.network() if opened.own_task else Writer(loaded, on_token)
         prompts = [turns for turns, _ in openings]
-        texts = task.generate(network, prompts, opened.settings, opened.path, SAMPLE_TOKENS)
+
+        def write(network: Any) -> list[str]:
+            return task.generate(network, prompts, opened.settings, opened.path, SAMPLE_TOKENS)
+
+        if opened.own_task:
+            texts = self._waited_for(lambda: write(opened.network()))
+        else:
+            texts = write(Writer(loaded, on_token))
         if self.leads:
             samples = [
                 Sample(prompt=_last(p)[-SAMPLE_CHARACTERS:], generated=text, expected=expected)
                 for (p, expected), text in zip(openings, texts, strict=True)
             ]
             turn.pieces.put_samples(name, tuple(samples))
+
+    def _waited_for(self, write: Callable[[], list[str]]) -> list[str]:
+        """What a user's own task, which knows its network best, writes on rank 0's CPU. It does so
+        in a thread, and all ranks beat meanwhile: it may be slow, but not without a bound. Raises
+        StepError beyond that."""
+        done: Future[list[str]] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(write())
+            except BaseException as error:  # noqa: BLE001 - the main thread raises it
+                done.set_exception(error)
+
+        limit = OWN_FACTOR * self.job.train.hang_seconds
+        deadline = time.monotonic() + limit
+        if self.leads:
+            threading.Thread(target=run, daemon=True).start()
+        while _agreed(self.leads and not wait([done], BEAT_SECONDS).done):
+            self.beat(self.count, "score")
+            if self.leads and time.monotonic() > deadline:
+                raise StepError(
+                    f"the task's own `generate` has not ended within {limit:g} s",
+                    fix="make it faster on a CPU, or raise train.hang_seconds",
+                )
+        return done.result() if self.leads else []
+
+
+def _compare_nodes(train: TrainSpec) -> None:
+    """Raise UnsupportedError unless all nodes compute alike: each decides `auto` by its GPUs."""
+    mine = (train.precision, train.weights)
+    everyone: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    if len(set(everyone)) > 1:
+        found = " and ".join(sorted({precision for precision, _ in everyone}))
+        raise UnsupportedError(
+            f"the nodes that score differ: they would compute in {found}",
+            where="train.precision",
+            fix="give all nodes the same GPUs, or set train.precision to fp32, which trains again",
+        )
 
 
 def _last(turns: list[tuple[str, str]]) -> str:

@@ -53,6 +53,7 @@ class ScoreJob:
     status: str
     train: TrainSpec
     champion_version: str = ""
+    champion_weights: str = ""
     incomparable: tuple[str, str] | None = None
 
     @property

@@ -176,6 +176,7 @@ class Start:
         source: Source | None, origins: dict[str, families.Origin],
     ) -> None:  # fmt: skip
         self.job, self.task, self.shards, self.mesh = job, task, shards, mesh
+        self.known = modelfolder.inherited(job.init, job.model)  # or it raises before it trains
         self.network, self.source, self.origins = network, source, origins
 
     @classmethod
@@ -259,7 +260,10 @@ class Start:
                 output.mkdir(parents=True, exist_ok=True)
                 self.task.save(network.eval(), output, manifest.labels, manifest.settings)
         if dist.get_rank() == 0:
-            modelfolder.describe(job.task, shards, output, job.run_key)
+            modelfolder.describe(
+                job.task, shards, output, job.run_key,
+                precision=job.train.precision, known=self.known,
+            )  # fmt: skip
 
 
 def _again(job: Job, task: Task, shards: Shards) -> nn.Module:

@@ -178,7 +178,10 @@ def test_the_first_run_starts_from_the_base_and_beats_nobody(source):
 
 def promoted(found, version):
     """The champion that this work became."""
-    return ChampionState(version, found.run_key, found.work_key, found.init_from, found.champion)
+    return ChampionState(
+        version, found.run_key, found.work_key, found.init_from, found.champion,
+        f"weights of {version}", found.champion_weights,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("init", ["base", "champion"])
@@ -192,7 +195,7 @@ def test_repeated_work_is_a_cache_hit_after_its_promotion_and_new_work_meets_the
 
     write_jsonl(source, rows(310))
     second = taken(text_spec(source), model, champion=champion)
-    assert second.champion == "1"
+    assert (second.champion, second.champion_weights) == ("1", "weights of 1")
     assert second.init_from == ("base" if init == "base" else "1")
     assert second.run_key != first.run_key
     assert taken(text_spec(source), model, champion=promoted(second, "2")) == second
@@ -202,7 +205,7 @@ def test_repeated_work_is_a_cache_hit_after_its_promotion_and_new_work_meets_the
 
 
 def test_a_refused_challenger_keeps_its_key_while_the_champion_stays(source):
-    champion = ChampionState("7", "other", "other", "base", "6")
+    champion = ChampionState("7", "other", "other", "base", "6", "a7", "a6")
     once, again = (taken(text_spec(source), champion=champion) for _ in range(2))
     assert once == again
     assert once.champion == "7"

@@ -232,3 +232,24 @@ def test_12_every_run_is_in_the_ledger_and_has_a_card(cli, home):
     status = cli("status", "latest").stdout
     assert "finetune" in status
     assert "KFP Executor" in cli("logs", "latest", "--step", "fingerprint").stdout
+
+
+@pytest.mark.slow
+def test_13_scores_of_a_champion_do_not_count_for_another_one_with_its_number(cli, home, registry):
+    """A registry that is set up again numbers from 1 again; what the cache knows of the old version 1 must not decide."""
+    write_digits(cli.folder)
+
+    def run(*words):
+        return cli.json("run", "digits.yaml", "--home", "again", *words)
+
+    run(*WEAK)
+    beaten = run()
+    assert (beaten["gate"]["champion_version"], beaten["gate"]["promoted"]) == ("1", True)
+    (home / "again" / "mlflow.db").unlink()
+    run("--set", "train.epochs=7")
+    result = run()
+    assert result["gate"]["champion_version"] == "1"
+    assert "finetune" not in executed(result)
+    assert {"score", "evaluate"} <= executed(result)
+    assert result["gate"]["promoted"] is False
+    assert registry("digits", "again")["aliases"]["champion"] == "1"

@@ -192,3 +192,13 @@ def test_an_existing_torchrun_script(cli, folder):
         "another script is other work"
     )
     assert np.isclose(changed["metrics"]["accuracy"], result["metrics"]["accuracy"])
+
+    def model_of(run):
+        found = (folder / ".rekindle").rglob("rekindle.json")
+        return next(p.parent for p in found if run["run_key"] in p.read_text())
+
+    before = model_of(changed)
+    known = np.union1d(np.load(before / "trained_on.npy"), np.array([7, 9], np.uint64))
+    np.save(before / "trained_on.npy", known)
+    after = cli.json("run", "script.yaml", "--set", f"model.init_from={before}")
+    assert np.array_equal(np.load(model_of(after) / "trained_on.npy"), known)

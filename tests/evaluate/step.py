@@ -1,4 +1,4 @@
-"""Scores the way the component does: `python step.py CANDIDATE EXAMPLES STATE OUTPUT`."""
+"""Scores the way the component does: `python step.py CANDIDATE EXAMPLES STATE OUTPUT [TRAIN]`."""
 
 import sys
 from pathlib import Path
@@ -8,9 +8,10 @@ from rekindle.spec.model import TrainSpec
 from rekindle.train.score import job_of, score
 
 if __name__ == "__main__":
-    candidate, examples, state, output = map(Path, sys.argv[1:])
+    candidate, examples, state, output = map(Path, sys.argv[1:5])
+    train = TrainSpec.model_validate_json(sys.argv[5] if len(sys.argv) > 5 else "{}")
     try:
-        score(job_of(candidate, None, "", examples, TrainSpec(), str(state)), output)
+        score(job_of(candidate, None, "", "", examples, train, str(state)), output)
     except RekindleError as error:
         print(error, flush=True)
         sys.exit(error.exit_code)

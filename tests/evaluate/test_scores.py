@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
 from rekindle.data.shard import shard
+from rekindle.errors import DataError
+from rekindle.evaluate.evaluate import evaluate
 from rekindle.records import Scores
 from rekindle.registry.signature import log_model
 from rekindle.spec.load import load_spec
@@ -216,6 +218,13 @@ def test_texts_that_a_contender_was_trained_on_are_left_out(chat, tmp_path):
     assert same(dict(found.metrics), dict(expected["metrics"]))
 
 
+def test_a_champion_that_does_not_say_what_it_was_trained_on_is_not_judged_beside(chat, tmp_path):
+    other = saved(tmp_path / "other", seed=1)
+    (other / "trained_on.npy").unlink()
+    with pytest.raises(DataError, match="does not say what its model was trained on"):
+        judged(SPEC, (), chat, examples_of(chat), other, "4", tmp_path / "state")
+
+
 def test_weights_that_are_not_numbers_refuse(tmp_path):
     folder = saved(tmp_path, change=lambda network: network.lm_head.weight.fill_(math.nan))
     found = judged(SPEC, ("topic",), folder, tmp_path / "examples", None, "", tmp_path)
@@ -249,6 +258,7 @@ def test_a_champion_of_another_form_or_kind_is_not_compared(chat, tmp_path, chan
     (tmp_path / "rekindle.json").write_text(
         json.dumps({**described, "settings": settings, **change})
     )
+    shutil.copy(chat / "trained_on.npy", tmp_path)
     found = judged(SPEC, (), chat, examples_of(chat), tmp_path, "4", tmp_path / "state")
     assert not found.promote
     assert [check.name for check in found.checks] == ["same_task"]
@@ -260,9 +270,21 @@ def test_a_classifier_is_no_champion_of_a_language_model(chat, tmp_path):
     (tmp_path / "rekindle.json").write_text(
         json.dumps({**described, "task": "text_classification", "labels": ["a", "b"]})
     )
+    shutil.copy(chat / "trained_on.npy", tmp_path)
     found = judged(SPEC, (), chat, examples_of(chat), tmp_path, "4", tmp_path / "state")
     assert not found.promote
     assert [check.name for check in found.checks] == ["same_task"]
+
+
+def test_a_champion_without_scores_refuses_and_is_not_taken_for_none(chat, tmp_path):
+    found = scored(tmp_path, chat, examples_of(chat))
+    assert evaluate(SPEC, (), found).checks[-1].name != "champion_scored"
+    record = Scores.read(found / "scores.json")
+    record.model_copy(update={"champion_version": "4"}).write(found / "scores.json")
+    refused = evaluate(SPEC, (), found)
+    assert not refused.promote
+    assert [check.name for check in refused.checks] == ["champion_scored"]
+    assert "the champion, version 4, was not scored" in refused.reason
 
 
 def test_a_champion_is_scored_once_for_the_same_examples(chat, tmp_path, capsys):
@@ -277,14 +299,18 @@ def test_a_champion_is_scored_once_for_the_same_examples(chat, tmp_path, capsys)
     changed.mkdir()
     for file in chat.iterdir():
         (changed / file.name).write_bytes(file.read_bytes())
-    same_bytes = job_of(candidates[0], changed, "9", examples_of(chat), TrainSpec(), str(tmp_path))
-    again = job_of(candidates[0], chat, "4", examples_of(chat), TrainSpec(), str(tmp_path))
+    same_bytes = job_of(
+        candidates[0], changed, "9", "", examples_of(chat), TrainSpec(), str(tmp_path)
+    )
+    again = job_of(candidates[0], chat, "4", "", examples_of(chat), TrainSpec(), str(tmp_path))
     assert same_bytes.turns[0].kept == again.turns[0].kept, "the bytes count, not the name"
     weights = changed / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-    other_bytes = job_of(candidates[0], changed, "4", examples_of(chat), TrainSpec(), str(tmp_path))
+    other_bytes = job_of(
+        candidates[0], changed, "4", "", examples_of(chat), TrainSpec(), str(tmp_path)
+    )
     assert other_bytes.turns[0].kept != again.turns[0].kept
-    elsewhere = job_of(candidates[0], chat, "4", candidates[0].parent / "examples", TrainSpec(), str(tmp_path))  # fmt: skip
+    elsewhere = job_of(candidates[0], chat, "4", "", candidates[0].parent / "examples", TrainSpec(), str(tmp_path))  # fmt: skip
     assert elsewhere.turns[0].kept == again.turns[0].kept, "the same rows in another folder"
 
 

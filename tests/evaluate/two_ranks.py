@@ -29,7 +29,7 @@ def case(model, examples, layout, train):
     """What the ranks make of the first piece of the test split."""
     opened = open_model(Path(model))
     spec = TrainSpec.model_validate({"layout": layout, "global_batch_size": 8, **train})
-    loaded = Loaded.of(opened, settings_of(spec, gpu=False), CPU)
+    loaded = Loaded.of(opened, settings_of(spec, "", gpu=False), CPU)
     turns = []
     rows = read_piece(open_examples(Path(examples), "test"), 0)
     sums = loaded.score(encode(opened, rows), lambda done: turns.append(done) or False)

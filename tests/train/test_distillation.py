@@ -177,6 +177,8 @@ def test_a_small_network_learns_from_a_trained_one_alone_and_the_teacher_goes_no
     from torch.distributed.checkpoint import FileSystemReader
 
     teacher = rekindle(tmp_path, train__epochs=5, evaluate__floor={})
+    before = np.union1d(np.load(teacher / "trained_on.npy"), np.array([7, 9], np.uint64))
+    np.save(teacher / "trained_on.npy", before)
     settings = {
         "model__source": {"channels": [8, 12], "hidden": 24, "dropout": 0.1}, "train__epochs": 8, "evaluate__floor": {},
         "train__checkpoint__every": 20, "train__layout": {"shard": 2},
@@ -200,3 +202,5 @@ def test_a_small_network_learns_from_a_trained_one_alone_and_the_teacher_goes_no
         if (found := json.loads(path.read_text()))["run_key"] == key
     )  # fmt: skip
     assert training["validation"]["accuracy"] > 0.8
+    assert np.array_equal(np.load(taught / "trained_on.npy"), before)
+    assert json.loads((taught / "rekindle.json").read_text())["precision"] == "fp32"

@@ -153,9 +153,11 @@ def test_scores_on_gpus_are_kept_under_the_precision_that_auto_became(
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{driver}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert settings_of(TrainSpec(), gpu=True).precision == precision
-    assert settings_of(TrainSpec(precision="fp16"), gpu=True).precision == "fp16"
-    assert settings_of(TrainSpec(), gpu=False).precision == "fp32"
+    assert settings_of(TrainSpec(), "", gpu=True).precision == precision
+    assert settings_of(TrainSpec(), "bf16", gpu=True).precision == precision
+    assert settings_of(TrainSpec(), "fp32", gpu=True).precision == "fp32", "as it was trained"
+    assert settings_of(TrainSpec(precision="fp16"), "bf16", gpu=True).precision == "fp16"
+    assert settings_of(TrainSpec(), "bf16", gpu=False).precision == "fp32"
 
 
 def test_adamw_takes_its_settings_from_the_spec():
