@@ -3,12 +3,12 @@ among the ranks where it is large.
 
 In fp32 an 8B teacher took 32 GB of every GPU. In half precision it takes 16, and its blocks, all
 but the embeddings and the head of it, are sharded with FSDP2 over all ranks: a student with a
-teacher is never divided by tp, pp or cp, so that all ranks run the whole teacher. Each block is
-sharded for itself, because the loss calls backbone and head apart: there is no root to gather
-from."""
+teacher is never divided by tp, pp or cp, so that all ranks run the whole teacher. The root is the
+backbone, because the loss calls backbone and head apart."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from rekindle.data.manifest import Shards
 from rekindle.spec.model import ModelSpec
@@ -61,13 +62,22 @@ def _sharded(
     origins = families.unfused(network)
     if half is not None:
         weights.convert(network, half)
-    ranks = init_device_mesh(mesh.device.type, (dist.get_world_size(),))
-    for _, block in families.blocks(network):
-        # True and not the default, which keeps what no other module is the root of
-        fully_shard(block, mesh=ranks, reshard_after_forward=True)
+    divide(network, mesh.device)
     weights.transform(network, lambda value: _placed(value, mesh.device))
     weights.fill([network], source, origins)
     return network
+
+
+def divide(network: nn.Module, device: torch.device) -> None:
+    """Shard the blocks over all ranks. Under one root, so that the weights of a block are gathered
+    while the one before it computes."""
+    shard = functools.partial(
+        fully_shard, mesh=init_device_mesh(device.type, (dist.get_world_size(),))
+    )
+    for _, block in families.blocks(network):
+        shard(block)
+    whole = {p for p in network.parameters() if not isinstance(p, DTensor)}
+    shard(families.backbone(network), ignored_params=whole)
 
 
 def _placed(value: torch.Tensor, device: torch.device) -> torch.Tensor:
