@@ -17,6 +17,7 @@ from rekindle.plan.work import Work
 # Logits that the loss makes at a time, in fp32: what a CPU's cache likes; on a GPU so many that
 # the matrix, which each piece reads twice, costs less to read than to multiply with.
 LOGITS_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}
+TAUGHT = 4  # matrices as large as the logits that a teacher's divergence makes, them included
 
 
 def rows_at_once(columns: int, device: str) -> int:
