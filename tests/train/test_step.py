@@ -1,6 +1,7 @@
 """What one optimizer step asks of a device: nothing but one read, a step late, and one small collective. On a CPU nobody would
 notice, so reads and collectives are counted, and tensors without values stand for a GPU's."""
 
+import collections
 import contextlib
 import json
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +26,7 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import objective, parallel, weights
 from rekindle.train.batches import Batches
+from rekindle.train.documents import Documents
 from rekindle.train.live import Live
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
@@ -285,6 +289,31 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.count += function is torch.ops.aten.mm.default
         return function(*args, **(kwargs or {}))
+
+
+# Documents
+
+
+class Block(torch.nn.Linear):
+    def forward(self, hidden, documents):
+        return super().forward(hidden)
+
+
+@pytest.mark.parametrize("made", [Documents.of_texts, lambda lengths: Documents.of(np.repeat(np.arange(len(lengths)), lengths)[None])])  # fmt: skip
+def test_a_sharded_block_takes_as_many_python_calls_for_500_documents_as_for_5(made):
+    calls = {}
+    with ranks(2):
+        block = fully_shard(Block(4, 4), mesh=init_device_mesh("cpu", (2,)))
+        hidden = torch.zeros(1, 4, requires_grad=True)
+        for count in (5, 5, 500):  # the first forward pass sets FSDP up
+            documents, seen = made([7] * count), collections.Counter()
+            sys.setprofile(lambda frame, event, argument, seen=seen: seen.update([event]))
+            try:
+                block(hidden, documents=documents)
+            finally:
+                sys.setprofile(None)
+            calls[count] = seen["call"]
+    assert calls[500] == calls[5]
 
 
 # Seeds
