@@ -4,6 +4,7 @@ notice, so reads and collectives are counted, and tensors without values stand f
 import collections
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import types
@@ -375,6 +376,36 @@ def test_a_pipeline_sees_few_lengths_however_many_texts_have(task):
     assert len(seen) <= 8
     assert max(seen) == max(lengths), "positions that a model does not have are not asked for"
     assert max(lengths) < PACK
+
+
+def test_a_pipeline_that_evaluates_asks_the_device_for_a_shape_once(tmp_path):
+    script = (
+        "import json, os, torch.distributed as dist\n"
+        "from pathlib import Path\n"
+        "from tests.train.differential import trainer_of\n"
+        "from tests.train.test_step import Reads, case\n"
+        "child = os.fork()\n"
+        "rank = int(child == 0)\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/meet', rank=rank, world_size=2)\n"
+        "trainer, found = trainer_of(case(axes=('pp',))), []\n"
+        "micro = trainer.validation.make(0).micro\n"
+        "for _ in range(2):\n"
+        "    with Reads() as reads:\n"
+        "        found.append(trainer.losses(micro).tolist())\n"
+        "    found.append([read for read in reads.found if 'pipeline.py' in read])\n"
+        f"Path('{tmp_path}', str(rank)).write_text(json.dumps([len(micro), *found]))\n"
+        "dist.barrier()\n"
+        "if child: os.waitpid(child, 0)\n"
+        "os._exit(0)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, env=environment)
+    _, *first = json.loads((tmp_path / "0").read_text())
+    count, sums, asked, again, asked_again = json.loads((tmp_path / "1").read_text())
+    assert count > 1
+    assert (len(asked), asked_again) == (1, [])
+    assert sums == again
+    assert first[1::2] == [[], []]
 
 
 def test_results_of_micro_batches_are_not_kept_beyond_their_step():
