@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 class Trace:
     """What to trace: the model's config in Hugging Face layout, the task, the layout and the place
     of a rank on the pipeline, and the sizes of its micro-batches. `device` is the one whose
-    arithmetic is meant: `cuda`, or `cpu` to compare with training here."""
+    arithmetic is meant: `cuda`, or `cpu` to compare with training here, where the place among cp
+    peers matters, too: attention is a call a document, and keeps other copies of each one's keys.
+    """
 
     config: Mapping[str, Any]
     task: str
@@ -46,6 +48,7 @@ class Trace:
     sequence: int
     accumulation: int
     pp_rank: int = 0
+    cp_rank: int = 0
     classes: int = 2
     lora: LoraSpec | None = None
     device: str = "cuda"
@@ -88,7 +91,7 @@ def traced(trace: Trace) -> Traced:
     if layout.pp > 1:
         require_newest("the trace of a pipeline", "train.layout.pp", "plan with a newer torch")
     give_collectives_shapes()
-    rank = trace.pp_rank * (layout.world // layout.pp)
+    rank = trace.pp_rank * (layout.world // layout.pp) + trace.cp_rank * layout.tp
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
     run = _Run(trace)
     try:

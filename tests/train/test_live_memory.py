@@ -90,9 +90,13 @@ def compared(names, folder):
     child(str(Path(__file__).with_name("live_memory.py")), str(folder / "cases.json"), str(folder))
     jobs = []
     for case in cases:
-        pp = case["layout"].get("pp", 1)
-        jobs += [{**case, "pp_rank": place, "device": "cpu"} for place in range(pp)]
-        case["place"] = len(jobs) - pp
+        pp, cp = (case["layout"].get(axis, 1) for axis in ("pp", "cp"))
+        case["place"] = len(jobs)
+        jobs += [
+            {**case, "pp_rank": place, "cp_rank": peer, "device": "cpu"}
+            for place in range(pp)
+            for peer in range(cp)
+        ]
     lines = "".join(
         json.dumps({k: v for k, v in job.items() if k not in ("name", "place")}) + "\n"
         for job in jobs
@@ -103,7 +107,7 @@ def compared(names, folder):
     for case, name in zip(cases, names, strict=True):
         paths = sorted(folder.glob(f"{case['name']}-*.json"))
         assert paths, name
-        each = len(paths) // case["layout"].get("pp", 1)
+        each = len(paths) // (case["layout"].get("pp", 1) * case["layout"].get("cp", 1))
         for rank, path in enumerate(paths):
             yield name, rank, json.loads(path.read_text()), traced[case["place"] + rank // each]
 
