@@ -59,7 +59,7 @@ def compared(folder, name, kind, precision):
     job, mesh = job_of(TASKS[kind], precision), Mesh(Layout(dp=2), torch.device("cpu"))
     found = []
     for limit in (1 << 30, 0):
-        teacher.WHOLE_BYTES = limit
+        teacher.WHOLE_TEACHER_BYTES = limit
         network = teacher.load_teacher(place, job, task, shards, mesh)
         assert not network.training
         assert not any(p.requires_grad for p in network.parameters())
