@@ -28,6 +28,7 @@ DISTILBERT = {
     "n_heads": 4,
     "vocab_size": 500,
 }
+TEACHER = {**CONFIG, "hidden_size": 256, "intermediate_size": 688}
 LAYOUT = {"micro_batch_size": 2}
 # name: layout, accumulation, what of train differs
 CASES = {
@@ -51,6 +52,8 @@ CASES = {
     "gpt2 pp zero bubble": ({"pp": 2, "schedule": "zero_bubble"}, 4, {"config": GPT2}),
     "distilbert": ({"dp": 2}, 1, {"config": DISTILBERT, "task": "text_classification"}),
     "lora": ({"dp": 2}, 1, {"lora": {"rank": 4}}),
+    "taught": ({}, 1, {"teacher": TEACHER}),
+    "taught bf16": ({"dp": 2}, 1, {"teacher": TEACHER, "precision": "bf16"}),
 }  # fmt: skip
 FAST = ("shard bf16",)
 
@@ -60,6 +63,7 @@ def case_of(name):
     train = dict(train)
     return {
         "name": name.replace(" ", "_"), "config": train.pop("config", CONFIG), "task": train.pop("task", "causal_lm"), "layout": {**LAYOUT, **layout}, "lora": train.pop("lora", None),
+        "teacher": train.pop("teacher", None),
         "train": train, "sequence": 128, "accumulation": accumulation,
     }  # fmt: skip
 
