@@ -234,8 +234,8 @@ class TrainingSummary(Record):
     `HistoryRow` a line). `precision` is what was computed in, never `auto`. It, `layout` and
     `device` (`cpu`, or a GPU as torch calls it) are empty where one's own script trained.
     `deterministic`: kernels and collectives were those that repeat their bits. `attention`: what
-    kept packed documents apart, the `varlen` kernel or one call of `sdpa` a document; empty where
-    the architecture's own attention ran."""
+    kept documents of a sequence apart in training steps, the `varlen` kernel, or one call of `sdpa`
+    a document, as attention dropout needs it; empty where the architecture's own attention ran."""
 
     schema_version: int = SCHEMA_VERSION
     run_key: str

@@ -30,6 +30,7 @@ COLOURS = {
     "pipeline buffers": "#9a7b00",
     "activations": "#c0427a",
     "temporaries": "#0e8ca0",
+    "teacher": "#4d7c0f",
     "matrix products": "#1f77d0",
     "attention": "#0e8ca0",
     "memory traffic": "#7c6bd6",

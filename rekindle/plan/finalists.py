@@ -8,7 +8,7 @@ from rekindle.errors import RequestError
 from rekindle.plan.choice import Choice
 from rekindle.plan.memory import needed
 from rekindle.plan.plan import Plan
-from rekindle.plan.request import model_config
+from rekindle.plan.request import model_config, teacher_config
 from rekindle.plan.trace import AT_MOST, Finalist, trace
 from rekindle.spec.model import Spec
 
@@ -16,10 +16,11 @@ from rekindle.spec.model import Spec
 def traced(plan: Plan, spec: Spec) -> Plan:
     """The plan with the traced memory of its finalists, the best of them that fits first. Takes
     some ten seconds; RequestError where none of them fits."""
-    config = model_config(spec)
+    config, teacher = model_config(spec), teacher_config(spec)
     finalists = [plan.chosen, *plan.others][:AT_MOST]
     asked = [
-        Finalist(config, spec.task, one.option.work, lora=plan.asked.lora) for one in finalists
+        Finalist(config, spec.task, one.option.work, lora=plan.asked.lora, teacher=teacher)
+        for one in finalists
     ]
     answers = trace(asked)
     found, notes = list[Choice](), list[str]()

@@ -166,7 +166,13 @@ class _Moments(Temporaries):
             "gradients": self.gradients(at.there), self.copies: copies,
             "activations": self._saved(at),
         }  # fmt: skip
-        more = self._halved(at) + self._narrow(at) + self.left
+        more = self._halved(at) + self._narrow(at) + self.left + self.lesson
+        if self.work.teacher is not None:  # before the student's own blocks
+            root = self.gathered * self.root if self.grouped else 0
+            yield {
+                **terms, self.copies: root + self.taught[1], "activations": self.inputs_held,
+                "temporaries": self.teaching + self.left,
+            }  # fmt: skip
         yield {**terms, "temporaries": self.loss(at.stage) + more}
         if not self.shape.causal:  # beside the one piece that a block's weights came in
             copies += self.gathered * (self.block + self.adapters) if self.grouped else 0

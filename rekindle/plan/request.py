@@ -39,8 +39,11 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
         )
     assert spec.data is not None
     classes = None if kind == "tokens" else len(spec.data.labels) or 2
-    shape = shape_of(model_config(spec, ask_hub), classes)
-    return Asked(kind, shape, spec.data.max_length, spec.train, left_open(spec), spec.model.lora)
+    shape, taught = shape_of(model_config(spec, ask_hub), classes), teacher_config(spec, ask_hub)
+    return Asked(
+        kind, shape, spec.data.max_length, spec.train, left_open(spec), spec.model.lora,
+        shape_of(taught, classes) if taught else None,
+    )  # fmt: skip
 
 
 def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
@@ -79,14 +82,24 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
     source = spec.model.source
     if not isinstance(source, str):
         return {**source, "vocab_size": _vocabulary(spec, source)} if source else source
+    return _config(source, spec.model.revision, ask_hub, "model.source")
+
+
+def teacher_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any] | None:
+    """The same of `model.teacher`, if there is one."""
+    teacher = spec.model.teacher
+    return _config(teacher.source, None, ask_hub, "model.teacher.source") if teacher else None
+
+
+def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Mapping[str, Any]:
     folder = Path(source).expanduser()
     if (folder / "config.json").is_file():
-        return _read(folder / "config.json")
+        return _read(folder / "config.json", where)
     if source in known_configs():
         return known_configs()[source]
     if not ask_hub:
-        raise RequestError(f"the shape of `{source}` is not known here", where="model.source")
-    return _of_hub(source, spec.model.revision)
+        raise RequestError(f"the shape of `{source}` is not known here", where=where)
+    return _of_hub(source, revision, where)
 
 
 def _vocabulary(spec: Spec, source: Mapping[str, Any]) -> Any:
@@ -98,29 +111,29 @@ def _vocabulary(spec: Spec, source: Mapping[str, Any]) -> Any:
     return max(int(source.get("vocab_size") or 0), trained.vocab_size)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Path, where: str) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RequestError(
-            f"{path} is no JSON: {error}", where="model.source", fix="mend the file"
+            f"{path} is not JSON: {error}", where=where, fix="correct the file"
         ) from error
     return found
 
 
-def _of_hub(name: str, revision: str | None) -> Mapping[str, Any]:
+def _of_hub(name: str, revision: str | None, where: str) -> Mapping[str, Any]:
     """Of the hub's cache on this machine, or of the hub."""
     fix = "name a local folder with its config.json, or install `rekindle[hub]` and a network"
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
         raise RequestError(
-            f"the shape of `{name}` is not known here", where="model.source", fix=fix
+            f"the shape of `{name}` is not known here", where=where, fix=fix
         ) from error
     try:
-        return _read(Path(hf_hub_download(name, "config.json", revision=revision)))
+        return _read(Path(hf_hub_download(name, "config.json", revision=revision)), where)
     except (OSError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RequestError(
-            f"cannot read the config of `{name}`: {first}", where="model.source", fix=fix
+            f"cannot read the config of `{name}`: {first}", where=where, fix=fix
         ) from error

@@ -42,6 +42,7 @@ class Asked:
     train: TrainSpec
     free: frozenset[str]
     lora: LoraSpec | None = None
+    teacher: ModelShape | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +218,8 @@ def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
         return f"tp {layout.tp} does not stay inside a node of {cluster.gpus_per_node} GPUs"
     if layout.cp > 1 and asked.sequence % (2 * layout.cp):
         return f"cp {layout.cp} does not cut {asked.sequence} tokens into pairs of chunks"
+    if asked.teacher is not None and layout.tp * layout.pp * layout.cp > 1:
+        return "a teacher needs whole examples and scores"
     if layout.data > asked.train.global_batch_size:
         return f"{layout.data} data ranks share {asked.train.global_batch_size} examples"
     arithmetic = Shape(shape.model_type, shape.layers, shape.heads, shape.kv_heads)
@@ -270,7 +273,7 @@ def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
         compile=train.compile, weights_bytes=2 if train.weights == "bf16" else 4,
         lora_rank=lora.rank if lora else 0,
         lora_targets=lora_targets(asked.shape, lora.targets) if lora else (),
-        software=Software(tf32=not train.deterministic),
+        teacher=asked.teacher, software=Software(tf32=not train.deterministic),
     )  # fmt: skip
 
 

@@ -141,6 +141,7 @@ class _Model:
             "weights and gradients": hidden,
             "pipeline bubble": bubble,
             "between stages": self._between_stages() * turns,
+            "teacher": self._teacher() * turns,
             "optimizer": self._optimizer(),
         }
         terms["waiting for the host"] = idle * turns + self.c.step_seconds
@@ -190,6 +191,16 @@ class _Model:
             recomputed=self._again(products, core, forward) * blocks,
             head=self._head(), tensor=tensor * blocks, context=context * blocks,
         )  # fmt: skip
+
+    def _teacher(self) -> float:
+        """Its forward pass: a third of what its training would compute."""
+        work = self.work
+        if work.teacher is None:
+            return 0.0
+        alone = dataclasses.replace(
+            work, shape=work.teacher, teacher=None, checkpointing="none", lora_rank=0
+        )
+        return _Model(alone, self.cluster, self.c)._pass().computing / 3
 
     def _again(self, products: float, core: float, stream: float) -> float:
         """Of a block, what its backward pass computes once more."""

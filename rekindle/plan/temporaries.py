@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from rekindle.plan.shape import Matrix
-from rekindle.plan.tensors import Rank, rows_at_once
+from rekindle.plan.tensors import TAUGHT, Rank, rows_at_once
 
 
 class Temporaries(Rank):
@@ -111,7 +111,21 @@ class Temporaries(Rank):
         # of a piece: its logits and their gradient, and what that gives for its rows, or the head
         adding = rows * self.head * (self.exact + narrow)
         adding += self.compute * max(rows * self.hidden, trained)
+        if self.work.teacher is not None:
+            adding = max(adding, TAUGHT * self.exact * rows * self.head)
         return found + max(adding, narrow * (size + trained))
+
+    @cached_property
+    def teaching(self) -> int:
+        """While a teacher's block runs, of which nothing is kept: its feed-forward's gate, up and
+        product beside the embedding, the stream before and behind attention and what came in, or a
+        norm of that in fp32."""
+        teacher, wide = self.work.teacher, 2 if self.half else 4
+        if teacher is None:
+            return 0
+        feeding = wide * ((3 if teacher.gated else 2) * teacher.ffn + 4 * teacher.d_model)
+        norm = (3 * max(4, wide) + 3 * wide) * teacher.d_model
+        return self.tokens * max(feeding, norm)
 
     @cached_property
     def last_norm(self) -> int:
@@ -120,4 +134,5 @@ class Temporaries(Rank):
 
     @cached_property
     def rows(self) -> int:
-        return min(self.tokens, rows_at_once(self.head, "cuda"))
+        wide = self.head * (1 if self.work.teacher is None else TAUGHT)
+        return min(self.tokens, rows_at_once(wide, "cuda"))

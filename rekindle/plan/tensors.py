@@ -17,6 +17,9 @@ from rekindle.plan.work import Work
 # Logits that the loss makes at a time, in fp32: what a CPU's cache likes; on a GPU so many that
 # the matrix, which each piece reads twice, costs less to read than to multiply with.
 LOGITS_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}
+TAUGHT = 4  # matrices as large as the logits that a teacher's divergence makes, them included
+# A smaller teacher is held whole: gathering it in every micro-batch costs more than it saves.
+WHOLE_TEACHER_BYTES = 1 << 30
 
 
 def rows_at_once(columns: int, device: str) -> int:
@@ -100,7 +103,29 @@ class Rank:
 
     def static(self) -> dict[str, int]:
         trained = self.stored * self.trained // self.group
-        return {"parameters": self.weights, "optimizer": 2 * trained}
+        return {"parameters": self.weights, "optimizer": 2 * trained, "teacher": self.taught[0]}
+
+    @cached_property
+    def taught(self) -> tuple[int, int]:
+        """Of a teacher its weights, whose blocks all ranks divide where they are large, and those
+        that are put together for a while: a block, and the piece that it came in."""
+        teacher, world = self.work.teacher, self.layout.world
+        if teacher is None:
+            return 0, 0
+        width = 2 if self.half else 4
+        if world == 1 or width * teacher.parameters <= WHOLE_TEACHER_BYTES:
+            return width * teacher.parameters, 0
+        blocks = teacher.layers * teacher.block_parameters
+        own = teacher.parameters - blocks + -(-blocks // world)
+        return width * own, 2 * width * teacher.block_parameters
+
+    @cached_property
+    def lesson(self) -> int:
+        """What a teacher says of each token, until the loss is known."""
+        teacher = self.work.teacher
+        if teacher is None or not self.shape.causal:
+            return 0
+        return (2 if self.half else 4) * self.tokens * teacher.d_model
 
     @property
     def snapshot(self) -> int:

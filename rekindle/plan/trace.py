@@ -37,14 +37,15 @@ _TINY_STATIC = 3 * 4 * _TINY_PARAMETERS + 4 * 12  # weights, two moments, and a 
 
 @dataclasses.dataclass(frozen=True)
 class Finalist:
-    """What is asked about: the model's config in Hugging Face layout, the task, and the work that
-    was made of both."""
+    """What is asked about: the model's config in Hugging Face layout, the task, the work that was
+    made of both, and a teacher's config."""
 
     config: Mapping[str, Any]
     task: str
     work: Work
     classes: int = 2
     lora: LoraSpec | None = None
+    teacher: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +157,7 @@ def _layers(one: Finalist, pp_rank: int, layers: int) -> dict[str, Any]:
         "config": config, "task": one.task, "layout": dataclasses.asdict(work.layout),
         "train": train, "sequence": work.sequence, "accumulation": work.accumulation,
         "pp_rank": pp_rank, "classes": one.classes,
-        "lora": one.lora.model_dump(mode="json") if one.lora else None,
+        "lora": one.lora.model_dump(mode="json") if one.lora else None, "teacher": one.teacher,
     }  # fmt: skip
 
 

@@ -86,7 +86,8 @@ class Work:
     divides: all states (FSDP), or those of the optimizer only, which other engines offer; `chunks`
     are pieces of a pipeline on each rank, where they are not what the layout's schedule says.
     `lora_rank` adapts the matrices of a block that `lora_targets` names, all where it names none,
-    and freezes the others; 0: everything is trained. `software` is ours where it is not said."""
+    and freezes the others; 0: everything is trained. `teacher` is the shape of the network that the
+    model learns from, too. `software` is ours where it is not said."""
 
     shape: ModelShape
     layout: Layout
@@ -100,6 +101,7 @@ class Work:
     chunks: int = 0
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
+    teacher: ModelShape | None = None
     software: Software = Software()
 
     @property

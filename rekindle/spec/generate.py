@@ -53,7 +53,8 @@ model, and on what else is asked for:
 - ● proven: gradients, weights after five steps and validation are those of one process
   (`tests/train/test_layouts.py`).
 - ○ composed: tests have each two of its parts together, not the whole. Before training, two steps
-  of a small network of the same architecture are compared with one rank's; a notice says how far
+  of a small network of the same architecture are compared with one rank's, in the precision of the
+  training and, where that is not exact (bf16, fp16, TF32), once more in fp32; a notice says how far
   they agree, and a difference is an error. `train.untested: refuse` refuses such layouts, `allow`
   leaves out the check.
 - – refused: no test has two of its parts together. The error names them.
@@ -69,6 +70,10 @@ Dropout is the same in every layout, but for three cases: pipelines pad all micr
 to one length, so with texts of mixed length their masks differ; `cp` ranks draw masks of their own;
 compiled blocks draw with the compiler's generator. Compiled blocks take sequences of any length and
 agree with those that are not within 1e-4, not bit for bit.
+
+Dropout of attention (BERT, DistilBERT and GPT-2 have some) costs GPUs the varlen kernel, which has
+none: training steps attend to one document after the other, or to groups of texts with a class. A
+warning names what to set to 0 in the model's config; the summary of a run says what ran.
 
 On the CPU, a run that is killed and goes on in the layout it had ends with the bits of one that was
 left alone, dropout included. Two things are promised within 1e-6 of the loss only, not bit for bit:
@@ -87,8 +92,10 @@ precision it began in, and is refused on GPUs without it, so that no run mixes t
 
 Where weights are sharded or divided, no rank ever holds the whole model: it loads its own part of
 the files, saves and resumes it, and exports one matrix after the other; dp alone, a network that is
-not of transformers, and a teacher are whole on every rank or on the first
-(`tests/train/test_memory.py`). A teacher (`model.teacher`) goes with dp and shard only.
+not of transformers, and a teacher below 1 GiB are whole on every rank or on the first
+(`tests/train/test_memory.py`). A teacher (`model.teacher`) goes with dp and shard only. The blocks
+of a larger one are divided among all ranks, and gathered one ahead of what computes; its loss makes
+logits of a few tokens at a time.
 """
 _KINDS: dict[support.Kind, str] = {
     "image": "Images", "text": "Texts with a class", "tokens": "Language models",

@@ -121,6 +121,23 @@ def _network(architecture: dict[str, Any]) -> torch.nn.Module:
     return network
 
 
+def _pool(height: int, width: int) -> torch.nn.Module:
+    """What `nn.AdaptiveAvgPool2d` computes, one side after the other: CUDA has no backward pass of
+    that one with a fixed order of sums."""
+    import torch
+
+    class Pool(torch.nn.Module):
+        def forward(self, x_BDHW: torch.Tensor) -> torch.Tensor:
+            for side, count in ((2, height), (3, width)):
+                size = x_BDHW.shape[side]
+                bins = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+                means = [x_BDHW.narrow(side, a, b - a).mean(side) for a, b in bins]
+                x_BDHW = torch.stack(means, side)
+            return x_BDHW
+
+    return Pool()
+
+
 def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
     from torch import nn
 
@@ -138,10 +155,7 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
             layers.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
     layers += [
-        # the identity where nothing is left to pool, which CUDA takes in deterministic mode, too
-        nn.AdaptiveAvgPool2d((min(height, 4), min(width, 4)))
-        if max(height, width) > 4
-        else nn.Identity(),
+        _pool(min(height, 4), min(width, 4)) if max(height, width) > 4 else nn.Identity(),
         nn.Flatten(),
         nn.Linear(depth * min(height, 4) * min(width, 4), architecture["hidden"]),
         nn.GELU(),

@@ -38,6 +38,8 @@ HALVES = (torch.bfloat16, torch.float16)
 QUERIES_AT_ONCE = 512  # rows of an explicit mask: of 32,768 keys 16 MB, 64 MB once it is added
 TOLERANCE = 0.05  # of a kernel in half precision, relative to the largest value
 Kernel = Literal["varlen", "sdpa"]
+# what transformers' configs call the dropout of attention
+DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 # What transformers hands to every attention function and that does not change what is computed
 # here: positions are in the queries and keys already, and there is no cache while training.
@@ -397,8 +399,24 @@ def kernel_for(network: nn.Module, device: torch.device, precision: torch.dtype)
             where="train",
             fix="use another build of torch 2.10 to 2.13; `make test-gpu` shows what differs",
         )
-    log.info("attention: one varlen kernel for all documents of a micro-batch")
     return "varlen"
+
+
+def while_training(network: nn.Module, kernel: Kernel) -> Kernel:
+    """What keeps documents apart in training steps: `kernel`, but the varlen one has no dropout.
+
+    Logs which it is, and what to set for the varlen kernel."""
+    rate = next((name for name in DROPOUTS if getattr(network.config, name, None)), None)
+    if kernel == "varlen" and rate is not None:
+        log.warning(
+            "attention: one call a document (of texts with a class: a group) in training steps, "
+            "because the varlen kernel has no dropout; set `%s: 0` in the model's config for one "
+            "kernel over all documents", rate,
+        )  # fmt: skip
+        return "sdpa"
+    if kernel == "varlen":
+        log.info("attention: one varlen kernel for all documents of a micro-batch")
+    return kernel
 
 
 def _difference(

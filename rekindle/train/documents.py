@@ -87,8 +87,8 @@ class Group:
         return Group(self.rows, self.longest, self.tokens, places, back, mask)
 
 
-# not frozen: torch.compile would guard on each field of a frozen class, the lengths included
-@dataclasses.dataclass(eq=False)
+# Not a dataclass: before every block FSDP searches the fields of one for gradients, each length in
+# them too, and makes a copy (6 ms a block for 500 documents); torch.compile would guard on them.
 class Documents:
     """Runs of queries, one after the other in the flattened [B * T], and the keys that each sees.
 
@@ -99,14 +99,15 @@ class Documents:
     longest run and range and hold nothing: a compiler sees a length that varies where a number
     would be a constant. `groups` are those of texts, in order."""
 
-    queries: list[int]
-    keys: list[int]
-    ranges: tuple[tuple[int, int, int], ...]
-    starts: torch.Tensor
-    key_starts: torch.Tensor
-    ruler: torch.Tensor
-    key_ruler: torch.Tensor
-    groups: tuple[Group, ...] = ()
+    def __init__(
+        self, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...],
+        starts: torch.Tensor, key_starts: torch.Tensor, groups: tuple[Group, ...] = (),
+    ) -> None:  # fmt: skip
+        self.queries, self.keys, self.ranges, self.groups = queries, keys, ranges, groups
+        self.starts, self.key_starts = starts, key_starts
+        self.ruler = self.key_ruler = torch.empty(1).expand(max(queries))
+        if ranges:
+            self.key_ruler = torch.empty(1).expand(max(keys))
 
     @classmethod
     def of_texts(cls, lengths: list[int]) -> Documents:
@@ -119,8 +120,7 @@ class Documents:
             if not first <= length <= GROUP * first:
                 groups.append([])
             groups[-1].append(length)
-        made = cls._made(lengths, lengths, ())
-        return dataclasses.replace(made, groups=tuple(map(Group.of, groups)))
+        return cls._made(lengths, lengths, (), tuple(map(Group.of, groups)))
 
     @classmethod
     def of(cls, numbers_BS: Ints, cp: int = 1, cp_rank: int = 0) -> Documents:
@@ -148,19 +148,16 @@ class Documents:
     def of_rows(cls, rows: int, length: int, device: torch.device) -> Documents:
         """Each sequence is one document; made on the device, without asking it."""
         starts = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=device)
-        ruler = torch.empty(1).expand(length)
-        return cls([length] * rows, [length] * rows, (), starts, starts, ruler, ruler)
+        lengths = [length] * rows
+        return cls(lengths, lengths, (), starts, starts)
 
     @classmethod
     def _made(
-        cls, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...]
-    ) -> Documents:
-        starts, ruler = _starts(queries), torch.empty(1).expand(max(queries))
-        if not ranges:
-            return cls(queries, keys, ranges, starts, starts, ruler, ruler)
-        return cls(
-            queries, keys, ranges, starts, _starts(keys), ruler, torch.empty(1).expand(max(keys))
-        )
+        cls, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...],
+        groups: tuple[Group, ...] = (),
+    ) -> Documents:  # fmt: skip
+        starts = _starts(queries)
+        return cls(queries, keys, ranges, starts, _starts(keys) if ranges else starts, groups)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """What a device needs of it."""
@@ -175,7 +172,7 @@ class Documents:
         starts = next(moved)
         key_starts = next(moved) if self.ranges else starts
         groups = tuple(group.with_tensors(moved) for group in self.groups)
-        return dataclasses.replace(self, starts=starts, key_starts=key_starts, groups=groups)
+        return Documents(self.queries, self.keys, self.ranges, starts, key_starts, groups)
 
 
 def _starts(lengths: list[int]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from rekindle.train import attention, compat, objective, optimizer, parallel, pipeline
+from rekindle.train import attention, compat, objective, optimizer, parallel, pipeline, teacher
 from rekindle.train.live import GRADIENTS, PIPELINE, Live
 
 
@@ -117,7 +117,10 @@ def _real_meshes() -> Iterator[None]:
         return called
 
     with contextlib.ExitStack() as stack:
-        for owner, name in ((DeviceMesh, "__init__"), (parallel, "cut"), (optimizer, "_ends")):
+        for owner, name in (
+            (DeviceMesh, "__init__"), (teacher, "init_device_mesh"), (parallel, "cut"),
+            (optimizer, "_ends"),
+        ):  # fmt: skip
             stack.enter_context(replaced(owner, name, real))
         yield
 

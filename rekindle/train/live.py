@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 PARAMETERS, GRADIENTS, MOMENTS = "parameters", "gradients", "optimizer"
 ACTIVATIONS, GATHERED, CASTS = "activations", "gathered weights", "copies of weights"
+TEACHER = "teacher"
 PIPELINE, TEMPORARIES = "pipeline buffers", "temporaries"
 _CAST = torch.ops.aten._to_copy.default
 

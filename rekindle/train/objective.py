@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from rekindle.plan.tensors import rows_at_once
+from rekindle.plan.tensors import TAUGHT, rows_at_once
 from rekindle.tasks.base import Task
 from rekindle.tasks.text_classification import TextClassification
 from rekindle.train import attention, families
@@ -37,6 +38,18 @@ class Goal:
     teacher: nn.Module | None = None
     temperature: float = 1.0
     teacher_weight: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Lesson:
+    """What a teacher says of the same tokens: `head` makes logits of its `states_NH`. `weight` is
+    the share of the loss that is the divergence of distributions softened by `temperature`, times
+    the temperature squared (Hinton, Vinyals, Dean 2015, arXiv 1503.02531)."""
+
+    head: Callable[[torch.Tensor], torch.Tensor]
+    states_NH: torch.Tensor
+    temperature: float
+    weight: float
 
 
 class Part(nn.Module):
@@ -94,23 +107,28 @@ class Part(nn.Module):
         return result
 
     def _tokens(self, batch: Tensors, micro: Micro) -> torch.Tensor:
+        lesson = self._lesson(batch, micro)
         hidden_BTH = self._states(self.network, batch, micro)
         if not self.last:
             return sendable(hidden_BTH)
         assert micro.targets is not None
         head = self.network.get_output_embeddings()  # type: ignore[operator]
-        hidden_NH = chosen(hidden_BTH, micro.targets)
         loss, right = linear_cross_entropy(
-            hidden_NH, head.weight, micro.labels, 1 / micro.count[0], self.tp_group,
-            not self.sequence_parallel,
+            chosen(hidden_BTH, micro.targets), head.weight, micro.labels, 1 / micro.count[0],
+            self.tp_group, not self.sequence_parallel, lesson,
         )  # fmt: skip
-        if self.teachers and self.training:
-            teacher = self.teachers[0]
-            with torch.no_grad():
-                states_NH = chosen(self._states(teacher, batch, micro), micro.targets)
-                theirs_NV = teacher.get_output_embeddings()(states_NH)  # type: ignore[operator]
-            loss = self._blend(loss, head(hidden_NH), theirs_NV, None, micro.count[0])
         return _row(loss, right, torch.full_like(loss, len(micro.targets)))
+
+    def _lesson(self, batch: Tensors, micro: Micro) -> Lesson | None:
+        """Before the student's forward pass, whose activations are not there yet."""
+        if not (self.teachers and self.training):
+            return None
+        assert micro.targets is not None
+        (teacher,), goal = self.teachers, self.goal
+        with torch.no_grad():
+            states_NH = chosen(self._states(teacher, batch, micro), micro.targets)
+        head = teacher.get_output_embeddings()  # type: ignore[operator]
+        return Lesson(head, states_NH, goal.temperature, goal.teacher_weight)
 
     def _states(self, network: nn.Module, batch: Tensors, micro: Micro) -> torch.Tensor:
         """[B, T, H] behind the last block."""
@@ -121,21 +139,6 @@ class Part(nn.Module):
         states_BTH: torch.Tensor = body(**batch, **more, use_cache=False).last_hidden_state
         return states_BTH
 
-    def _blend(
-        self, loss: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor,
-        weights: torch.Tensor | None, count: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
-        """Hinton, Vinyals, Dean 2015 (arXiv 1503.02531): KL of softened distributions, times the
-        temperature squared."""
-        warmth, share = self.goal.temperature, self.goal.teacher_weight
-        divergence = F.kl_div(
-            F.log_softmax(ours.float() / warmth, -1), F.log_softmax(theirs.float() / warmth, -1),
-            reduction="none", log_target=True,
-        ).sum(-1)  # fmt: skip
-        if weights is not None:
-            divergence = divergence * weights
-        return (1 - share) * loss + share * warmth**2 * divergence.sum() / count
-
     def _classes(self, batch: Tensors, micro: Micro) -> torch.Tensor:
         assert micro.weights is not None
         labels_B, weights_B, count = micro.labels, micro.weights, micro.count[0]
@@ -144,6 +147,10 @@ class Part(nn.Module):
         if not self.last:
             return self._hidden(batch)
         self.firsts = micro.targets
+        theirs_BC = None
+        if self.teachers and self.training:
+            with torch.no_grad():
+                theirs_BC = self.task.logits(self.teachers[0], batch)
         if self.first or hasattr(self.network, "config"):
             logits_BC = self.task.logits(self.network, batch)
         else:
@@ -155,10 +162,15 @@ class Part(nn.Module):
         )  # fmt: skip
         weights_B = weights_B.to(logits_BC.dtype)
         loss = (losses_B * weights_B).sum() / count
-        if self.teachers and self.training:
-            with torch.no_grad():
-                theirs_BC = self.task.logits(self.teachers[0], batch)
-            loss = self._blend(loss, logits_BC, theirs_BC, weights_B, count)
+        if theirs_BC is not None:
+            warmth, share = self.goal.temperature, self.goal.teacher_weight
+            divergence_B = F.kl_div(
+                F.log_softmax(logits_BC / warmth, -1),
+                F.log_softmax(theirs_BC.to(logits_BC.dtype) / warmth, -1),
+                reduction="none", log_target=True,
+            ).sum(-1)  # fmt: skip
+            soft = (divergence_B * weights_B).sum() / count
+            loss = (1 - share) * loss + share * warmth**2 * soft
         right = ((logits_BC.argmax(-1) == labels_B) * weights_B).sum()
         return _row(loss, right.to(loss.dtype), weights_B.sum())
 
@@ -220,10 +232,11 @@ def _row(*values: torch.Tensor) -> torch.Tensor:
 
 def linear_cross_entropy(
     hidden_NH: torch.Tensor, weight: torch.Tensor, labels_N: torch.Tensor, scale: torch.Tensor,
-    group: dist.ProcessGroup | None = None, add_up: bool = True,
+    group: dist.ProcessGroup | None = None, add_up: bool = True, lesson: Lesson | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Cross-entropy of `hidden @ weight.T`, summed and times `scale`, and the number of right
     predictions, without ever holding all logits: a few rows at a time, gradients made on the way.
+    With a `lesson` the loss is partly the divergence from a teacher.
 
     `weight` [V, H] may be a DTensor whose rows are divided over `group`; then each rank's gradient
     of `hidden` is its share, and `add_up` makes it the whole."""
@@ -234,7 +247,7 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(hidden_NH.device.type)
         hidden_NH, local_VH = hidden_NH.to(dtype), local_VH.to(dtype)
     loss, right = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, local_VH, labels_N, scale, divided, start, add_up
+        hidden_NH, local_VH, labels_N, scale, divided, start, add_up, lesson
     )
     return loss, right
 
@@ -244,6 +257,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_NH: torch.Tensor, weight_VH: torch.Tensor, labels_N: torch.Tensor,
         scale: torch.Tensor, group: dist.ProcessGroup | None, start: int, add_up: bool,
+        lesson: Lesson | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         device, (for_hidden, for_weight, *_) = hidden_NH.device, ctx.needs_input_grad
@@ -251,33 +265,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight_VH, dtype=exact) if for_weight else None
         loss = torch.zeros((), dtype=exact, device=device)
         right = torch.zeros((), dtype=exact, device=device)
-        rows = rows_at_once(len(weight_VH), device.type)
+        learns, factor = for_hidden or for_weight, scale.to(exact)
+        hard = 1.0 if lesson is None else 1 - lesson.weight
+        rows = rows_at_once(len(weight_VH) * (1 if lesson is None else TAUGHT), device.type)
         for low in range(0, len(hidden_NH), rows):
-            part_NH = hidden_NH[low : low + rows]
-            logits_NV = (part_NH @ weight_VH.T).to(exact)
-            chosen_N = labels_N[low : low + rows] - start
-            mine_N = (chosen_N >= 0) & (chosen_N < len(weight_VH))
-            safe_N = chosen_N.clamp(0, len(weight_VH) - 1)
-            top_N = logits_NV.amax(-1)
-            target_N = logits_NV.gather(1, safe_N[:, None])[:, 0].masked_fill(~mine_N, 0.0)
-            if group is not None:
-                dist.all_reduce(top_N, dist.ReduceOp.MAX, group)
-                dist.all_reduce(target_N, group=group)
-            logits_NV.sub_(top_N[:, None]).exp_()
-            total_N = logits_NV.sum(-1)
-            if group is not None:
-                dist.all_reduce(total_N, group=group)
-            loss += (total_N.log() + top_N - target_N).sum()
-            right += (target_N >= top_N).sum()
-            if not (for_hidden or for_weight):
+            piece = slice(low, low + rows)
+            part_NH = hidden_NH[piece]
+            logits_NV, soft_NV = (part_NH @ weight_VH.T).to(exact), None
+            if lesson is not None:
+                divergence, soft_NV = _softened(logits_NV, lesson, piece)
+                loss += divergence
+            entropy, hits = _hardened(
+                logits_NV, labels_N[piece] - start, factor * hard if learns else None, group
+            )
+            loss += hard * entropy
+            right += hits
+            if not learns:
                 continue
-            factor = scale.to(exact)
-            logits_NV.mul_((factor / total_N)[:, None])
-            places_N = torch.arange(len(safe_N), device=device)
-            logits_NV[places_N, safe_N] -= mine_N.to(exact) * factor
+            if soft_NV is not None:
+                logits_NV += soft_NV.mul_(factor)
+                del soft_NV
             slope_NV = logits_NV.to(hidden_NH.dtype)
             if grad_hidden is not None:
-                grad_hidden[low : low + rows] = slope_NV @ weight_VH
+                grad_hidden[piece] = slope_NV @ weight_VH
             if grad_weight is not None:
                 grad_weight += slope_NV.T @ part_NH
             del logits_NV, slope_NV  # before the next piece is made
@@ -287,12 +297,52 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if grad_hidden is None else grad_hidden.to(hidden_NH.dtype),
             None if grad_weight is None else grad_weight.to(weight_VH.dtype),
         )
-        return loss * scale.to(exact), right
+        return loss * factor, right
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Any:
         grads = (None if x is None else x * grad.to(x.dtype) for x in ctx.saved_tensors)
-        return *grads, None, None, None, None, None
+        return *grads, None, None, None, None, None, None
+
+
+def _hardened(
+    logits_NV: torch.Tensor, labels_N: torch.Tensor, factor: torch.Tensor | None,
+    group: dist.ProcessGroup | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Cross-entropy of a piece, summed, and its right predictions. In place of the logits are then
+    their gradients, times `factor`, if there is one. Labels of other ranks' columns lie outside."""
+    columns = logits_NV.shape[1]
+    mine_N = (labels_N >= 0) & (labels_N < columns)
+    safe_N = labels_N.clamp(0, columns - 1)
+    top_N = logits_NV.amax(-1)
+    target_N = logits_NV.gather(1, safe_N[:, None])[:, 0].masked_fill(~mine_N, 0.0)
+    if group is not None:
+        dist.all_reduce(top_N, dist.ReduceOp.MAX, group)
+        dist.all_reduce(target_N, group=group)
+    logits_NV.sub_(top_N[:, None]).exp_()
+    total_N = logits_NV.sum(-1)
+    if group is not None:
+        dist.all_reduce(total_N, group=group)
+    if factor is not None:
+        logits_NV.mul_((factor / total_N)[:, None])
+        places_N = torch.arange(len(safe_N), device=logits_NV.device)
+        logits_NV[places_N, safe_N] -= mine_N.to(logits_NV.dtype) * factor
+    return (total_N.log() + top_N - target_N).sum(), (target_N >= top_N).sum()
+
+
+def _softened(
+    ours_NV: torch.Tensor, lesson: Lesson, piece: slice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lesson's share of a piece's loss, and its gradients with respect to our logits. In place,
+    so that there are never more than `TAUGHT` matrices as large as the logits."""
+    warmth = lesson.temperature
+    theirs_NV = lesson.head(lesson.states_NH[piece]).to(ours_NV.dtype, copy=True)
+    theirs_NV = F.log_softmax(theirs_NV.div_(warmth), -1)
+    ours_NV = F.log_softmax(ours_NV / warmth, -1)
+    chances_NV = theirs_NV.exp()
+    divergence = theirs_NV.sub_(ours_NV).mul_(chances_NV).sum()
+    slopes_NV = ours_NV.exp_().sub_(chances_NV)
+    return lesson.weight * warmth**2 * divergence, slopes_NV.mul_(lesson.weight * warmth)
 
 
 def _drops(network: nn.Module) -> bool:

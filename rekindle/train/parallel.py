@@ -53,7 +53,8 @@ class Parts:
 
     `partial`: parameters whose gradients tp ranks have to add up. `tied`: parameters that are
     another one, which stages far apart hold a copy each of. `origins`: where a parameter's starting
-    value lies. `adapters`: what LoRA added."""
+    value lies. `adapters`: what LoRA added. `attention`: what keeps documents apart in training
+    steps; without dropout, as in validation, it may be the varlen kernel all the same."""
 
     stages: tuple[Stage, ...]
     mesh: Mesh
@@ -85,9 +86,11 @@ def build(
     tokens = task.objective == "tokens"
     sequence = layout.tp > 1 and tensor.along_sequence(network, tokens)
     kernel: attention.Kernel = "sdpa"
+    used = kernel
     if families.family_of(network) is not None:
         computed = DTYPES.get(train.precision) or DTYPES.get(train.weights, torch.float32)
         kernel = attention.kernel_for(network, mesh.device, computed)
+        used = attention.while_training(network, kernel)
     stages = []
     for index in stages_of(layout, mesh.place("pp")):
         piece = cut(network, index, layout) if layout.pp > 1 else network
@@ -114,7 +117,7 @@ def build(
     partial = tensor.shared_by_share(network, tokens) if layout.tp > 1 else frozenset()
     tied = families.tied(network)
     origins = dict(origins) | {name: Origin(source) for name, source in tied.items()}
-    return Parts(tuple(stages), mesh, partial, tied, origins, adapters, kernel)
+    return Parts(tuple(stages), mesh, partial, tied, origins, adapters, used)
 
 
 def _on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:

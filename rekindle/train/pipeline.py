@@ -38,6 +38,8 @@ class Pipeline:
         self.owns_first = any(stage.index == 0 for stage in parts.stages)
         self.owns_last = any(s.index == s.count - 1 for s in parts.stages)
         self._schedules: dict[Any, Any] = {}
+        self._sent: set[Any] = set()
+        self._shapes: dict[Any, tuple[list[int], torch.dtype]] = {}
 
     def train(self, micro: Sequence[Micro]) -> torch.Tensor:
         """Forward and backward of all micro-batches, on this rank's device; float64 [3], summed, on
@@ -71,15 +73,39 @@ class Pipeline:
         for stage in self.parts.stages:
             stage.part.results.clear()
         for one in micro:
-            carried = one.inputs[_first(one)]
+            carried = first = one.inputs[_first(one)]
             for index in range(self.layout.stages):
                 if index not in mine:
                     continue
                 if index > 0 and owner[index - 1] != me:
-                    carried = _receive(owner[index - 1], group, self.parts.mesh.device)
+                    carried = self._receive(owner[index - 1], group, (index, first.shape))
                 carried = mine[index].module(carried, micro=without_first(one))
                 if index + 1 < self.layout.stages and owner[index + 1] != me:
-                    _send(carried, owner[index + 1], group)
+                    self._send(carried, owner[index + 1], group, (index + 1, first.shape))
+
+    def _send(
+        self, hidden: torch.Tensor, to: int, group: dist.ProcessGroup | None, key: Any
+    ) -> None:
+        """`key` is the stage that receives and what the first one did, on which shapes depend."""
+        if key not in self._sent:
+            self._sent.add(key)
+            shape = [*hidden.shape, *[0] * (6 - hidden.ndim)]
+            head = [hidden.ndim, _DTYPES.index(hidden.dtype), *shape]
+            dist.send(torch.tensor(head, device=hidden.device), group=group, group_dst=to)
+        dist.send(hidden.contiguous(), group=group, group_dst=to)
+
+    def _receive(self, source: int, group: dist.ProcessGroup | None, key: Any) -> torch.Tensor:
+        """Waits for the device to learn a shape, the first time it comes by."""
+        device = self.parts.mesh.device
+        if key not in self._shapes:
+            head = torch.zeros(8, dtype=torch.int64, device=device)
+            dist.recv(head, group=group, group_src=source)
+            ndim, kind, *shape = head.tolist()
+            self._shapes[key] = shape[:ndim], _DTYPES[kind]
+        shape, dtype = self._shapes[key]
+        hidden = torch.empty(shape, dtype=dtype, device=device)
+        dist.recv(hidden, group=group, group_src=source)
+        return hidden
 
     def _total(self, count: int) -> torch.Tensor:
         total = torch.zeros(3, dtype=torch.float64, device=self.parts.mesh.device)
@@ -138,18 +164,3 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def _first(micro: Micro) -> str:
     """What the first stage receives."""
     return "input_ids" if "input_ids" in micro.inputs else "pixels"
-
-
-def _send(hidden: torch.Tensor, to: int, group: dist.ProcessGroup | None) -> None:
-    head = [hidden.ndim, _DTYPES.index(hidden.dtype), *hidden.shape, *[0] * (6 - hidden.ndim)]
-    dist.send(torch.tensor(head, device=hidden.device), group=group, group_dst=to)
-    dist.send(hidden.contiguous(), group=group, group_dst=to)
-
-
-def _receive(source: int, group: dist.ProcessGroup | None, device: torch.device) -> torch.Tensor:
-    head = torch.zeros(8, dtype=torch.int64, device=device)
-    dist.recv(head, group=group, group_src=source)
-    ndim, kind, *shape = head.tolist()
-    hidden = torch.empty(shape[:ndim], dtype=_DTYPES[kind], device=device)
-    dist.recv(hidden, group=group, group_src=source)
-    return hidden

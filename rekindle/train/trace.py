@@ -26,18 +26,21 @@ from torch import nn
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.train.compat import give_collectives_shapes, require_newest
-from rekindle.train.live import GRADIENTS, MOMENTS, PARAMETERS, TEMPORARIES, Live
+from rekindle.train.live import GRADIENTS, MOMENTS, PARAMETERS, TEACHER, TEMPORARIES, Live
 
 if TYPE_CHECKING:
     from rekindle.train.batches import Micro
     from rekindle.train.mesh import Mesh
+    from rekindle.train.objective import Goal
 
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
     """What to trace: the model's config in Hugging Face layout, the task, the layout and the place
     of a rank on the pipeline, and the sizes of its micro-batches. `device` is the one whose
-    arithmetic is meant: `cuda`, or `cpu` to compare with training here."""
+    arithmetic is meant: `cuda`, or `cpu` to compare with training here, where the place among cp
+    peers matters, too: attention is a call a document, and keeps other copies of each one's keys.
+    """
 
     config: Mapping[str, Any]
     task: str
@@ -46,8 +49,10 @@ class Trace:
     sequence: int
     accumulation: int
     pp_rank: int = 0
+    cp_rank: int = 0
     classes: int = 2
     lora: LoraSpec | None = None
+    teacher: Mapping[str, Any] | None = None
     device: str = "cuda"
     detail: bool = False
 
@@ -88,7 +93,7 @@ def traced(trace: Trace) -> Traced:
     if layout.pp > 1:
         require_newest("the trace of a pipeline", "train.layout.pp", "plan with a newer torch")
     give_collectives_shapes()
-    rank = trace.pp_rank * (layout.world // layout.pp)
+    rank = trace.pp_rank * (layout.world // layout.pp) + trace.cp_rank * layout.tp
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
     run = _Run(trace)
     try:
@@ -121,9 +126,11 @@ class _Run:
         live, parts = self.live, self._parts()
         self._divide_backward(parts)
         with live.counting():
-            for _, parameter in parts.parameters():
-                live.note(_local(parameter))
+            taught = [_local(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
+            for tensor in [*(_local(p) for _, p in parts.parameters()), *taught]:
+                live.note(tensor)
             live.call(PARAMETERS, (_local(p) for _, p in parts.parameters()))
+            live.call(TEACHER, taught)
             parts = settle(parts) if not parts.mesh.layout.only_replicates else parts
             live.call(PARAMETERS, (_local(p) for _, p in parts.parameters()))
             buckets = self._buckets(parts)
@@ -161,14 +168,13 @@ class _Run:
 
         from rekindle.train import adapters, families, weights
         from rekindle.train.mesh import Mesh
-        from rekindle.train.objective import Goal
         from rekindle.train.parallel import DTYPES, build
 
         trace, train = self.trace, self.trace.train
         with unset_fake_temporarily():
             mesh = self.mesh = Mesh.of(trace.layout, torch.device("cpu"))
         with unset_fake_temporarily(), weights.deferred() as recorder:
-            network = _network(trace, self.tokens)
+            network = _network(trace.config, trace.classes, self.tokens)
         origins, lora = families.unfused(network), None
         if trace.lora is not None:
             with unset_fake_temporarily(), weights.deferred(recorder):
@@ -177,7 +183,24 @@ class _Run:
         if dtype is not None:
             weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)
         train = train.model_copy(update={"compile": False})
-        return build(self.task, network, origins, train, Goal(), mesh, lora)
+        return build(self.task, network, origins, train, self._goal(), mesh, lora)
+
+    def _goal(self) -> Goal:
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        from rekindle.train import families, teacher, weights
+        from rekindle.train.objective import Goal
+
+        trace, mesh = self.trace, self.mesh
+        if trace.teacher is None:
+            return Goal()
+        with unset_fake_temporarily(), weights.deferred():
+            network = _network(trace.teacher, trace.classes, self.tokens)
+        families.unfused(network)
+        parameters = sum(p.numel() for p in network.parameters())
+        divided = teacher.divides(parameters, trace.train, mesh)
+        teacher.arrange(network, trace.train, mesh, divided)
+        return Goal(0.0, teacher.ready(network, trace.train, mesh), 2.0, 0.5)
 
     def _buckets(self, parts: Any) -> dict[torch.Tensor, torch.Tensor]:
         """DDP holds room for all gradients as long as it lives, and puts each there when it is
@@ -319,13 +342,13 @@ def _first(found: Any) -> torch.Tensor:
     return out
 
 
-def _network(trace: Trace, tokens: bool) -> nn.Module:
+def _network(config: Mapping[str, Any], classes: int, tokens: bool) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    given = {key: value for key, value in trace.config.items() if key != "model_type"}
-    config = AutoConfig.for_model(trace.config["model_type"], **given, num_labels=trace.classes)
+    given = {key: value for key, value in config.items() if key != "model_type"}
+    made = AutoConfig.for_model(config["model_type"], **given, num_labels=classes)
     kind: Any = AutoModelForCausalLM if tokens else AutoModelForSequenceClassification
-    network: nn.Module = kind.from_config(config, dtype=torch.float32)
+    network: nn.Module = kind.from_config(made, dtype=torch.float32)
     return network
 
 

@@ -213,12 +213,16 @@ class Start:
         compute what one rank does."""
         from rekindle.train.compare import compared
 
-        gap = compared(cell, self.job, self.task, self.shards, self.network, self.mesh)
+        gaps = compared(cell, self.job, self.task, self.shards, self.network, self.mesh)
         if dist.get_rank() == 0:
+            within = " and ".join(
+                f"within {gap.largest:.1g} in {gap.precision} (up to {gap.allowed:g} is rounding)"
+                for gap in gaps
+            )
             emit(
                 "notice",
                 text=f"no test has trained {cell} as a whole; two steps of a small network agree "
-                f"with one rank's within {gap.largest:.1g} (up to {gap.allowed:g} is rounding)",
+                f"with one rank's {within}",
             )
 
     def parts(self, fresh: bool) -> Parts:

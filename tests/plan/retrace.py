@@ -86,6 +86,10 @@ CASES = {
     "tied cp lora selective": (TIED, {"cp": 2, "micro_batch_size": 4}, 2048, 4, {"precision": "fp32", "checkpointing": "selective", "lora": 8}),
     "tied pp fsdp zero bubble": (TIED, {"pp": 2, "shard": 4, "micro_batch_size": 4, "schedule": "zero_bubble"}, 4096, 8, {}),
     "tied pp zero bubble few": (TIED, {"pp": 4, "micro_batch_size": 1, "schedule": "zero_bubble"}, 4096, 4, {}),
+    "1b taught by 8b": ({**SMALL, "vocab_size": 128256}, {"shard": 8, "micro_batch_size": 2}, 4096, 1, {"teacher": EIGHT}),
+    "small taught by 7b": ({**SMALL, "hidden_size": 512, "intermediate_size": 1024}, {"shard": 8, "micro_batch_size": 4}, 2048, 1, {"teacher": SEVEN, "checkpointing": "full"}),
+    "gpt2 taught one": (GPT2, {"micro_batch_size": 2}, 1024, 2, {"teacher": {**GPT2_XL, "n_layer": 6}}),
+    "distilbert taught ddp": (DISTILBERT, {"dp": 4, "micro_batch_size": 16}, 256, 1, {"teacher": BERT}),
     "130b 3d": (LARGE, {"shard": 8, "tp": 8, "pp": 4, "micro_batch_size": 1}, 2048, 8, {"checkpointing": "full"}),
 }  # fmt: skip
 
@@ -100,11 +104,12 @@ def finalist_of(case):
     classes = 2 if config["model_type"] in ("bert", "distilbert") else None
     task = "causal_lm" if classes is None else "text_classification"
     rank = more.pop("lora", 0)
-    lora = LoraSpec(rank=rank) if rank else None
+    lora, teacher = LoraSpec(rank=rank) if rank else None, more.pop("teacher", None)
     work = Work(
-        shape_of(config, classes), Layout(**layout), accumulation, sequence, lora_rank=rank, **more
-    )
-    return Finalist(config, task, work, lora=lora)
+        shape_of(config, classes), Layout(**layout), accumulation, sequence, lora_rank=rank,
+        teacher=shape_of(teacher, classes) if teacher else None, **more,
+    )  # fmt: skip
+    return Finalist(config, task, work, lora=lora, teacher=teacher)
 
 
 def retraced(one):

@@ -80,7 +80,8 @@ def test_what_lies_between_two_steps_is_known_to_the_percent(name):
         one.work.shape, layers=trace.depths(one.work)[1] * one.work.layout.stages
     )
     found = memory(dataclasses.replace(one.work, shape=shape), STORED[name]["pp_rank"]).terms
-    kept = found["parameters"] + found["optimizer"] + found.get("pipeline buffers", 0)
+    kept = found["parameters"] + found["optimizer"] + found.get("teacher", 0)
+    kept += found.get("pipeline buffers", 0)
     work = one.work
     if work.layout.only_replicates and work.layout.world > 1:  # buckets
         kept += found["optimizer"] // 2

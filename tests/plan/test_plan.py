@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rekindle.catalog.gpus import gpu
+from rekindle.catalog.models import known_configs
 from rekindle.catalog.prices import Price, PriceBook, shipped
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
@@ -67,6 +68,26 @@ def test_a_scenario_is_planned_with_what_the_engine_takes_and_the_gpus_hold(path
     said = told(plan)
     assert sum(term.amount for term in said.memory) == said.chosen.memory_bytes
     assert sum(t.amount for t in said.time) == pytest.approx(said.chosen.step_seconds[1])
+
+
+def test_a_teacher_takes_memory_and_time_and_is_never_divided_by_the_axes_of_a_student():
+    alone = planned("gpt2-1.3b")
+    plan = planned("gpt2-1.3b", "model.teacher.source=gpt2-medium")
+    taught = plan.chosen.option
+    assert plan.asked.teacher == shape_of(known_configs()["gpt2-medium"])
+    assert taught.memory.terms["teacher"] == 2 * plan.asked.teacher.parameters
+    assert taught.step.terms["teacher"] > 0.05 * taught.step.terms["matrix products"]
+    assert "teacher" not in alone.chosen.option.memory.terms
+    assert "teacher" not in alone.chosen.option.step.terms
+
+    def divided(plan):
+        found = [one.option.work.layout for one in (plan.chosen, *plan.others)]
+        return {layout.tp * layout.pp * layout.cp > 1 for layout in found}
+
+    assert (divided(alone), divided(plan)) == ({False, True}, {False})
+    with pytest.raises(RequestError) as refused:
+        planned("gpt2-1.3b", "model.teacher.source=./none")
+    assert refused.value.problems[0].where == "model.teacher.source"
 
 
 def test_what_six_scenarios_are_known_to_want():

@@ -201,8 +201,8 @@ def checked(case: dict) -> dict:
         network = task.build(model, shards.manifest.labels, shards.manifest.settings, Path())
     shape = Shape.of(case["model"]) if "model_type" in case["model"] else None
     mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), torch.device("cpu"))
-    gap = compare.compared(cell, job, task, shards, network, mesh)
-    return {"losses": gap.losses, "norms": gap.norms, "largest": gap.largest}
+    gaps = compare.compared(cell, job, task, shards, network, mesh)
+    return {gap.precision: (gap.losses, gap.largest) for gap in gaps}
 
 
 def sabotage(fault: str) -> None:
@@ -212,10 +212,13 @@ def sabotage(fault: str) -> None:
         batches.Batches.make = lambda self, step: _with_local_count(self, make(self, step))
     elif fault == "average instead of sum":
         parallel._sum = lambda state, bucket: _averaged(bucket)
-    elif fault == "half a gradient":
-        divide = parallel.FSDPModule.set_gradient_divide_factor
+    elif fault in ("half a gradient", "99% of a gradient"):
+        divide, wrong = (
+            parallel.FSDPModule.set_gradient_divide_factor,
+            2 if "half" in fault else 1.01,
+        )
         parallel.FSDPModule.set_gradient_divide_factor = lambda module, factor: divide(
-            module, 2 * factor
+            module, wrong * factor
         )
     elif fault == "untied head":
         families.tied = lambda network: {}

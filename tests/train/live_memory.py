@@ -23,7 +23,7 @@ from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import CheckpointSpec, LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import adapters, families, parallel, weights
+from rekindle.train import adapters, families, parallel, teacher, weights
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.fakes import engine_without_values
 from rekindle.train.live import Live
@@ -77,10 +77,25 @@ def trainer_of(case: dict, live: Live) -> Trainer:
         with weights.deferred(recorder):
             lora = adapters.inject(network, LoraSpec(**case["lora"]), origins)
         source.include(network)
-    parts = parallel.build(task, network, origins, train, Goal(), mesh, lora)
+    goal = Goal()
+    if case["teacher"]:
+        with weights.deferred():
+            taught = task.build(
+                ModelSpec(source=case["teacher"]),
+                shards.manifest.labels,
+                shards.manifest.settings,
+                Path(),
+            )
+        families.unfused(taught)
+        teacher.arrange(taught, train, mesh, divided=False)
+        for parameter in taught.parameters():
+            torch.nn.init.zeros_(parameter)
+        goal = Goal(0.0, teacher.ready(taught, train, mesh), 2.0, 0.5)
+    parts = parallel.build(task, network, origins, train, goal, mesh, lora)
     weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
     with live.counting():
-        for _, parameter in parts.parameters():
+        taught = [p for network in parts.stages[-1].part.teachers for p in network.parameters()]
+        for parameter in [*(p for _, p in parts.parameters()), *taught]:
             live.note(getattr(parameter, "_local_tensor", parameter))
         parts = parallel.settle(parts)
         order = SampleOrder(

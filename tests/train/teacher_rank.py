@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -58,7 +59,7 @@ def compared(folder, name, kind, precision):
     job, mesh = job_of(TASKS[kind], precision), Mesh(Layout(dp=2), torch.device("cpu"))
     found = []
     for limit in (1 << 30, 0):
-        teacher.WHOLE_BYTES = limit
+        teacher.WHOLE_TEACHER_BYTES = limit
         network = teacher.load_teacher(place, job, task, shards, mesh)
         assert not network.training
         assert not any(p.requires_grad for p in network.parameters())
@@ -69,6 +70,8 @@ def compared(folder, name, kind, precision):
         "gap": float((ours.float() - theirs.float()).abs().max()), "scale": float(theirs.float().abs().max()),
         "again": torch.equal(ours, again), "types": sorted({str(p.dtype) for p in divided.parameters()}),
         "whole": held(whole), "divided": held(divided),
+        "roots": sum(isinstance(m, FSDPModule) and fully_shard.state(m)._is_root for m in divided.modules()),
+        "streams": len({id(fully_shard.state(block)._comm_ctx) for _, block in families.blocks(divided)}),
         "blocks": sum(p.nbytes for _, block in families.blocks(whole) for p in block.parameters()),
     }  # fmt: skip
 

@@ -16,8 +16,14 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rekindle.errors import UnsupportedError
+from rekindle.spec.layout import Layout
+from rekindle.spec.model import TrainSpec
+from rekindle.tasks import load_task
 from rekindle.train import attention, families, parallel
 from rekindle.train.documents import Documents
+from rekindle.train.fakes import as_on_gpu
+from rekindle.train.mesh import Mesh
+from rekindle.train.objective import Goal
 from tests.train import varlen_reference
 
 CPU = torch.device("cpu")
@@ -256,6 +262,30 @@ def test_a_kernel_that_is_not_there_leaves_one_call_a_document(monkeypatch, capl
         in caplog.text
     )
     assert attention.kernel_for(network, torch.device("cuda"), torch.float32) == "sdpa"
+
+
+@pytest.mark.parametrize(("dropout", "attention_of_steps"), [(0.0, "varlen"), (0.1, "sdpa")])
+def test_dropout_of_attention_is_reported_as_one_call_a_document_with_the_way_out(
+    caplog, dropout, attention_of_steps
+):
+    varlen_reference.install()
+    network = model("gpt2", **{**WIDER["gpt2"], "attn_pdrop": dropout})
+    documents, positions = packed([10, 22])
+    train = TrainSpec(precision="bf16")
+    with caplog.at_level("INFO", "rekindle"), as_on_gpu():
+        parts = parallel.build(
+            load_task("causal_lm"), network, {}, train, Goal(), Mesh(Layout(), CPU)
+        )
+    assert parts.attention == attention_of_steps
+    assert caplog.text.count("attention: one") == 1
+    assert ("set `attn_pdrop: 0` in the model's config" in caplog.text) == (dropout > 0)
+    inputs = {"input_ids": torch.ones_like(positions), "position_ids": positions}
+    for training in (True, False):
+        varlen_reference.CALLS.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            network.train(training)(**inputs, documents=documents, use_cache=False)
+        kernel = attention_of_steps if training else "varlen"
+        assert len(varlen_reference.CALLS) == (2 if kernel == "varlen" else 0)
 
 
 def test_selective_recomputation_keeps_what_the_varlen_kernel_gave():

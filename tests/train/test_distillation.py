@@ -11,17 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from rekindle.data.order import SampleOrder
 from rekindle.errors import UnsupportedError
+from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, worker
+from rekindle.train import attention, objective, worker
 from rekindle.train.batches import Batches
 from rekindle.train.feed import Feed
 from rekindle.train.job import Job
+from rekindle.train.live import Live
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Part
 from tests.train.differential import PACK, made_shards
@@ -130,6 +133,32 @@ def test_packed_documents_learn_from_a_teacher_as_each_does_alone_by_hand(tmp_pa
     result = lesson.part(micro=dataclasses.replace(batch, count=count))
     lesson.same(result[0, 0], lesson.blended(torch.cat(ours), torch.cat(theirs), torch.cat(labels)))
     assert result[0, 2] == count
+
+
+def test_a_taught_loss_holds_logits_of_a_few_tokens_however_many_there_are(monkeypatch):
+    """Heads of 128,256 x 4,096, traced without values with a GPU's pieces."""
+    hidden, vocabulary, peaks = 4_096, 128_256, {}
+    monkeypatch.setattr(
+        objective, "rows_at_once", lambda columns, device: rows_at_once(columns, "cuda")
+    )
+    for tokens in (2_048, 8_192):
+        live = Live()
+        with FakeTensorMode():
+            states, theirs = (torch.empty(tokens, hidden, dtype=torch.bfloat16) for _ in range(2))
+            head = torch.empty(vocabulary, hidden, dtype=torch.bfloat16, requires_grad=True)
+            taught = torch.nn.Linear(hidden, vocabulary, bias=False, dtype=torch.bfloat16)
+            lesson = objective.Lesson(taught.requires_grad_(False), theirs, WARMTH, SHARE)
+            labels, scale = torch.empty(tokens, dtype=torch.int64), torch.empty(())
+            with live.counting():
+                loss, _ = objective.linear_cross_entropy(
+                    states.requires_grad_(), head, labels, scale, lesson=lesson
+                )
+                loss.backward()
+        peaks[tokens] = live.peak
+    gradients = (8_192 - 2_048) * hidden * (4 + 2 + 2)  # summed in fp32, narrowed, handed back
+    assert peaks[8_192] - peaks[2_048] <= 1.01 * gradients
+    head_bytes = vocabulary * hidden * 2
+    assert peaks[8_192] <= 5 * head_bytes + 1.25 * 2**30, "two heads, a gradient in fp32, a product"
 
 
 def test_validation_judges_the_student_alone(tmp_path):

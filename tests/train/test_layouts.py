@@ -220,6 +220,8 @@ COMPOSED = [
 ]  # fmt: skip
 WRONG = [
     Case(Cell("tokens", ("dp", "shard"), precision="fp16"), fault="half a gradient", check=True),
+    # what rounding of fp16 would hide
+    Case(Cell("tokens", ("dp", "shard"), precision="fp16"), fault="99% of a gradient", check=True),
     Case(Cell("tokens", ("dp", "cp"), precision="bf16", lora=True), fault="local mean", check=True),
     Case(Cell("tokens", ("dp", "tp"), checkpointing="full", lora=True), fault="unshared norm gradients", check=True),
 ]  # fmt: skip
@@ -227,7 +229,7 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("quick"), [*QUICK, *COMPOSED[:2], *WRONG[:1]])
+    return launch(tmp_path_factory.mktemp("quick"), [*QUICK, *COMPOSED[:2], *WRONG[:2]])
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
@@ -240,10 +242,10 @@ def takes_the_same_steps(folder, case):
     path = folder / f"{case.as_json()['name']}.pt"
     assert path.exists(), (folder / "log.txt").read_text()[-4000:]
     found = torch.load(path)
-    half, compiled = case.cell.precision != "fp32", case.cell.compile
-    assert found["largest"] < (2e-2 if half else 1e-4 if compiled else 1e-5)
-    (before, _), (after, _) = found["losses"]
-    assert 0.5 * before < after < 0.995 * before, "steps are too short to show what is wrong"
+    assert list(found) == list(dict.fromkeys([case.cell.precision, "fp32"]))
+    for precision, (((before, _), (after, _)), largest) in found.items():
+        assert largest < (2e-2 if precision != "fp32" else 1e-4 if case.cell.compile else 1e-5)
+        assert 0.5 * before < after < 0.995 * before, "steps are too short to show what is wrong"
 
 
 def is_refused(folder, case):
@@ -257,7 +259,7 @@ def test_a_composed_layout_takes_the_steps_of_one_rank_before_it_trains(quick, c
     takes_the_same_steps(quick, case)
 
 
-@pytest.mark.parametrize("case", WRONG[:1], ids=str)
+@pytest.mark.parametrize("case", WRONG[:2], ids=str)
 def test_a_composed_layout_that_takes_other_steps_is_refused_before_it_trains(quick, case):
     is_refused(quick, case)
 
@@ -267,7 +269,7 @@ REST = [case for case in [*ALL, *FAMILIES, *UNPACKED] if case not in QUICK]
 
 @pytest.fixture(scope="module")
 def rest(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("rest"), [*REST, *COMPOSED[2:], *WRONG[1:]])
+    return launch(tmp_path_factory.mktemp("rest"), [*REST, *COMPOSED[2:], *WRONG[2:]])
 
 
 @pytest.mark.slow
@@ -286,7 +288,7 @@ def test_every_other_composed_layout_takes_the_steps_of_one_rank_before_it_train
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("case", WRONG[1:], ids=str)
+@pytest.mark.parametrize("case", WRONG[2:], ids=str)
 def test_every_other_wrong_step_is_refused_before_training(rest, case):
     is_refused(rest, case)
 

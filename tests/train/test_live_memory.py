@@ -28,6 +28,7 @@ DISTILBERT = {
     "n_heads": 4,
     "vocab_size": 500,
 }
+TEACHER = {**CONFIG, "hidden_size": 256, "intermediate_size": 688}
 LAYOUT = {"micro_batch_size": 2}
 # name: layout, accumulation, what of train differs
 CASES = {
@@ -51,6 +52,8 @@ CASES = {
     "gpt2 pp zero bubble": ({"pp": 2, "schedule": "zero_bubble"}, 4, {"config": GPT2}),
     "distilbert": ({"dp": 2}, 1, {"config": DISTILBERT, "task": "text_classification"}),
     "lora": ({"dp": 2}, 1, {"lora": {"rank": 4}}),
+    "taught": ({}, 1, {"teacher": TEACHER}),
+    "taught bf16": ({"dp": 2}, 1, {"teacher": TEACHER, "precision": "bf16"}),
 }  # fmt: skip
 FAST = ("shard bf16",)
 
@@ -60,6 +63,7 @@ def case_of(name):
     train = dict(train)
     return {
         "name": name.replace(" ", "_"), "config": train.pop("config", CONFIG), "task": train.pop("task", "causal_lm"), "layout": {**LAYOUT, **layout}, "lora": train.pop("lora", None),
+        "teacher": train.pop("teacher", None),
         "train": train, "sequence": 128, "accumulation": accumulation,
     }  # fmt: skip
 
@@ -90,9 +94,13 @@ def compared(names, folder):
     child(str(Path(__file__).with_name("live_memory.py")), str(folder / "cases.json"), str(folder))
     jobs = []
     for case in cases:
-        pp = case["layout"].get("pp", 1)
-        jobs += [{**case, "pp_rank": place, "device": "cpu"} for place in range(pp)]
-        case["place"] = len(jobs) - pp
+        pp, cp = (case["layout"].get(axis, 1) for axis in ("pp", "cp"))
+        case["place"] = len(jobs)
+        jobs += [
+            {**case, "pp_rank": place, "cp_rank": peer, "device": "cpu"}
+            for place in range(pp)
+            for peer in range(cp)
+        ]
     lines = "".join(
         json.dumps({k: v for k, v in job.items() if k not in ("name", "place")}) + "\n"
         for job in jobs
@@ -103,7 +111,7 @@ def compared(names, folder):
     for case, name in zip(cases, names, strict=True):
         paths = sorted(folder.glob(f"{case['name']}-*.json"))
         assert paths, name
-        each = len(paths) // case["layout"].get("pp", 1)
+        each = len(paths) // (case["layout"].get("pp", 1) * case["layout"].get("cp", 1))
         for rank, path in enumerate(paths):
             yield name, rank, json.loads(path.read_text()), traced[case["place"] + rank // each]
 

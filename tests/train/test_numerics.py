@@ -1,21 +1,26 @@
 """What a rank computes in: `auto`, TF32, deterministic algorithms, and what half precision loses."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.errors import UnsupportedError
 from rekindle.spec.layout import Layout
-from rekindle.spec.model import TrainSpec
-from rekindle.tasks import load_task
+from rekindle.spec.model import ModelSpec, TrainSpec
+from rekindle.tasks import image_classification, load_task
 from rekindle.train import numerics, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal, Part
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import Parts, Stage
 from rekindle.train.score import settings_of
+from tests.train.differential import trainer_of
+from tests.train.test_layouts import MODELS
+from tests.train.test_step import case, ranks
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 LLAMA = {
@@ -168,3 +173,76 @@ def test_adamw_takes_its_settings_from_the_spec():
         ((0.8, 0.95), 1e-6, 0.3), ((0.8, 0.95), 1e-6, 0.0),
     ]  # fmt: skip
     assert Optimizer(parts_of(nn.Linear(4, 4)), TrainSpec()).adam.param_groups[0]["lr"] == 1e-3
+
+
+# What torch refuses on CUDA tensors with deterministic algorithms (the second list in the docstring of
+# torch.use_deterministic_algorithms of 2.10 to 2.13), by the operators that its modules end in.
+REFUSED = {
+    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward",
+    "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "max_unpool2d", "max_unpool3d", "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "upsample_trilinear3d_backward", "reflection_pad1d_backward",
+    "reflection_pad2d_backward", "reflection_pad3d_backward", "nll_loss2d_forward", "nll_loss2d_backward", "_ctc_loss_backward",
+    "_embedding_bag_dense_backward", "put_", "histc", "bincount", "median", "kthvalue", "grid_sampler_2d_backward", "grid_sampler_3d_backward",
+    "cumsum", "cumprod",
+}  # fmt: skip
+
+
+class Refused(TorchDispatchMode):
+    """Operators that have no deterministic kernel on CUDA; a sum of whole numbers has no order."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        whole = "cum" in name and not args[0].is_floating_point()
+        if name in REFUSED and not whole:
+            self.found.add(name)
+        return function(*args, **(kwargs or {}))
+
+
+SMALL = {"channels": [4, 6], "hidden": 10, "dropout": 0.2}
+
+
+@pytest.mark.parametrize("size", [(8, 8), (28, 28), (32, 32), (9, 21), (40, 3)])
+@pytest.mark.parametrize("source", [SMALL, {**SMALL, "channels": [4]}, {"architecture": "resnet18"}])  # fmt: skip
+def test_networks_of_images_train_with_deterministic_algorithms(source, size):
+    if "architecture" in source:
+        size = (32 + size[0], 32 + size[1])
+    labels, settings = ("a", "b"), {"image_shape": (*size, 1)}
+    with torch.device("meta"):
+        network = load_task("image_classification").build(
+            ModelSpec(source=source), labels, settings, Path()
+        )
+        pixels = torch.empty(2, 1, *size)
+        with Refused() as refused:
+            network(pixels).float().square().mean().backward()
+    assert refused.found == set()
+
+
+@pytest.mark.parametrize("size", [(7, 7), (8, 16), (5, 4), (4, 13)])
+def test_pooling_by_sides_is_adaptive_pooling(size):
+    images = torch.randn(2, 3, *size, dtype=torch.float64)
+    ours = image_classification._pool(4, 4)(images)
+    assert torch.allclose(ours, nn.AdaptiveAvgPool2d(4)(images), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["distilbert", "bert", "llama", "mistral", "qwen2", "qwen3", "gpt2"])  # fmt: skip
+def test_steps_of_our_tasks_train_with_deterministic_algorithms(name):
+    task = "text_classification" if name in ("distilbert", "bert") else "causal_lm"
+    with ranks(1):
+        trainer = trainer_of(case(task, MODELS[name]))
+        work = trainer.batches.make(0)
+        with Refused() as refused:
+            trainer._backward(work)
+            trainer.optimizer.step(1e-3, *[trainer.optimizer.collect()] * 2)
+    assert refused.found == set()
+
+
+def test_an_operator_without_a_fixed_order_is_seen():
+    images = torch.zeros(1, 1, 8, 8, requires_grad=True)
+    with Refused() as refused:
+        nn.AdaptiveAvgPool2d(4)(images).sum().backward()
+        torch.cumsum(torch.zeros(3, dtype=torch.int64), 0)
+    assert refused.found == {"_adaptive_avg_pool2d_backward"}

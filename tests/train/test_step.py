@@ -1,9 +1,11 @@
 """What one optimizer step asks of a device: nothing but one read, a step late, and one small collective. On a CPU nobody would
 notice, so reads and collectives are counted, and tensors without values stand for a GPU's."""
 
+import collections
 import contextlib
 import json
 import math
+import os
 import subprocess
 import sys
 import types
@@ -14,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +28,7 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import objective, parallel, weights
 from rekindle.train.batches import Batches
+from rekindle.train.documents import Documents
 from rekindle.train.live import Live
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
@@ -319,6 +324,31 @@ class Products(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+# Documents
+
+
+class Block(torch.nn.Linear):
+    def forward(self, hidden, documents):
+        return super().forward(hidden)
+
+
+@pytest.mark.parametrize("made", [Documents.of_texts, lambda lengths: Documents.of(np.repeat(np.arange(len(lengths)), lengths)[None])])  # fmt: skip
+def test_a_sharded_block_takes_as_many_python_calls_for_500_documents_as_for_5(made):
+    calls = {}
+    with ranks(2):
+        block = fully_shard(Block(4, 4), mesh=init_device_mesh("cpu", (2,)))
+        hidden = torch.zeros(1, 4, requires_grad=True)
+        for count in (5, 5, 500):  # the first forward pass sets FSDP up
+            documents, seen = made([7] * count), collections.Counter()
+            sys.setprofile(lambda frame, event, argument, seen=seen: seen.update([event]))
+            try:
+                block(hidden, documents=documents)
+            finally:
+                sys.setprofile(None)
+            calls[count] = seen["call"]
+    assert calls[500] == calls[5]
+
+
 # Seeds
 
 
@@ -378,6 +408,36 @@ def test_a_pipeline_sees_few_lengths_however_many_texts_have(task):
     assert len(seen) <= 8
     assert max(seen) == max(lengths), "positions that a model does not have are not asked for"
     assert max(lengths) < PACK
+
+
+def test_a_pipeline_that_evaluates_asks_the_device_for_a_shape_once(tmp_path):
+    script = (
+        "import json, os, torch.distributed as dist\n"
+        "from pathlib import Path\n"
+        "from tests.train.differential import trainer_of\n"
+        "from tests.train.test_step import Reads, case\n"
+        "child = os.fork()\n"
+        "rank = int(child == 0)\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/meet', rank=rank, world_size=2)\n"
+        "trainer, found = trainer_of(case(axes=('pp',))), []\n"
+        "micro = trainer.validation.make(0).micro\n"
+        "for _ in range(2):\n"
+        "    with Reads() as reads:\n"
+        "        found.append(trainer.losses(micro).tolist())\n"
+        "    found.append([read for read in reads.found if 'pipeline.py' in read])\n"
+        f"Path('{tmp_path}', str(rank)).write_text(json.dumps([len(micro), *found]))\n"
+        "dist.barrier()\n"
+        "if child: os.waitpid(child, 0)\n"
+        "os._exit(0)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, env=environment)
+    _, *first = json.loads((tmp_path / "0").read_text())
+    count, sums, asked, again, asked_again = json.loads((tmp_path / "1").read_text())
+    assert count > 1
+    assert (len(asked), asked_again) == (1, [])
+    assert sums == again
+    assert first[1::2] == [[], []]
 
 
 def test_results_of_micro_batches_are_not_kept_beyond_their_step():

@@ -36,3 +36,5 @@ def test_a_divided_teacher_scores_as_a_whole_one_and_each_rank_holds_half_of_its
         assert facts["again"]
         assert facts["types"] == ["torch.float32" if precision == "fp32" else "torch.bfloat16"]
         assert facts["divided"] == pytest.approx(facts["whole"] - facts["blocks"] / 2, rel=0.05)
+        # weights of a block are gathered while the one before computes, by streams that all share
+        assert (facts["roots"], facts["streams"]) == (1, 1)
