@@ -61,7 +61,9 @@ def test_what_was_found_is_enough_to_import_it_elsewhere(project: Path, tmp_path
     assert done.stdout.split() == ["1", str(elsewhere / "tools" / "words.py")]
 
 
-def test_packages_installed_for_another_python_do_not_count_as_the_users_files(tmp_path: Path) -> None:
+def test_packages_installed_for_another_python_do_not_count_as_the_users_files(
+    tmp_path: Path,
+) -> None:
     mine = tmp_path / "mine"
     others = [tmp_path / "base" / name for name in ("site-packages", "dist-packages")]
     script = "from rekindle.spec.imports import own_folders as own; print(*own(), sep='\\n')"
