@@ -216,7 +216,7 @@ class _Life:
         late = [sign for sign in (*found, *unborn) if sign.age > self._patience(sign)]
         starting = [sign for sign in (*found, *unborn) if sign.phase == "start"]
         if any(sign not in late for sign in starting):
-            # one is at work, and the others wait for it: in a collective nobody beats
+            # one is at work, and the others wait for it: in a collective no rank beats
             late = [sign for sign in late if sign.phase != "start"]
         if not late:
             return False

@@ -265,7 +265,7 @@ class Batches:
         ]
 
     def _filled(self, micro: Micro, length: int, pad: int) -> Micro:
-        """Joined texts, and behind them one more that nobody looks at."""
+        """Joined texts, and behind them one more whose result is dropped."""
         assert micro.documents is not None
         room = length - micro.inputs["input_ids"].shape[1]
         if not room:

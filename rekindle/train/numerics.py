@@ -43,7 +43,7 @@ def arrange(train: TrainSpec, device: torch.device) -> None:
     """Set torch's switches, which hold for the whole process, before anything is computed."""
     if train.deterministic:
         torch.use_deterministic_algorithms(True)
-        # it would fill all new memory, for readers of what nobody has written
+        # it would fill all new memory, for readers of memory that was never written
         torch._C._set_deterministic_fill_uninitialized_memory(False)
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
