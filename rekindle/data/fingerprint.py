@@ -80,7 +80,7 @@ def fingerprint(
         }
     )
     init_from = _init_from(model, work_key, champion)
-    run_key = digest([work_key, init_from, _content_behind(init_from)])
+    run_key = digest([work_key, init_from, _weights_behind(init_from, model, champion)])
     version, weights = _to_beat(champion, run_key)
     return Fingerprint(
         data=content,
@@ -123,6 +123,15 @@ def _init_from(model: ModelSpec, work_key: str, champion: ChampionState | None) 
     if champion is None:
         return "base"
     return champion.init_from if champion.work_key == work_key else champion.version
+
+
+def _weights_behind(init_from: str, model: ModelSpec, champion: ChampionState | None) -> str:
+    """A hash of the weights that a training starts from; empty for those of a hub model."""
+    if model.init_from == "champion" and champion is not None:
+        known = {champion.version: champion.weights, champion.beaten: champion.beaten_weights}
+        if known.get(init_from):
+            return known[init_from]
+    return _content_behind(init_from)
 
 
 def _to_beat(champion: ChampionState | None, run_key: str) -> tuple[str, str]:

@@ -204,6 +204,17 @@ def test_repeated_work_is_a_cache_hit_after_its_promotion_and_new_work_meets_the
     assert (third.champion, third.init_from) == ("2", "base" if init == "base" else "2")
 
 
+def test_a_version_number_that_a_new_registry_gives_to_other_weights_is_another_training(source):
+    model = ModelSpec(source="gpt2", init_from="champion")
+    keys = set()
+    for weights in ("a", "b"):
+        champion = ChampionState("7", "other", "other", "base", "6", weights, "c")
+        found = taken(text_spec(source), model, champion=champion)
+        assert (found.init_from, found.champion) == ("7", "7")
+        keys.add(found.run_key)
+    assert len(keys) == 2
+
+
 def test_a_refused_challenger_keeps_its_key_while_the_champion_stays(source):
     champion = ChampionState("7", "other", "other", "base", "6", "a7", "a6")
     once, again = (taken(text_spec(source), champion=champion) for _ in range(2))
