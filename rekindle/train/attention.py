@@ -19,7 +19,6 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -36,10 +35,7 @@ NAME = "rekindle"
 PEERS = "rekindle_peers"
 HALVES = (torch.bfloat16, torch.float16)
 QUERIES_AT_ONCE = 512  # rows of an explicit mask: of 32,768 keys 16 MB, 64 MB once it is added
-TOLERANCE = 0.05  # of a kernel in half precision, relative to the largest value
 Kernel = Literal["varlen", "sdpa"]
-# what transformers' configs call the dropout of attention
-DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 # What transformers hands to every attention function and that does not change what is computed
 # here: positions are in the queries and keys already, and there is no cache while training.
@@ -49,7 +45,7 @@ _UNUSED = ("position_ids", "use_cache", "output_attentions")
 @dataclasses.dataclass
 class Peers:
     """How heads and tokens are divided: this rank's place among its tp and cp peers; and the
-    `kernel` that keeps documents apart. `groups`: see `takes_groups`."""
+    `kernel` that keeps documents apart. `groups`: see `kernels.takes_groups`."""
 
     tp_rank: int = 0
     cp_rank: int = 0
@@ -58,14 +54,6 @@ class Peers:
     cp_group: dist.ProcessGroup | None = None
     kernel: Kernel = "sdpa"
     groups: bool = True
-
-
-def takes_groups(device: torch.device) -> bool:
-    """Whether some fast kernel of the device takes fewer key-value heads than heads: flash
-    attention does, which needs NVIDIA's compute capability 8.0."""
-    if device.type != "cuda" or not torch.cuda.is_available():  # a trace has no device to ask
-        return True
-    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def install(network: nn.Module, peers: Peers) -> None:
@@ -134,8 +122,8 @@ def attend(
     if documents is None and attention_mask is None and sliding_window and length > sliding_window:
         documents = Documents.of_rows(len(query_BHTD), length, query_BHTD.device)
     if documents is not None:
-        call = _Call(causal, scaling, dropout, sliding_window, peers)
-        return _apart(query_BHTD, key_BGTD, value_BGTD, documents, call), None
+        call = Call(causal, scaling, dropout, sliding_window, peers)
+        return apart(query_BHTD, key_BGTD, value_BGTD, documents, call), None
     if attention_mask is not None and sliding_window and length > sliding_window:
         raise UnsupportedError(
             f"{type(module).__name__} has a sliding window, and its sequences are padded",
@@ -145,7 +133,7 @@ def attend(
     # under torch.compile a comparison of sizes is a SymBool, which sdpa rejects; branch on it
     if attention_mask is not None or length == 1:  # the mask hides what comes later, too
         causal = False
-    call = _Call(causal, scaling, dropout, None, peers)
+    call = Call(causal, scaling, dropout, None, peers)
     return _one(query_BHTD, key_BGTD, value_BGTD, attention_mask, call).transpose(1, 2), None
 
 
@@ -161,7 +149,7 @@ def _refuse(module: nn.Module, others: dict[str, Any]) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class Call:
     """How one attention is computed; `window` is None where all of the past is seen."""
 
     causal: bool
@@ -171,8 +159,8 @@ class _Call:
     peers: Peers
 
 
-def _apart(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: _Call
+def apart(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
 ) -> torch.Tensor:
     """[B, T, H, D] without any work between documents."""
     if documents.ranges:
@@ -184,8 +172,8 @@ def _apart(
     if documents.groups:
         grouped: torch.Tensor = _by_group(query, key, value, documents, call)
         return grouped
-    apart: torch.Tensor = _by_document(query, key, value, documents, call)
-    return apart
+    alone: torch.Tensor = _by_document(query, key, value, documents, call)
+    return alone
 
 
 # not compiled, because each batch has other ranges
@@ -207,7 +195,7 @@ def _in_ranges(x_BGTD: torch.Tensor, documents: Documents, peers: Peers) -> torc
 # not compiled, because the number of documents differs from batch to batch
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _by_document(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: _Call
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
 ) -> torch.Tensor:
     """One document after the other; `key` and `value` are [keys, G, D]."""
     rows, heads, length, size = query.shape
@@ -224,7 +212,7 @@ def _by_document(
 # not compiled, because the number of groups differs from batch to batch
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _by_group(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: _Call
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
 ) -> torch.Tensor:
     """Texts of like length padded, and attended to in one call; `key` and `value` are [F, G, D]."""
     sizes = [group.tokens for group in documents.groups]
@@ -290,7 +278,7 @@ class _Unpad(torch.autograd.Function):
 
 
 def _document(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: _Call
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: Call
 ) -> Iterator[torch.Tensor]:
     """Attention of one run of queries; the last of them sees the last key."""
     count, total = query.shape[2], key.shape[2]
@@ -315,7 +303,7 @@ def _document(
 
 def _one(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-    call: _Call,
+    call: Call,
 ) -> torch.Tensor:  # fmt: skip
     """[B, H, T, D] of whole rows."""
     if call.dropout and not _draws_alike(query, call.peers):
@@ -352,7 +340,7 @@ def _repeated(x_BGSD: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: _Call
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
 ) -> torch.Tensor:
     """All documents in one flash-attention kernel (Dao 2023, arXiv 2307.08691), which takes only
     half precision: rotary embedding leaves queries and keys in fp32 under autocast."""
@@ -370,88 +358,12 @@ def _varlen(
     return out.view(rows, length, heads, size)
 
 
-def kernel_for(network: nn.Module, device: torch.device, precision: torch.dtype) -> Kernel:
-    """What keeps documents apart on this device: the varlen kernel where it takes the network's
-    heads in this precision. Raises UnsupportedError where it does but disagrees with one call a
-    document.
-
-    To be asked before training: with inference tensors there are no gradients to compare."""
-    if device.type != "cuda" or precision not in HALVES:
-        return "sdpa"
-    config = network.config.to_dict()  # type: ignore[union-attr, operator]
-    heads = next((int(config[n]) for n in ("num_attention_heads", "n_head", "n_heads")
-                  if config.get(n)), 1)  # fmt: skip
-    groups = int(config.get("num_key_value_heads") or heads)
-    width = next((int(config[n]) for n in ("hidden_size", "n_embd", "dim") if config.get(n)), heads)
-    size = int(config.get("head_dim") or width // heads)
-    windows = (None, 8) if config.get("sliding_window") else (None,)
-    shared = heads // groups
-    try:
-        gap = _difference(device, precision, shared * 2, 2, size, windows)
-    except (ImportError, RuntimeError, TypeError, ValueError, UnsupportedError) as error:
-        reason = str(error).partition("\n")[0]
-        log.warning("attention: one call a document, because of the varlen kernel: %s", reason)
-        return "sdpa"
-    if not gap < TOLERANCE:
-        raise UnsupportedError(
-            f"the varlen attention of torch {torch.__version__} differs by {gap:.2g} from one call "
-            f"a document on {torch.cuda.get_device_name(device)}",
-            where="train",
-            fix="use another build of torch 2.10 to 2.13; `make test-gpu` shows what differs",
-        )
-    return "varlen"
-
-
-def while_training(network: nn.Module, kernel: Kernel) -> Kernel:
-    """What keeps documents apart in training steps: `kernel`, but the varlen one has no dropout.
-
-    Logs which it is, and what to set for the varlen kernel."""
-    rate = next((name for name in DROPOUTS if getattr(network.config, name, None)), None)
-    if kernel == "varlen" and rate is not None:
-        log.warning(
-            "attention: one call a document (of texts with a class: a group) in training steps, "
-            "because the varlen kernel has no dropout; set `%s: 0` in the model's config for one "
-            "kernel over all documents", rate,
-        )  # fmt: skip
-        return "sdpa"
-    if kernel == "varlen":
-        log.info("attention: one varlen kernel for all documents of a micro-batch")
-    return kernel
-
-
-def _difference(
-    device: torch.device, dtype: torch.dtype, heads: int, groups: int, size: int,
-    windows: tuple[int | None, ...],
-) -> float:  # fmt: skip
-    """How far the varlen kernel is from one call a document, forwards and backwards, relative to
-    the largest value. Raises what the kernel raises where it cannot be used."""
-    draw = torch.Generator().manual_seed(0)
-    made = [torch.randn(2, n, 64, size, generator=draw) for n in (heads, groups, groups)]
-    documents = Documents.of(np.array([[1] * 40 + [2] * 24, [1] * 9 + [2] * 55]))
-    documents = documents.with_tensors(t.to(device) for t in documents.tensors())
-    kernels: tuple[Kernel, ...] = ("varlen", "sdpa")
-    worst = 0.0
-    for window in windows:
-        found = []
-        for kernel in kernels:
-            call = _Call(True, None, 0.0, window, Peers(kernel=kernel))
-            with torch.enable_grad():
-                q, k, v = (x.to(device, dtype).requires_grad_() for x in made)
-                out = _apart(q, k, v, documents, call)
-                slopes = torch.autograd.grad(out.float().square().sum(), (q, k, v))
-            found.append([out.detach(), *slopes])
-        for ours, theirs in zip(*found, strict=True):
-            gap = float((ours - theirs).abs().max() / theirs.abs().max())
-            worst = gap if not gap <= worst else worst  # a gap that is not a number counts
-    return worst
-
-
 # Dropout
 
 
 def _with_dropout(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-    call: _Call,
+    call: Call,
 ) -> torch.Tensor:  # fmt: skip
     """Written out, because the mask of each head has to be the same whichever rank holds it."""
     rows, heads, length, size = query.shape
@@ -471,7 +383,7 @@ def _with_dropout(
 
 def _written_out(
     query_NTD: torch.Tensor, key_NSD: torch.Tensor, value_NSD: torch.Tensor,
-    bias_NTS: torch.Tensor | None, heads: int, call: _Call,
+    bias_NTS: torch.Tensor | None, heads: int, call: Call,
 ) -> torch.Tensor:  # fmt: skip
     """[N, T, D] of N = rows * heads; `bias_NTS` may have one row for all queries."""
     scale = call.scaling if call.scaling is not None else query_NTD.shape[-1] ** -0.5

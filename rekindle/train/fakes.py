@@ -17,7 +17,16 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from rekindle.train import attention, compat, objective, optimizer, parallel, pipeline, teacher
+from rekindle.train import (
+    attention,
+    compat,
+    kernels,
+    objective,
+    optimizer,
+    parallel,
+    pipeline,
+    teacher,
+)
 from rekindle.train.live import GRADIENTS, PIPELINE, Live
 
 
@@ -182,7 +191,7 @@ def as_on_gpu() -> Iterator[None]:
         for owner, name in ((F, "layer_norm"), (torch, "pow")):
             stack.enter_context(replaced(owner, name, _in_fp32))
         stack.enter_context(replaced(F, "dropout", lambda _: _dropout))
-        stack.enter_context(replaced(attention, "kernel_for", lambda _: lambda *_: "varlen"))
+        stack.enter_context(replaced(kernels, "kernel_for", lambda _: lambda *_: "varlen"))
         stack.enter_context(replaced(compat, "varlen_attn", lambda _: _varlen))
         stack.enter_context(replaced(attention, "_draws_alike", lambda _: _alone))
         stack.enter_context(replaced(attention, "sdpa", _without_dropout))

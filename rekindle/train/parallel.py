@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 from rekindle.errors import UnsupportedError
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import attention, dropout, families, tensor, weights
+from rekindle.train import attention, dropout, families, kernels, tensor, weights
 from rekindle.train.adapters import Adapters
 from rekindle.train.families import Origin, Skip
 from rekindle.train.mesh import Mesh
@@ -89,8 +89,8 @@ def build(
     used = kernel
     if families.family_of(network) is not None:
         computed = DTYPES.get(train.precision) or DTYPES.get(train.weights, torch.float32)
-        kernel = attention.kernel_for(network, mesh.device, computed)
-        used = attention.while_training(network, kernel)
+        kernel = kernels.kernel_for(network, mesh.device, computed)
+        used = kernels.while_training(network, kernel)
     stages = []
     for index in stages_of(layout, mesh.place("pp")):
         piece = cut(network, index, layout) if layout.pp > 1 else network
@@ -105,7 +105,7 @@ def build(
                 layout.cp,
                 mesh.group("cp"),
                 kernel,
-                attention.takes_groups(mesh.device),
+                kernels.takes_groups(mesh.device),
             )
             attention.install(piece, peers)
             dropout.install(piece)

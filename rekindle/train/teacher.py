@@ -22,7 +22,7 @@ from rekindle.data.manifest import Shards
 from rekindle.plan.tensors import WHOLE_TEACHER_BYTES
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, Task
-from rekindle.train import attention, families, modelfolder, weights
+from rekindle.train import attention, families, kernels, modelfolder, weights
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import DTYPES
@@ -47,8 +47,8 @@ def divides(parameters: int, train: TrainSpec, mesh: Mesh) -> bool:
 def ready(network: nn.Module, train: TrainSpec, mesh: Mesh) -> nn.Module:
     """The network with our attention, frozen."""
     if families.family_of(network) is not None:
-        kernel = attention.kernel_for(network, mesh.device, _half(train) or torch.float32)
-        groups = attention.takes_groups(mesh.device)
+        kernel = kernels.kernel_for(network, mesh.device, _half(train) or torch.float32)
+        groups = kernels.takes_groups(mesh.device)
         attention.install(network, attention.Peers(kernel=kernel, groups=groups))
     return network.eval().requires_grad_(False)
 

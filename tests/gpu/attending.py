@@ -13,8 +13,9 @@ from transformers import AutoConfig
 
 from rekindle.errors import UnsupportedError
 from rekindle.train import attention
-from rekindle.train.attention import Peers, _Call
+from rekindle.train.attention import Call, Peers
 from rekindle.train.documents import Documents
+from rekindle.train.kernels import kernel_for
 from tests.gpu import kernels
 from tests.gpu.arithmetic import gap
 from tests.gpu.here import GIB, Here, Row, alone, size
@@ -55,7 +56,7 @@ def check_varlen(here: Here) -> Iterator[Row]:
             for grad in (False, True):
                 with torch.set_grad_enabled(grad):
                     try:
-                        chosen[grad] = str(attention.kernel_for(network, here.device, dtype))
+                        chosen[grad] = str(kernel_for(network, here.device, dtype))
                     except UnsupportedError as error:
                         chosen[grad] = str(error)
             text = f"{chosen[False]} without gradients, {chosen[True]} with"
@@ -86,10 +87,10 @@ def _compared(here: Here, kind: str, name: str, dtype: torch.dtype) -> Row:
     slope = torch.randn(2, length, heads, size, generator=draw).to(here.device)
     results = []
     for kernel, exact in (("varlen", dtype), ("sdpa", torch.float32)):
-        call = _Call(True, None, 0.0, cut if window else None, Peers(kernel=kernel))  # type: ignore[arg-type]
+        call = Call(True, None, 0.0, cut if window else None, Peers(kernel=kernel))  # type: ignore[arg-type]
         qkv = [x.to(exact).requires_grad_() for x in made]
         try:
-            out = attention._apart(*qkv, documents, call)  # type: ignore[arg-type]
+            out = attention.apart(*qkv, documents, call)  # type: ignore[arg-type]
             results.append([out.detach(), *torch.autograd.grad((out.float() * slope).sum(), qkv)])
         except (NotImplementedError, RuntimeError, TypeError, UnsupportedError) as error:
             text = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
@@ -195,7 +196,7 @@ def check_context(here: Here) -> Iterator[Row]:
     for lengths in ((1,), (5, 2, 1)):
         for kernel in kinds:
             given = _long(here, 3, lengths)
-            call = _Call(True, None, 0.0, None, Peers(kernel=kernel, cp_rank=3, cp_size=4))
+            call = Call(True, None, 0.0, None, Peers(kernel=kernel, cp_rank=3, cp_size=4))
             qkv = [x.requires_grad_() for x in (given.query, given.key, given.value)]
             attend: Any = attention._varlen if kernel == "varlen" else attention._by_document
             here.synchronise()

@@ -23,7 +23,16 @@ from rekindle.data.order import SampleOrder
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import adapters, attention, compat, families, objective, parallel, weights
+from rekindle.train import (
+    adapters,
+    attention,
+    compat,
+    families,
+    kernels,
+    objective,
+    parallel,
+    weights,
+)
 from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
 from rekindle.train.mesh import Mesh
@@ -124,7 +133,7 @@ def traced(monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(compat, "varlen_attn", recorded)
-    monkeypatch.setattr(attention, "kernel_for", kernel_for)
+    monkeypatch.setattr(kernels, "kernel_for", kernel_for)
     monkeypatch.setattr(objective, "seed", lambda key, device: None)
     torch._C._set_cudnn_enabled(False)  # which algorithm a convolution takes would ask its library
     dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
@@ -302,7 +311,7 @@ def test_a_long_sequence_of_many_ranks_makes_no_whole_mask(kernel, monkeypatch):
         )
         query, keys = (torch.empty(1, 32, 8192, 128, dtype=torch.bfloat16, device=CUDA),
                        torch.empty(sum(documents.keys), 8, 128, dtype=torch.bfloat16, device=CUDA))  # fmt: skip
-        call = attention._Call(True, None, 0.0, None, attention.Peers(kernel=kernel))
+        call = attention.Call(True, None, 0.0, None, attention.Peers(kernel=kernel))
         attend = attention._varlen if kernel == "varlen" else attention._by_document
         out = attend(query, keys, keys, documents, call)
         assert out.shape == (1, 8192, 32, 128)
