@@ -1,11 +1,14 @@
 """What ranks on GPUs are started with; the options are those of this torch."""
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch.distributed.run import parse_args
 
 from rekindle.launch import accelerator
 from rekindle.launch.gang import argv
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.train.rank import connect
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,17 @@ def test_ranks_are_bound_where_there_are_several_nodes_and_numactl(tmp_path, mon
     assert accelerator.can_bind(nodes)
     monkeypatch.setenv("PATH", "/nowhere")
     assert not accelerator.can_bind(nodes)
+
+
+def test_ranks_on_gpus_join_with_their_device_so_that_communicators_are_made_before_the_first_step(
+    monkeypatch,
+):
+    """What torch is asked for; there is no GPU here to join with."""
+    asked = []
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    monkeypatch.setattr(dist, "init_process_group", lambda *a, **more: asked.append((a, more)))
+    device = torch.device("cuda", 3)
+    assert connect() == device
+    assert asked == [device, (("cuda:nccl,cpu:gloo",), {"device_id": device})]
