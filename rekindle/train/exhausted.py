@@ -40,6 +40,7 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
     (file, frozenset(functions.split()), term)
     for file, functions, term in (
         ("attention.py", "", "attention"),
+        ("objective.py", "_lesson _taught", "teacher"),
         ("objective.py", "_states _hidden", "activations"),
         ("objective.py", "", "logits"),
         ("teacher.py", "", "teacher"),
@@ -55,6 +56,7 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
         ("pipeline.py", "", "activations"),
     )
 )
+_TEACHING = ("_lesson", "_taught")  # whatever a teacher computes there, is the teacher's
 _HERE = Path(__file__).parent
 
 
@@ -82,12 +84,12 @@ def explain(error: BaseException, held: Mapping[str, int]) -> Problem:
 
 def term_of(error: BaseException) -> str:
     """What the engine was making, by the innermost frame of ours; "" if none tells."""
-    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file = Path(frame.f_code.co_filename)
-        if file.parent != _HERE:
-            continue
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = [code for code in codes if Path(code.co_filename).parent == _HERE]
+    teaching = [code for code in ours if code.co_name in _TEACHING]
+    for code in reversed(teaching or ours):
         for name, functions, term in _PLACES:
-            if file.name == name and (not functions or frame.f_code.co_name in functions):
+            if Path(code.co_filename).name == name and (not functions or code.co_name in functions):
                 return term
     return ""
 

@@ -147,10 +147,7 @@ class Part(nn.Module):
         if not self.last:
             return self._hidden(batch)
         self.firsts = micro.targets
-        theirs_BC = None
-        if self.teachers and self.training:
-            with torch.no_grad():
-                theirs_BC = self.task.logits(self.teachers[0], batch)
+        theirs_BC = self._taught(batch)
         if self.first or hasattr(self.network, "config"):
             logits_BC = self.task.logits(self.network, batch)
         else:
@@ -173,6 +170,13 @@ class Part(nn.Module):
             loss = (1 - share) * loss + share * warmth**2 * soft
         right = ((logits_BC.argmax(-1) == labels_B) * weights_B).sum()
         return _row(loss, right.to(loss.dtype), weights_B.sum())
+
+    def _taught(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        """The teacher's logits of classes, before the student's forward pass, too."""
+        if not (self.teachers and self.training):
+            return None
+        with torch.no_grad():
+            return self.task.logits(self.teachers[0], batch)
 
     def _hidden(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """What the next stage receives; a Sequential takes one input."""

@@ -36,12 +36,17 @@ def copies_for_a_checkpoint():
     Snapshot().take(pieces_of({"a": endless(HUGE)}))
 
 
-def a_task_of_a_users():
-    class Greedy(ImageClassification):
-        def logits(self, network, batch):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+class Greedy(ImageClassification):
+    def logits(self, network, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    part = Part(Greedy(), nn.Sequential(nn.Linear(2, 2)), Goal())
+
+def a_teacher():
+    a_task_of_a_users(Goal(teacher=nn.Linear(2, 2)))
+
+
+def a_task_of_a_users(goal=Goal()):  # noqa: B008 - frozen
+    part = Part(Greedy(), nn.Sequential(nn.Linear(2, 2)), goal)
     one = torch.ones(1, dtype=torch.float64)
     micro = Micro(
         {"pixels": torch.ones(1, 2)}, torch.zeros(1, dtype=torch.int64), one, 0, weights=one
@@ -54,6 +59,7 @@ PLACES = {
     parameters: ("parameters", "train adapters (model.lora)"),
     copies_for_a_checkpoint: ("copies for a checkpoint", "raise the container's memory limit"),
     a_task_of_a_users: ("logits", "lower train.micro_batch_size"),
+    a_teacher: ("teacher", "take a smaller model.teacher"),
 }
 
 
