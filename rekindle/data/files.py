@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 import fsspec
 
+from rekindle.data import reference
 from rekindle.data.window import Partitions, Window
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.model import DataSpec
@@ -38,10 +39,11 @@ _PIECE_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
-    """One file: `path` within `filesystem`, `name` for people, `partition` where the URI has one,
-    `split` where told."""
+    """One file: `path` within `filesystem`, `name` for people, its path below the source's `root`,
+    `partition` where the URI has one, `split` where told."""
 
     filesystem: Any = dataclasses.field(repr=False, compare=False)
+    root: str
     path: str
     name: str
     size: int
@@ -54,12 +56,9 @@ class SourceFile:
         return cast(BinaryIO, self.filesystem.open(self.path, "rb", compression=compression))
 
     def fetch(self, path: str) -> bytes:
-        """The bytes of a file that a row of this one names: relative to its folder, or a URI."""
-        if "://" in path:
-            with fsspec.open(path, "rb") as stream:
-                return cast(bytes, stream.read())
-        folder = str(PurePosixPath(self.path).parent)
-        return cast(bytes, self.filesystem.cat_file(str(PurePosixPath(folder, path))))
+        """The bytes of a file that a row of this one names; ValueError where it must not."""
+        named = reference.path_of(self.filesystem, self.root, _parent(self.path), path)
+        return reference.read(self.filesystem, named)
 
     def sha256(self) -> str:
         """Hash of the bytes as they are stored."""
@@ -122,10 +121,7 @@ def locate(data: DataSpec) -> Files:
         raise DataError(
             f"cannot list {data.source}: {error}", where="data.source", fix=fix
         ) from error
-    files = [
-        SourceFile(filesystem, info["name"], _below(info["name"], root), int(info.get("size") or 0))
-        for info in found
-    ]
+    files = _source_files(filesystem, found, root)
     if partitions:
         files = _partitioned(files, partitions)
     if not files:
@@ -146,9 +142,7 @@ def content_hash(uri: str) -> str:
     """Hash of the files below a path or URI, names and bytes; raises DataError for none."""
     filesystem, path = fsspec.core.url_to_fs(uri)
     found, root = _list(filesystem, path)
-    files = [
-        SourceFile(filesystem, i["name"], _below(i["name"], root), int(i["size"])) for i in found
-    ]
+    files = _source_files(filesystem, found, root)
     if not files:
         raise DataError(f"there is nothing at {uri}", fix="check the path")
     return Files(tuple(sorted(files, key=lambda file: file.name)), "").fingerprint(named=True)
@@ -168,19 +162,33 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
     """Details of the files that a path, folder or pattern stands for, and the folder that their
     names start below."""
     if filesystem.isfile(path):
-        return [filesystem.info(path)], str(PurePosixPath(path).parent)
+        return [filesystem.info(path)], _parent(path)
     if filesystem.isdir(path):
         details = filesystem.find(path, detail=True).values()
         return [info for info in details if _visible(_below(info["name"], path))], path
     fixed = re.split(r"[*?\[]", path, maxsplit=1)[0]
     if fixed == path:
         return [], path
-    root = fixed.rsplit("/", 1)[0] if "/" in fixed else ""
+    root = _parent(fixed)
     details = filesystem.glob(path, detail=True).values()
     files = [
         info for info in details if info["type"] == "file" and _visible(_below(info["name"], root))
     ]
     return files, root
+
+
+def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:
+    return [
+        SourceFile(
+            filesystem, root, info["name"], _below(info["name"], root), int(info.get("size") or 0)
+        )
+        for info in found
+    ]
+
+
+def _parent(path: str) -> str:
+    """The folder of a path or URL."""
+    return path.rsplit("/", 1)[0] if "/" in path else ""
 
 
 def _partitioned(files: list[SourceFile], partitions: Partitions) -> list[SourceFile]:

@@ -104,7 +104,7 @@ def test_irregular_lines_mean_the_same_alone_and_among_regular_ones(tmp_path):
     def read(text):
         path = tmp_path / "x.jsonl"
         path.write_text(text)
-        file = SourceFile(fsspec.filesystem("file"), str(path), "x.jsonl", 0)
+        file = SourceFile(fsspec.filesystem("file"), str(path.parent), str(path), "x.jsonl", 0)
         columns = {"text": "text", "label": "scalar"}
         found = []
         for raw in readers.read_jsonl(file, columns, Findings()):

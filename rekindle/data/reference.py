@@ -1,0 +1,70 @@
+"""Which file a row of a source may name: one below the source's own root, in its own filesystem.
+
+A row is data. Whoever wrote it must not choose what is read with the credentials, from the network
+or from the disk of those who train on it: not another scheme or bucket, not a chained URI
+(`a::b`, whose filesystems render templates), not a path through `..`, a hidden name or a link.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from fsspec.implementations.local import LocalFileSystem
+
+MOST_BYTES = 256 << 20
+"""What one file that a row names may hold."""
+
+
+def path_of(filesystem: Any, root: str, folder: str, value: str) -> str:
+    """The path of the file that a row in `folder` names as `value`: relative to `folder`, absolute,
+    or a URI of the filesystem's own scheme. Raises ValueError for all that is not below `root`."""
+    if "::" in value or not value.isprintable():
+        raise ValueError(f"{value!r} is a chained URI or holds control characters")
+    scheme, has_scheme, _ = value.partition("://")
+    if has_scheme and scheme not in _protocols(filesystem):
+        raise ValueError(f"{value!r} is not of the source's own scheme")
+    path = str(filesystem._strip_protocol(value)) if has_scheme else value
+    if not has_scheme and not value.startswith("/"):
+        path = f"{folder}/{value}"
+    prefix = f"{root.rstrip('/')}/" if root else ""
+    if not path.startswith(prefix):
+        raise ValueError(f"{value!r} is not below {root}, where the source lies")
+    below = _plain(path.removeprefix(prefix))
+    names = [name for name in below.split("/") if name not in ("", ".")]
+    if not names or any(name.startswith(".") for name in names):
+        raise ValueError(f"{value!r} is empty, or goes through `..` or a hidden name")
+    if isinstance(filesystem, LocalFileSystem):
+        return _without_links(prefix or "/", path, value)
+    return path
+
+
+def read(filesystem: Any, path: str) -> bytes:
+    """The bytes of a file; raises ValueError beyond `MOST_BYTES`."""
+    content: bytes = filesystem.cat_file(path, 0, MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"{path} holds more than {MOST_BYTES >> 20} MiB")
+    return content
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    given = filesystem.protocol
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _plain(path: str) -> str:
+    """The path as a server may read it: decoded as often as it is encoded, `\\` as `/`."""
+    while (decoded := unquote(path)) != path:
+        path = decoded
+    return path.replace("\\", "/")
+
+
+def _without_links(root: str, path: str, value: str) -> str:
+    real, top = Path(os.path.realpath(path)), Path(os.path.realpath(root))
+    if not real.is_relative_to(top):
+        raise ValueError(f"{value!r} is a link that leads out of {root}; copy what it leads to")
+    if real.exists() and not real.is_file():  # a pipe would be waited for
+        raise ValueError(f"{value!r} is not a file")
+    return str(real)

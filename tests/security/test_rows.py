@@ -1,0 +1,156 @@
+"""What a row of data names is read below the source's own root, or refused with its row.
+
+Folders hold files that say `inside` and, beside the root, ones that say `secret`: no value of a row
+may ever lead to the latter, nor to a server that is not the source's.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import threading
+from posixpath import normpath
+from urllib.parse import unquote, urlsplit
+
+import fsspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rekindle.data.files import SourceFile
+from rekindle.errors import DataError
+from tests.data.corpora import ingested, text_spec, write_jsonl
+from tests.data.test_images import png
+
+TREE = {
+    "root/table.jsonl": b"inside", "root/a.png": b"inside", "root/deep/b.png": b"inside",
+    "root/100%25.png": b"inside", "root/.hidden/key": b"secret", "root/.env": b"secret",
+    "key": b"secret", "rootkey": b"secret", "root-2/a.png": b"secret",
+}  # fmt: skip
+
+
+class Site(http.server.BaseHTTPRequestHandler):
+    """Serves the tree below /lake, as a server does that decodes and joins paths, and keeps what
+    was asked of it."""
+
+    def do_GET(self):
+        path = normpath(unquote(urlsplit(self.path).path))
+        self.server.asked.append(path)
+        content = TREE.get(path.removeprefix("/lake/"))
+        self.send_response(200 if content else 404)
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content or b"")
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    server.asked = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server.url = f"http://127.0.0.1:{server.server_port}/lake"
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lake")
+    for name, content in TREE.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "root/link.png").symlink_to(folder / "key")
+    (folder / "root/links").symlink_to(folder)
+    (folder / "root/loop.png").symlink_to(folder / "root/loop.png")
+    (folder / "root/near.png").symlink_to("deep/b.png")
+    os.mkfifo(folder / "root/pipe.png")
+    memory = fsspec.filesystem("memory")
+    for name, content in TREE.items():
+        memory.pipe(f"/lake/{name}", content)
+    yield folder
+    memory.rm("/lake", recursive=True)
+
+
+def table(uri):
+    """The source file root/table.jsonl below a URI."""
+    filesystem, path = fsspec.core.url_to_fs(f"{uri}/root/table.jsonl")
+    return SourceFile(filesystem, path.rsplit("/", 1)[0], path, "table.jsonl", 0)
+
+
+ALLOWED = ["a.png", "./a.png", "deep/b.png", "deep//b.png", "100%25.png", "near.png"]
+REFUSED = [
+    "../key", "deep/../../key", "deep/../a.png", "link.png", "links/key", "loop.png", "pipe.png", ".env",
+    ".hidden/key", "deep/../.env", "%2e%2e/key", "%252e%252e/key", "..\\key", "a.png\0", "a.png\n", "",
+    "/etc/passwd", "//etc/passwd", "file:///etc/passwd", "s3://other/key", "memory://other",
+    "http://127.0.0.1:9/x", "reference://a.png::http://127.0.0.1:9/refs.json", "zip://a::file:///a.zip",
+    "simplecache::http://127.0.0.1:9/x", "a.png::b", "deep", "data:text/plain,secret", "{{ os.environ }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ALLOWED)
+def test_a_file_below_the_root_is_read(lake, value):
+    assert table(lake).fetch(value) == b"inside"
+    assert table(lake).fetch(f"{lake}/root/{value}") == b"inside"
+    assert table(lake).fetch(f"file://{lake}/root/{value}") == b"inside"
+
+
+@pytest.mark.parametrize("value", REFUSED)
+@pytest.mark.parametrize("scheme", ["", "memory:/", "http"])
+def test_what_lies_elsewhere_is_refused(lake, site, scheme, value):
+    uri = site.url if scheme == "http" else "memory://lake" if scheme else lake
+    site.asked.clear()
+    with pytest.raises((ValueError, OSError)):
+        table(uri).fetch(value)
+    assert all(path.startswith("/lake/root/") for path in site.asked)
+
+
+PIECES = [
+    "a.png", "deep", "b.png", "key", "root", "lake", "..", ".", "/", "//", "\\", "%2e", "%2f", "%5c", "%25", "::",
+    "file:", "memory:", "http:", "://", "?", "#", "@", ":", "*", "{", "}", "~", "\0", "\n", " ", "link.png", "links", ".env",
+    "100%25.png", "near.png", "ä", "‮", "root-2", "$HOME",
+]  # fmt: skip
+VALUES = st.lists(st.sampled_from([*PIECES, "<root>", "<parent>"]), max_size=9).map("".join)
+
+
+@settings(
+    max_examples=400,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(VALUES | st.text(max_size=20))
+def test_no_value_leads_out_of_the_root(lake, site, value):
+    for uri in (lake, "memory://lake", site.url):
+        site.asked.clear()
+        words = value.replace("<root>", f"{uri}/root").replace("<parent>", str(uri))
+        try:
+            content = table(uri).fetch(words)
+        except (ValueError, OSError):
+            content = b"inside"
+        assert content in (b"inside", b"")
+        assert all(path.startswith("/lake/root") for path in site.asked)
+        assert not any("/." in path or path.startswith("/lake/root-2") for path in site.asked)
+
+
+@pytest.mark.parametrize("name", ["{url}/refs.json", "reference://a.png::{url}/refs.json", "../key", "/etc/passwd"])  # fmt: skip
+def test_ingest_refuses_the_row_and_asks_nobody(tmp_path, site, name):
+    site.asked.clear()
+    good = [{"image": f"{i}.png", "label": i % 2} for i in range(60)]
+    for i in range(60):
+        (tmp_path / f"{i}.png").write_bytes(png([[i, 1], [2, 3]]))
+    write_jsonl(tmp_path / "x.jsonl", [*good, {"image": name.format(url=site.url), "label": 1}])
+    with pytest.raises(DataError) as caught:
+        ingested(text_spec(tmp_path / "x.jsonl"), tmp_path / "out", modality="image")
+    assert "x.jsonl:61" in str(caught.value)
+    assert not site.asked
+
+
+def test_one_file_has_a_largest_size(lake, monkeypatch):
+    monkeypatch.setattr("rekindle.data.reference.MOST_BYTES", 5)
+    with pytest.raises(ValueError, match="holds more than"):
+        table(lake).fetch("a.png")
