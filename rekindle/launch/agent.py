@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rekindle.launch import nursery
+from rekindle.launch import meeting, nursery
 from rekindle.launch.process import MARK, dying_with_parent, end_marked, has_gpu
 
 
@@ -44,6 +44,7 @@ def main() -> None:
 
     if ranks is not None:
         api.get_subprocess_handler = ForkedRank  # type: ignore[attr-defined,assignment]
+    meeting.offer()
     code = 0
     try:
         run(parse_args(words))  # type: ignore[no-untyped-call]

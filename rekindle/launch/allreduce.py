@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rekindle.errors import RekindleError
+from rekindle.launch import meeting
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.torchrun import torchrun
 from rekindle.spec.model import TrainSpec
@@ -41,7 +42,7 @@ def _be_rank(status: Path) -> NoReturn:
     import torch.distributed as dist
 
     has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= RANKS
-    dist.init_process_group("cuda:nccl,cpu:gloo" if has_gpus else "gloo")
+    meeting.join("cuda:nccl,cpu:gloo" if has_gpus else "gloo")
     rank, expected = dist.get_rank(), RANKS * (RANKS + 1) / 2
     devices = [torch.device("cpu")] + [torch.device("cuda", rank)] * has_gpus
     for device in devices:

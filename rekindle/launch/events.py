@@ -13,6 +13,9 @@ import sys
 from typing import Any
 
 MARK = "::rekindle "
+_OPTIONAL = ("loss", "samples_per_second", "eta_seconds")
+_LARGEST = 1e12  # what people and clocks can read; no NaN is smaller
+_LONGEST = 1 << 16
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -23,12 +26,24 @@ def emit(event: str, **fields: Any) -> None:
 
 def parse(line: str) -> dict[str, Any] | None:
     """The event in a line of a log, wherever in the line a launcher's prefix left it; None if there
-    is none."""
+    is none that is well-formed: a step may print what it likes."""
     start = line.find(MARK)
-    if start < 0:
+    if start < 0 or len(line) > _LONGEST:
         return None
     try:
         event = json.loads(line[start + len(MARK) :])
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    return event if isinstance(event, dict) and _is_well_formed(event) else None
+
+
+def _is_well_formed(event: dict[str, Any]) -> bool:
+    if event.get("event") == "notice":
+        return isinstance(event.get("text"), str)
+    numbers = [event.get("step"), event.get("steps")]
+    numbers += [event[name] for name in _OPTIONAL if event.get(name) is not None]
+    return (
+        event.get("event") == "progress"
+        and isinstance(event.get("unit", ""), str)
+        and all(isinstance(n, int | float) and abs(n) < _LARGEST for n in numbers)
+    )

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from rekindle.launch import accelerator, blame, nursery, signs
+from rekindle.launch import accelerator, blame, meeting, nursery, signs
 from rekindle.launch.blame import Cause, Stack
 from rekindle.launch.fault import LAUNCHER
 from rekindle.launch.process import MARK, end_marked, has_gpu, is_running
@@ -149,6 +149,8 @@ class _Life:
         words += [gang.script[1] if gang.script[0] == "-m" and not gang.foreign else ""]
         own = {MARK: self.mark, "REKINDLE_RESTART": str(restart), "PYTHONUNBUFFERED": "1"}
         own |= nursery.THREADLESS | self._flight_recorder()
+        if gang.place.nodes == 1 and not gang.foreign:
+            own[meeting.FILE] = f"{self.scratch.name}/store"
         own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(gang.train.grace_seconds))
         try:
             # in a session of its own, so that whoever kills our process group leaves it to tidy up
@@ -310,7 +312,9 @@ def argv(script: Sequence[str], place: Rendezvous, port: int, bound: bool = Fals
     words += ["--numa-binding=node"] if bound else []
     if place.nodes == 1:
         # by address: a container without a network cannot look its own name up
-        return [*words, "--standalone", "--local-addr=127.0.0.1", *script]
+        words += ["--nnodes=1", f"--rdzv-backend={meeting.BACKEND}", "--rdzv-endpoint=127.0.0.1"]
+        words += ["--local-addr=127.0.0.1"]
+        return [*words, *script]
     return [
         *words,
         f"--nnodes={place.nodes}",

@@ -9,6 +9,7 @@ ended; where that is so nobody answers, and whoever asked starts a process of it
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import gc
@@ -19,10 +20,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 # Environment of a process that is to import pyarrow and fork: its allocator keeps a thread.
 THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -179,6 +181,17 @@ def exit_status(call: Callable[[], object]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End a fork as Python ends a process, but without taking the interpreter apart: a thread of a
+    library's that then asks for its lock (pyarrow, reading ahead) aborts the process."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
+            stream.flush()
+    os._exit(code)
 
 
 def _fork(connection: socket.socket) -> tuple[dict[str, Any] | None, int]:

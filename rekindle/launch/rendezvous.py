@@ -81,21 +81,34 @@ class Rendezvous:
             return str(probe.getsockname()[0])
 
     def network(self) -> dict[str, str]:
-        """What tells gloo which interface to use, unless somebody said so: its own guess, by the
-        machine's name, is often the loopback."""
-        if self.nodes == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
+        """What tells gloo and NCCL which interface to use: loopback for one node; gloo, for
+        several and unless the user named one, that of this machine, because its own guess, by the
+        machine's name, is often loopback."""
+        if self.nodes == 1:
+            loopback = _interface("127.0.0.1")
+            return (
+                dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback)
+                if loopback
+                else {}
+            )
+        if "GLOO_SOCKET_IFNAME" in os.environ:
             return {}
-        address = socket.inet_aton(self.local_address())
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            for _, name in socket.if_nameindex():
-                request = struct.pack("256s", name.encode())
-                try:
-                    answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                except OSError:
-                    continue  # an interface without an address
-                if answer[20:24] == address:
-                    return {"GLOO_SOCKET_IFNAME": name}
-        return {}
+        name = _interface(self.local_address())
+        return {"GLOO_SOCKET_IFNAME": name} if name else {}
+
+
+def _interface(address: str) -> str:
+    """The name of this machine's interface with an address; empty if none has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an address
+            if answer[20:24] == socket.inet_aton(address):
+                return name
+    return ""
 
 
 def number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

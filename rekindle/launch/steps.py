@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rekindle.launch import nursery, shim
 
@@ -78,7 +78,7 @@ def _executor(imported_in: Mapping[str, str]) -> shim.Fork:
     return fork
 
 
-def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
+def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn:
     """What `python -m kfp.dsl.executor_main` does, without its imports."""
     _environ(env)
     os.chdir(cwd)
@@ -86,7 +86,7 @@ def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
     sys.path[0], sys.argv = cwd, [str(module.__file__), *words]
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # forks would all draw the same
-    return nursery.exit_status(module.executor_main)
+    nursery.leave(nursery.exit_status(module.executor_main))
 
 
 def _environ(env: Mapping[str, str]) -> None:

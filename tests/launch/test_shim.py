@@ -314,11 +314,16 @@ def test_the_core_needs_the_standard_library_only(tmp_path: Path) -> None:
 
 
 def test_events_survive_prefixes_and_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
-    events.emit("progress", step=1, loss=0.5)
+    events.emit("progress", step=1, steps=2, loss=0.5)
     line = capsys.readouterr().out
     assert line.endswith("}\n")
-    assert events.parse(line) == {"event": "progress", "step": 1, "loss": 0.5}
-    assert events.parse("[default0]:" + line) == {"event": "progress", "step": 1, "loss": 0.5}
+    assert events.parse(line) == {"event": "progress", "step": 1, "steps": 2, "loss": 0.5}
+    assert events.parse("[default0]:" + line) == {
+        "event": "progress",
+        "step": 1,
+        "steps": 2,
+        "loss": 0.5,
+    }
     for nonsense in (
         "",
         "::rekindle ",
