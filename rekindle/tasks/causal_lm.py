@@ -21,7 +21,13 @@ from rekindle.spec.model import TokenizerSpec
 from rekindle.tasks import bpe
 from rekindle.tasks.base import Modality, Settings, TokenTask
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
-from rekindle.tasks.pretrained import check_source, configuration, fetch_tokenizer, weights_folder
+from rekindle.tasks.pretrained import (
+    check_positions,
+    check_source,
+    configuration,
+    fetch_tokenizer,
+    weights_folder,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +53,7 @@ class CausalLM(TokenTask):
     modality: ClassVar[Modality] = "document"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
-        check_source(model, _EXAMPLE)
+        check_source(model, _EXAMPLE, data.max_length)
         tokenizer = model.tokenizer
         if isinstance(tokenizer, TokenizerSpec) and isinstance(model.source, str):
             raise RequestError(
@@ -190,7 +196,7 @@ class CausalLM(TokenTask):
             text = _template(settings, assets).prompt(turns) if chat else turns[-1][1]
             ids = tokenizer.encode(text, add_special_tokens=not chat).ids
             ids = ids[:-1] if ids[-1:] == [end] and not chat else ids
-            room = _positions(network.config) - max_new_tokens
+            room = (_positions(network.config) or 1 << 62) - max_new_tokens
             prompt_BT = torch.tensor([ids[-max(1, room) :] or [end]])
             found_BT = network.generate(  # type: ignore[operator]
                 input_ids=prompt_BT, attention_mask=torch.ones_like(prompt_BT), do_sample=False,
@@ -324,13 +330,7 @@ def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
 
 def _check_fit(config: PretrainedConfig, settings: Settings) -> None:
     """Whether the architecture can take these tokens; raises RequestError or UnsupportedError."""
-    positions, longest = _positions(config), settings["max_length"]
-    if positions < longest:
-        raise RequestError(
-            f"the model knows {positions} positions, the texts have up to {longest} tokens",
-            where="data.max_length",
-            fix=f"at most {positions}, or a larger max_position_embeddings for an inline config",
-        )
+    check_positions(_positions(config), settings["max_length"])
     if config.vocab_size < settings["vocab_size"]:
         raise RequestError(
             f"the model knows {config.vocab_size} tokens, the tokenizer {settings['vocab_size']}",
@@ -342,8 +342,8 @@ def _check_fit(config: PretrainedConfig, settings: Settings) -> None:
             raise _unsupported(config, f"changes the scores ({name})")
 
 
-def _positions(config: Any) -> int:
-    return int(getattr(config, "max_position_embeddings", None) or 1 << 62)
+def _positions(config: Any) -> int | None:
+    return getattr(config, "max_position_embeddings", None)
 
 
 def _unsupported(config: PretrainedConfig, what: str) -> UnsupportedError:

@@ -17,13 +17,27 @@ if TYPE_CHECKING:
 _NETWORK = "check the name, the revision and the network; a private one needs HF_TOKEN"
 
 
-def check_source(model: ModelSpec, example: str) -> None:
-    """Refuse an inline config that does not say which architecture it configures."""
+def check_source(model: ModelSpec, example: str, longest: int) -> None:
+    """Refuse an inline config that does not say which architecture it configures, or that has no
+    room for texts of `longest` tokens."""
     if isinstance(model.source, dict) and "model_type" not in model.source:
         raise RequestError(
             "an inline config needs to say which architecture it configures",
             where="model.source",
             fix=f"add model_type: {example}",
+        )
+    if isinstance(model.source, dict):
+        given = model.source.get("max_position_embeddings") or model.source.get("n_positions")
+        check_positions(given, longest)
+
+
+def check_positions(positions: int | None, longest: int) -> None:
+    """RequestError where texts of `longest` tokens have more positions than a model knows."""
+    if positions is not None and positions < longest:
+        raise RequestError(
+            f"the model knows {positions} positions, the texts have up to {longest} tokens",
+            where="data.max_length",
+            fix=f"at most {positions}, or a larger max_position_embeddings for an inline config",
         )
 
 

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rekindle.spec.model import TokenizerSpec
 from rekindle.tasks.base import Modality, Settings, Task
-from rekindle.tasks.pretrained import check_source, configuration, fetch_tokenizer, weights_folder
+from rekindle.tasks.pretrained import (
+    check_positions,
+    check_source,
+    configuration,
+    fetch_tokenizer,
+    weights_folder,
+)
 from rekindle.tasks.wordpiece import WordCache, is_separable, train_wordpiece
 
 if TYPE_CHECKING:
@@ -29,7 +35,8 @@ class TextClassification(Task):
     modality: ClassVar[Modality] = "text"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
-        check_source(model, "{model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}")
+        example = "{model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}"
+        check_source(model, example, data.max_length)
 
     def fit(
         self,
@@ -38,6 +45,9 @@ class TextClassification(Task):
         model: ModelSpec,
         assets: Path,
     ) -> Settings:
+        if isinstance(model.source, str):
+            positions = getattr(configuration(model, {}, {}), "max_position_embeddings", None)
+            check_positions(positions, data.max_length)
         own = model.tokenizer
         if isinstance(own, str) or (own is None and isinstance(model.source, str)):
             return _fetch_tokenizer(model, data.max_length, assets)

@@ -407,8 +407,9 @@ def _kept(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int
     peers have in one state; each takes its own heads."""
     rows, heads, length, keys = weights_BHTS.shape
     shape = (tp_size * heads, rows, length, keys)
-    kept_HBTS = kept(shape, dropout, weights_BHTS.device, weights_BHTS.dtype)
-    return kept_HBTS[tp_rank * heads : (tp_rank + 1) * heads].transpose(0, 1)
+    own = slice(tp_rank * heads, (tp_rank + 1) * heads)
+    kept_HBTS = kept(shape, dropout, weights_BHTS.device, weights_BHTS.dtype, own)
+    return kept_HBTS.transpose(0, 1)
 
 
 # A custom op, so that torch.compile treats it as opaque instead of drawing with a generator of its

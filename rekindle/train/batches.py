@@ -2,10 +2,11 @@
 
 Global batch k holds a fixed number of sequences, cut into micro-batches of fixed size; micro-batch
 j belongs to data rank j mod `layout.data`. Every data rank gets the same number of micro-batches,
-if need be empty ones that weigh nothing. tp and pp peers prepare the same; cp peers take their part
-of each sequence, two chunks a rank so that causal attention is as much work for each (zigzag).
-What a device would have to be asked for is found here, on the host: where documents begin, and
-which tokens are targets. Nothing here draws a random number.
+if need be an empty one that weighs nothing; a batch that is not full has as many as it fills. tp
+and pp peers prepare the same; cp peers take their part of each sequence, two chunks a rank so that
+causal attention is as much work for each (zigzag). What a device would have to be asked for is
+found here, on the host: where documents begin, and which tokens are targets. Nothing here draws a
+random number.
 
 Shapes: B rows or sequences, T tokens of this rank, N targets."""
 
@@ -137,8 +138,10 @@ class Batches:
         layout = self.mesh.layout
         batch = self.order.batch(step)
         size = layout.micro_batch_size
-        parts = self.order.global_batch_size // size
-        rounds = -(-parts // layout.data)
+        full = self.order.global_batch_size
+        if layout.pp == 1:  # a pipeline's schedule has one number of them
+            full = int(batch.slots[batch.rows >= 0].max(initial=0)) + 1
+        rounds = -(-full // (size * layout.data))
         mine = [turn * layout.data + self.mesh.data_rank for turn in range(rounds)]
         picks = [self._pick(batch, j, size) for j in mine]
         longest = [self._longest(rows, slots) for rows, slots in picks]

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from rekindle.errors import CheckpointError
+from rekindle.launch.events import emit
 from rekindle.spec.model import CheckpointSpec
 from rekindle.train.dcp import (
     THREADS,
@@ -314,7 +315,7 @@ def _choose(root: str | Path, run_key: str, gang: _Gang) -> Checkpoint | None:
             raise offer
         if offer is None:
             if skipped and gang.rank == 0:
-                log.warning("no usable checkpoint is left in %s; training starts over", root)
+                _say(f"no usable checkpoint is left in {root}; training starts over")
             return None
         checkpoint: Checkpoint = offer[0]
         problem: str | CheckpointError = offer[1]
@@ -327,11 +328,12 @@ def _choose(root: str | Path, run_key: str, gang: _Gang) -> Checkpoint | None:
             return checkpoint
         skipped += 1
         if gang.rank == 0:
-            log.warning(
-                "checkpoint %s is broken (%s); falling back to the one before",
-                checkpoint.name,
-                problem,
-            )
+            _say(f"checkpoint {checkpoint.name} is broken ({problem}); the one before is taken")
+
+
+def _say(text: str) -> None:
+    log.warning("%s", text)
+    emit("notice", text=text)
 
 
 def _next(offered: Iterator[tuple[Checkpoint, str]]) -> Any:

@@ -19,17 +19,24 @@ _VALUES = 1 << 16
 
 
 def kept(
-    shape: Sequence[int], dropout: float, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
-    """0 or 1 / (1 - dropout) for each element, from the default generator of the device."""
-    if device.type != "cpu":
-        drawn = torch.empty(shape, device=device).uniform_().lt_(1 - dropout)
-        return drawn.to(dtype).div_(1 - dropout)
+    shape: Sequence[int], dropout: float, device: torch.device, dtype: torch.dtype,
+    part: slice = slice(None),
+) -> torch.Tensor:  # fmt: skip
+    """0 or 1 / (1 - dropout) for each element, from the default generator of the device; of `part`
+    of the first dimension alone, so that ranks which share a draw hold their own only."""
+    draw = _drawn_on_cpu if device.type == "cpu" else _drawn
+    return draw(shape, dropout, device)[part].to(dtype).mul_(1 / (1 - dropout))
+
+
+def _drawn(shape: Sequence[int], dropout: float, device: torch.device) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(1 - dropout)
+
+
+def _drawn_on_cpu(shape: Sequence[int], dropout: float, _: torch.device) -> torch.Tensor:
     count = math.prod(shape)
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
-    drawn = words.view(torch.int16)[:count].view(*shape)
     below = min(round((1 - dropout) * _VALUES), _VALUES - 1) - _VALUES // 2
-    return (drawn < below).to(dtype).mul_(1 / (1 - dropout))
+    return words.view(torch.int16)[:count].view(*shape) < below
 
 
 def install(network: nn.Module) -> None:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from rekindle.train import (
     attention,
     compat,
+    dropout,
     kernels,
     objective,
     optimizer,
@@ -191,6 +192,8 @@ def as_on_gpu() -> Iterator[None]:
         for owner, name in ((F, "layer_norm"), (torch, "pow")):
             stack.enter_context(replaced(owner, name, _in_fp32))
         stack.enter_context(replaced(F, "dropout", lambda _: _dropout))
+        stack.enter_context(replaced(dropout, "install", lambda _: lambda network: None))
+        stack.enter_context(replaced(dropout, "_drawn_on_cpu", lambda _: dropout._drawn))
         stack.enter_context(replaced(kernels, "kernel_for", lambda _: lambda *_: "varlen"))
         stack.enter_context(replaced(compat, "varlen_attn", lambda _: _varlen))
         stack.enter_context(replaced(attention, "_draws_alike", lambda _: _alone))

@@ -101,12 +101,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 class Skip(nn.Module):
-    """Stands where another stage's block stands: hands on what it was given first."""
+    """Stands where another stage's block stands: hands on the hidden states that it was given, the
+    first tensor of floating point; positions are whole numbers."""
 
-    def forward(self, hidden_BTH: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        if hidden_BTH is None:
-            return next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-        return hidden_BTH
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        given = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
+        return next(v for v in given if v.is_floating_point())
 
 
 class Zero(nn.Module):

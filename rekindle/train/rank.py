@@ -18,6 +18,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from rekindle.launch import meeting
 from rekindle.launch.process import die_with_parent, name_process, on_signal
 from rekindle.records import write_atomically
 from rekindle.train.loop import StopFlag
@@ -61,11 +62,11 @@ def connect() -> torch.device:
     now, and those of later groups when they are made: in the first step they would count as the
     step's time."""
     if not torch.cuda.is_available():
-        dist.init_process_group("gloo")
+        meeting.join("gloo")
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    dist.init_process_group("cuda:nccl,cpu:gloo", device_id=device)
+    meeting.join("cuda:nccl,cpu:gloo", device_id=device)
     return device
 
 

@@ -101,8 +101,8 @@ def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
 
 
 def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
-    """The ranks' part on this node. What fails once everything is scored, fails while samples are
-    written: the scores decide without them, and the next time they are tried again."""
+    """The ranks' part on this node. Once everything is scored, a failure costs samples at most: the
+    scores decide without them, and the next evaluation writes them again."""
     path = Path(job.status) / "job.json"
     job.write(path)
     try:
@@ -115,7 +115,9 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
     except StepError as failure:
         if not _is_scored(job):
             raise
-        emit("notice", text=f"no samples were written: {failure.problems[0].what}")
+        writes = _objective(job) == "tokens"
+        event = "no samples were written" if writes else "a rank failed after all rows were scored"
+        emit("notice", text=f"{event}: {failure.problems[0].what}")
 
 
 def _is_scored(job: ScoreJob) -> bool:

@@ -23,9 +23,9 @@ from rekindle.errors import UnsupportedError
 from rekindle.launch.events import emit
 from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec import rates
-from rekindle.spec.layout import Layout, Shape, resolve
+from rekindle.spec.layout import Layout, Shape, resolve, uneven
 from rekindle.spec.model import ModelSpec
-from rekindle.spec.support import Cell, Kind, cell_of, require
+from rekindle.spec.support import KIND_OF, Cell, cell_of, require
 from rekindle.tasks import TASKS, Task, load_task
 from rekindle.train import (
     adapters,
@@ -57,12 +57,6 @@ from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Recorder, Source
 
 log = logging.getLogger(__name__)
-
-KINDS: dict[str, Kind] = {
-    "image_classification": "image",
-    "text_classification": "text",
-    "causal_lm": "tokens",
-}
 
 
 def main() -> None:
@@ -128,6 +122,8 @@ def _begin(
     )
     named = "" if layout.only_replicates else f", {layout}"
     emit("notice", text=f"{where} on {trainer.world} ranks{named}, {job.train.precision}")
+    if hint := uneven(job.train, layout):
+        emit("notice", text=hint)
 
 
 def _speaks(mesh: Mesh) -> bool:
@@ -165,7 +161,7 @@ def _cell(job: Job, layout: Layout) -> Cell | None:
     """Of what has to be tested to be trained; a user's own task is theirs to test."""
     if job.task not in TASKS:
         return None
-    return cell_of(KINDS[job.task], layout, job.train, job.model.lora is not None)
+    return cell_of(KIND_OF[job.task], layout, job.train, job.model.lora is not None)
 
 
 class Start:

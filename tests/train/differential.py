@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
-from rekindle.records import ShardManifest
+from rekindle.records import ShardManifest, write_atomically
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.spec.support import Cell
@@ -264,9 +264,8 @@ def rank_of(case: dict, rank: int, out: Path) -> None:
     except Exception:  # noqa: BLE001 - the test shows whatever it was
         text = f"rank {rank} in {case['name']}\n{traceback.format_exc()}"
         print(text, flush=True)
-        (out / f"{case['name']}.txt").write_text(
-            text
-        )  # whichever rank comes to it, before it ends the others
+        # by whichever ranks come to it, each of which may be killed by another's end
+        write_atomically(out / f"{case['name']}.txt", text)
         os._exit(1)
     sys.stdout.flush()
     os._exit(0)
@@ -293,16 +292,25 @@ def main() -> None:
         made_shards(task, True)  # pyarrow imports pandas
     if any(case["cell"]["compile"] for case in cases):
         importlib.import_module("torch._inductor.compile_fx")
-    running: dict[int, set[int]] = {}  # ranks, each with those of its case
+    again: set[str] = set()  # names of cases that were started a second time
+    # ranks, each with those of its case, and the case
+    running: dict[int, tuple[set[int], dict]] = {}
     while cases or running:
         # as many ranks at once as two cores like, or one large case
         while cases and (not running or len(running) + cases[0]["world"] <= AT_ONCE):
             case = cases.pop(0)
             pids = start(case, out)
-            running |= dict.fromkeys(pids, pids)
+            running |= dict.fromkeys(pids, (pids, case))
         pid, status = os.wait()
-        peers = running.pop(pid)
+        peers, case = running.pop(pid)
         peers.discard(pid)
+        crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL
+        if crashed and case["name"] not in again:
+            # seen twice in some 4,000 cases: glibc finds gloo's heap damaged, and not the next time
+            print(f"{case['name']}: signal {os.WTERMSIG(status)}; it is started again", flush=True)
+            (out / f"{case['name']}.meet").unlink(missing_ok=True)
+            again.add(case["name"])
+            cases.append(case)
         if status:  # the others may wait for ever for one that is gone
             for peer in peers:
                 os.kill(peer, signal.SIGKILL)

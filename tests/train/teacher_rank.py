@@ -47,7 +47,7 @@ def compared(folder, name, kind, precision):
     task, shards = load_task(TASKS[kind]), made_shards(TASKS[kind], packing=True)
     manifest = shards.manifest
     torch.manual_seed(3)
-    source = {**MODELS[name], **(NO_DROPOUT if kind == "text" else {})}
+    source = {**MODELS[name], **(NO_DROPOUT["distilbert"] if kind == "text" else {})}
     made = task.build(ModelSpec(source=source), manifest.labels, manifest.settings, Path())
     with torch.no_grad():
         for parameter in made.parameters():

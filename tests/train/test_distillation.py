@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 ONE = Layout()
 WARMTH, SHARE = 3.0, 0.7
-STUDENTS = {"text": {**MODELS["distilbert"], **NO_DROPOUT}, "tokens": MODELS["llama"]}
+STUDENTS = {"text": {**MODELS["distilbert"], **NO_DROPOUT["distilbert"]}, "tokens": MODELS["llama"]}
 TEACHERS = {"text": {**STUDENTS["text"], "dim": 24}, "tokens": {**MODELS["llama"], "hidden_size": 24}}  # fmt: skip
 
 

@@ -46,6 +46,14 @@ def test_a_mask_follows_from_the_seed_alone():
     assert not torch.equal(mask(33, 7, seed=1), mask(33, 7, seed=2))
 
 
+def test_a_part_is_that_of_the_whole_draw_and_holds_no_more_than_itself():
+    whole = mask(6, 5, 7, seed=1)
+    torch.manual_seed(1)
+    part = dropout.kept((6, 5, 7), 0.1, CPU, torch.float32, slice(2, 4))
+    assert torch.equal(part, whole[2:4])
+    assert part.untyped_storage().nbytes() == 2 * 5 * 7 * 4
+
+
 @pytest.mark.parametrize("share", [1e-6, 1e-9])
 def test_a_share_below_the_resolution_drops_next_to_nothing(share):
     found = mask(1 << 20, share=share)

@@ -22,13 +22,16 @@ from rekindle.spec.support import Cell
 from rekindle.train import compat
 
 HERE = Path(__file__).parent
-NO_DROPOUT = {"dropout": 0, "attention_dropout": 0, "seq_classif_dropout": 0}
+NO_DROPOUT = {
+    "distilbert": {"dropout": 0, "attention_dropout": 0, "seq_classif_dropout": 0},
+    "bert": {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0},
+}
 MODELS = {
     "cnn": {"channels": [4, 6], "hidden": 10, "dropout": 0.2},
     "distilbert": {"model_type": "distilbert", "dim": 20, "n_layers": 5, "n_heads": 4, "hidden_dim": 36, "max_position_embeddings": 32},
     "bert": {
         "model_type": "bert", "hidden_size": 20, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 36,
-        "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+        "max_position_embeddings": 32,
     },
     "llama": {
         "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -67,16 +70,23 @@ class Case:
     check: bool = False
 
     @property
+    def name(self):
+        # DistilBERT has a ReLU before its classifier: one unit that rounding puts on the other side of
+        # zero changes the norm of all gradients by 2 %
+        rounded = self.cell.kind == "text" and self.cell.precision == "fp16"
+        return self.model or ("bert" if rounded else USUAL[self.cell.kind])
+
+    @property
     def network(self):
-        name = self.model or USUAL[self.cell.kind]
+        name = self.name
         # a pipeline pads all micro-batches of a step to one length, which changes the shape of dropout masks; a compiled
         # block draws them with a generator of the compiler's own
-        quiet = name == "distilbert" and ("pp" in self.cell.axes or self.cell.compile)
+        quiet = NO_DROPOUT.get(name, {}) if "pp" in self.cell.axes or self.cell.compile else {}
         # how many blocks there are matters to a pipeline only, which is to get stages of unequal length: two of them, or
         # four where each rank has two
         fewer = {"": 2, "1f1b": 3}.get(self.cell.schedule)
         depth = {BLOCKS[name]: fewer} if fewer and name in BLOCKS else {}
-        return {**MODELS[name], **(NO_DROPOUT if quiet else {}), **depth}
+        return {**MODELS[name], **quiet, **depth}
 
     @property
     def exact(self):
@@ -107,7 +117,7 @@ class Case:
         return made
 
     def __str__(self):
-        return f"{self.model or USUAL[self.cell.kind]} {self.cell}{'' if self.packing else ' unpacked'}{self.fault and ', ' + self.fault}"
+        return f"{self.name} {self.cell}{'' if self.packing else ' unpacked'}{self.fault and ', ' + self.fault}"
 
 
 def launch(folder, cases):

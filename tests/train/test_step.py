@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rekindle.data.order import SampleOrder
 from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -34,7 +35,7 @@ from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal
 from rekindle.train.optimizer import Optimizer
-from tests.train.differential import PACK, made_shards, trainer_of
+from tests.train.differential import GLOBAL, PACK, ROWS, made_shards, trainer_of
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -156,6 +157,20 @@ def test_a_step_reads_once_and_agrees_once(world, given):
         if world > 1:
             assert [n for dtype, n in collectives.found if dtype == torch.float64] == [4]
         trainer._read(launched, UNSAVED)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_batch_that_is_not_full_has_as_many_micro_batches_as_it_fills(world):
+    with ranks(world):
+        trainer = trainer_of(case("text_classification", BERT, axes=("shard",) * (world - 1)))
+        last = trainer.batches.make(ROWS // GLOBAL)
+        assert last.examples == ROWS % GLOBAL == 5
+        assert len(last.micro) == {1: 3, 2: 2}[world]
+        assert len(trainer.batches.make(0).micro) == GLOBAL // 2 // world
+        trainer.batches.order = SampleOrder(rows=ROWS, global_batch_size=1 << 20, seed=0)
+        everything = trainer.batches.make(0)
+        assert everything.examples == ROWS
+        assert len(everything.micro) == {1: 19, 2: 10}[world]
 
 
 class Gathers(TorchDispatchMode):
