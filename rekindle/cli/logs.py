@@ -39,7 +39,8 @@ def command(run: str, step: str | None, follow: bool, home: Path, as_json: bool)
 
         pieces = log_of(record, found, home, follow)
     else:
-        raise RequestError(f"the step {found.name} left no log", fix=_with_log(record))
+        why = f": {found.reason}" if found.reason else ""
+        raise RequestError(f"the step {found.name} has no log{why}", fix=_with_log(record))
     if as_json:
         answer(LogText(run_id=record.run_id, step=found.name, text="".join(pieces)))
         return 0
@@ -65,7 +66,7 @@ def chosen(record: RunRecord, wanted: str | None) -> StepRecord:
 
 
 def _with_log(record: RunRecord) -> str:
-    names = ", ".join(one.name for one in record.steps if one.log)
+    names = ", ".join(one.name for one in record.steps if one.log and Path(one.log).is_file())
     return f"steps with a log: {names}" if names else "no step has begun yet; rekindle status"
 
 

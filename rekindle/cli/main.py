@@ -66,6 +66,11 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     words = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # a terminal that cannot show a letter gets its code
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(invoke(words))
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import Problem, RekindleError, RequestError
 from rekindle.spec.model import BUILTIN_TASKS, Spec
 
 NEEDED = {
@@ -31,6 +33,7 @@ def preflight(spec: Spec, home: Path) -> None:
         *_packages(spec),
         *_files(spec),
         *_task(spec),
+        *_layout(spec),
         *_secrets(spec),
         *_docker(spec),
         *_registry(spec),
@@ -122,6 +125,39 @@ def _task(spec: Spec) -> Iterator[Problem]:
     try:
         load_task(spec.task).check(spec.data, spec.model)
     except RequestError as error:
+        yield from error.problems
+
+
+def _layout(spec: Spec) -> Iterator[Problem]:
+    """What the ranks here would refuse, once the data is ready: a layout that does not divide them
+    or the model, a combination that no test has trained."""
+    from rekindle.launch.process import has_gpu
+    from rekindle.plan.request import model_config
+    from rekindle.spec.layout import Shape, resolve
+    from rekindle.spec.support import KIND_OF, cell_of, refusal, require
+
+    kind, train = KIND_OF.get(spec.task), spec.train
+    if kind is None or train.entrypoint:
+        return
+    config: Mapping[str, Any] = {}
+    if kind != "image":
+        with contextlib.suppress(RequestError):  # it is on the hub
+            config = model_config(spec, ask_hub=False)
+    shape = Shape.of(config) if "model_type" in config else None
+    try:
+        layout = resolve(train, spec.platforms.local.ranks, shape)
+        wanted = [train.precision]
+        if train.precision == "auto":  # which the ranks decide
+            wanted = ["bf16", "fp32"] if has_gpu() else ["fp32"]
+        cells = [
+            cell_of(
+                kind, layout, train.model_copy(update={"precision": p}), spec.model.lora is not None
+            )
+            for p in wanted
+        ]
+        if all(refusal(cell, train.untested) for cell in cells):
+            require(cells[0], train.untested)
+    except RekindleError as error:
         yield from error.problems
 
 

@@ -6,6 +6,7 @@ All of it goes to stderr; stdout belongs to the result.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -30,11 +31,21 @@ MARKS = {
 FINAL = ("succeeded", "failed", "skipped", "cancelled")
 
 
+class RunConsole(Console):
+    """A console whose reader may leave (`| head`, a lost connection): the run goes on unseen."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+
+
 class Progress:
     """Follow one run: pass `changed` and `event` to `execute`. A context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or RunConsole(stderr=True)
         self.record: RunRecord | None = None
         self.lines: dict[str, str] = {}
         self.said: set[str] = set()

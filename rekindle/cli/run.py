@@ -76,13 +76,14 @@ def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
     from rekindle.cli.job import execute, summary
     from rekindle.cli.progress import Progress
 
-    with Progress() as progress:
-        try:
+    progress = Progress()
+    try:
+        with progress:
             record = execute(spec, options, progress.changed, progress.event)
-        except RekindleError:
-            if progress.record is not None and not as_json:
-                conclude(progress.record, summary(progress.record, options.home))
-            raise
+    except RekindleError:  # once the live table is gone, which would erase what is printed
+        if progress.record is not None and not as_json:
+            conclude(progress.record, summary(progress.record, options.home))
+        raise
     result = summary(record, options.home)
     if not as_json:
         conclude(record, result)
@@ -91,11 +92,9 @@ def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
 
 def conclude(record: RunRecord, result: RunSummary) -> None:
     """The step table, the gate, the model, the card."""
-    from rich.console import Console
+    from rekindle.cli.progress import RunConsole, step_table
 
-    from rekindle.cli.progress import step_table
-
-    console = Console(soft_wrap=False)
+    console = RunConsole(soft_wrap=False)
     console.print(step_table(record))
     console.print()
     lines = [("run", f"{result.run_id}  {result.status} in {result.seconds:.1f} s")]

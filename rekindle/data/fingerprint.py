@@ -246,7 +246,9 @@ def _folders(model: ModelSpec) -> dict[str, str]:
 
 
 def _content_behind(name: str) -> str:
-    """Hash of the files behind a path or URI; empty for other names (a version, a hub model)."""
-    if "://" in name or Path(name).expanduser().exists():
-        return content_hash(str(Path(name).expanduser()) if "://" not in name else name)
-    return ""
+    """Hash of the files behind a URI or an absolute path; empty for other names (`base`, a version,
+    a hub model), whatever lies in the working directory."""
+    path = Path(name).expanduser()
+    if "://" in name:
+        return content_hash(name)
+    return content_hash(str(path)) if path.is_absolute() and path.exists() else ""

@@ -204,6 +204,11 @@ def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, f
 def _nothing_fits(fleet: Fleet, found: Found) -> RequestError:
     nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
     said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
+    if nearest is not None and nearest.needed_bytes is None:
+        return RequestError(
+            f"no layout trains on {fleet}{said}", where="train.layout",
+            fix="leave train.layout and train.micro_batch_size to the plan: `auto`",
+        )  # fmt: skip
     return RequestError(
         f"no layout fits on {fleet}{said}", where="resources",
         fix="more or larger machines, resources.machine: auto, or adapters (model.lora)",

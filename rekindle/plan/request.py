@@ -15,9 +15,9 @@ from rekindle.plan.search import Asked
 from rekindle.plan.shape import shape_of
 from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve
 from rekindle.spec.model import LayoutSpec, Spec, TokenizerSpec
-from rekindle.spec.support import Kind
+from rekindle.spec.support import KIND_OF
 
-KINDS: Mapping[str, Kind] = {"causal_lm": "tokens", "text_classification": "text"}
+_PLANNED = ("causal_lm", "text_classification")
 _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
 
 
@@ -29,15 +29,15 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
             "the planner does not know what a pipeline of one's own computes", where="pipeline",
             fix="name machines where it needs them: rekindle.distribute(task, nodes=...)",
         )  # fmt: skip
-    kind = KINDS.get(spec.task)
-    if kind is None or spec.train.entrypoint:
+    if spec.task not in _PLANNED or spec.train.entrypoint:
         what = "a script of one's own" if spec.train.entrypoint else f"the task `{spec.task}`"
         raise RequestError(
             f"the planner does not know what {what} computes",
             where="train.entrypoint" if spec.train.entrypoint else "task",
-            fix=f"it plans {' and '.join(KINDS)} of transformers",
+            fix=f"it plans {' and '.join(_PLANNED)} of transformers",
         )
     assert spec.data is not None
+    kind = KIND_OF[spec.task]
     classes = None if kind == "tokens" else len(spec.data.labels) or 2
     shape, taught = shape_of(model_config(spec, ask_hub), classes), teacher_config(spec, ask_hub)
     return Asked(

@@ -106,7 +106,8 @@ def fetch_model(where: Registry, version: str, weights: str = "") -> Path:
     it does not hold the `weights` with this hash, if any is given."""
     import mlflow
 
-    with where.open(f"fetch version {version} of {where.name}"):
+    with where.open(f"fetch version {version} of {where.name}") as client:
+        tags = tags_of(client.get_model_version(where.name, version))
         folder = Path(mlflow.artifacts.download_artifacts(f"models:/{where.name}/{version}"))
     found = sorted(folder.rglob("rekindle.json"))
     if not found:
@@ -117,6 +118,14 @@ def fetch_model(where: Registry, version: str, weights: str = "") -> Path:
         )
     model = found[0].parent
     if weights and weights_sha256(model) != weights:
+        if tags.get("weights_sha256") == weights:
+            raise RegistryError(
+                f"the weights of version {version} of {where.name} are not those that were "
+                "registered: files are missing, damaged or replaced",
+                where=str(model),
+                fix="restore them from a copy; or delete the champion alias in the registry: the "
+                "next candidate is then promoted if it reaches the floor",
+            )
         raise RegistryError(
             f"version {version} of {where.name} holds other weights than when the run began",
             where=where.shown_uri,

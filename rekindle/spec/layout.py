@@ -174,6 +174,21 @@ def _micro_batch(train: TrainSpec, layout: Layout) -> int:
     )
 
 
+def uneven(train: TrainSpec, layout: Layout) -> str:
+    """What to say where a global batch has too few divisors for micro-batches that fill a device:
+    61 examples on one rank are 61 micro-batches; or ""."""
+    total = train.global_batch_size
+    fitting = min(LARGEST_AUTO_MICRO_BATCH, -(-total // (layout.data * layout.pp)))
+    largest = max(d for d in range(1, fitting + 1) if total % d == 0)
+    if 4 * largest > fitting:
+        return ""
+    better = 1 << (fitting.bit_length() - 1)
+    return (
+        f"train.global_batch_size {total} divides into micro-batches of at most {largest}, which "
+        f"is slow; {-(-total // better) * better} divides into micro-batches of {better}"
+    )
+
+
 def _with_neighbours(
     problem: Problem, wanted: Layout, world: int, shape: Shape | None, train: TrainSpec
 ) -> Problem:

@@ -50,8 +50,8 @@ class ColumnsSpec(Section):
     completion: ColumnName | None = None
     """Column with what the model learns to answer to `prompt` (causal_lm)."""
     image: ColumnName = "image"
-    """Column with the image: encoded bytes, a path, or a list of numbers (image tasks; `images` and
-    `sklearn` fill it)."""
+    """Column with the image: encoded bytes, a list of numbers, or the path of a file below the
+    source's folder (image tasks; `images` and `sklearn` fill it)."""
     label: ColumnName = "label"
     """Column with the class: a string or an integer (not for causal_lm)."""
     key: ColumnName | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from rekindle.errors import UnsupportedError
@@ -20,6 +20,12 @@ from rekindle.spec.model import TrainSpec
 
 Kind = Literal["image", "text", "tokens"]
 KINDS: tuple[Kind, ...] = ("image", "text", "tokens")
+KIND_OF: Mapping[str, Kind] = {
+    "image_classification": "image",
+    "text_classification": "text",
+    "causal_lm": "tokens",
+}
+"""By task; a user's own task is theirs to test."""
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 
 Axes = tuple[str, ...]

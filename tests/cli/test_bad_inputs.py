@@ -67,6 +67,12 @@ def s(*overrides):
 
 # name, prepare, words, what stderr must say
 REFUSED = [
+    ("a layout that has no meaning", with_rows(NOTES), s("platforms.local.ranks=2", "train.layout={cp: 2}"), "context parallelism divides"),
+    ("ranks that do not divide the heads", with_rows(NOTES), s("platforms.local.ranks=2", "model.source.n_heads=1", "train.layout={tp: 2}"), "tp 2 does not divide 1 heads"),
+    ("more stages than blocks", with_rows(NOTES), s("platforms.local.ranks=2", "train.layout={pp: 2}"), "1 blocks cannot fill 2 stages"),
+    ("another number of ranks", with_rows(NOTES), s("train.layout={dp: 3}"), "needs 3 ranks"),
+    ("what no test has trained", with_rows(NOTES), s("platforms.local.ranks=2", "train.layout={tp: 2}", "train.precision=fp16"), "no test has trained tp with fp16"),
+    ("texts longer than the model", with_rows(NOTES), s("model.source.max_position_embeddings=32"), "the model knows 32 positions"),
     ("no such config", config(), ["run", "none.yaml"], "none.yaml"),
     ("a folder for a config", config(), ["run", "."], "cannot read"),
     ("an empty config", config(""), ["run", "c.yaml"], "name: is missing"),

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -66,3 +77,64 @@ def test_a_step_that_was_tried_again_says_how_often() -> None:
         "▸  evaluate     ...  3 attempts",
         "✓  register  cached",
     ]
+
+
+COUNTING = """
+from kfp import dsl
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def count() -> int:
+    return sum(range(9))
+
+@dsl.pipeline(name="counting")
+def counting():
+    first = count().set_caching_options(False)
+    count().set_caching_options(False).after(first)
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def fail():
+    raise ValueError("no luck")
+
+@dsl.pipeline(name="failing")
+def failing():
+    fail()
+"""
+
+
+def in_a_process(folder: Path, *words: str, **how: Any) -> subprocess.Popen[str]:
+    (folder / "counting.py").write_text(COUNTING)
+    (folder / "c.yaml").write_text("name: counting\npipeline: counting.py:counting\n")
+    return subprocess.Popen(
+        [sys.executable, "-m", "rekindle.cli.main", *words], cwd=folder, text=True, **how
+    )
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_says_any_more(tmp_path: Path) -> None:
+    run = in_a_process(
+        tmp_path, "run", "c.yaml", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )  # as `| head -1` does
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("run counting-")
+    run.stdout.close()
+    assert run.wait(120) == 0
+    status = in_a_process(tmp_path, "status", "--json", stdout=subprocess.PIPE)
+    record = json.loads(status.communicate(timeout=60)[0])
+    assert (record["status"], len(record["steps"])) == ("succeeded", 2)
+
+
+def test_what_is_said_of_a_failed_run_is_not_erased_from_a_terminal(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    run = in_a_process(tmp_path, "run", "c.yaml", "--set", "pipeline=counting.py:failing",
+                       stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(ours, 1 << 16):
+            seen += piece
+    os.close(ours)
+    assert run.wait(120) == 1
+    text = seen.decode()
+    after = text[text.index("card ") :]
+    assert "error: " in re.sub(r"\x1b\[[0-9;]*m", "", after)
+    assert "\x1b[1A" not in after, "lines are taken back"

@@ -56,6 +56,18 @@ def test_one_changed_byte_is_other_work(source):
     )
 
 
+def test_a_folder_that_is_called_like_a_name_is_not_what_the_name_means(
+    tmp_path, source, monkeypatch
+):
+    model, task = ModelSpec(source="gpt2"), f"{Path(TASKS).absolute()}:Words"
+    before = taken(text_spec(source), model, task=task)
+    for name in ("base", "gpt2"):
+        (tmp_path / "here" / name).mkdir(parents=True)
+        (tmp_path / "here" / name / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "here")
+    assert taken(text_spec(source), model, task=task) == before
+
+
 SAME = {
     "where shards end": {"data": {"shard_rows": 10}},
     "slices": {"data": {"slices": ["category"]}},

@@ -94,7 +94,7 @@ def test_it_is_refused(folder, break_it, message):
     assert "run the step `shard` again" in str(caught.value)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_taken_rows_are_the_rows_asked_for_in_that_order(original, data):
     shards = open_shards(original)

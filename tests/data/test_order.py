@@ -34,7 +34,7 @@ def order_of(kind: str, rows: int, batch: int, seed: int) -> SampleOrder:
 KINDS = st.sampled_from(["plain", "bucketed", "packed"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(**SIZES, epoch=st.integers(0, 20), kind=KINDS)
 def test_an_epoch_holds_every_row_once_and_fills_every_slot_of_its_batches(
     rows, batch, seed, epoch, kind
@@ -54,7 +54,7 @@ def test_an_epoch_holds_every_row_once_and_fills_every_slot_of_its_batches(
         assert all(b.slots.tolist() == list(range(batch)) for b in batches)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(**SIZES, epoch=st.integers(0, 5))
 def test_no_pack_exceeds_its_length(rows, batch, seed, epoch):
     order = order_of("packed", rows, batch, seed)
@@ -67,7 +67,7 @@ def test_no_pack_exceeds_its_length(rows, batch, seed, epoch):
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(**SIZES, step=st.integers(0, 200), kind=KINDS)
 def test_a_step_does_not_depend_on_what_ran_before(rows, batch, seed, step, kind):
     order = order_of(kind, rows, batch, seed)
@@ -78,7 +78,7 @@ def test_a_step_does_not_depend_on_what_ran_before(rows, batch, seed, step, kind
     assert again.slots.tolist() == alone.slots.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(**SIZES, step=st.integers(0, 100), kind=KINDS)
 def test_a_step_lies_in_the_epoch_that_the_steps_before_it_leave(rows, batch, seed, step, kind):
     order = order_of(kind, rows, batch, seed)
@@ -140,7 +140,7 @@ def test_a_pack_is_shared_with_other_texts_in_another_epoch():
     assert partners[0] != partners[1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=60), capacity=st.integers(20, 50))
 def test_grouping_equal_lengths_packs_as_one_by_one_does(lengths, capacity):
     """The textbook algorithm, one text after the other, needs as many sequences, as full."""

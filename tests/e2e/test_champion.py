@@ -69,6 +69,7 @@ def test_01_a_first_model_is_promoted_when_it_reaches_the_floor(cli, home, regis
     assert registry("digits")["aliases"] == {"champion": "1"}
 
 
+@pytest.mark.slow
 def test_02_a_clearly_better_model_takes_its_place(cli, home, registry):
     result = cli.json("run", "digits.yaml")
     assert result["gate"]["promoted"] is True
@@ -78,6 +79,7 @@ def test_02_a_clearly_better_model_takes_its_place(cli, home, registry):
     assert registry("digits")["aliases"] == {"champion": "2"}
 
 
+@pytest.mark.slow
 def test_03_an_exact_rerun_comes_from_the_cache_and_makes_no_version(cli, home, registry):
     result = cli.json("run", "digits.yaml", "--require-promotion")
     assert executed(result) <= {"fingerprint", "register", "condition-1/promote"}
@@ -165,6 +167,7 @@ def test_08_a_lost_artifact_is_made_again(cli, home):
     )
 
 
+@pytest.mark.slow
 def test_09_the_lineage_of_a_version_is_complete(registry):
     tags = registry("digits")["tags"]["2"]
     for name in (

@@ -15,7 +15,7 @@ def predictions(seed, rows, classes):
     return raw / raw.sum(1, keepdims=True), generator.integers(0, classes, rows)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 200), st.integers(2, 6))
 def test_metrics_agree_with_scikit_learn(seed, rows, classes):
     probabilities, labels = predictions(seed, rows, classes)

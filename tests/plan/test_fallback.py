@@ -78,7 +78,7 @@ def test_it_does_not_count_on_the_notice() -> None:
 
 
 @given(works, everys, rates, st.floats(1.0, 4.0), st.floats(0, 3600))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_more_time_never_makes_the_fallback_likelier(
     work: Work, every: int, per_hour: float, share: float, wait_seconds: float
 ) -> None:

@@ -22,7 +22,7 @@ FINALISTS = st.randoms(use_true_random=False).map(case).filter(bool).map(finalis
 WORKS = FINALISTS.map(lambda one: one.work)
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
          "n_embd", "n_head", "dim", "hidden_dim", "n_heads")  # fmt: skip
-drawn = settings(max_examples=200, deadline=None, derandomize=True)
+drawn = settings(max_examples=200, derandomize=True)
 few = settings(drawn, max_examples=40)
 
 

@@ -56,7 +56,7 @@ def test_with_thousands_of_interruptions_there_are_bounds() -> None:
 
 
 @given(works, everys, rates, st.floats(0.01, 0.99), st.floats(0.01, 0.99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_both_is_never_likelier_than_either(
     work: Work, every: int, per_hour: float, in_time: float, in_budget: float
 ) -> None:

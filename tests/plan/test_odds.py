@@ -100,7 +100,7 @@ def test_it_is_deterministic_and_takes_less_than_fifty_milliseconds() -> None:
 
 
 @given(works, everys, rates)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_chances_rise_with_time_and_quantiles_turn_them_round(
     work: Work, every: int, per_hour: float
 ) -> None:
@@ -120,7 +120,7 @@ def test_chances_rise_with_time_and_quantiles_turn_them_round(
 
 
 @given(works, everys, rates)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_more_interruptions_never_make_a_time_likelier(
     work: Work, every: int, per_hour: float
 ) -> None:

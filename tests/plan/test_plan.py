@@ -8,7 +8,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.catalog.gpus import gpu
@@ -103,7 +103,7 @@ def test_what_six_scenarios_are_known_to_want():
     assert large.tp <= 8
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(
     st.sampled_from(["llama", "gpt2", "distilbert"]), st.integers(1, 12),
     st.sampled_from([2, 4, 6, 8]), st.sampled_from([1, 2, 4, 8, 16]),

@@ -66,6 +66,9 @@ def test_a_version_number_that_is_given_out_again_is_another_champion(registry_i
     assert weights_sha256(fetch_model(after, "1", states[1].weights)) == states[1].weights
     with pytest.raises(RegistryError, match="version 1 of digits holds other weights than when"):
         fetch_model(after, "1", states[0].weights)
+    (fetch_model(before, "1") / "model.safetensors").unlink()
+    with pytest.raises(RegistryError, match="are not those that were registered: files are miss"):
+        fetch_model(before, "1", states[0].weights)
 
     stale = {"champion_version": "1", "champion_weights": states[0].weights}
     with pytest.raises(RegistryError, match="version 1, has other weights now than those that"):

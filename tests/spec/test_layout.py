@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.spec import support
-from rekindle.spec.layout import AXES, Layout, Shape, resolve
+from rekindle.spec.layout import AXES, Layout, Shape, resolve, uneven
 from rekindle.spec.model import TrainSpec
 from rekindle.spec.support import Cell, cell_of, impossible, require
 
@@ -173,3 +173,17 @@ def test_every_listed_combination_is_possible_and_listed_once():
 def test_fp64_is_the_cell_of_fp32():
     train = TrainSpec(precision="fp64", layout={"shard": 2})
     assert cell_of("text", resolve(train, 4), train, lora=False) == Cell("text", ("dp", "shard"))
+
+
+@pytest.mark.parametrize(
+    ("total", "degrees", "says"),
+    [
+        (61, {}, "61 divides into micro-batches of at most 1, which is slow; 64 divides into micro-batches of 32"),
+        (64, {}, ""), (60, {}, ""), (7, {}, ""), (37, {"dp": 2}, "48 divides into micro-batches of 16"), (2, {"dp": 2}, ""),
+        (122, {"dp": 4}, "at most 2, which is slow; 128"), (24, {"dp": 2, "pp": 2}, ""),
+    ],
+)  # fmt: skip
+def test_a_batch_with_too_few_divisors_is_told(total, degrees, says):
+    told = uneven(TrainSpec(global_batch_size=total), Layout(**degrees))
+    assert says in told
+    assert bool(says) == bool(told)

@@ -77,7 +77,7 @@ def test_every_process_learns_the_same_tokenizer():
     assert len(found) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text())
 def test_the_tokenizer_loses_nothing(text):
     tokenizer = train_bpe([["some words to learn"]], vocab_size=SMALLEST + 9, min_frequency=1)
@@ -133,7 +133,7 @@ def test_shards_count_targets_and_tokens(shards):
         assert (found.targets("train") > 0).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), max_size=20), st.integers(0, 3)
 )
@@ -213,7 +213,7 @@ def packs(draw):
     return ids, marks, slots, np.array(rows), draw(st.integers(0, 5))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(packs())
 def test_tensors_are_those_made_one_token_at_a_time(made):
     ids, marks, slots, rows, more = made

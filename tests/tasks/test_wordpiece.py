@@ -78,7 +78,7 @@ def test_only_true_special_tokens_are_special(tokenizer):
     assert tokenizer.decode(tokenizer.encode("the naïve").ids).replace(" ", "") == "thenaive"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.lists(st.one_of(st.text(max_size=8), ODD), max_size=30).map("".join), max_size=5)
 )

@@ -21,6 +21,7 @@ from rekindle.platforms.local.content import FileFact, describe, difference, dig
 from rekindle.platforms.local.store import Store, put
 from rekindle.records import ArtifactRecord
 
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _NO_CODE: Mapping[str, str] = {}
 _CHANGED = {
     "component": "its source changed",
@@ -144,7 +145,7 @@ def look_up(store: Store, identity: Identity) -> tuple[Entry | None, str]:
         entry = Entry(raw["run_id"], _values_from_json(raw["outputs"]))
     except FileNotFoundError:
         return None, ""
-    except (ValueError, KeyError, TypeError):
+    except _MALFORMED:
         return None, "its cache entry cannot be read"
     for name, given in entry.outputs.artifacts.items():
         (artifact,) = each(given)
@@ -157,8 +158,8 @@ def look_up(store: Store, identity: Identity) -> tuple[Entry | None, str]:
 def explain_miss(store: Store, slug: str, identity: Identity) -> str:
     """Why there is no entry: what differs from the newest result of the same step."""
     try:
-        last = json.loads(store.last(slug).read_bytes())["facts"]
-    except (FileNotFoundError, ValueError, KeyError):
+        last = dict(json.loads(store.last(slug).read_bytes())["facts"])
+    except (FileNotFoundError, *_MALFORMED):
         return "first run of this step"
     names = [*identity.facts, *(name for name in last if name not in identity.facts)]
     changed = [name for name in names if last.get(name) != identity.facts.get(name)]
@@ -217,4 +218,4 @@ def _values_from_json(raw: dict[str, Any]) -> Values:
         name: Stored(**{**a, "files": {file: FileFact(*fact) for file, fact in a["files"].items()}})
         for name, a in raw["artifacts"].items()
     }
-    return Values(raw["parameters"], artifacts)
+    return Values(dict(raw["parameters"]), artifacts)

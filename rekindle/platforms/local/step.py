@@ -152,7 +152,9 @@ def _perform(job: Job, step: Step) -> Outcome:
         return _run(job, step, identity, job.forced, keep=True)
 
     def waiting() -> None:
-        job.say({"reason": "another run is doing the same step; waiting for its result"})
+        reason = "another run is doing the same step; waiting for its result"
+        job.say({"reason": reason})
+        job.event({"event": "notice", "text": reason})
 
     with store.claim(identity.key, waiting, job.around.control.stopped) as claimed:
         if not claimed:

@@ -92,7 +92,9 @@ class Store:
         clear_killed_attempts(parent)
         folder = parent / f"{key[:12]}-{uuid.uuid4().hex[:8]}"
         marker = folder.with_name(folder.name + ".partial")
-        with _locked(marker):
+        unseen = folder.with_name(f".{folder.name}.starting")
+        with _locked(unseen):  # or another attempt might lock the marker before we do
+            unseen.rename(marker)
             folder.mkdir()
             try:
                 yield folder

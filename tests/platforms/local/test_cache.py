@@ -13,7 +13,9 @@ import pytest
 
 from rekindle.errors import RequestError, StepError
 from rekindle.ir.graph import Graph, Step
+from rekindle.platforms.local.cache import Identity, explain_miss, look_up
 from rekindle.platforms.local.content import describe, digest
+from rekindle.platforms.local.store import Store
 from rekindle.records import RunRecord
 from tests.platforms.local.runs import graph, run, stored
 
@@ -173,12 +175,43 @@ def test_touching_a_file_changes_nothing(home: Path, folder: Path) -> None:
     assert all(step.cached for step in run("chain", home, {"folder": str(folder)}).steps)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"run_id": "x"}'])
-def test_a_broken_entry_is_no_result(text: str, home: Path, folder: Path) -> None:
+BROKEN = [
+    "", "{", "[]", "3", '{"run_id": "x"}', '{"run_id": "x", "outputs": []}', "[" * 100_000,
+    '{"run_id": "x", "outputs": {"parameters": [], "artifacts": []}}',
+    '{"run_id": "x", "outputs": {"parameters": 1, "artifacts": {}}}',
+    '{"run_id": "x", "outputs": {"parameters": {}, "artifacts": {"data": {}}}}',
+    '{"run_id": "x", "outputs": {"parameters": {}, "artifacts": {"data": {"files": [1]}}}}',
+]  # fmt: skip
+
+
+def test_a_broken_entry_is_no_result(home: Path, folder: Path) -> None:
     first = run("chain", home, {"folder": str(folder)})
-    (home / "cache" / f"{first.steps[0].cache_key}.json").write_text(text)
+    key = first.steps[0].cache_key
+    for text in BROKEN:
+        (home / "cache" / f"{key}.json").write_text(text)
+        found, reason = look_up(Store(home), _Known(key))
+        assert (found, reason) == (None, "its cache entry cannot be read"), text
     record = run("chain", home, {"folder": str(folder)})
     assert reasons(record)["make"] == "ran: its cache entry cannot be read"
+
+
+def test_what_the_newest_result_was_made_of_may_be_broken_too(home: Path) -> None:
+    store = Store(home)
+    store.last("a").parent.mkdir(parents=True)
+    for text in (*BROKEN, '{"facts": []}', '{"facts": 3}', '{"facts": {"a": []}}'):
+        store.last("a").write_text(text)
+        assert explain_miss(store, "a", Identity({"outputs": "x"}))
+
+
+class _Known(Identity):
+    """An identity by its key."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__({"key": key})
+
+    @property
+    def key(self) -> str:
+        return self.facts["key"]
 
 
 def test_a_removed_entry_is_said_to_be_removed(home: Path, folder: Path) -> None:

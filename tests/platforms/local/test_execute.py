@@ -123,6 +123,12 @@ def test_exit_code_75_means_preempted_and_is_not_retried(home: Path, folder: Pat
     assert "resumes" in record.error
 
 
+def test_a_step_ends_well_whose_library_still_reads_ahead(home: Path) -> None:
+    record = run("abandoning", home)
+    assert record.steps[0].parameters["Output"] == "done"
+    assert "waited for\nregistered" in Path(record.steps[0].log).read_text()
+
+
 def test_events_reach_the_caller_and_stay_in_the_log(home: Path) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     record = run("speaking", home, on_event=lambda step, event: events.append((step, event)))

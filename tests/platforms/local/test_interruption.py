@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,10 +15,32 @@ import pytest
 
 from rekindle.errors import RekindleError
 from rekindle.platforms.local.execute import is_alive, owner
+from rekindle.platforms.local.store import Store, clear_killed_attempts
 from tests.platforms.local.runs import run, stored
 from tests.platforms.local.test_execute import alive
 
 CHILD = [sys.executable, "-m", "tests.platforms.local.run_child"]
+
+
+def test_an_attempt_is_never_seen_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, lock = Store(tmp_path), fcntl.flock
+
+    def others_clear_up_meanwhile(handle: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        clear_killed_attempts(store.artifacts("step"))
+        lock(handle, how)
+
+    store.artifacts("step").mkdir(parents=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", others_clear_up_meanwhile)
+        with store.attempt("step", "key") as folder:
+            (folder / "result").touch()
+            assert folder.with_name(f"{folder.name}.partial").exists()
+            clear_killed_attempts(store.artifacts("step"))
+            assert (folder / "result").exists()
+    assert [path.name for path in store.artifacts("step").iterdir()] == [folder.name]
 
 
 def eventually(condition: Callable[[], object], seconds: float = 20.0) -> bool:

@@ -307,6 +307,34 @@ def slow(folder: str):
     slow_make(folder=folder)
 
 
+@component
+def abandons() -> str:
+    import atexit
+    import io
+    import threading
+    import time
+
+    import pyarrow
+    import pyarrow.csv
+
+    class Slow(io.BytesIO):
+        def read(self, *size):
+            time.sleep(0.2)
+            return super().read(*size)
+
+    source = pyarrow.PythonFile(Slow(b"a\n" + b"1\n" * 1_000_000), mode="r")
+    options = pyarrow.csv.ReadOptions(block_size=1 << 16, use_threads=False)
+    next(pyarrow.csv.open_csv(source, read_options=options))
+    atexit.register(print, "registered", flush=True)
+    threading.Thread(target=lambda: (time.sleep(0.1), print("waited for"))).start()
+    return "done"
+
+
+@dsl.pipeline
+def abandoning():
+    abandons()
+
+
 @dsl.pipeline
 def speaking():
     speaks()
