@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,27 @@ class Padding:
         else:
             labels = torch.tensor([row["labels"] for row in rows])
         return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
+
+
+class OurBatches:
+    """The rows of each step as our engine draws them where texts are joined: at random."""
+
+    drop_last = False
+
+    def __init__(self, wish: dict[str, Any], rows: int) -> None:
+        from rekindle.data.order import SampleOrder
+
+        self.batch_size, self.epoch = wish["batch_size"], 0
+        self.order = SampleOrder(rows=rows, global_batch_size=self.batch_size, seed=wish["seed"])
+
+    def __len__(self) -> int:
+        return self.order.steps_in_epoch(0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = self.epoch * len(self)
+        self.epoch += 1
+        for step in range(first, first + len(self)):
+            yield [row for row in self.order.batch(step).rows.tolist() if row >= 0]
 
 
 def rows_of(wish: dict[str, Any]) -> list[dict[str, Any]]:
@@ -108,18 +130,27 @@ def trainer(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding) -> d
                 print("FIRST STEP", flush=True)
             Watch.ended = time.perf_counter()
 
+    ours = wish["sampling"] == "our_batches"
+
+    class Ordered(Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            if not ours:
+                return super().get_train_dataloader()
+            rows = self.train_dataset.remove_columns("length")
+            return DataLoader(rows, batch_sampler=OurBatches(wish, len(rows)), collate_fn=pad)
+
     arguments = TrainingArguments(
         output_dir=wish["output"], num_train_epochs=wish["epochs"],
         per_device_train_batch_size=wish["batch_size"] // wish.get("ranks", 1),
         learning_rate=wish["lr"], lr_scheduler_type="linear", max_grad_norm=1.0, weight_decay=0.0,
-        train_sampling_strategy=wish["sampling"], seed=wish["seed"],
+        train_sampling_strategy="random" if ours else wish["sampling"], seed=wish["seed"],
         save_strategy="steps" if "save" in wish else "no", save_steps=wish.get("save", 500),
         report_to="none", use_cpu=True, disable_tqdm=True, length_column_name="length",
         max_steps=wish.get("steps", -1),
     )  # fmt: skip
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
     columns["length"] = [len(row["input_ids"]) for row in rows]
-    run = Trainer(
+    run = Ordered(
         model=network_of(wish), args=arguments, train_dataset=datasets.Dataset.from_dict(columns),
         data_collator=pad, callbacks=[Watch()],
     )  # fmt: skip

@@ -98,21 +98,20 @@ class Work:
         return total / count
 
 
-def reviews(folder: Path, **larger: int) -> Work:
-    """Sentiment of reviews of 24 words on average."""
+def reviews(folder: Path, **model: float) -> Work:
+    """Sentiment of reviews of 24 words on average; `model` changes the network's configuration."""
     data = DataSpec(
         source=str(REVIEWS), columns={"text": "text", "label": "label", "key": "id"}, split=SPLIT,
         max_length=128,
     )  # fmt: skip
-    model = ModelSpec(
-        source=TEXT_MODEL | larger, tokenizer={"vocab_size": 4000, "min_frequency": 2}
-    )
-    _prepare(data, model, "text", TEXT, folder)
+    network = TEXT_MODEL | model
+    named = ModelSpec(source=network, tokenizer={"vocab_size": 4000, "min_frequency": 2})
+    _prepare(data, named, "text", TEXT, folder)
     train = TrainSpec(
         epochs=2, global_batch_size=16, lr=2e-4, lr_schedule="linear", warmup=0.0,
         weight_decay=0.0, checkpoint={"every": None},
     )  # fmt: skip
-    return Work(TEXT, folder, train, TEXT_MODEL | larger, threads=2)
+    return Work(TEXT, folder, train, network, threads=2)
 
 
 def documents(folder: Path, count: int = 420, longest: int = 1024) -> Work:
