@@ -8,6 +8,7 @@ import pytest
 BENCH = Path(__file__).parents[1] / "bench"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_training_leaves_the_held_out_loss_that_trainer_leaves_after_the_same_batches(
     tmp_path, monkeypatch
