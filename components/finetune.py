@@ -16,6 +16,7 @@ def finetune(
     register: str,
     run_key: str,
     init_from: str,
+    init_digest: str,
     artifact_root: str,
     shards: dsl.Input[dsl.Dataset],
     network: dsl.Output[dsl.Model],
@@ -31,6 +32,7 @@ def finetune(
         register: The spec's section `register`, as JSON; metrics go to its tracking server.
         run_key: Names the folder of checkpoints.
         init_from: Where the weights start.
+        init_digest: Hash of the files there, or empty for the base model.
         artifact_root: Folder or URI under which rekindle keeps state.
         shards: What `shard` wrote.
         network: The trained model.
@@ -53,10 +55,11 @@ def finetune(
         shards=shards.path,
         output=network.path,
         history=training.path,
-        init=starting_weights(where, init_from),
+        init=starting_weights(where, init_from, init_digest),
         init_from=init_from,
         model=ModelSpec.model_validate_json(model),
         train=TrainSpec.model_validate_json(train),
+        code=where.code(task),
     )
     try:
         summary = run_gang(

@@ -26,8 +26,9 @@ def fingerprint(
         ("data_key", str),
         ("run_key", str),
         ("init_from", str),
+        ("init_digest", str),
         ("champion", str),
-        ("champion_weights", str),
+        ("champion_digest", str),
     ],
 ):
     """Resolve the data window, hash the bytes in it, and derive the keys of the work.
@@ -47,8 +48,9 @@ def fingerprint(
         data_key: Hash of the source's content in the window.
         run_key: Identifies the training exactly; its checkpoints live under it.
         init_from: Where the weights start.
+        init_digest: Hash of the files there, or empty for the base model.
         champion: Registry version to beat, or empty.
-        champion_weights: Hash of its weights, or empty.
+        champion_digest: Hash of its files, or empty.
     """
     from collections import namedtuple
 
@@ -66,12 +68,13 @@ def fingerprint(
     )
     found.write(record.path)
     record.metadata["record"] = "fingerprint"
-    names = ["window", "data_key", "run_key", "init_from", "champion", "champion_weights"]
+    names = "window data_key run_key init_from init_digest champion champion_digest"
     return namedtuple("Keys", names)(
         found.window,
         found.data,
         found.run_key,
         found.init_from,
+        found.init_digest,
         found.champion,
-        found.champion_weights,
+        found.champion_digest,
     )

@@ -12,6 +12,7 @@ from components import IMAGE
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def register(
     name: str,
+    task: str,
     register: str,
     code_commit: str,
     artifact_root: str,
@@ -25,6 +26,7 @@ def register(
 
     Args:
         name: Name of the registered model.
+        task: Task name, or path.py:Class.
         register: The spec's section `register`, as JSON.
         code_commit: Commit of the user's code, for lineage.
         artifact_root: Folder or URI under which rekindle keeps state.
@@ -46,13 +48,15 @@ def register(
     from rekindle.registry.models import register as register_model
     from rekindle.spec.model import RegisterSpec
 
+    where = Registry(RegisterSpec.model_validate_json(register), name, artifact_root)
     found = register_model(
-        Registry(RegisterSpec.model_validate_json(register), name, artifact_root),
+        where,
         Path(network.path),
         Path(evidence.path),
         Fingerprint.read(fingerprint.path),
         TrainingSummary.read(Path(training.path) / "training.json"),
         code_commit,
+        where.code(task),
     )
     found.write(registration.path)
     registration.metadata["record"] = "registration"
@@ -84,7 +88,7 @@ def promote(
 
     from rekindle.records import Registration
     from rekindle.registry.models import Registry
-    from rekindle.registry.models import promote as promote_version
+    from rekindle.registry.promotion import promote as promote_version
     from rekindle.spec.model import RegisterSpec
 
     where = Registry(RegisterSpec.model_validate_json(register), name, artifact_root)

@@ -10,10 +10,11 @@ from components import IMAGE
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def score(
     name: str,
+    task: str,
     train: str,
     register: str,
     champion: str,
-    champion_weights: str,
+    champion_digest: str,
     artifact_root: str,
     network: dsl.Input[dsl.Model],
     examples: dsl.Input[dsl.Dataset],
@@ -23,10 +24,11 @@ def score(
 
     Args:
         name: Name of the registered model.
+        task: Task name, or path.py:Class.
         train: The spec's section `train`, as JSON: layout, precision, patience.
         register: The spec's section `register`, as JSON.
         champion: Registry version to beat, or empty.
-        champion_weights: Hash of its weights, or empty; the scores belong to these, not to a number
+        champion_digest: Hash of its files, or empty; the scores belong to these, not to a number
             that a registry may give out again.
         artifact_root: Folder or URI under which rekindle keeps state.
         network: The candidate.
@@ -45,12 +47,13 @@ def score(
     where = Registry(RegisterSpec.model_validate_json(register), name, artifact_root)
     job = job_of(
         Path(network.path),
-        fetch_model(where, champion, champion_weights) if champion else None,
+        fetch_model(where, champion, champion_digest) if champion else None,
         champion,
-        champion_weights,
+        champion_digest,
         Path(examples.path),
         TrainSpec.model_validate_json(train),
         artifact_root,
+        where.code(task),
     )
     try:
         record = score_models(job, Path(scores.path))

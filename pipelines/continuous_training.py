@@ -52,18 +52,20 @@ def continuous_training(
     trained = finetune_step(
         name=name, task=task, model=model, train=train, register=register,
         run_key=keys.outputs["run_key"], init_from=keys.outputs["init_from"],
-        artifact_root=artifact_root, shards=sharded.outputs["shards"],
+        init_digest=keys.outputs["init_digest"], artifact_root=artifact_root,
+        shards=sharded.outputs["shards"],
     )  # fmt: skip
     scored = score_step(
-        name=name, train=train, register=register, champion=keys.outputs["champion"],
-        champion_weights=keys.outputs["champion_weights"],
+        name=name, task=task, train=train, register=register, champion=keys.outputs["champion"],
+        champion_digest=keys.outputs["champion_digest"],
         artifact_root=artifact_root, network=trained.outputs["network"], examples=examples,
     )  # fmt: skip
     judged = evaluate_step(data=data, evaluate=evaluate, scores=scored.outputs["scores"])
     registered = register_step(
-        name=name, register=register, code_commit=code_commit, artifact_root=artifact_root,
-        fingerprint=keys.outputs["record"], network=trained.outputs["network"],
-        training=trained.outputs["training"], evidence=judged.outputs["evidence"],
+        name=name, task=task, register=register, code_commit=code_commit,
+        artifact_root=artifact_root, fingerprint=keys.outputs["record"],
+        network=trained.outputs["network"], training=trained.outputs["training"],
+        evidence=judged.outputs["evidence"],
     )  # fmt: skip
     registered.set_caching_options(False)  # idempotent by its own keys; the registry is the truth
     with dsl.If(registered.outputs["promote"] == True, name="gate"):

@@ -179,7 +179,8 @@ class Fingerprint(Record):
 
     `data` hashes the bytes in the window; `work_key` the data, the settings and the code; `run_key`
     adds where the weights started, so that it identifies the training exactly. `champion` is the
-    registry version to beat ("" = none), `champion_weights` the hash of its weights."""
+    registry version to beat ("" = none), `champion_digest` the hash of its files; `init_digest` of
+    those behind `init_from`, "" for a model of the hub."""
 
     schema_version: int = SCHEMA_VERSION
     data: str
@@ -189,8 +190,9 @@ class Fingerprint(Record):
     run_key: str
     work_key: str
     init_from: str
+    init_digest: str = ""
     champion: str
-    champion_weights: str = ""
+    champion_digest: str = ""
 
 
 class ShardFile(Record):
@@ -359,11 +361,13 @@ class Sample(Record):
 
 
 class Contender(Record):
-    """How a model was scored. `run_key` identifies its training; `scores` is the key of its scores
-    (weights, examples, settings, code); `labels` as in `ShardManifest`. `unigram_nats`, of a
-    language model, is the entropy of the targets in the rows that both contenders are judged on."""
+    """How a model was scored. `run_key` identifies its training, `digest` hashes the files of its
+    folder; `scores` is the key of its scores (files, examples, settings, code); `labels` as in
+    `ShardManifest`. `unigram_nats`, of a language model, is the entropy of the targets in the rows
+    that both contenders are judged on."""
 
     run_key: str
+    digest: str
     scores: str
     precision: str
     labels: tuple[str, ...] = ()
@@ -378,7 +382,7 @@ class Scores(Record):
 
     `objective` is that of the candidate's task. `champion` is null where there is none, or where
     `incomparable` says why it cannot be compared (the name of a check, and a sentence);
-    `champion_weights` is the hash of its weights.
+    `champion_digest` is the hash of its files.
     `same_targets`: both cut the texts into the same tokens. `examples` and `excluded` as in
     `Evidence`; `samples` are the candidate's."""
 
@@ -387,7 +391,7 @@ class Scores(Record):
     candidate: Contender
     champion: Contender | None = None
     champion_version: str = ""
-    champion_weights: str = ""
+    champion_digest: str = ""
     incomparable: tuple[str, str] | None = None
     same_targets: bool = True
     rows: int
@@ -403,16 +407,18 @@ class Evidence(Record):
     `confusion[i][j]` counts examples of true class i predicted as j, in the order of `labels`; a
     language model has neither labels, confusion nor calibration, but `samples`. `examples`
     fingerprints the hashes of the rows scored, `excluded` counts rows left out because a contender
-    was trained on them, or finds nothing to predict in them."""
+    was trained on them, or finds nothing to predict in them. `model_digest` hashes the files of the
+    model that was judged, `champion_digest` those of the champion."""
 
     schema_version: int = SCHEMA_VERSION
     run_key: str
+    model_digest: str = ""
     promote: bool
     reason: str
     checks: tuple[Check, ...]
     metrics: Mapping[str, float]
     champion_version: str = ""
-    champion_weights: str = ""
+    champion_digest: str = ""
     champion_metrics: Mapping[str, float] = Field(default_factory=dict)
     comparison: Comparison | None = None
     labels: tuple[str, ...] = ()

@@ -30,7 +30,8 @@ def command(run: str, home: Path, as_json: bool) -> int:
             f"the gate refused the candidate of {record.run_id}: {found.evidence.reason}",
             fix="a refused candidate cannot be approved; change the config and run again",
         )
-    from rekindle.registry.models import Registry, promote
+    from rekindle.registry.models import Registry
+    from rekindle.registry.promotion import promote
 
     spec = Spec.model_validate(record.spec)
     where = Registry(spec.registration, spec.model_name, str(home.resolve()))

@@ -49,15 +49,15 @@ _TRAIN_ASIDE = {
 @dataclasses.dataclass(frozen=True)
 class ChampionState:
     """The registry's champion: its keys, where its weights started, what it beat ("" = none), and
-    a hash of the weights of both: a registry that was set up again gives out its numbers again."""
+    the digests of both models: a registry that was set up again gives out its numbers again."""
 
     version: str
     run_key: str
     work_key: str
     init_from: str
     beaten: str
-    weights: str
-    beaten_weights: str
+    digest: str
+    beaten_digest: str
 
 
 def fingerprint(
@@ -80,8 +80,9 @@ def fingerprint(
         }
     )
     init_from = _init_from(model, work_key, champion)
-    run_key = digest([work_key, init_from, _weights_behind(init_from, model, champion)])
-    version, weights = _to_beat(champion, run_key)
+    init_digest = _digest_behind(init_from, model, champion)
+    run_key = digest([work_key, init_from, init_digest])
+    version, champion_digest = _to_beat(champion, run_key)
     return Fingerprint(
         data=content,
         window=str(window or ""),
@@ -90,8 +91,9 @@ def fingerprint(
         run_key=run_key,
         work_key=work_key,
         init_from=init_from,
+        init_digest=init_digest,
         champion=version,
-        champion_weights=weights,
+        champion_digest=champion_digest,
     )
 
 
@@ -125,23 +127,23 @@ def _init_from(model: ModelSpec, work_key: str, champion: ChampionState | None) 
     return champion.init_from if champion.work_key == work_key else champion.version
 
 
-def _weights_behind(init_from: str, model: ModelSpec, champion: ChampionState | None) -> str:
-    """A hash of the weights that a training starts from; empty for those of a hub model."""
+def _digest_behind(init_from: str, model: ModelSpec, champion: ChampionState | None) -> str:
+    """A hash of the files that a training starts from; empty for those of a hub model."""
     if model.init_from == "champion" and champion is not None:
-        known = {champion.version: champion.weights, champion.beaten: champion.beaten_weights}
+        known = {champion.version: champion.digest, champion.beaten: champion.beaten_digest}
         if known.get(init_from):
             return known[init_from]
-    return _content_behind(init_from)
+    return content_behind(init_from)
 
 
 def _to_beat(champion: ChampionState | None, run_key: str) -> tuple[str, str]:
-    """The version to compare with and the hash of its weights; for the champion's own work the one
+    """The version to compare with and the digest of its files; for the champion's own work the one
     that it beat back then."""
     if champion is None:
         return "", ""
     if champion.run_key == run_key:
-        return champion.beaten, champion.beaten_weights
-    return champion.version, champion.weights
+        return champion.beaten, champion.beaten_digest
+    return champion.version, champion.digest
 
 
 def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
@@ -238,14 +240,16 @@ def _image_bytes(value: Any) -> bytes:
 def _folders(model: ModelSpec) -> dict[str, str]:
     """Hashes of the local or remote folders that the model section names; a hub name has none."""
     named = {"source": model.source, "tokenizer": model.tokenizer}
+    if model.teacher is not None:
+        named["teacher"] = model.teacher.source
     return {
-        f"{key}_content": _content_behind(value)
+        f"{key}_content": content_behind(value)
         for key, value in named.items()
         if isinstance(value, str)
     }
 
 
-def _content_behind(name: str) -> str:
+def content_behind(name: str) -> str:
     """Hash of the files behind a URI or an absolute path; empty for other names (`base`, a version,
     a hub model), whatever lies in the working directory."""
     path = Path(name).expanduser()

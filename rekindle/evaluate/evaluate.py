@@ -43,12 +43,13 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     classes = ours if isinstance(ours, ClassScores) else None
     return Evidence(
         run_key=record.candidate.run_key,
+        model_digest=record.candidate.digest,
         promote=verdict.promote,
         reason=verdict.reason,
         checks=verdict.checks,
         metrics=dict(ours.metrics) if len(ours) else {},
         champion_version=record.champion_version,
-        champion_weights=record.champion_weights,
+        champion_digest=record.champion_digest,
         champion_metrics=dict(theirs.metrics) if theirs and len(theirs) else {},
         comparison=verdict.comparison,
         labels=record.candidate.labels,

@@ -1,9 +1,8 @@
-"""Versions, aliases and lineage: a candidate becomes `challenger`, a proven one `champion`, and a
-rerun makes nothing new.
+"""Versions, aliases and lineage: a candidate becomes `challenger`, a proven one `champion`
+(promotion.py), and a rerun makes nothing new.
 
-The alias `champion` is moved last and alone decides what is served. Before it moves, the evidence
-is read again and held against the version's tags and the champion of this moment, so that neither a
-changed file nor a race can promote."""
+A model is the digest of its files, in the evidence, as a tag and at every load: numbers are given
+out again, and files can be replaced."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.data.fingerprint import ChampionState
-from rekindle.errors import RegistryError
+from rekindle.data.fingerprint import ChampionState, content_behind
+from rekindle.errors import DataError, RegistryError
 from rekindle.launch.events import emit
 from rekindle.launch.process import owned
 from rekindle.records import Decision, Evidence, Fingerprint, Registration, TrainingSummary
@@ -25,7 +24,7 @@ from rekindle.registry.client import PREFIX, registry, resolve_uri, tags_of, wit
 from rekindle.registry.tracking import tracking_run
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import RegisterSpec
-from rekindle.train.modelfolder import weights_sha256
+from rekindle.train.modelfolder import ANY_CODE, DESCRIPTION, digest_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -62,6 +61,11 @@ class Registry:
         """The tracking URI without credentials."""
         return without_password(resolve_uri(self.spec.tracking_uri, self.artifact_root))
 
+    def code(self, task: str) -> str:
+        """What models may bring beside rekindle's own code, in a config with this task: see
+        `open_model`."""
+        return ANY_CODE if self.spec.trust_code else task
+
     def open(self, doing: str) -> contextlib.AbstractContextManager[MlflowClient]:
         """A client; see `registry`."""
         return registry(self.spec.tracking_uri, self.artifact_root, doing)
@@ -78,15 +82,15 @@ class Registry:
 
 def champion_state(where: Registry) -> ChampionState | None:
     """What a new run has to know about the champion; None while there is none. Raises RegistryError
-    where its version does not say which weights it has."""
+    where its version does not say which files it has."""
     with where.open("ask for the champion") as client:
-        version = _by_alias(client, where.name, CHAMPION)
+        version = by_alias(client, where, CHAMPION)
         if version is None:
             return None
         tags = tags_of(version)
-        if not tags.get("weights_sha256"):
+        if not tags.get("model_digest"):
             raise RegistryError(
-                f"version {version.version} of {where.name} has no tag {PREFIX}weights_sha256",
+                f"version {version.version} of {where.name} has no tag {PREFIX}model_digest",
                 where=where.shown_uri,
                 fix="move the champion alias to a version that rekindle registered",
             )
@@ -96,20 +100,20 @@ def champion_state(where: Registry) -> ChampionState | None:
             work_key=tags.get("work_key", ""),
             init_from=tags.get("init_from", ""),
             beaten=tags.get("beaten", ""),
-            weights=tags["weights_sha256"],
-            beaten_weights=tags.get("beaten_weights", ""),
+            digest=tags["model_digest"],
+            beaten_digest=tags.get("beaten_digest", ""),
         )
 
 
-def fetch_model(where: Registry, version: str, weights: str = "") -> Path:
+def fetch_model(where: Registry, version: str, digest: str) -> Path:
     """The model folder of a version, downloaded where it is not local. Raises RegistryError where
-    it does not hold the `weights` with this hash, if any is given."""
+    its files are not those with this `digest`."""
     import mlflow
 
     with where.open(f"fetch version {version} of {where.name}") as client:
         tags = tags_of(client.get_model_version(where.name, version))
         folder = Path(mlflow.artifacts.download_artifacts(f"models:/{where.name}/{version}"))
-    found = sorted(folder.rglob("rekindle.json"))
+    found = sorted(folder.rglob(DESCRIPTION))
     if not found:
         raise RegistryError(
             f"version {version} of {where.name} holds no model of rekindle",
@@ -117,30 +121,37 @@ def fetch_model(where: Registry, version: str, weights: str = "") -> Path:
             fix="move the champion alias to a version that rekindle registered",
         )
     model = found[0].parent
-    if weights and weights_sha256(model) != weights:
-        if tags.get("weights_sha256") == weights:
+    if digest_of(model) != digest:
+        if tags.get("model_digest") == digest:
             raise RegistryError(
-                f"the weights of version {version} of {where.name} are not those that were "
-                "registered: files are missing, damaged or replaced",
+                f"the files of version {version} of {where.name} are not those that were "
+                "registered: some are missing, damaged, replaced or new",
                 where=str(model),
                 fix="restore them from a copy; or delete the champion alias in the registry: the "
                 "next candidate is then promoted if it reaches the floor",
             )
         raise RegistryError(
-            f"version {version} of {where.name} holds other weights than when the run began",
+            f"version {version} of {where.name} is another model than when the run began",
             where=where.shown_uri,
             fix="run the same config again: it asks the registry for the champion first",
         )
     return model
 
 
-def starting_weights(where: Registry, init_from: str) -> str:
+def starting_weights(where: Registry, init_from: str, digest: str) -> str:
     """The model folder that `init_from` (as the fingerprint resolved it) stands for; "" for the
-    base model.
-    """
+    base model. Raises DataError or RegistryError where its files are no longer those with the
+    `digest` that the fingerprint saw."""
     if init_from == "base":
         return ""
-    return str(fetch_model(where, init_from)) if init_from.isdigit() else init_from
+    if init_from.isdigit():
+        return str(fetch_model(where, init_from, digest))
+    if content_behind(init_from) != digest:
+        raise DataError(
+            f"the files of {init_from} changed since the run began", where="model.init_from",
+            fix="run the same config again",
+        )  # fmt: skip
+    return init_from
 
 
 def register(
@@ -150,72 +161,36 @@ def register(
     fingerprint: Fingerprint,
     training: TrainingSummary,
     code_commit: str,
+    code: str = "",
 ) -> Registration:
     """Put the model into the registry as `challenger` with its lineage; finds the version of an
-    exact rerun again.
+    exact rerun again. Raises RegistryError where the model is not the one that was judged.
     """
-    evidence = Evidence.read(evidence_file)
+    evidence, digest = Evidence.read(evidence_file), digest_of(model)
+    if digest != evidence.model_digest:
+        raise RegistryError(
+            f"not registered: the files in {model} are not those that were judged",
+            where=where.shown_uri, fix="run the same config again: the model is judged anew",
+        )  # fmt: skip
     tags = {
         f"{PREFIX}{k}": v
         for k, v in _lineage(fingerprint, training, evidence, evidence_file, code_commit).items()
     }
     with where.alone(), where.open(f"register {where.name}") as client:
         _ensure_model(client, where.name)
-        version = _same_work(client, where.name, fingerprint.run_key, training.weights_sha256)
+        version = _same_work(client, where.name, fingerprint.run_key, digest)
         created = version is None
         if version is None:
-            version = _new_version(client, where, model, fingerprint.run_key, tags)
+            version = _new_version(client, where, model, code, fingerprint.run_key, tags)
         else:
             _retag(client, where.name, version, tags)
-        champion = _by_alias(client, where.name, CHAMPION)
+        champion = by_alias(client, where, CHAMPION)
         is_champion = champion is not None and champion.version == version.version
         if not is_champion:
             client.set_registered_model_alias(where.name, CHALLENGER, version.version)
-        return _registration(
+        return registration(
             client, where, version, created, _decision(where, evidence, is_champion)
         )
-
-
-def promote(where: Registry, registered: Registration, evidence_file: Path) -> Registration:
-    """Make the registered version the champion if the evidence, the version's tags and the
-    registry of this moment all agree."""
-    version = registered.version
-    with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
-        found = client.get_model_version(where.name, version)
-        champion = _by_alias(client, where.name, CHAMPION)
-        if champion is None or champion.version != found.version:
-            _recheck(where, tags_of(found), evidence_file, champion)
-            client.set_model_version_tag(where.name, version, f"{PREFIX}decision", "promoted")
-            client.set_registered_model_alias(where.name, CHAMPION, version)
-        challenger = _by_alias(client, where.name, CHALLENGER)
-        if challenger is not None and challenger.version == found.version:
-            client.delete_registered_model_alias(where.name, CHALLENGER)
-        return _registration(client, where, found, registered.created, "promoted")
-
-
-def _recheck(
-    where: Registry, tags: Mapping[str, str], evidence_file: Path, champion: ModelVersion | None
-) -> None:
-    evidence = Evidence.read(evidence_file)
-    now = str(champion.version) if champion is not None else ""
-    weights = tags_of(champion).get("weights_sha256", "") if champion is not None else ""
-    doubts = {
-        "the evidence does not say `promote`": not evidence.promote,
-        "the evidence belongs to another model": evidence.run_key != tags.get("run_key"),
-        "the evidence was changed after it was registered": file_sha256(evidence_file)
-        != tags.get("evidence_sha256"),
-        f"the champion is now version {now or 'none'}, and the candidate was compared with version "
-        f"{evidence.champion_version or 'none'}": now != evidence.champion_version,
-        f"the champion, version {now}, has other weights now than those that the candidate was "
-        "compared with": now == evidence.champion_version and weights != evidence.champion_weights,
-        "a check of the gate did not pass": not all(check.passed for check in evidence.checks),
-    }
-    found = [doubt for doubt, true in doubts.items() if true]
-    if found:
-        raise RegistryError(
-            f"not promoted: {'; '.join(found)}", where=where.shown_uri,
-            fix="run the same config again: it is judged anew against the champion of that moment",
-        )  # fmt: skip
 
 
 def _decision(where: Registry, evidence: Evidence, is_champion: bool) -> Decision:
@@ -245,12 +220,13 @@ def _lineage(
         "window": fingerprint.window,
         "init_from": fingerprint.init_from,
         "beaten": evidence.champion_version,
-        "beaten_weights": evidence.champion_weights,
+        "beaten_digest": evidence.champion_digest,
         "code_commit": code_commit,
         "versions": json.dumps(versions, sort_keys=True),
         "seed": str(training.seed),
         "world_size": str(training.world_size),
         "weights_sha256": training.weights_sha256,
+        "model_digest": evidence.model_digest,
         "evidence_sha256": file_sha256(evidence_file),
         "decision": "passed" if evidence.promote else "refused",
         "reason": evidence.reason[:4_000],
@@ -259,15 +235,16 @@ def _lineage(
 
 
 def _new_version(
-    client: MlflowClient, where: Registry, model: Path, run_key: str, tags: Mapping[str, str]
-) -> ModelVersion:
+    client: MlflowClient, where: Registry, model: Path, code: str, run_key: str,
+    tags: Mapping[str, str],
+) -> ModelVersion:  # fmt: skip
     import mlflow
 
     from rekindle.registry.signature import log_model
 
     run = tracking_run(client, where.spec.tracking_uri, where.artifact_root, where.name, run_key)
     with mlflow.start_run(run_id=run):
-        logged = log_model(model)
+        logged = log_model(model, code)
     return client.create_model_version(
         where.name, logged.model_uri, run_id=run, tags=dict(tags), model_id=logged.model_id
     )
@@ -283,12 +260,10 @@ def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping
             client.set_model_version_tag(name, version.version, key, value)
 
 
-def _same_work(client: MlflowClient, name: str, run_key: str, weights: str) -> ModelVersion | None:
+def _same_work(client: MlflowClient, name: str, run_key: str, digest: str) -> ModelVersion | None:
     query = f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'"
     found = [
-        v
-        for v in client.search_model_versions(query)
-        if tags_of(v).get("weights_sha256") == weights
+        v for v in client.search_model_versions(query) if tags_of(v).get("model_digest") == digest
     ]
     return min(found, key=lambda v: int(v.version)) if found else None
 
@@ -302,20 +277,36 @@ def _ensure_model(client: MlflowClient, name: str) -> None:
         client.create_registered_model(name)
 
 
-def _by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
+def by_alias(client: MlflowClient, where: Registry, alias: str) -> ModelVersion | None:
+    """The version with this alias; None if the model has none. Raises RegistryError where the alias
+    names a version that is gone: that is not the same as no champion."""
     from mlflow.exceptions import MlflowException
 
     try:
-        return client.get_model_version_by_alias(name, alias)
+        version = client.get_registered_model(where.name).aliases.get(alias)
+        if version is None:
+            return None
     except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
+    try:
+        return client.get_model_version(where.name, str(version))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        raise RegistryError(
+            f"the alias {alias} of {where.name} names version {version}, which does not exist",
+            where=where.shown_uri,
+            fix="give the alias to a version that exists, or delete it: the next candidate that "
+            "reaches the floor is then promoted",
+        ) from None
 
 
-def _registration(
+def registration(
     client: MlflowClient, where: Registry, version: ModelVersion, created: bool, decision: Decision
 ) -> Registration:
+    """What the registry holds now for a version."""
     fresh: Any = client.get_model_version(where.name, version.version)
     return Registration(
         name=where.name,

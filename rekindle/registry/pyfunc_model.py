@@ -13,19 +13,21 @@ import pandas as pd
 
 from rekindle.registry.signature import MAX_NEW_TOKENS
 from rekindle.tasks import TokenTask
-from rekindle.train.modelfolder import open_model
+from rekindle.train.modelfolder import ANY_CODE, open_model
 
 BATCH = 64
 
 
 class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """Input: a table with a column `text`, or uint8 pixels [N, H, W, C]. Output: `label` and its
+    """Whoever loads a model with MLflow runs this file, and a task of a user's beside it.
+
+    Input: a table with a column `text`, or uint8 pixels [N, H, W, C]. Output: `label` and its
     `probability`; of a language model `text`, the answer to each (a chat's first question, a
     prompt, or the beginning of a text), at most `max_new_tokens` long.
     """
 
     def load_context(self, context: Any) -> None:
-        self.model = open_model(Path(context.artifacts["model"]))
+        self.model = open_model(Path(context.artifacts["model"]), ANY_CODE)
         self.network = self.model.network()
 
     def predict(self, context: Any, model_input: Any, params: Any = None) -> pd.DataFrame:

@@ -19,8 +19,8 @@ CODE = Path(__file__).with_name("pyfunc_model.py")
 MAX_NEW_TOKENS = 64
 
 
-def log_model(folder: Path) -> ModelInfo:
-    """Log the model in `folder` into the active MLflow run."""
+def log_model(folder: Path, code: str) -> ModelInfo:
+    """Log the model in `folder` into the active MLflow run; `code` as for `open_model`."""
     import mlflow
 
     with warnings.catch_warnings():
@@ -31,7 +31,7 @@ def log_model(folder: Path) -> ModelInfo:
             name="model",
             python_model=str(CODE),
             artifacts={"model": str(folder)},
-            signature=signature(open_model(folder)),
+            signature=signature(open_model(folder, code)),
             pip_requirements=[f"rekindle[train]=={rekindle.__version__}"],
         )
 

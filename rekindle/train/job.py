@@ -20,7 +20,8 @@ class Job:
     start from ("" = `model.source`).
 
     `checkpoints` outlives attempts and belongs to one run key; `status` belongs to one attempt;
-    `output` receives the model, `history` the loss curve."""
+    `output` receives the model, `history` the loss curve. `code` is what models that it starts from
+    may bring (see modelfolder.open_model)."""
 
     task: str
     run_key: str
@@ -33,6 +34,7 @@ class Job:
     init_from: str
     model: ModelSpec
     train: TrainSpec
+    code: str = ""
 
     @classmethod
     def of(cls, *, artifact_root: str, run_key: str, **fields: Any) -> Self:

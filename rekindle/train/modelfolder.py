@@ -25,15 +25,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rekindle.data.manifest import Shards
+from rekindle.data.manifest import Shards, folder_fingerprint
 from rekindle.errors import DataError, StepError
 from rekindle.records import write_atomically
 from rekindle.spec.heartbeat import beat
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import ModelSpec
-from rekindle.tasks import Task, load_task
+from rekindle.tasks import TASKS, Task, load_task
 
 DESCRIPTION = "rekindle.json"
+CODE = "task.py"
+ANY_CODE = "*"
 TOKENIZER = "tokenizer.json"
 TRAINED_ON = "trained_on.npy"
 _ROWS_AT_ONCE = 1 << 16
@@ -132,8 +134,8 @@ def describe(
         shutil.copytree(shards.assets, folder, dirs_exist_ok=True)
     if ".py:" in task_name:
         path, _, name = task_name.rpartition(":")
-        shutil.copyfile(path, folder / "task.py")
-        task_name = f"task.py:{name}"
+        shutil.copyfile(path, folder / CODE)
+        task_name = f"{CODE}:{name}"
     write_prefixes(shards.table("train").column("hash"), folder / TRAINED_ON, known)
     manifest = shards.manifest
     description = {
@@ -202,8 +204,12 @@ def hash_prefixes(hashes: list[bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(h[:8] for h in hashes), ">u8").astype(np.uint64)
 
 
-def open_model(folder: Path) -> ModelFolder:
-    """The model in `folder`; raises DataError if it is not one of ours."""
+def open_model(folder: Path, code: str = "") -> ModelFolder:
+    """The model in `folder`; raises DataError if it is not one of ours.
+
+    A folder is data, and whoever may write it must not run code here. `code` is the task of this
+    config: a folder that names a task of its own gets the one from `path.py:Class`, if its copy is
+    the same byte for byte. With ANY_CODE its copy is run, whatever it is."""
     path = folder / DESCRIPTION
     if not path.is_file():
         raise DataError(
@@ -212,20 +218,41 @@ def open_model(folder: Path) -> ModelFolder:
         )
     said = json.loads(path.read_text())
     name = said["task"]
-    own = name.startswith("task.py:")
-    if own:
-        name = f"{folder / 'task.py'}:{name.partition(':')[2]}"
+    own = name not in TASKS
     return ModelFolder(
-        folder, load_task(name), tuple(said["labels"]), said["settings"], said["run_key"], own,
-        said.get("precision", ""),
+        folder, load_task(_own_task(folder, name, code) if own else name), tuple(said["labels"]),
+        said["settings"], said["run_key"], own, said.get("precision", ""),
     )  # fmt: skip
 
 
-def check_start(folder: Path, shards: Shards, where: str = "model.init_from") -> ModelFolder:
+def _own_task(folder: Path, name: str, code: str) -> str:
+    """What `load_task` is to load where a model was trained for a task of a user's."""
+    file, _, wanted = name.rpartition(":")
+    copy = folder / CODE
+    if file != CODE or not copy.is_file():
+        raise DataError(
+            f"the model in {folder} names the task `{name}`, and holds no such code",
+            where=str(folder / DESCRIPTION), fix="name a folder that a rekindle run wrote",
+        )  # fmt: skip
+    if code == ANY_CODE:
+        return f"{copy}:{wanted}"
+    path, _, ours = code.rpartition(":")
+    if path and ours == wanted and file_sha256(Path(path)) == file_sha256(copy):
+        return code
+    raise DataError(
+        f"the model in {folder} brings code that is not the task of this config",
+        where=str(copy),
+        fix="read it, and if it may run here, set register.trust_code: true",
+    )
+
+
+def check_start(
+    folder: Path, shards: Shards, where: str = "model.init_from", code: str = ""
+) -> ModelFolder:
     """The model in `folder`, if training can start from it, or learn from it; raises StepError when
     it knows other classes, or when its tokens mean something else than those of the shards. `where`
-    is the field that names it."""
-    model = open_model(folder)
+    is the field that names it, `code` as for `open_model`."""
+    model = open_model(folder, code)
     labels = shards.manifest.labels
     if model.labels != labels:
         raise StepError(
@@ -241,6 +268,18 @@ def check_start(folder: Path, shards: Shards, where: str = "model.init_from") ->
             fix=f"set model.tokenizer: {folder}, or name another model",
         )
     return model
+
+
+def digest_of(folder: Path) -> str:
+    """Hash over all files of a model folder, names and bytes. Raises DataError for one that holds
+    anything but files and folders of its own: what a link leads to is no part of it."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise DataError(
+                "a model folder holds files of its own only, and this is a link or a device",
+                where=str(path), fix="replace it by a copy of the file that it stands for",
+            )  # fmt: skip
+    return folder_fingerprint(folder)
 
 
 def weights_sha256(folder: Path) -> str:

@@ -29,7 +29,6 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from rekindle.data.examples import ExamplesFile, open_examples
-from rekindle.data.manifest import folder_fingerprint
 from rekindle.errors import CheckpointError, DataError
 from rekindle.records import Sample, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
@@ -53,8 +52,8 @@ def read_piece(examples: ExamplesFile, number: int) -> pa.Table:
     return pa.Table.from_batches([examples[i] for i in numbers])
 
 
-def scores_key(model: Path, examples: Path, train: TrainSpec, gpu: bool) -> str:
-    """Names the scores of the model in the folder `model` on the test split of `examples`, in the
+def scores_key(model: str, examples: Path, train: TrainSpec, gpu: bool) -> str:
+    """Names the scores of the model with the digest `model` on the test split of `examples`, in the
     precision of `train`; on a GPU fp32 is TF32 unless `train.deterministic`."""
     rows = open_examples(examples, TEST, "id", "hash")
     total = hashlib.sha256()
@@ -63,8 +62,7 @@ def scores_key(model: Path, examples: Path, train: TrainSpec, gpu: bool) -> str:
             total.update(row["hash"] + row["id"].encode() + b"\0")
     versions = {name: metadata.version(name) for name in LIBRARIES}
     numbers = [train.precision, train.weights, gpu, gpu and train.deterministic]
-    model_digest = folder_fingerprint(model)
-    return digest([model_digest, total.hexdigest(), numbers, source_hash(TRAINING), versions])
+    return digest([model, total.hexdigest(), numbers, source_hash(TRAINING), versions])
 
 
 @dataclasses.dataclass(frozen=True)

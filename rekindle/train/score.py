@@ -28,7 +28,7 @@ from rekindle.launch.torchrun import torchrun
 from rekindle.records import Contender, Sample, Scores
 from rekindle.spec.model import TrainSpec
 from rekindle.train.job import attempt_in, folder_of, working_of
-from rekindle.train.modelfolder import open_model
+from rekindle.train.modelfolder import digest_of, open_model
 from rekindle.train.pieces import TEST, piece_count, scores_key
 from rekindle.train.scorejob import ScoreJob, Turn, Who, judged_rows, openings_of
 
@@ -58,29 +58,32 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
 
 
 def job_of(
-    candidate: Path, champion: Path | None, champion_version: str, champion_weights: str,
-    examples: Path, train: TrainSpec, artifact_root: str,
+    candidate: Path, champion: Path | None, champion_version: str, champion_digest: str,
+    examples: Path, train: TrainSpec, artifact_root: str, code: str = "",
 ) -> ScoreJob:  # fmt: skip
     """What is to be scored: the models in the folders `candidate` and `champion`, if there is one
-    that can be compared, on the test split of `examples`."""
-    train = settings_of(train, open_model(candidate).precision, gpu=has_gpu())
+    that can be compared, on the test split of `examples`. `champion_digest` is that of the files in
+    `champion`; `code` as for `open_model`."""
+    train = settings_of(train, open_model(candidate, code).precision, gpu=has_gpu())
     folders: dict[Who, Path] = {"champion": champion} if champion is not None else {}
     folders["candidate"] = candidate
-    refusal = _incomparable(candidate, champion) if champion is not None else None
-    kept = {
-        who: folder_of(artifact_root, "scores", scores_key(folder, examples, train, has_gpu()))
-        for who, folder in folders.items()
-        if who == "candidate" or refusal is None
-    }
+    refusal = _incomparable(candidate, champion, code) if champion is not None else None
+    turns = []
+    for who, folder in folders.items():
+        if who == "candidate" or refusal is None:
+            digest = digest_of(folder) if who == "candidate" else champion_digest
+            key = scores_key(digest, examples, train, has_gpu())
+            turns.append(Turn(who, str(folder), digest, folder_of(artifact_root, "scores", key)))
     return ScoreJob(
-        turns=tuple(Turn(who, str(folders[who]), root) for who, root in kept.items()),
+        turns=tuple(turns),
         judged=tuple(map(str, folders.values())),
         examples=str(examples),
-        status=str(attempt_in(working_of(kept["candidate"]))),
+        status=str(attempt_in(working_of(turns[-1].kept))),
         train=train,
         champion_version=champion_version,
-        champion_weights=champion_weights,
+        champion_digest=champion_digest,
         incomparable=refusal,
+        code=code,
     )
 
 
@@ -132,7 +135,7 @@ def _is_complete(job: ScoreJob) -> bool:
 
 
 def _objective(job: ScoreJob) -> Objective:
-    return open_model(Path(job.candidate.folder)).task.objective
+    return open_model(Path(job.candidate.folder), job.code).task.objective
 
 
 def _samples(job: ScoreJob) -> tuple[Sample, ...] | None:
@@ -141,9 +144,13 @@ def _samples(job: ScoreJob) -> tuple[Sample, ...] | None:
     return job.candidate.pieces.samples(name) if openings else ()
 
 
-def _incomparable(candidate_folder: Path, champion_folder: Path) -> tuple[str, str] | None:
+def _incomparable(
+    candidate_folder: Path, champion_folder: Path, code: str
+) -> tuple[str, str] | None:
     """Why the two cannot be compared: the name of a check, and a sentence."""
-    candidate, champion = open_model(candidate_folder), open_model(champion_folder)
+    candidate, champion = (
+        open_model(folder, code) for folder in (candidate_folder, champion_folder)
+    )
     if candidate.task.objective == "tokens" and champion.task.objective != "tokens":
         return "same_task", "the champion is not a language model"
     if candidate.task.modality != champion.task.modality:
@@ -166,7 +173,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
     hashes = rows.column("hash").to_pylist()
     contenders, cuts = {}, []
     for turn in job.turns:
-        model = open_model(Path(turn.folder))
+        model = open_model(Path(turn.folder), job.code)
         scored = _scored(job, turn).filter(pa.array(keep_N))
         if scored.column("hash").to_pylist() != hashes:
             raise DataError(
@@ -181,7 +188,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         if len(scored.column_names) > 1:
             rows = rows.append_column(turn.who, _struct(scored))
         contenders[turn.who] = Contender(
-            run_key=model.run_key, scores=turn.kept.rpartition("/")[2],
+            run_key=model.run_key, digest=turn.digest, scores=turn.kept.rpartition("/")[2],
             precision=job.train.precision, labels=model.labels, unigram_nats=nats,
         )  # fmt: skip
     record = Scores(
@@ -189,7 +196,7 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         candidate=contenders["candidate"],
         champion=contenders.get("champion"),
         champion_version=job.champion_version,
-        champion_weights=job.champion_weights,
+        champion_digest=job.champion_digest,
         incomparable=job.incomparable,
         same_targets=all(cut.equals(cuts[0]) for cut in cuts),
         rows=len(rows),

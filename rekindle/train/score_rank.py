@@ -72,7 +72,7 @@ class Work:
     def score(self, turn: Turn) -> bool:
         """Score what is missing of one contender; False after a request to stop."""
         missing = _agreed(turn.pieces.missing(self.count) if self.leads else [])
-        opened = open_model(Path(turn.folder))
+        opened = open_model(Path(turn.folder), self.job.code)
         writes = turn == self.job.candidate and isinstance(opened.task, TokenTask)
         if not missing and not (writes and self._unwritten(turn)):
             return True

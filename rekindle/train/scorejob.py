@@ -30,10 +30,12 @@ Opening = tuple[list[tuple[str, str]], str]
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One contender: its model's `folder`, and where its scores are `kept`, a folder or a URI."""
+    """One contender: its model's `folder` with the `digest` of all its files, and where its scores
+    are `kept`, a folder or a URI."""
 
     who: Who
     folder: str
+    digest: str
     kept: str
 
     @property
@@ -45,7 +47,8 @@ class Turn:
 @dataclasses.dataclass(frozen=True)
 class ScoreJob:
     """`turns` in order, the candidate last; `judged` are the folders of all contenders, also of a
-    champion that is `incomparable` (see records.Scores). `status` belongs to one attempt."""
+    champion that is `incomparable` (see records.Scores). `status` belongs to one attempt; `code`
+    is as for modelfolder.open_model."""
 
     turns: tuple[Turn, ...]
     judged: tuple[str, ...]
@@ -53,8 +56,9 @@ class ScoreJob:
     status: str
     train: TrainSpec
     champion_version: str = ""
-    champion_weights: str = ""
+    champion_digest: str = ""
     incomparable: tuple[str, str] | None = None
+    code: str = ""
 
     @property
     def candidate(self) -> Turn:
@@ -82,7 +86,7 @@ def judged_rows(job: ScoreJob) -> np.ndarray:
     hashes = [row for batch in examples for row in batch.column("hash").to_pylist()]
     keep_N = np.ones(len(hashes), bool)
     for folder in job.judged:
-        keep_N &= ~seen(open_model(Path(folder)), hashes)
+        keep_N &= ~seen(open_model(Path(folder), job.code), hashes)
     for turn in job.turns:
         parts = turn.pieces.read(piece_count(examples), "scored")
         keep_N &= np.concatenate([np.zeros(0, bool), *(np.asarray(p.column(0)) for p in parts)])
@@ -95,7 +99,7 @@ def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
     if (
         not pieces
         or len(job.turns) < 2
-        or open_model(Path(job.candidate.folder)).task.objective != "tokens"
+        or open_model(Path(job.candidate.folder), job.code).task.objective != "tokens"
     ):
         return True
     tables = [pa.concat_tables(turn.pieces.read(pieces, "cut", "full")) for turn in job.turns]

@@ -180,7 +180,9 @@ class Start:
         """Networks of our own tasks are built without values; what a user's task builds is taken as
         it is."""
         manifest = shards.manifest
-        before = modelfolder.check_start(Path(job.init), shards) if job.init else None
+        before = (
+            modelfolder.check_start(Path(job.init), shards, code=job.code) if job.init else None
+        )
         model, folder = _origin(job, task)
         torch.manual_seed(job.train.seed)
         source = None
@@ -270,7 +272,7 @@ def _again(job: Job, task: Task, shards: Shards) -> nn.Module:
     """A whole network to put gathered weights into."""
     manifest = shards.manifest
     if job.init:
-        return modelfolder.open_model(Path(job.init)).network()
+        return modelfolder.open_model(Path(job.init), job.code).network()
     return task.build(job.model, manifest.labels, manifest.settings, shards.assets)
 
 
@@ -300,7 +302,7 @@ def _goal(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
         )
     folder = task.weights(ModelSpec(source=teacher.source)) or Path(teacher.source)
     if (folder / modelfolder.DESCRIPTION).exists():
-        modelfolder.check_start(folder, shards, "model.teacher.source")
+        modelfolder.check_start(folder, shards, "model.teacher.source", job.code)
     network = load_teacher(folder, job, task, shards, mesh)
     return Goal(job.train.label_smoothing, network, teacher.temperature, teacher.weight)
 

@@ -192,7 +192,7 @@ def promoted(found, version):
     """The champion that this work became."""
     return ChampionState(
         version, found.run_key, found.work_key, found.init_from, found.champion,
-        f"weights of {version}", found.champion_weights,
+        f"weights of {version}", found.champion_digest,
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def test_repeated_work_is_a_cache_hit_after_its_promotion_and_new_work_meets_the
 
     write_jsonl(source, rows(310))
     second = taken(text_spec(source), model, champion=champion)
-    assert (second.champion, second.champion_weights) == ("1", "weights of 1")
+    assert (second.champion, second.champion_digest) == ("1", "weights of 1")
     assert second.init_from == ("base" if init == "base" else "1")
     assert second.run_key != first.run_key
     assert taken(text_spec(source), model, champion=promoted(second, "2")) == second

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rekindle.evaluate.evaluate import evaluate
 from rekindle.spec.model import TrainSpec
 from rekindle.train.loop import StopFlag
-from rekindle.train.modelfolder import weights_sha256
+from rekindle.train.modelfolder import digest_of
 from rekindle.train.score import hand_over, job_of
 from rekindle.train.score_rank import Work
 
@@ -30,8 +30,8 @@ def one_rank():
 def scored(state, candidate, examples, champion=None, version="", **train):
     """The folder with the scores; `state` is the artifact root."""
     spec = TrainSpec.model_validate(train)
-    weights = weights_sha256(champion) if champion else ""
-    job = job_of(candidate, champion, version, weights, examples, spec, str(state))
+    digest = digest_of(champion) if champion else ""
+    job = job_of(candidate, champion, version, digest, examples, spec, str(state))
     with one_rank():
         work = Work(job, CPU, StopFlag(60), lambda step, phase: None)
         assert all(work.score(turn) for turn in job.turns)

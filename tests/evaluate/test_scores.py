@@ -28,7 +28,7 @@ from rekindle.spec.load import load_spec
 from rekindle.spec.model import EvaluateSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import scorer
-from rekindle.train.modelfolder import describe, open_model
+from rekindle.train.modelfolder import describe, digest_of, open_model
 from rekindle.train.score import job_of
 from tests.data.dialogues import FORMS, model, sharded, source
 from tests.evaluate import reference
@@ -299,19 +299,19 @@ def test_a_champion_is_scored_once_for_the_same_examples(chat, tmp_path, capsys)
     changed.mkdir()
     for file in chat.iterdir():
         (changed / file.name).write_bytes(file.read_bytes())
-    same_bytes = job_of(
-        candidates[0], changed, "9", "", examples_of(chat), TrainSpec(), str(tmp_path)
-    )
-    again = job_of(candidates[0], chat, "4", "", examples_of(chat), TrainSpec(), str(tmp_path))
-    assert same_bytes.turns[0].kept == again.turns[0].kept, "the bytes count, not the name"
+
+    def champion_in(folder, version, examples):
+        return job_of(
+            candidates[0], folder, version, digest_of(folder), examples, TrainSpec(), str(tmp_path)
+        ).turns[0]
+
+    again = champion_in(chat, "4", examples_of(chat))
+    assert champion_in(changed, "9", examples_of(chat)).kept == again.kept, "bytes, not the name"
     weights = changed / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-    other_bytes = job_of(
-        candidates[0], changed, "4", "", examples_of(chat), TrainSpec(), str(tmp_path)
-    )
-    assert other_bytes.turns[0].kept != again.turns[0].kept
-    elsewhere = job_of(candidates[0], chat, "4", "", candidates[0].parent / "examples", TrainSpec(), str(tmp_path))  # fmt: skip
-    assert elsewhere.turns[0].kept == again.turns[0].kept, "the same rows in another folder"
+    assert champion_in(changed, "4", examples_of(chat)).kept != again.kept
+    elsewhere = champion_in(chat, "4", candidates[0].parent / "examples")
+    assert elsewhere.kept == again.kept, "the same rows in another folder"
 
 
 def test_evaluate_needs_no_torch_and_no_model():
@@ -327,7 +327,7 @@ def test_a_registered_model_writes(chat, tmp_path, monkeypatch):
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = mlflow.create_experiment("x", artifact_location=(tmp_path / "a").as_uri())
     with mlflow.start_run(experiment_id=experiment):
-        logged = log_model(chat)
+        logged = log_model(chat, "")
     loaded = mlflow.pyfunc.load_model(logged.model_uri)
     asked = pd.DataFrame({"text": ["Question 3: how large is «3»?", "And 4?"]})
     answers = loaded.predict(asked, params={"max_new_tokens": 4})

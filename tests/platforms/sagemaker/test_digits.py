@@ -4,9 +4,7 @@ resume from the artifact root, pass the gate, and the model is registered twice 
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ import pytest
 from rekindle.cli.main import invoke
 from tests.platforms.sagemaker.test_compile import PLACE
 from tests.platforms.sagemaker.test_watch import account as account
+from tests.servers.mlflow_server import mlflow_server
 from tests.servers.sagemaker import Pipelines
 from tests.servers.sagemaker_rest import Account
 
@@ -28,25 +27,9 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of an MLflow server that keeps models itself."""
-    folder = tmp_path_factory.mktemp("mlflow")
-    with socket.create_server(("127.0.0.2", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--port={port}",
-               "--host=127.0.0.2", "--allowed-hosts=*",  # 127.0.0.1 is refused: no cloud reaches it
-               f"--backend-store-uri=sqlite:///{folder}/m.db", f"--artifacts-destination={folder}/a"]  # fmt: skip
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as server:  # fmt: skip
-        assert server.stderr is not None
-        for line in server.stderr:
-            if "startup complete" in line:
-                break
-        with (folder / "log").open("w") as log:
-            drain = subprocess.Popen(["cat"], stdin=server.stderr, stdout=log)
-            yield f"http://127.0.0.2:{port}"
-            os.killpg(server.pid, 15)
-            drain.wait()
+    # 127.0.0.1 is refused: no cloud reaches it
+    with mlflow_server(tmp_path_factory.mktemp("mlflow"), host="127.0.0.2") as url:
+        yield url
 
 
 def objects(service: Pipelines, prefix: str) -> list[str]:

@@ -1,0 +1,235 @@
+"""The champion is replaced by a candidate that was compared with it, and by no other, on whichever
+machine and however late the registry answers.
+
+MLflow sets an alias without asking what it was, so promotions exclude each other by claims: tags of
+the registered model, one an attempt. Who claims first and then sees no other claim may go on; two
+who claim at once see each other, and both step back. The champion is read after that, held against
+the evidence, and replaced within the time for which a claim is respected. An attempt that was
+killed leaves its claim, which others respect for `LEASE` of their own clock. One whose last request
+has no answer leaves it as `UNSURE`: the request may still be carried out, and until it is, or a
+person looks, nobody promotes. The embedded registry is one machine's, where a lock does all
+that."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rekindle.errors import RegistryError
+from rekindle.launch.events import emit
+from rekindle.records import Evidence, Registration
+from rekindle.registry.client import PREFIX, tags_of
+from rekindle.registry.models import (
+    CHALLENGER,
+    CHAMPION,
+    Registry,
+    by_alias,
+    fetch_model,
+    registration,
+)
+from rekindle.spec.identity import file_sha256
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+CLAIM = f"{PREFIX}promoting."
+UNSURE = "no answer to "
+LEASE = 120.0
+"""Seconds for which others respect a claim that does not change."""
+_CHANCE = random.SystemRandom()
+IN_TIME, ANSWER = 30.0, 20.0
+"""Seconds from a claim to the last request at most, and for the answer to that."""
+
+
+def promote(where: Registry, registered: Registration, evidence_file: Path) -> Registration:
+    """Make the registered version the champion if the evidence, the version's tags and files, and
+    the registry of this moment all agree."""
+    version, evidence = registered.version, Evidence.read(evidence_file)
+    with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
+        if not _is_champion(client, where, version):
+            fetch_model(where, version, evidence.model_digest)
+            if where.spec.tracking_uri:
+                with _claimed(client, where, version) as claim:
+                    if _may_replace(client, where, version, evidence, evidence_file):
+                        claim.replace_champion()
+            elif _may_replace(client, where, version, evidence, evidence_file):
+                client.set_registered_model_alias(where.name, CHAMPION, version)
+        challenger = by_alias(client, where, CHALLENGER)
+        if challenger is not None and str(challenger.version) == version:
+            client.delete_registered_model_alias(where.name, CHALLENGER)
+        found = client.get_model_version(where.name, version)
+        if tags_of(found).get("decision") != "promoted":
+            client.set_model_version_tag(where.name, version, f"{PREFIX}decision", "promoted")
+        return registration(client, where, found, registered.created, "promoted")
+
+
+def _is_champion(client: MlflowClient, where: Registry, version: str) -> bool:
+    champion = by_alias(client, where, CHAMPION)
+    return champion is not None and str(champion.version) == version
+
+
+def _may_replace(
+    client: MlflowClient, where: Registry, version: str, evidence: Evidence, evidence_file: Path
+) -> bool:
+    """False if it is the champion by now. Raises RegistryError where the evidence, the version or
+    the champion of this moment speaks against it."""
+    champion = by_alias(client, where, CHAMPION)
+    now = str(champion.version) if champion is not None else ""
+    if now == version:
+        return False
+    digest = tags_of(champion).get("model_digest", "") if champion is not None else ""
+    tags = tags_of(client.get_model_version(where.name, version))
+    doubts = {
+        "the evidence does not say `promote`": not evidence.promote,
+        "the evidence belongs to another model": evidence.run_key != tags.get("run_key"),
+        "the evidence belongs to other files than were registered": evidence.model_digest
+        != tags.get("model_digest"),
+        "the evidence was changed after it was registered": file_sha256(evidence_file)
+        != tags.get("evidence_sha256"),
+        f"the champion is now version {now or 'none'}, and the candidate was compared with version "
+        f"{evidence.champion_version or 'none'}": now != evidence.champion_version,
+        f"the champion, version {now}, is another model now than the one that the candidate was "
+        "compared with": now == evidence.champion_version and digest != evidence.champion_digest,
+        "a check of the gate did not pass": not all(check.passed for check in evidence.checks),
+    }
+    found = [doubt for doubt, true in doubts.items() if true]
+    if found:
+        raise RegistryError(
+            f"not promoted: {'; '.join(found)}", where=where.shown_uri,
+            fix="run the same config again: it is judged anew against the champion of that moment",
+        )  # fmt: skip
+    return True
+
+
+@dataclasses.dataclass
+class Claim:
+    """That of one attempt to promote `version`, in the name of `who`; `made` by the monotonic
+    clock. `unsure` while its last request may still be carried out."""
+
+    client: MlflowClient
+    where: Registry
+    version: str
+    key: str
+    who: str
+    made: float = 0.0
+    unsure: bool = False
+
+    def others(self) -> dict[str, str]:
+        """Claim, and see who else does."""
+        name, self.made = self.where.name, time.monotonic()
+        self.client.set_registered_model_tag(name, self.key, self.who)
+        tags = dict(self.client.get_registered_model(name).tags)
+        return {k: str(v) for k, v in tags.items() if k.startswith(CLAIM) and k != self.key}
+
+    def outlive(self, key: str, said: str) -> None:
+        """Take away another's claim, which did not change for `LEASE`. Raises RegistryError where
+        its last request may still be carried out."""
+        champion = by_alias(self.client, self.where, CHAMPION)
+        done = champion is not None and said.startswith(f"{UNSURE}version {champion.version},")
+        if said.startswith(UNSURE) and not done:
+            raise RegistryError(
+                "an earlier promotion had no answer from the registry, which may still carry it "
+                f"out: {said.removeprefix(UNSURE)}",
+                where=self.where.shown_uri, fix=_look(self.where.name, key),
+            )  # fmt: skip
+        self.client.delete_registered_model_tag(self.where.name, key)
+
+    def replace_champion(self) -> None:
+        """Set the alias `champion`. Raises RegistryError where that took so long that others may
+        have gone on, or has no answer."""
+        from mlflow.exceptions import RestException
+
+        if time.monotonic() - self.made > IN_TIME:
+            raise RegistryError(
+                f"not promoted: the registry took more than {IN_TIME:.0f} s for a few questions",
+                where=self.where.shown_uri, fix="run the same command again",
+            )  # fmt: skip
+        # said before the request: who is killed after it says nothing any more
+        self.client.set_registered_model_tag(self.where.name, self.key, f"{UNSURE}{self.who}")
+        self.unsure = True
+        try:
+            with _one_answer():
+                self.client.set_registered_model_alias(self.where.name, CHAMPION, self.version)
+        except Exception as error:
+            refused = isinstance(error, RestException) and error.get_http_status_code() < 500
+            if not refused and not self._done_late():
+                raise RegistryError(
+                    f"the registry gave no answer to promoting version {self.version}, and may "
+                    f"still do it; until somebody knows, nobody is promoted: {error}",
+                    where=self.where.shown_uri,
+                    fix=_look(self.where.name, self.key),
+                ) from error
+            self.unsure = False
+            if refused:
+                raise
+        self.unsure = False
+
+    def _done_late(self) -> bool:
+        """Whether the version becomes the champion after all."""
+        give_up = time.monotonic() + ANSWER
+        while time.monotonic() < give_up:
+            with contextlib.suppress(Exception):
+                if _is_champion(self.client, self.where, self.version):
+                    return True
+            time.sleep(0.5)
+        return False
+
+
+def _look(name: str, key: str) -> str:
+    return (
+        f"look which version of {name} is the champion, then delete the tag {key} of this "
+        "registered model and run the same command again"
+    )
+
+
+@contextlib.contextmanager
+def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Claim]:
+    """Nobody else replaces the champion meanwhile. Waits for others; raises RegistryError as
+    `Claim.outlive` does."""
+    who = f"version {version}, {socket.gethostname()}, process {os.getpid()}"
+    claim = Claim(client, where, version, f"{CLAIM}{uuid.uuid4().hex[:12]}", who)
+    seen: dict[str, float] = {}  # others' claims, and when each was seen first
+    try:
+        while others := claim.others():
+            client.delete_registered_model_tag(where.name, claim.key)
+            if not seen:
+                said = next(iter(others.values()))
+                emit("notice", text=f"another run promotes ({said}); waiting for it")
+            now = time.monotonic()
+            seen = {other: seen.get(other, now) for other in others}
+            for other, since in seen.items():
+                if now - since > LEASE:
+                    claim.outlive(other, others[other])
+            time.sleep(_CHANCE.uniform(0.1, 1.5))  # so that two do not meet again
+        yield claim
+    finally:
+        if not claim.unsure:
+            with contextlib.suppress(Exception):  # else others wait for `LEASE`
+                client.delete_registered_model_tag(where.name, claim.key)
+
+
+@contextlib.contextmanager
+def _one_answer() -> Iterator[None]:
+    """A request is sent once: of two, the second might be carried out long after the first."""
+    wanted = {
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER:.0f}",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,152 @@
+"""Homes, hosts and a late server that promote at once: whoever becomes the champion was compared with the one before.
+
+Each home is a process; the server is MLflow's, behind a proxy that holds requests back."""
+
+import contextlib
+import sqlite3
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from rekindle.errors import RegistryError
+from rekindle.registry.models import Registry, champion_state
+from rekindle.registry.promotion import promote
+from rekindle.spec.model import RegisterSpec
+from tests.registry.versions import model_in, registered, registry_in
+from tests.servers.mlflow_server import Slow, mlflow_server
+
+ALIAS = ("POST", "registered-models/alias")
+SCRIPT = Path(__file__).with_name("promote_once.py")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as url:
+        yield url
+
+
+@pytest.fixture
+def proxy(server):
+    made = Slow(server)
+    yield made
+    made.close()
+
+
+class Race:
+    """A champion, version 1, and two candidates that were compared with it, versions 2 and 3."""
+
+    def __init__(self, url, folder):
+        name = f"m-{uuid.uuid4().hex[:8]}"
+        self.where = Registry(RegisterSpec(tracking_uri=url), name, str(folder / "home"))
+        promote(self.where, *registered(self.where, model_in(folder / "1", b"one")))
+        first = champion_state(self.where)
+        beaten = {"champion_version": "1", "champion_digest": first.digest}
+        self.candidates = [
+            registered(self.where, model_in(folder / n, n.encode()), **beaten) for n in ("2", "3")
+        ]
+
+    def start(self, number, url, lease=60, answer=20):
+        registration, evidence = self.candidates[number]
+        words = [
+            sys.executable,
+            str(SCRIPT),
+            url,
+            self.where.name,
+            registration.version,
+            str(evidence),
+        ]
+        return subprocess.Popen(
+            [*words, str(lease), str(answer)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def champion(self):
+        return champion_state(self.where).version
+
+
+@pytest.fixture
+def race(server, tmp_path):
+    return Race(server, tmp_path)
+
+
+def until(process, text):
+    """Reads what a process prints up to a line with `text`."""
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(process.stderr.read())
+
+
+@pytest.mark.slow
+def test_who_comes_second_waits_and_is_held_against_the_new_champion(race, proxy, server):
+    late = proxy.hold(*ALIAS)
+    first = race.start(0, proxy.url)
+    assert late.come.wait(60)
+    second = race.start(1, server)
+    until(second, "waiting for it")
+    late.open.set()
+    assert (first.communicate()[0].strip(), first.returncode) == ("promoted", 0)
+    _, error = second.communicate()
+    assert second.returncode == 1
+    assert "the champion is now version 2, and the candidate was compared with version 1" in error
+    assert race.champion() == "2"
+
+
+@pytest.mark.slow
+def test_a_request_without_an_answer_stops_all_promotions_until_it_is_done(race, proxy, server):
+    late = proxy.hold(*ALIAS)
+    first = race.start(0, proxy.url, answer=1)
+    assert late.come.wait(60)
+    _, error = first.communicate()
+    assert "the registry gave no answer to promoting version 2, and may still do it" in error
+    _, error = race.start(1, server, lease=0).communicate()
+    assert "an earlier promotion had no answer from the registry" in error
+    assert "delete the tag rekindle.promoting." in error
+    assert race.champion() == "1"
+    late.open.set()
+    assert late.done.wait(60)
+    assert race.champion() == "2"
+    _, error = race.start(1, server, lease=0).communicate()
+    assert "the champion is now version 2" in error
+    assert race.champion() == "2"
+
+
+@pytest.mark.slow
+def test_a_slow_answer_is_waited_for(race, proxy):
+    late = proxy.hold(*ALIAS)
+    first = race.start(0, proxy.url, answer=3)
+    assert late.come.wait(60)
+    looks = proxy.hold("GET", "registered-models/get")
+    assert looks.come.wait(60), "it gave up waiting for an answer"
+    late.open.set()
+    assert late.done.wait(60)
+    looks.open.set()
+    assert (first.communicate()[0].strip(), race.champion()) == ("promoted", "2")
+
+
+@pytest.mark.slow
+def test_the_claim_of_an_attempt_that_was_killed_holds_others_up_for_a_while_only(
+    race, proxy, server
+):
+    claimed = proxy.hold("POST", "registered-models/set-tag", skip=1)
+    first = race.start(0, proxy.url)
+    assert claimed.come.wait(60)
+    first.kill()
+    first.communicate()
+    second = race.start(1, server, lease=2)
+    assert second.communicate()[0].endswith("promoted\n")
+    assert race.champion() == "3"
+
+
+def test_an_alias_of_a_version_that_is_gone_is_not_no_champion(tmp_path):
+    where = registry_in(tmp_path / "home")
+    promote(where, *registered(where, model_in(tmp_path / "1", b"one")))
+    with contextlib.closing(sqlite3.connect(tmp_path / "home" / "mlflow.db")) as database, database:
+        database.execute("update registered_model_aliases set version = 9")
+    with pytest.raises(RegistryError, match="names version 9, which does not exist"):
+        champion_state(where)
