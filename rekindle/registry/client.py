@@ -16,14 +16,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 from rekindle.errors import RegistryError, RekindleError
 from rekindle.launch.process import owned
+from rekindle.registry import embedded
+from rekindle.registry.embedded import ARTIFACTS, DATABASE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
 
-DATABASE = "mlflow.db"
-ARTIFACTS = "mlartifacts"
 PREFIX = "rekindle."
 AGAIN = "run the same command again: nothing is trained twice"
 
@@ -57,19 +57,14 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
     """
     _prepare()
     import mlflow
-    from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     uri = resolve_uri(tracking_uri, artifact_root)
     try:
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
-        # creating the embedded database is migrating it, and two migrations at once would fail
-        lock = contextlib.nullcontext() if tracking_uri else _alone(artifact_root)
-        with lock:
-            client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-            client.search_experiments(max_results=1)
-        yield client
+        root = Path(artifact_root).absolute()
+        yield _asked(uri) if tracking_uri else _embedded(uri, root)
     except RekindleError:
         raise
     except Exception as error:
@@ -81,8 +76,26 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
         ) from error
 
 
-def _alone(artifact_root: str) -> contextlib.AbstractContextManager[None]:
-    return owned(Path(artifact_root) / "locks" / "registry", lambda: None)
+def _asked(uri: str) -> MlflowClient:
+    """A client that has had an answer."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client.search_experiments(max_results=1)
+    return client
+
+
+def _embedded(uri: str, root: Path) -> MlflowClient:
+    """The database is made if it is not there, by one process at a time."""
+    with owned(root / "locks" / "registry", lambda: None):
+        embedded.make(root)
+        try:
+            return _asked(uri)
+        except Exception:
+            if not embedded.put_aside(root):
+                raise
+            embedded.make(root)
+            return _asked(uri)
 
 
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_root: str) -> str:

@@ -1,0 +1,72 @@
+"""The embedded registry: MLflow's database as one file, which is there whole or not at all.
+
+MLflow makes its tables one migration after the other, for seconds; a database whose making was
+interrupted can neither be opened nor finished. So it is made aside and renamed, and one that was
+left half-made is put aside if it holds nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from pathlib import Path
+
+from rekindle.launch.events import emit
+
+DATABASE = "mlflow.db"
+ARTIFACTS = "mlartifacts"
+_HOLDS = {
+    "registered_models": "select 1 from registered_models limit 1",
+    "runs": "select 1 from runs limit 1",
+}
+
+
+def make(root: Path) -> None:
+    """Make the database under `root` unless it is there. The caller keeps others out."""
+    final = root / DATABASE
+    if final.exists() and final.stat().st_size:
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    for left in root.glob(f".{DATABASE}.*"):
+        left.unlink()
+    draft = root / f".{DATABASE}.{os.getpid()}"
+    SqlAlchemyStore(f"sqlite:///{draft}", (root / ARTIFACTS).as_uri()).engine.dispose()
+    draft.replace(final)
+
+
+def put_aside(root: Path) -> bool:
+    """Rename a database that MLflow cannot open, if it holds no model and no run. Whether it
+    did."""
+    final = root / DATABASE
+    if not (final.is_file() and _holds_nothing(final)):
+        return False
+    kept = final.with_name(f"{DATABASE}.half-made-{time.time_ns():x}")
+    final.replace(kept)
+    _forget(f"sqlite:///{final}")
+    emit("notice", text=f"the registry was made by half and held nothing: it is {kept} now")
+    return True
+
+
+def _forget(uri: str) -> None:
+    """MLflow keeps connections by the URI, and these lead to the file that was renamed."""
+    from mlflow.store.model_registry import sqlalchemy_store as of_models
+    from mlflow.store.tracking import sqlalchemy_store as of_runs
+
+    for module in (of_models, of_runs):
+        engine = module.SqlAlchemyStore._engine_map.pop(uri, None)
+        if engine is not None:
+            engine.dispose()
+
+
+def _holds_nothing(database: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
+        try:
+            named = opened.execute("select name from sqlite_master where type = 'table'").fetchall()
+            return not any(
+                (name,) in named and opened.execute(asked).fetchall()
+                for name, asked in _HOLDS.items()
+            )
+        except sqlite3.Error:
+            return False

@@ -1,0 +1,80 @@
+"""The embedded registry survives being killed while it is made."""
+
+import contextlib
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rekindle.errors import RegistryError
+from rekindle.registry.models import champion_state
+from rekindle.registry.promotion import promote
+from tests.registry.versions import model_in, registered, registry_in
+
+MAKE = """
+import sys
+from rekindle.registry.models import Registry
+from rekindle.spec.model import RegisterSpec
+with Registry(RegisterSpec(), "m", sys.argv[1]).open("make it") as client:
+    print(len(client.search_experiments()))
+"""
+
+
+def half_made(database, *steps):
+    with contextlib.closing(sqlite3.connect(database)) as opened, opened:
+        for step in steps:
+            opened.execute(step)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["update alembic_version set version_num = '451aebb31d03'"],
+        ["delete from alembic_version", "drop table registered_models", "drop table trace_info"],
+    ],
+)
+def test_a_database_that_was_made_by_half_is_made_anew(tmp_path, capsys, steps):
+    where = registry_in(tmp_path)
+    half_made(tmp_path / "mlflow.db", *steps)
+    assert champion_state(where) is None
+    assert "the registry was made by half and held nothing" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("mlflow.db.half-made-*"))) == 1
+    promote(where, *registered(where, model_in(tmp_path / "1", b"one")))
+    assert champion_state(where).version == "1"
+
+
+def test_a_broken_database_that_holds_models_is_left_alone(tmp_path):
+    where = registry_in(tmp_path)
+    promote(where, *registered(where, model_in(tmp_path / "1", b"one")))
+    half_made(tmp_path / "mlflow.db", "update alembic_version set version_num = '451aebb31d03'")
+    before = (tmp_path / "mlflow.db").read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-c", MAKE, str(tmp_path)], capture_output=True, text=True, check=False
+    )  # a process of its own: this one has it open
+    assert RegistryError.__name__ in done.stderr
+    assert (tmp_path / "mlflow.db").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_of_its_making_it_is_whole_the_next_time(tmp_path):
+    """The draft grows with each migration: a kill at some sizes of it."""
+    for number, size in enumerate((0, 60_000, 200_000, 400_000)):
+        home = tmp_path / str(number)
+        making = subprocess.Popen(
+            [sys.executable, "-c", MAKE, str(home)], stdout=subprocess.DEVNULL
+        )
+        while making.poll() is None and not any(
+            file.stat().st_size >= size for file in home.glob(".mlflow.db.*")
+        ):
+            time.sleep(0.002)
+        making.send_signal(signal.SIGKILL)
+        assert making.wait() == -signal.SIGKILL, "it was too fast"
+        assert not (home / "mlflow.db").exists()
+        done = subprocess.run(
+            [sys.executable, "-c", MAKE, str(home)], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "1\n"
+        assert sorted(p.name for p in home.iterdir()) == ["locks", "mlflow.db"]
