@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from rekindle.masking import masked
+from rekindle.masking import masked, plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,10 @@ class Problem:
         return "\n".join(lines)
 
 
+def _shown(text: str) -> str:
+    return plain(masked(text))
+
+
 class RekindleError(Exception):
     """Base of every error rekindle raises on purpose; carries one `Problem` or several."""
 
@@ -54,7 +58,7 @@ class RekindleError(Exception):
     def __init__(self, what: str | Iterable[Problem], *, where: str = "", fix: str = "") -> None:
         problems = [Problem(what, where, fix)] if isinstance(what, str) else list(what)
         self.problems = tuple(
-            Problem(masked(p.what), masked(p.where), masked(p.fix), p.code or self.code)
+            Problem(_shown(p.what), _shown(p.where), _shown(p.fix), p.code or self.code)
             for p in problems
         )
         super().__init__("\n".join(str(problem) for problem in self.problems))

@@ -1,4 +1,5 @@
-"""Text without secrets: what an error, a log or a record may say of them.
+"""Text without secrets: what an error, a log or a record may say of them. And without what steers
+the terminal that shows it.
 
 Known are the values of the environment variables that a config names (`name_secret`), those of
 variables with a name like HF_TOKEN or AWS_SECRET_ACCESS_KEY, and what looks like a token wherever
@@ -30,11 +31,13 @@ _NO_SECRET = re.compile(
 _SHORTEST, _SHORTEST_NAMED, _SHORTEST_LINE = 8, 4, 16
 _TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}"
-    r"|ya29\.[A-Za-z0-9._-]+|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
+    r"|ya29\.[A-Za-z0-9._-]+|eyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
     r"|(?<=[?&]sig=)[^&\s\"']+|(?<=[?&]X-Amz-Signature=)[^&\s\"']+"
     r"|(?<=[?&]X-Amz-Security-Token=)[^&\s\"']+|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
     r"|(?<=\bBearer )[A-Za-z0-9._~+/=-]{8,}"
 )
+_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_STEERS_BUT_COLOUR = re.compile(rf"(\x1b\[[0-9;]{{0,20}}m|\r)|{_STEERS.pattern}")
 _named: set[str] = set()  # variables; one process reads one config, or a few
 
 
@@ -48,6 +51,17 @@ def masked(text: str, environment: Mapping[str, str] | None = None) -> str:
     if forms := _forms(environment):
         text = re.sub("|".join(map(re.escape, forms)), MASK, text)
     return _TOKENS.sub(MASK, text)
+
+
+def plain(text: str) -> str:
+    """With codes in place of what would steer a terminal: escape sequences, carriage returns, marks
+    that turn the direction of writing. Data, logs and services may hold such."""
+    return _STEERS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def plain_but_colour(text: str) -> str:
+    """The same for logs, in which colours and lines that are written over stay."""
+    return _STEERS_BUT_COLOUR.sub(lambda found: found[1] or ascii(found[0])[1:-1], text)
 
 
 class Masked:
@@ -102,12 +116,12 @@ def _forms(environment: Mapping[str, str] | None) -> list[str]:
 def _values(environment: Mapping[str, str]) -> Iterable[str]:
     for name, value in environment.items():
         if (name in _named and len(value) >= _SHORTEST_NAMED) or (
-            _tells(name) and len(value) >= _SHORTEST and not _is_file(value)
+            tells(name) and len(value) >= _SHORTEST and not _is_file(value)
         ):
             yield value
 
 
-def _tells(name: str) -> bool:
+def tells(name: str) -> bool:
     """Whether the name of a variable says that its value is secret."""
     return bool(_SECRET.search(name) and not _NO_SECRET.search(name))
 

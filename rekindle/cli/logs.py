@@ -12,6 +12,7 @@ import click
 from rekindle.answers import LogText
 from rekindle.cli.options import answer, find_run, read_run, shared
 from rekindle.errors import RequestError
+from rekindle.masking import plain_but_colour
 from rekindle.records import RunRecord, StepRecord
 
 _PAUSE_SECONDS = 0.5
@@ -44,8 +45,9 @@ def command(run: str, step: str | None, follow: bool, home: Path, as_json: bool)
     if as_json:
         answer(LogText(run_id=record.run_id, step=found.name, text="".join(pieces)))
         return 0
+    on_terminal = sys.stdout.isatty()
     for piece in pieces:
-        sys.stdout.write(piece)
+        sys.stdout.write(plain_but_colour(piece) if on_terminal else piece)
         sys.stdout.flush()
     return 0
 

@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rekindle.masking import plain
 from rekindle.records import Ignored, RunRecord, StepRecord
 
 MARKS = {
@@ -97,13 +98,13 @@ class Progress:
                 self._say(f"  {step}: {self.lines[step]}")
 
     def _say(self, text: str) -> None:
-        self.console.print(Text(text), soft_wrap=True)
+        self.console.print(Text(plain(text)), soft_wrap=True)
 
     def _render(self) -> RenderableType:
         if self.record is None:
             return Text("")
         live = [
-            Text(f"  {name}: {line}", style="cyan")
+            Text(plain(f"  {name}: {line}"), style="cyan")
             for name, line in self.lines.items()
             if self._running(name)
         ]
@@ -134,7 +135,7 @@ def step_table(record: RunRecord) -> Table:
     table.add_column("why", style="dim", overflow="fold")
     for step in record.steps:
         mark, style = MARKS[step.status]
-        table.add_row(Text(mark, style), Text(step.name), _seconds(step), Text(_why(step)))
+        table.add_row(Text(mark, style), Text(step.name), _seconds(step), Text(plain(_why(step))))
     return table
 
 

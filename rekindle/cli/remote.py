@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.masking import Masked, masked
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.local.store import Store, slug
 from rekindle.platforms.submission import Mark, Placed
 from rekindle.platforms.watch import OVER, first_failed, followed
 from rekindle.records import (
@@ -163,7 +164,7 @@ def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, A
     for name, artifact in found.items():
         kind = artifact.metadata.get("record")
         if kind in RECORD_KINDS:
-            kept = folder / "records" / step.name / name
+            kept = folder / "records" / slug(step.name) / slug(name)
             if _copied(functools.partial(watch.read, place), artifact.uri, kind, kept):
                 model = {"schema_title": "system.Model"} if kind == "training" else {}
                 found[name] = artifact.model_copy(update={"kept": str(kept), **model})
@@ -192,7 +193,7 @@ def _copied(read: Callable[[str], bytes], uri: str, kind: str, folder: Path) -> 
 
 
 def _kept_log(record: RunRecord, step: StepRecord, folder: Path) -> str:
-    path = folder / "logs" / f"{step.name.replace('/', '.')}.log"
+    path = folder / "logs" / f"{slug(step.name)}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         file.writelines(log_of(record, step, folder))
@@ -251,7 +252,7 @@ def recovered(spec: Spec, platform: str, home: Path) -> list[str]:
     definition = ready(client_of(platform), platform, spec)
     anew = list[str]()
     for found in module.found(definition, getattr(spec.platforms, platform)):
-        path = home / "runs" / found.mark.run_id / "run.json"
+        path = Store(home).run(found.mark.run_id) / "run.json"
         if path.exists():
             continue
         mark, placed = found.mark, found.placed

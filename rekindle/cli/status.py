@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rekindle.cli.options import answer, find_run, shared
+from rekindle.masking import plain
 from rekindle.records import RunRecord
 
 _TAIL_LINES = 10
@@ -52,7 +53,7 @@ def show(record: RunRecord) -> None:
     if record.submission and record.submission.url:
         click.echo(record.submission.url)
     if record.error:
-        console.print(record.error, markup=False, highlight=False)
+        console.print(plain(record.error), markup=False, highlight=False)
     failed = first_failed(record.steps)
     if failed and failed.log and Path(failed.log).is_file():
         click.echo(f"the end of what `{failed.name}` printed:")

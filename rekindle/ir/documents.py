@@ -1,7 +1,8 @@
 """The documents in the text of a compiled pipeline, which is YAML or JSON.
 
 JSON is read as JSON, although nearly all of it is YAML, too: to YAML 1.1 `1e-07` is text, the two
-halves of an emoji are an error, and so is a tab."""
+halves of an emoji are an error, and so is a tab. A text that would fill the memory, by aliases that
+multiply or by nesting, is refused before its values are made."""
 
 from __future__ import annotations
 
@@ -10,14 +11,70 @@ from typing import Any
 
 import yaml
 
+MAX_BYTES = 32 << 20
+MAX_VALUES = 1_000_000
+MAX_LEVELS = 100
+
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def documents(text: str) -> list[Any]:
-    """The documents that are not empty; yaml.YAMLError if there are none to be read."""
+    """The documents that are not empty; yaml.YAMLError if there are none to be read, or more than
+    the limits of this module allow."""
+    if len(text) > MAX_BYTES:
+        raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_BYTES:,} are read")
     if text.lstrip().startswith("{"):
         try:
-            return [json.loads(text)]
+            found = [json.loads(text)]
+        except RecursionError:
+            raise _too_much() from None
         except ValueError:
             pass  # YAML may begin so, too
+        else:
+            _check_values(found)
+            return found
+    _check_events(text)
     return [document for document in yaml.load_all(text, _LOADER) if document is not None]
+
+
+def _too_much() -> yaml.YAMLError:
+    return yaml.YAMLError(f"more than {MAX_VALUES:,} values or {MAX_LEVELS} levels")
+
+
+def _check_values(level: list[Any]) -> None:
+    count = 0
+    for depth in range(MAX_LEVELS + 2):
+        if not level:
+            return
+        count += len(level)
+        if count > MAX_VALUES or depth > MAX_LEVELS:
+            raise _too_much()
+        level = [
+            child
+            for value in level
+            if isinstance(value, dict | list)
+            for child in (value.values() if isinstance(value, dict) else value)
+        ]
+
+
+def _check_events(text: str) -> None:
+    """Counts what an alias stands for each time, as whoever walks through the values will."""
+    sizes: dict[str, int] = {}  # by anchor
+    opened: list[tuple[str | None, int]] = []  # anchors of what is open, and the count before it
+    count = 0
+    for event in yaml.parse(text, _LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            count += sizes.get(str(event.anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            if event.anchor:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, count))
+            count += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor:
+                sizes[anchor] = count - before
+        if count > MAX_VALUES or len(opened) > MAX_LEVELS:
+            raise _too_much()

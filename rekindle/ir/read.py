@@ -47,6 +47,7 @@ from rekindle.ir.values import from_ir, integral
 
 _TYPES = get_args(ParameterType)
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
+_MAX_TASKS = 10_000
 
 
 def read(text: str) -> Graph:
@@ -91,6 +92,7 @@ class _Reader:
         deployment.close()
         self.contents: dict[str, Container | Import | None] = {}
         self.expanding: list[str] = []
+        self.tasks = 0
 
     def graph(self, settings: tuple[Setting, ...]) -> Graph:
         version = self.top.take("schemaVersion", str, "")
@@ -147,6 +149,12 @@ class _Reader:
 
     def node(self, name: str, task: Fields, path: str, cache: bool) -> AnyNode | None:
         """One task; None if it is refused as a whole."""
+        self.tasks += 1
+        if self.tasks > _MAX_TASKS:
+            raise RequestError(
+                f"the pipelines inside of this one make more than {_MAX_TASKS:,} tasks", where=path,
+                fix="use loops, or several pipelines",
+            )  # fmt: skip
         info = task.fields("taskInfo")
         info.take("name", str, "")
         info.close()

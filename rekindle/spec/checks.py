@@ -6,9 +6,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-from rekindle.masking import masked
+from rekindle.masking import masked, tells
 from rekindle.spec import rates, schedule
 from rekindle.spec.document import KeyPath
 from rekindle.spec.model import (
@@ -215,12 +215,31 @@ def _secrets(spec: Spec) -> Iterator[Finding]:
     suspicious = masked(everything) != everything
     for path, text in texts:
         fix = "name an environment variable: platforms.local.secrets: {HF_TOKEN: env:HF_TOKEN}"
-        if _TOKEN.search(text):
+        if what := _secret_in_uri(text):
+            yield path, f"{what}, and a config is no place for one", "put it into the environment"
+        elif _TOKEN.search(text):
             yield path, "looks like a secret token, and a config is no place for one", fix
         elif "secrets" in path:
             continue  # a reference, which may well be called what a variable says
         elif suspicious and masked(text) != text and not urlsplit(text).password:
             yield path, "holds what is secret in this environment, and would be written down", fix
+
+
+def _secret_in_uri(text: str) -> str:
+    """What of a URI lets its reader in, if anything does; who it is (`postgresql://me@host/db`)
+    does not, but over HTTP a name alone may be a token."""
+    if "://" not in text or any(letter.isspace() for letter in text):
+        return ""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return ""
+    if parts.username and parts.scheme in ("http", "https") and not parts.password:
+        return "names a user or a token before the host"
+    for name, value in parse_qsl(parts.query):
+        if value and (tells(name) or name.lower() in ("sig", "auth")):
+            return f"holds a secret, `{name}`"
+    return ""
 
 
 def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import stat
 import tempfile
 import uuid
 from pathlib import Path
 from typing import Any, Self
 
+from rekindle.errors import RequestError
 from rekindle.records import write_atomically
 from rekindle.spec.model import ModelSpec, TrainSpec
 
@@ -95,7 +98,23 @@ def working_of(folder: str) -> Path:
     in an object store."""
     if "://" not in folder:
         return Path(folder)
-    return Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}" / folder.rpartition("/")[2]
+    return _private() / folder.rpartition("/")[2]
+
+
+def _private() -> Path:
+    """This user's folder among temporary files. Its name is known to all who share these, and what
+    lies in it is read by ranks: it is ours alone, or refused with RequestError."""
+    folder = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise RequestError(
+            "somebody else may write to this folder, or could",
+            where=str(folder),
+            fix="have its owner delete it, or set TMPDIR to a folder of your own",
+        )
+    return folder
 
 
 def attempt_in(working: Path) -> Path:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rekindle.errors import RequestError
+from rekindle.spec.identity import digest
 
 _POLL_SECONDS = 0.05
 
@@ -146,8 +147,10 @@ def owner(home: Path, run_id: str) -> int | None:
 
 
 def slug(*names: str) -> str:
-    """Names as one path segment."""
-    return re.sub(r"[^\w.-]+", "_", ".".join(names).replace("/", "."))[:120].lstrip(".") or "_"
+    """Names as one path segment; two that are made alike by that get a hash."""
+    name = ".".join(names).replace("/", ".")
+    short = re.sub(r"[^\w.-]+", "_", name)[:120].lstrip(".")
+    return name if name and short == name else f"{short}-{digest(name)[:8]}".lstrip("-")
 
 
 @contextlib.contextmanager

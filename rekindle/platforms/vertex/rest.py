@@ -125,9 +125,17 @@ def secrets(google: Google, references: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows nothing: the token is for the address that was asked."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 def _answer(request: urllib.request.Request) -> dict[str, Any]:
+    opener = urllib.request.build_opener(_Stay)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
             told: dict[str, Any] = json.loads(response.read() or b"{}")
             return told
     except urllib.error.HTTPError as error:

@@ -1,0 +1,103 @@
+"""What data, logs and services say is shown, and steers nothing."""
+
+import pytest
+import yaml
+
+from rekindle.cli.progress import Progress
+from rekindle.errors import DataError, SpecError
+from rekindle.masking import MASK, masked, plain, plain_but_colour
+from rekindle.platforms.local.store import slug
+from rekindle.spec.load import load_spec
+
+TITLE = "\x1b]0;owned\x07"
+STEERING = [TITLE, "\x1b[2J", "\x9b2J", "\r", "\x08", "\u202e", "\u2066", "\x00", "\x7f"]
+
+
+@pytest.mark.parametrize("code", STEERING)
+def test_an_error_shows_what_would_steer_the_terminal(code):
+    said = str(DataError(f"label {code}x", where=f"row {code}", fix=f"mend {code}"))
+    assert not set(code) & set(said) - set("]0;owned[2J")
+    assert "label \\" in said
+
+
+def test_text_stays_as_it_is():
+    text = "plain\n\ttext: ä, 漢字, 🙂, é"
+    assert plain(text) == plain_but_colour(text) == text
+
+
+def test_logs_keep_colours_and_lines_that_are_written_over():
+    assert plain_but_colour("\x1b[1;31mred\x1b[0m 10%\r20%") == "\x1b[1;31mred\x1b[0m 10%\r20%"
+    assert plain_but_colour(TITLE + "\x1b[2J") == "\\x1b]0;owned\\x07\\x1b[2J"
+
+
+def test_a_notice_shows_it_too(capsys):
+    with Progress() as progress:
+        progress.event("ingest", {"event": "notice", "text": f"a {TITLE} b"})
+    assert capsys.readouterr().err == "  ingest: a \\x1b]0;owned\\x07 b\n"
+
+
+@pytest.mark.timeout(60)  # minutes, if it grew with the square
+@pytest.mark.parametrize(
+    "piece", ["eyJ", "eyJhbGciOi-", "eyJhbGciOiJ.", "eyJaaaaaaaa.bbbbbbbb-", "://a:", "sk-"]
+)
+def test_masking_takes_time_in_proportion(piece):
+    text = piece * (400_000 // len(piece))
+    masked(text, {})
+
+
+def test_tokens_are_found_all_the_same():
+    token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P"
+    assert masked(f"sent {token} and id-{token}", {}) == f"sent {MASK} and id-{MASK}"
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "../../../etc/x", "/etc/x", "a/../../b", "a\x00b", "a" * 500, "", ".ssh"]
+)
+def test_a_name_of_a_platform_is_one_segment_of_a_path(name):
+    found = slug(name)
+    assert found
+    assert "/" not in found
+    assert not found.startswith(".")
+    assert len(found) < 140
+
+
+def test_names_that_differ_stay_apart():
+    names = ["a b", "a_b", "a/b", "a.b!", "a" * 130, "a" * 131]
+    assert len({slug(name) for name in names}) == len(names)
+
+
+def config(folder, field, uri):
+    """A config with a URI in one of its fields."""
+    sections = {"data": {"source": "sklearn:digits"}, "register": {}}
+    sections[field][{"data": "source", "register": "tracking_uri"}[field]] = uri
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({"name": "m", "task": "image_classification", **sections}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("field", "uri"),
+    [
+        ("register", "https://tok3n-0123456789@mlflow.example/api"),
+        ("register", "https://mlflow.example/?token=abcdef0123"),
+        ("register", "https://mlflow.example/api?x=1&access_token=abcdef0123"),
+        ("data", "https://data.example/a.csv?sig=abcdef"),
+        ("data", "https://data.example/a.csv?api_key=abcdef"),
+        ("data", "https://me:word@data.example/a.csv"),
+    ],
+)
+def test_a_secret_in_a_uri_is_refused(tmp_path, field, uri):
+    with pytest.raises(SpecError, match="a config is no place for one"):
+        load_spec(config(tmp_path, field, uri))
+
+
+@pytest.mark.parametrize(
+    ("field", "uri"),
+    [
+        ("register", "postgresql://me@host/mlflow"),
+        ("register", "https://mlflow.example/?workspace=a&page=2"),
+        ("data", "s3://bucket/a@b.csv"),
+    ],
+)
+def test_a_uri_without_one_is_not(tmp_path, field, uri):
+    load_spec(config(tmp_path, field, uri))
