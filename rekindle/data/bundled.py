@@ -89,6 +89,10 @@ class BundledSource:
             :32
         ]
 
+    def seen(self) -> str:
+        """The same: a release does not change."""
+        return self.fingerprint()
+
     def extent(self) -> tuple[int, int]:
         """One file, and its bytes."""
         return 1, self._file().stat().st_size

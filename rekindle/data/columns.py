@@ -66,6 +66,13 @@ class RawBatch:
         return dataclasses.replace(self, columns=columns, lines=self.lines[keep], names=names)
 
 
+def content_of(raw: RawBatch, value: Any) -> Any:
+    """An image's value: the bytes of the file that it names, if it is text. Raises OSError or
+    ValueError where that cannot be read."""
+    value = value.as_py() if isinstance(value, pa.Scalar) else value
+    return raw.fetch(value) if isinstance(value, str) and raw.fetch else value
+
+
 def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
     """The columns that are read, and how: the content, the label, and key, time and slices where
     they are set."""

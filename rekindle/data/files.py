@@ -8,14 +8,20 @@ name. Hidden files (`.x`, `_x`) are left out of folders and globs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import hashlib
+import io
+import os
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data import reference
 from rekindle.data.window import Partitions, Window
@@ -37,10 +43,55 @@ _SPLIT_WORDS = {
 _PIECE_BYTES = 1 << 20
 
 
+class Seen:
+    """What was read of a source: the hash of each of its files, by path, and one over the files
+    that rows name, in the order of the rows."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self._named = hashlib.sha256()
+
+    def named(self, path: str, content: bytes) -> None:
+        """A row named this file."""
+        self._named.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+
+    def names(self) -> str:
+        """The hash over all files that rows named."""
+        return self._named.hexdigest()
+
+
+class _Hashing(io.RawIOBase):
+    """A stream that hashes what is read of it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._hash = stream, hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._stream.read(len(buffer))
+        self._hash.update(piece)
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def hexdigest(self) -> str:
+        """Of the whole stream; reads what is left of it."""
+        while piece := self._stream.read(_PIECE_BYTES):
+            self._hash.update(piece)
+        return self._hash.hexdigest()
+
+
+def _state(stream: Any) -> tuple[int, int]:
+    """What changes with the bytes of a file here."""
+    found = os.fstat(stream.fileno())
+    return found.st_size, found.st_mtime_ns
+
+
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
     """One file: `path` within `filesystem`, `name` for people, its path below the source's `root`,
-    `partition` where the URI has one, `split` where told."""
+    `partition` where the URI has one, `split` where told. What is read goes through `seen`."""
 
     filesystem: Any = dataclasses.field(repr=False, compare=False)
     root: str
@@ -49,16 +100,60 @@ class SourceFile:
     size: int
     partition: dt.datetime | None = None
     split: str = ""
+    seen: Seen = dataclasses.field(default_factory=lambda: Seen(), repr=False, compare=False)
 
-    def open(self) -> BinaryIO:
-        """The content, decompressed where the suffix says so."""
-        compression = _COMPRESSED.get(PurePosixPath(self.name).suffix.lower())
-        return cast(BinaryIO, self.filesystem.open(self.path, "rb", compression=compression))
+    @contextlib.contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """The content from front to back, decompressed where the suffix says so; `seen` has its
+        hash once the block is left."""
+        with self.filesystem.open(self.path, "rb") as stored:
+            hashing = _Hashing(stored)
+            stream = io.BufferedReader(hashing, _PIECE_BYTES)
+            # as fsspec's own `open` does
+            yield fsspec.compression.compr[self._compression()](stream, mode="rb")
+            self.seen.files[self.path] = hashing.hexdigest()
+
+    @contextlib.contextmanager
+    def open_anywhere(self) -> Iterator[BinaryIO]:
+        """The same for who reads here and there: of a file here by one handle, and DataError where
+        it is written to meanwhile; of another as a copy."""
+        with contextlib.ExitStack() as opened:
+            stream = opened.enter_context(self.filesystem.open(self.path, "rb"))
+            local, hashing = isinstance(self.filesystem, LocalFileSystem), _Hashing(stream)
+            before = _state(stream) if local else None
+            if not local:
+                stream = opened.enter_context(tempfile.TemporaryFile())
+                while piece := hashing.read(_PIECE_BYTES):
+                    stream.write(piece)
+            self.seen.files[self.path] = hashing.hexdigest()
+            stream.seek(0)
+            yield fsspec.compression.compr[self._compression()](stream, mode="rb")
+            if local and _state(stream) != before:
+                raise DataError(
+                    "the file was written to while it was read", where=self.path,
+                    fix="write files aside and rename them when they are complete; then run again",
+                )  # fmt: skip
+
+    def head(self, size: int) -> bytes:
+        """The beginning of the content."""
+        with self.filesystem.open(self.path, "rb", compression=self._compression()) as stream:
+            return bytes(stream.read(size))
+
+    def _compression(self) -> str | None:
+        return _COMPRESSED.get(PurePosixPath(self.name).suffix.lower())
 
     def fetch(self, path: str) -> bytes:
         """The bytes of a file that a row of this one names; ValueError where it must not."""
         named = reference.path_of(self.filesystem, self.root, _parent(self.path), path)
-        return reference.read(self.filesystem, named)
+        content = reference.read(self.filesystem, named)
+        self.seen.named(path, content)
+        return content
+
+    def whole(self) -> bytes:
+        """All bytes as they are stored."""
+        content: bytes = self.filesystem.cat_file(self.path)
+        self.seen.files[self.path] = hashlib.sha256(content).hexdigest()
+        return content
 
     def sha256(self) -> str:
         """Hash of the bytes as they are stored."""
@@ -82,6 +177,12 @@ class Files:
         """The start of the newest partition."""
         return max((file.partition for file in self.files if file.partition), default=None)
 
+    def unseen(self) -> Files:
+        """The same, of which nothing has been read."""
+        seen = Seen()
+        files = tuple(dataclasses.replace(file, seen=seen) for file in self.files)
+        return dataclasses.replace(self, files=files)
+
     def within(self, window: Window) -> Files:
         """The files whose partition starts in the window; raises DataError if none does."""
         chosen = tuple(file for file in self.files if file.partition and file.partition in window)
@@ -95,12 +196,14 @@ class Files:
             )
         return dataclasses.replace(self, files=chosen)
 
-    def fingerprint(self, *, named: bool) -> str:
-        """Hash of the bytes, in order of name; of the names too where they mean something."""
+    def fingerprint(self, *, named: bool, seen: bool = False) -> str:
+        """Hash of the bytes, in order of name; of the names too where they mean something. Of the
+        bytes that were `seen`, or as they are now."""
         running = hashlib.sha256()
         for file in self.files:
             partition = file.partition.isoformat() if file.partition else ""
-            running.update(f"{file.name if named else ''}\0{partition}\0{file.sha256()}\n".encode())
+            content = (file.seen.files.get(file.path) if seen else None) or file.sha256()
+            running.update(f"{file.name if named else ''}\0{partition}\0{content}\n".encode())
         return running.hexdigest()[:32]
 
 
@@ -178,12 +281,14 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:
+    seen = Seen()
     return [
         SourceFile(
-            filesystem, root, info["name"], _below(info["name"], root), int(info.get("size") or 0)
+            filesystem, root, info["name"], _below(info["name"], root),
+            int(info.get("size") or 0), seen=seen,
         )
         for info in found
-    ]
+    ]  # fmt: skip
 
 
 def _parent(path: str) -> str:

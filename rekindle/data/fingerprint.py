@@ -12,20 +12,13 @@ checkpoint is made) are left out.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import shlex
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from rekindle.data.columns import Kind, RawBatch, texts, wanted_columns
+from rekindle.data.columns import wanted_columns
 from rekindle.data.files import content_hash
+from rekindle.data.hashes import RecordsHash
 from rekindle.data.source import FileSource, Source, open_source
-from rekindle.data.split import content_views
 from rekindle.data.times import Span, inside, read_times, to_datetime
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window, resolve
@@ -190,51 +183,12 @@ def _span(source: Source, data: DataSpec) -> Span:
 def _hash_records(source: Source, data: DataSpec, modality: str, window: Window) -> tuple[str, int]:
     """Hash of the records in the window, however they are divided into files, and their number."""
     columns = wanted_columns(data, modality)
-    running = {name: _ColumnHash(columns[name]) for name in sorted(columns)}
-    rows, findings = 0, Findings()
+    running, findings = RecordsHash(columns), Findings()
     assert data.columns.time is not None
     for raw in source.read(columns, findings):
         times, keep = read_times(raw, data.columns.time, findings)
-        chosen = raw.filter(keep & inside(times, window))
-        rows += len(chosen)
-        for name, column_hash in running.items():
-            column_hash.update(chosen, name)
-    return digest([[name, column_hash.digest()] for name, column_hash in running.items()]), rows
-
-
-class _ColumnHash:
-    """Hash of a column's values, one after the other, however they come in batches."""
-
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
-        self._present, self._lengths, self._bytes = (hashlib.sha256() for _ in range(3))
-
-    def update(self, raw: RawBatch, column: str) -> None:
-        """Take in the column's values of a batch."""
-        if self._kind == "image":
-            values = pa.array([_image_bytes(value) for value in raw.columns[column]], pa.binary())
-        elif self._kind == "messages":
-            values = pa.array([_as_json(value) for value in raw.columns[column]], pa.string())
-        else:
-            values = texts(raw, column, self._kind, Findings()).values
-        self._present.update(np.asarray(values.is_valid(), np.uint8).tobytes())
-        values = values.fill_null(b"" if self._kind == "image" else "")
-        self._lengths.update(np.asarray(pc.binary_length(values), np.int32).tobytes())
-        self._bytes.update(b"".join(content_views(values)))
-
-    def digest(self) -> str:
-        """The hash of all values so far."""
-        return "".join(part.hexdigest() for part in (self._present, self._lengths, self._bytes))
-
-
-def _as_json(value: Any) -> str:
-    value = value.as_py() if isinstance(value, pa.Scalar) else value
-    return json.dumps(value, sort_keys=True, default=repr)
-
-
-def _image_bytes(value: Any) -> bytes:
-    value = value.as_py() if isinstance(value, pa.Scalar) else value
-    return value if isinstance(value, bytes) else repr(value).encode()
+        running.update(raw.filter(keep & inside(times, window)))
+    return running.digest(), running.rows
 
 
 def _folders(model: ModelSpec) -> dict[str, str]:

@@ -68,6 +68,10 @@ class HubSource:
         text = f"{self._name}\0{options}\0{self._pin()}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
+    def seen(self) -> str:
+        """The same: a release does not change."""
+        return self.fingerprint()
+
     def extent(self) -> tuple[int, int]:
         """Zeros: the hub does not say which files and bytes a stream will touch."""
         return 0, 0

@@ -28,6 +28,7 @@ from rekindle.data.examples import (
     reserved,
     schema_of,
 )
+from rekindle.data.hashes import RecordsHash
 from rekindle.data.leaks import find_leaks
 from rekindle.data.normalise import Normaliser, label_order
 from rekindle.data.source import open_source
@@ -35,7 +36,7 @@ from rekindle.data.split import hash_splits, split_names, time_cuts, time_splits
 from rekindle.data.times import Span, Times, inside, read_times
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import parse_window
-from rekindle.errors import RequestError
+from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest, file_sha256
 from rekindle.spec.model import DataSpec
 
@@ -51,7 +52,7 @@ def ingest(
 
     `window` is the text of a resolved window, empty for all records; `source` the fingerprint to
     carry along (default: one of the examples written). Raises DataError with everything that is
-    wrong with the source, at once.
+    wrong with the source, at once, and where what was read has another fingerprint.
     """
     if taken := reserved(data.slices):
         fix = f"rename the column; {', '.join(taken)} means something else in the examples"
@@ -76,6 +77,7 @@ class _Ingestion:
         self.normaliser = Normaliser(data, modality, self.findings)
         self.schema = schema_of(modality, data.slices)
         self.span = Span()
+        self.seen = ""
         self.labelled = "label" in self.schema.names
         self.rows: collections.Counter[str] = collections.Counter(dict.fromkeys(SPLITS, 0))
         self.class_rows: dict[str, collections.Counter[str]] = {
@@ -98,6 +100,8 @@ class _Ingestion:
     def validated(self, source: str) -> ExamplesSummary:
         """The summary of what was written; raises DataError if any of it is unfit."""
         data, findings = self.data, self.findings
+        if not findings:  # else what was read may not be all
+            self._check_held(source)
         rows = dict(self.rows)
         found = {label for counts in self.class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if self.labelled else ()
@@ -126,17 +130,33 @@ class _Ingestion:
         """Tables of examples in the window, their times (or zeros), and the source's own split."""
         column = time_column(self.data)
         reader = open_source(self.data, self.modality, self.window)
-        for raw in reader.read(wanted_columns(self.data, self.modality), self.findings):
+        columns = wanted_columns(self.data, self.modality)
+        by_column = self.window is not None and not self.partitioned
+        records = RecordsHash(columns)
+        for raw in reader.read(columns, self.findings):
             times = np.zeros(len(raw), np.int64)
             if column is not None:
                 times, keep = read_times(raw, column, self.findings)
                 self.span.include(times[keep])
-                if self.window is not None and not self.partitioned:
+                if by_column:
+                    assert self.window is not None
                     keep &= inside(times, self.window)
                 raw, times = raw.filter(keep), times[keep]
+            if by_column:
+                records.update(raw)
             if len(raw):
                 table, keep = self.normaliser(raw)
                 yield table, times[keep], raw.split
+        self.seen = records.digest() if by_column else reader.seen()
+
+    def _check_held(self, source: str) -> None:
+        """Raises DataError where the data that were read have another fingerprint."""
+        if source and source != self.seen:
+            raise DataError(
+                "the data changed between `fingerprint` and `ingest`", where=self.data.source,
+                fix="run the same command again; who writes files aside and renames them changes "
+                "them in one instant",
+            )  # fmt: skip
 
     def _distribute(self, writer: ExamplesWriter, table: pa.Table, indices: Any) -> None:
         table = table.append_column("split", split_names(indices))

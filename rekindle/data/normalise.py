@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import Mask, RawBatch, texts
+from rekindle.data.columns import Mask, RawBatch, content_of, texts
 from rekindle.data.documents import DocumentColumns
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
@@ -62,9 +62,8 @@ class Normaliser:
     def _image(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
         pixels: list[bytes | None] = []
         for row, value in enumerate(raw.columns[self._data.columns.image]):
-            value = value.as_py() if isinstance(value, pa.StringScalar) else value
             try:
-                value = raw.fetch(value) if isinstance(value, str) and raw.fetch else value
+                value = content_of(raw, value)
             except (OSError, ValueError) as error:
                 self._findings.add("image", raw.place(row), str(error))
                 pixels.append(None)

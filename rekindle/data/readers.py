@@ -26,6 +26,7 @@ from rekindle.data.files import SourceFile
 from rekindle.data.validate import Findings
 
 BLOCK_BYTES = 4 << 20
+MOST_LINE_BYTES = 64 << 20
 _PARQUET_ROWS = 4_096
 _HEADER_BYTES = 1 << 20
 _PROBED_LINES = 100
@@ -66,7 +67,7 @@ def read_parquet(
     file: SourceFile, columns: Mapping[str, Kind], findings: Findings
 ) -> Iterator[RawBatch]:
     """The rows of a Parquet file, numbered from 1."""
-    with file.open() as stream:
+    with file.open_anywhere() as stream:
         try:
             parquet = pa.parquet.ParquetFile(pa.PythonFile(stream, mode="r"), pre_buffer=False)
             if findings.missing_columns(file.name, columns, parquet.schema_arrow.names):
@@ -89,6 +90,10 @@ def read_jsonl(
     line = 1
     with file.open() as stream:
         for number, block in enumerate(_line_blocks(stream)):
+            if len(block) > MOST_LINE_BYTES:
+                what = f"a line of over {MOST_LINE_BYTES >> 20} MiB"
+                findings.add("malformed", f"{file.name}:{line}", what)
+                return
             if number == 0:
                 block = block.removeprefix(b"\xef\xbb\xbf")
                 keys, schema = _probe(block, columns)
@@ -114,8 +119,7 @@ def _csv_header_fits(
     file: SourceFile, delimiter: str, columns: Mapping[str, Kind], findings: Findings
 ) -> bool:
     """Whether the header names each wanted column once; notes what it lacks."""
-    with file.open() as stream:
-        text = stream.read(_HEADER_BYTES).decode("utf-8-sig", errors="replace")
+    text = file.head(_HEADER_BYTES).decode("utf-8-sig", errors="replace")
     header = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), None)
     if header is None:
         fix = "the first line must name the columns"
@@ -155,17 +159,20 @@ def _csv_failure(message: str) -> str:
 
 
 def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """The stream in pieces that end with a newline (the last one may lack it)."""
-    rest = b""
+    """The stream in pieces that end with a newline (the last one may lack it, and so does one that
+    is too long to go on)."""
+    rest, held = list[bytes](), 0
     while data := stream.read(BLOCK_BYTES):
         end = data.rfind(b"\n") + 1
         if end:
-            yield rest + data[:end]
-            rest = data[end:]
-        else:
-            rest += data
-    if rest:
-        yield rest
+            yield b"".join((*rest, data[:end]))
+            rest, held = [], 0
+        rest.append(data[end:])
+        held += len(data) - end
+        if held > MOST_LINE_BYTES:
+            break
+    if held:
+        yield b"".join(rest)
 
 
 def _probe(block: bytes, columns: Mapping[str, Kind]) -> tuple[list[str], pa.Schema | None]:

@@ -3,6 +3,7 @@ fingerprint."""
 
 from __future__ import annotations
 
+import contextlib
 import lzma
 import zlib
 from collections.abc import Iterator, Mapping
@@ -13,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import bundled, hub
-from rekindle.data.columns import Kind, RawBatch
+from rekindle.data.columns import Kind, RawBatch, content_of
 from rekindle.data.files import Files, SourceFile, locate
 from rekindle.data.readers import READERS
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window
 from rekindle.errors import RequestError
+from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
 
 _IMAGES_AT_ONCE = 64
@@ -36,6 +38,10 @@ class Source(Protocol):
         """Hash of what the source holds now."""
         ...
 
+    def seen(self) -> str:
+        """The same hash of what `read` has read, to its end."""
+        ...
+
     def extent(self) -> tuple[int, int]:
         """How many files, how many bytes; zeros where nobody knows."""
         ...
@@ -45,7 +51,7 @@ class FileSource:
     """Files of one format behind a URI; the same bytes have one fingerprint wherever they lie."""
 
     def __init__(self, data: DataSpec, modality: str, window: Window | None = None) -> None:
-        self._data = data
+        self._data, self._modality = data, modality
         self._files: Files = locate(data)
         if window is not None and "{window" in data.source:
             self._files = self._files.within(window)
@@ -80,9 +86,33 @@ class FileSource:
                     findings.note(f"the file cannot be read: {error}", where=file.name, fix=fix)
 
     def fingerprint(self) -> str:
-        """Hash of the bytes of all files; of their names too where they tell a label or a split."""
+        """Hash of the bytes of all files, and of those that their rows name; of their names too
+        where they tell a label or a split."""
+        if not self._names_files():
+            return self._fingerprint(seen=False)
+        asking = FileSource(self._data, self._modality)
+        asking._files = self._files.unseen()
+        column = self._data.columns.image
+        for raw in asking.read({column: "image"}, Findings()):
+            for value in raw.columns[column]:
+                with contextlib.suppress(OSError, ValueError):  # `ingest` says so
+                    content_of(raw, value)
+        return asking.seen()
+
+    def seen(self) -> str:
+        """That of the bytes that were read."""
+        return self._fingerprint(seen=True)
+
+    def _fingerprint(self, *, seen: bool) -> str:
         named = self._files.format == "images" or self._data.split.by == "source"
-        return self._files.fingerprint(named=named)
+        found = self._files.fingerprint(named=named, seen=seen)
+        if not self._names_files():
+            return found
+        return digest([found, self._files.files[0].seen.names()])
+
+    def _names_files(self) -> bool:
+        """Whether rows may name files beside the source's own."""
+        return self._modality == "image" and self._files.format != "images"
 
     def extent(self) -> tuple[int, int]:
         """How many files, how many bytes as stored."""
@@ -104,7 +134,7 @@ class FileSource:
                 group = [file for file in files if file.split == split]
                 yield RawBatch(
                     {
-                        names.image: [file.filesystem.cat_file(file.path) for file in group],
+                        names.image: [file.whole() for file in group],
                         names.label: pa.array(
                             [PurePosixPath(file.name).parent.name for file in group]
                         ),
