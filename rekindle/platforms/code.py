@@ -9,7 +9,6 @@ that is not on this machine is taken for one in the image, which is then one's o
 from __future__ import annotations
 
 import dataclasses
-import glob
 import hashlib
 import logging
 import os
@@ -21,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from rekindle.errors import Problem, RequestError
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.rewrite import OWN_IMAGES
+from rekindle.platforms.included import included
 from rekindle.platforms.sagemaker.site import ECR
 from rekindle.spec import lock
 from rekindle.spec.identity import digest, file_sha256
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 HOME = PurePosixPath("/opt/rekindle/code")
 # has nobody's modules; of other images only their makers know
 _BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
-_LEFT_OUT = ("__pycache__", ".git")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,24 +64,25 @@ def code_of(spec: Spec, graph: Graph) -> Code:
     """All files of one's own that the steps of the spec's pipeline need; RequestError for one that
     cannot be read."""
     files = {field: file for field, file in _named(spec) if file.is_file()}
-    included = list(_included(spec))
+    named = spec.image.include
+    taken = list(included(named, Path(spec.origin[0]).resolve().parent)) if named else []
     sources = _sources(spec, graph)
     folders = _folders(spec, files)
     found = closure(files.values(), sources, folders)
     importing = set(found.values())
-    more = closure([file for file in included if file not in found], {}, folders)
-    importing |= {folder for file, folder in more.items() if file not in included}
+    more = closure([file for file in taken if file not in found], {}, folders)
+    importing |= {folder for file, folder in more.items() if file not in taken}
     found |= more
     if not found:
         return Code({}, (), (), Path("/"))
-    if included:
+    if taken:
         importing.add(Path(spec.origin[0]).resolve().parent)
     needing = (path for path, text in sources.items() if closure([], {path: text}, folders))
     root = Path(os.path.commonpath([*(file.parent for file in found), *importing]))
     return Code(
         {file.relative_to(root).as_posix(): _content(file) for file in found},
         tuple(sorted(folder.relative_to(root).as_posix() for folder in importing)),
-        (*files, *needing, *(["image.include"] if included else [])),
+        (*files, *needing, *(["image.include"] if taken else [])),
         root,
     )
 
@@ -182,24 +182,6 @@ def _folders(spec: Spec, files: Mapping[str, Path]) -> tuple[Path, ...]:
         around.append(Path(spec.pipeline.rpartition(":")[0]).resolve())
     found = [folder for file in around for folder in folders_of(file)]
     return tuple(dict.fromkeys([*found, Path.cwd().resolve()]))
-
-
-def _included(spec: Spec) -> Iterator[Path]:
-    """Files that `image.include` names; RequestError for what there is not."""
-    for pattern in spec.image.include:
-        # Path.glob refuses absolute patterns
-        found = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207
-        if not found:
-            raise RequestError(
-                f"there is nothing at {pattern}", where="image.include", fix="check the path"
-            )
-        for path in sorted(found):
-            inner = sorted(path.rglob("*")) if path.is_dir() else [path]
-            yield from (
-                file.resolve()
-                for file in inner
-                if file.is_file() and not set(file.parts) & set(_LEFT_OUT)
-            )
 
 
 def _abroad(platform: str, spec: Spec, graph: Graph, image: str) -> Iterator[tuple[Step, str]]:
