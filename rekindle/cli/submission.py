@@ -18,6 +18,7 @@ from rekindle.cli.options import all_runs
 from rekindle.cli.planning import on_machines, planned
 from rekindle.cli.remote import keep_definition
 from rekindle.errors import PlatformError, Problem, RequestError
+from rekindle.platforms.local.store import make_home
 from rekindle.platforms.submission import TOKEN, Mark, digest_of
 from rekindle.records import RunRecord, StepRecord, Submission
 
@@ -118,6 +119,7 @@ def _sent(
     submission = record.submission
     assert submission is not None
     path = home / "runs" / record.run_id / "run.json"
+    make_home(home)
     keep_definition(record, definition, home)
     record.write(path)  # before anything is sent: what is cut off here is found again
     mark = Mark(record.run_id, submission.definition, submission.token)

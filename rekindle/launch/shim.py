@@ -345,10 +345,26 @@ def collect_outputs(task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     }
     reported = written.get("artifacts", {})
     artifacts = {
-        name: _artifact(schema, outputs["artifacts"][name], reported.get(name, {}))
+        name: _artifact(
+            schema, outputs["artifacts"][name], reported.get(name, {}), task.get("within")
+        )
         for name, schema in task["outputs"]["artifacts"].items()
     }
+    for name, artifact in artifacts.items() if "within" in task else ():
+        _check_place(name, artifact["uri"], task["within"])
     return parameters, artifacts
+
+
+def _check_place(name: str, uri: str, within: list[str]) -> None:
+    """What a container says of its outputs is read here, with our rights: only what it was given to
+    see may be named, by a link neither."""
+    place = Path(uri.removeprefix("file://")).resolve()
+    if not _is_remote(uri) and not any(place.is_relative_to(folder) for folder in within):
+        raise TaskError(f"the output `{name}` is said to be at {uri}, which the step cannot see")
+
+
+def _is_remote(uri: str) -> bool:
+    return "://" in uri and not uri.startswith("file://")
 
 
 def _from_file(name: str, path: str, kind: str) -> Any:
@@ -376,15 +392,23 @@ def _typed(name: str, value: Any, kind: str) -> Any:
     return value
 
 
-def _artifact(schema: dict[str, str], given: dict[str, Any], reported: dict[str, Any]) -> Any:
+def _artifact(
+    schema: dict[str, str], given: dict[str, Any], reported: dict[str, Any],
+    within: list[str] | None,
+) -> Any:  # fmt: skip
     """One artifact as the executor reports it; content that it put elsewhere (`custom_path`) is
     copied to its URI."""
     planned = given["artifacts"][0]
     actual = (reported.get("artifacts") or [{}])[0]
     uri = actual.get("uri") or planned["uri"]
     custom = actual.get("custom_path", "")
+    if custom and within is not None:
+        _check_place(planned["name"], custom, within)
     if custom and "://" not in uri and Path(custom).exists() and not Path(uri).exists():
-        (shutil.copytree if Path(custom).is_dir() else shutil.copy2)(custom, uri)
+        if Path(custom).is_dir():
+            shutil.copytree(custom, uri, symlinks=within is not None)
+        else:
+            shutil.copy2(custom, uri)
     metadata = {**planned.get("metadata", {}), **(actual.get("metadata") or {})}
     return {**schema, "uri": uri, "metadata": metadata, "custom_path": custom}
 

@@ -6,6 +6,7 @@ import stat
 import pytest
 
 from rekindle.errors import RequestError
+from rekindle.platforms.local.store import make_home
 from rekindle.train.job import working_of
 
 URI = "s3://bucket/checkpoints/0123abcd"
@@ -49,3 +50,12 @@ def test_a_folder_that_is_not_ours_alone_is_refused(shared, prepare):
     prepare(shared)
     with pytest.raises(RequestError, match="somebody else may write"):
         working_of(URI)
+
+
+def test_a_home_is_for_its_user_alone_unless_somebody_made_it_otherwise(tmp_path):
+    make_home(tmp_path / "a" / "home")
+    assert stat.S_IMODE((tmp_path / "a" / "home").stat().st_mode) == 0o700
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o775)
+    make_home(tmp_path / "shared")
+    assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o775

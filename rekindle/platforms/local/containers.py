@@ -2,8 +2,9 @@
 
 A step in a container is a task of the shim's like any other, with docker's client as its command,
 so that logs, retries, time limits and signals are the same. It sees its inputs, read-only, and the
-folder of its outputs, both under the paths that they have here, and nothing else of this machine;
-it runs as whoever runs us. Variables go by name, so that no value of theirs is on a command line:
+folder of its outputs, both under the paths that they have here, and nothing else of this machine,
+nor can it name anything else as an output; it runs as whoever runs us, without rights beyond that.
+Variables go by name, so that no value of theirs is on a command line:
 those that the step sets itself, secrets, and its place among nodes. An image is run by its id,
 which is part of the step's cache key.
 
@@ -32,6 +33,9 @@ When = Literal["never", "auto", "always"]
 
 # of our own environment, beside secrets; those that are not set stay so
 _HANDED_ON = (VARIABLE, "CLUSTER_SPEC", "PYTHONUNBUFFERED", "_KFP_RUNTIME")
+# no rights of root's over the kernel, none by programs that bring some, and no more processes than
+# a step can want
+_CONFINED = ("--cap-drop=ALL", "--security-opt=no-new-privileges", "--pids-limit=8192")
 _PROCESS = "Runs as a process here, not in its image"
 
 
@@ -65,6 +69,7 @@ class Containers:
             *self.docker.words("run", f"--name={name}", "--init", "--pull=never"),
             "--log-driver=none",
             f"--user={self.user}",
+            *_CONFINED,
             *(f"--label={key}={value}" for key, value in labels.items()),
             *_limits(step.container.resources),
             *(["--network=host"] if step.distribution else []),
@@ -75,7 +80,9 @@ class Containers:
             *command[1:],
         ]
         afterwards = self.docker.removal(name)
-        return {**task, "source": "", "command": words, "afterwards": afterwards}
+        seen = [outputs.resolve(), *(path.resolve() for path in _inputs(task["executor_input"]))]
+        within = [str(path) for path in seen]
+        return {**task, "source": "", "command": words, "afterwards": afterwards, "within": within}
 
     def _variables(self, task: Mapping[str, Any], step: Step) -> Iterator[Any]:
         """Options that hand variables on: by name, but for PATH, which the shim changes for what
@@ -153,12 +160,18 @@ def _limits(asked: Resources) -> Iterator[str]:
 
 
 def _mounts(executor_input: Mapping[str, Any], outputs: Path) -> Iterator[str]:
+    for path in _inputs(executor_input):
+        yield _mount(path, ",readonly")
+    yield _mount(outputs, "")
+
+
+def _inputs(executor_input: Mapping[str, Any]) -> Iterator[Path]:
+    """The artifacts that the step is given and that lie here."""
     groups = executor_input["inputs"]["artifacts"].values()
     uris = dict.fromkeys(artifact["uri"] for group in groups for artifact in group["artifacts"])
     for path in map(local_path, uris):
         if path is not None and path.exists():
-            yield _mount(path, ",readonly")
-    yield _mount(outputs, "")
+            yield path
 
 
 def _mount(path: Path, options: str) -> str:

@@ -36,7 +36,7 @@ from rekindle.platforms.local.cache import each
 from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
 from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
-from rekindle.platforms.local.store import Store, is_alive, owner
+from rekindle.platforms.local.store import Store, is_alive, make_home, owner
 from rekindle.platforms.local.walk import Leaf, Ready, Skipped, Walk, dependents
 from rekindle.records import Ignored, RunRecord, StepRecord
 
@@ -94,6 +94,7 @@ def execute(
         }
     )
     try:
+        make_home(store.home)
         with (
             store.hold_run(record.run_id),
             nursery_for(env, imports) as nursery,

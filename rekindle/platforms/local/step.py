@@ -121,6 +121,12 @@ def _import(job: Job, node: Importer) -> Outcome:
     path = local_path(uri)
     if not uri or (path is not None and not path.exists()):
         raise StepError(f"there is nothing to import at {uri!r}", where=node.where)
+    home = job.around.store.home.resolve()
+    if path is not None and home.is_relative_to(path.resolve()):
+        raise StepError(
+            f"{uri} cannot be imported: rekindle's home {home} lies in it", where=node.where,
+            fix="import the folder that holds the data, and nothing around it",
+        )  # fmt: skip
 
     def filled(value: Any) -> Any:
         if isinstance(value, Template):

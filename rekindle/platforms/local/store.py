@@ -146,6 +146,14 @@ def owner(home: Path, run_id: str) -> int | None:
     return int(text) if text else None
 
 
+def make_home(home: Path) -> None:
+    """Make the home unless it is there: for this user alone, since logs, records and the registry
+    hold what the data hold. Who shares one made it so."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        home.mkdir(mode=0o700)
+
+
 def slug(*names: str) -> str:
     """Names as one path segment; two that are made alike by that get a hash."""
     name = ".".join(names).replace("/", ".")
