@@ -145,10 +145,12 @@ class _Life:
         reading, self.lifeline = os.pipe()
         bound = gang.gpus and accelerator.can_bind()
         started = argv(gang.script, gang.place, port, bound)
-        words = [sys.executable, "-m", "rekindle.launch.agent", str(reading), str(self.exits)]
+        words = [sys.executable, "-P", "-m", "rekindle.launch.agent", str(reading), str(self.exits)]
         words += [gang.script[1] if gang.script[0] == "-m" and not gang.foreign else ""]
         own = {MARK: self.mark, "REKINDLE_RESTART": str(restart), "PYTHONUNBUFFERED": "1"}
         own |= nursery.THREADLESS | self._flight_recorder()
+        if not gang.foreign:
+            own["PYTHONSAFEPATH"] = "1"  # a file beside the config must not stand in for a module
         if gang.place.nodes == 1 and not gang.foreign:
             own[meeting.FILE] = f"{self.scratch.name}/store"
         own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(gang.train.grace_seconds))

@@ -37,11 +37,18 @@ from typing import Any
 PREEMPTED = 75
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux
-EXECUTOR = ["python3", "-m", "kfp.dsl.executor_main"]
+_EXECUTOR_MODULE = "kfp.dsl.executor_main"
+# modules of the working directory are found but hide nothing: a `queue.py` there is not Python's
+_FOLDER_LAST = "import sys; '' in sys.path and sys.path.remove(''); sys.path.append('')"
+EXECUTOR = [
+    "python3", "-c",
+    f"{_FOLDER_LAST}; import runpy; "
+    f"runpy.run_module('{_EXECUTOR_MODULE}', run_name='__main__', alter_sys=True)",
+]  # fmt: skip
 ADDED = {"PATH", "PYTHONUNBUFFERED", "_KFP_RUNTIME"}  # what `build_environment` adds to ours
 _WITH_ARGUMENTS_FROM_FILE = (
-    "import json, runpy, sys; sys.argv[1:] = json.load(open(sys.argv[1])); "
-    "runpy.run_module('kfp.dsl.executor_main', run_name='__main__', alter_sys=True)"
+    f"{_FOLDER_LAST}; import json, runpy; sys.argv[1:] = json.load(open(sys.argv[1])); "
+    f"runpy.run_module('{_EXECUTOR_MODULE}', run_name='__main__', alter_sys=True)"
 )
 
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from rekindle.launch import nursery, shim
 
-EXECUTOR = shim.EXECUTOR[-1]
+EXECUTOR = "kfp.dsl.executor_main"
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def nursery_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[nurs
         return
     link, theirs = nursery.link()
     with theirs:
-        words = ["-m", "rekindle.launch.steps", str(theirs.fileno()), EXECUTOR, *modules]
+        words = ["-P", "-m", "rekindle.launch.steps", str(theirs.fileno()), EXECUTOR, *modules]
         process = subprocess.Popen(
             [sys.executable, *words],
             env={**env, "PYTHONUNBUFFERED": "1", "_KFP_RUNTIME": "true", **nursery.THREADLESS},
@@ -83,7 +83,8 @@ def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn
     _environ(env)
     os.chdir(cwd)
     module = sys.modules[EXECUTOR]
-    sys.path[0], sys.argv = cwd, [str(module.__file__), *words]
+    sys.path.append(cwd)  # last, so that modules of the user's hide nothing
+    sys.argv = [str(module.__file__), *words]
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # forks would all draw the same
     nursery.leave(nursery.exit_status(module.executor_main))

@@ -43,6 +43,7 @@ BEAT_SECONDS = 1.0
 
 def main() -> None:
     """Read the job, score, leave."""
+    sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
     job = ScoreJob.read(Path(sys.argv[1]))
     live(Path(job.status), job.train.grace_seconds, functools.partial(_score, job))
 

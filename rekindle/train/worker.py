@@ -61,6 +61,7 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """Read the job, train, leave."""
+    sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
     job = Job.read(Path(sys.argv[1]))
     live(Path(job.status), job.train.grace_seconds, functools.partial(_train, job))
 
