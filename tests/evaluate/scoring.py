@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rekindle.evaluate.evaluate import evaluate
 from rekindle.spec.model import TrainSpec
 from rekindle.train.loop import StopFlag
-from rekindle.train.modelfolder import digest_of
+from rekindle.train.modelfolder import ANY_CODE, digest_of
 from rekindle.train.score import hand_over, job_of
 from rekindle.train.score_rank import Work
 
@@ -31,7 +31,7 @@ def scored(state, candidate, examples, champion=None, version="", **train):
     """The folder with the scores; `state` is the artifact root."""
     spec = TrainSpec.model_validate(train)
     digest = digest_of(champion) if champion else ""
-    job = job_of(candidate, champion, version, digest, examples, spec, str(state))
+    job = job_of(candidate, champion, version, digest, examples, spec, str(state), ANY_CODE)
     with one_rank():
         work = Work(job, CPU, StopFlag(60), lambda step, phase: None)
         assert all(work.score(turn) for turn in job.turns)

@@ -15,7 +15,7 @@ from rekindle.launch import signs
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import Scores
 from rekindle.spec.model import ModelSpec, TrainSpec
-from rekindle.train.modelfolder import describe
+from rekindle.train.modelfolder import ANY_CODE, describe
 from rekindle.train.score import job_of
 from tests.data.dialogues import model, sharded, source
 from tests.evaluate.test_score_layouts import GPT2
@@ -101,7 +101,9 @@ def test_a_failure_before_everything_is_scored_fails(worlds, tmp_path):
 
 def test_nodes_that_would_compute_unlike_each_other_are_refused(worlds, tmp_path):
     folder = worlds["writes"]
-    job = job_of(folder, None, "", "", folder.parent / "examples", TrainSpec(), str(tmp_path))
+    job = job_of(
+        folder, None, "", "", folder.parent / "examples", TrainSpec(), str(tmp_path), ANY_CODE
+    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = []

@@ -387,7 +387,7 @@ def test_a_language_model_of_a_user_s_own_is_scored_by_its_logits_and_writes_its
     folder = model_of(name, model(400), shards, tmp_path / "model", 0)
     found = scored(tmp_path / "state", folder, tmp_path / "examples")
     sums = pq.read_table(found / "scores.parquet").column("candidate").combine_chunks()
-    opened, expected = open_model(folder), []
+    opened, expected = open_model(folder, name), []
     table_VV = opened.network().table.weight.detach().double().log_softmax(-1)
     for row in reference.encoded(opened, reference.held_out(tmp_path / "examples")).to_pylist():
         targets = [(i, t) for i, t in enumerate(reference.targets_of(row)) if t != -100]
