@@ -32,9 +32,10 @@ def path_of(filesystem: Any, root: str, folder: str, value: str) -> str:
     prefix = f"{root.rstrip('/')}/" if root else ""
     if not path.startswith(prefix):
         raise ValueError(f"{value!r} is not below {root}, where the source lies")
-    below = _plain(path.removeprefix(prefix))
-    names = [name for name in below.split("/") if name not in ("", ".")]
-    if not names or any(name.startswith(".") for name in names):
+    below = _decoded(path.removeprefix(prefix))
+    # `\` is a letter of a name to some servers and a `/` to others
+    names = [n for text in (below, below.replace("\\", "/")) for n in text.split("/")]
+    if not {*names} - {"", "."} or any(name.startswith(".") and name != "." for name in names):
         raise ValueError(f"{value!r} is empty, or goes through `..` or a hidden name")
     if isinstance(filesystem, LocalFileSystem):
         return _without_links(prefix or "/", path, value)
@@ -54,11 +55,11 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _plain(path: str) -> str:
-    """The path as a server may read it: decoded as often as it is encoded, `\\` as `/`."""
+def _decoded(path: str) -> str:
+    """The path as a server may read it: decoded as often as it is encoded."""
     while (decoded := unquote(path)) != path:
         path = decoded
-    return path.replace("\\", "/")
+    return path
 
 
 def _without_links(root: str, path: str, value: str) -> str:

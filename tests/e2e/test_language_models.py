@@ -47,6 +47,6 @@ def test_a_layout_composed_of_proven_pairs_is_checked_or_refused_before_it_train
     assert "two steps of a small network agree with one rank's" in log.read_text()
     refused = cli(
         "run", CONFIGS / "chat.yaml", "--home", "refused", *words, "--set", "train.untested=refuse",
-        code=1,
+        code=2,
     )  # fmt: skip
     assert "is refused: no test has trained all of it" in refused.stderr

@@ -183,7 +183,7 @@ def test_a_killed_launcher_leaves_no_worker_and_none_of_their_children(group, ru
 
 @pytest.mark.slow
 def test_a_start_may_take_long_while_one_rank_is_at_work(run):
-    said = run.start("starts_slowly", start_seconds=1, max_restarts=0).ends(0)
+    said = run.start("starts_slowly", start_seconds=3, max_restarts=0).ends(0)
     assert "no sign of life" not in said
 
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import fsspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rekindle.data.files import SourceFile
@@ -123,6 +123,8 @@ VALUES = st.lists(st.sampled_from([*PIECES, "<root>", "<parent>"]), max_size=9).
     max_examples=400,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+@example(".\\a.png")
+@example("deep\\..\\a.png")
 @given(VALUES | st.text(max_size=20))
 def test_no_value_leads_out_of_the_root(lake, site, value):
     for uri in (lake, "memory://lake", site.url):
