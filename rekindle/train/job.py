@@ -108,12 +108,14 @@ def _private() -> Path:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise RequestError(
             "somebody else may write to this folder, or could",
             where=str(folder),
             fix="have its owner delete it, or set TMPDIR to a folder of your own",
         )
+    if found.st_mode & 0o077:  # an earlier version's, which others can read
+        folder.chmod(0o700)
     return folder
 
 

@@ -36,12 +36,19 @@ def made_by_somebody_else(folder):
     os.chown(folder, 65534, 65534)
 
 
+def test_one_that_an_earlier_version_made_is_closed(shared):
+    shared.mkdir()
+    shared.chmod(0o755)
+    working_of(URI)
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o700
+
+
 @pytest.mark.parametrize(
     "prepare",
     [
         made_by_somebody_else,
         lambda folder: (folder.mkdir(), folder.chmod(0o777)),
-        lambda folder: (folder.mkdir(), folder.chmod(0o755)),
+        lambda folder: (folder.mkdir(), folder.chmod(0o720)),
         lambda folder: ((folder.parent / "x").mkdir(0o700), folder.symlink_to(folder.parent / "x")),
         lambda folder: folder.write_text(""),
     ],

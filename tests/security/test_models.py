@@ -94,9 +94,7 @@ def test_a_champion_whose_files_change_is_not_compared_with(judged, attack):
 
 
 @pytest.mark.parametrize("attack", [replaced, planted, added])
-def test_a_model_that_is_not_the_one_that_was_judged_is_not_registered(
-    registry_in, tmp_path, attack
-):
+def test_a_model_that_is_not_the_one_that_was_judged_is_not_registered(tmp_path, attack):
     where, model = registry_in(tmp_path / "home"), model_in(tmp_path / "model", b"new")
     shutil.copytree(model, tmp_path / "judged")
     attack(model)
