@@ -180,7 +180,12 @@ def test_steps_as_kubeflow_starts_them_run_the_task_that_the_image_has(
     steps = Steps(docker, pipeline, lake)
     steps.run("shard", reads=["examples"], leaves=["shards"])
     steps.run(
-        "finetune", reads=["shards"], leaves=["network", "training"], run_key="k", init_from="base"
+        "finetune",
+        reads=["shards"],
+        leaves=["network", "training"],
+        run_key="k",
+        init_from="base",
+        init_digest="",
     )
     assert (lake / "network" / "model.safetensors").is_file()
     summary = TrainingSummary.read(lake / "training" / "training.json")
@@ -326,7 +331,7 @@ class Steps:
         container = self.pipeline["deploymentSpec"]["executors"][f"exec-{step}"]["container"]
         given = self.pipeline["root"]["inputDefinitions"]["parameters"]
         wanted = self.pipeline["components"][f"comp-{step}"]["inputDefinitions"]["parameters"]
-        values = {n: parameters.get(n) or given[n]["defaultValue"] for n in wanted}
+        values = {n: parameters[n] if n in parameters else given[n]["defaultValue"] for n in wanted}
         executor_input = json.dumps({
             "inputs": {"parameterValues": values, "artifacts": dict(map(_artifact, reads))},
             "outputs": {"artifacts": dict(map(_artifact, leaves)), "outputFile": "/gcs/lake/result.json"},
