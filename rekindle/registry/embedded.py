@@ -30,7 +30,7 @@ def make(root: Path) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     for left in root.glob(f".{DATABASE}.*"):
-        left.unlink()
+        left.unlink(missing_ok=True)
     draft = root / f".{DATABASE}.{os.getpid()}"
     SqlAlchemyStore(f"sqlite:///{draft}", (root / ARTIFACTS).as_uri()).engine.dispose()
     draft.replace(final)
