@@ -45,7 +45,7 @@ UNSURE = "no answer to "
 LEASE = 120.0
 """Seconds for which others respect a claim that does not change."""
 _CHANCE = random.SystemRandom()
-IN_TIME, ANSWER = 30.0, 20.0
+IN_TIME, ANSWER = 60.0, 20.0
 """Seconds from a claim to the last request at most, and for the answer to that."""
 
 
