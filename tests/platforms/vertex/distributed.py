@@ -78,7 +78,8 @@ class Task:
     def executor_input(self, attempt: str = "1") -> dict[str, Any]:
         data = self.service.folder / "bucket" / "data.csv"
         data.parent.mkdir(exist_ok=True)
-        data.write_text("1\n2\n3\n")
+        if not data.exists():  # an earlier attempt's node may be reading it
+            data.write_text("1\n2\n3\n")
         dataset = {
             "name": "projects/12/artifacts/d", "uri": "gs://bucket/data.csv", "metadata": {},
             "type": {"schemaTitle": "system.Dataset", "schemaVersion": "0.0.1"},
