@@ -100,7 +100,7 @@ class SourceFile:
     size: int
     partition: dt.datetime | None = None
     split: str = ""
-    seen: Seen = dataclasses.field(default_factory=lambda: Seen(), repr=False, compare=False)
+    seen: Seen = dataclasses.field(default_factory=Seen, repr=False, compare=False)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:

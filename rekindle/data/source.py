@@ -4,6 +4,7 @@ fingerprint."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import lzma
 import zlib
 from collections.abc import Iterator, Mapping
@@ -90,7 +91,7 @@ class FileSource:
         where they tell a label or a split."""
         if not self._names_files():
             return self._fingerprint(seen=False)
-        asking = FileSource(self._data, self._modality)
+        asking = copy.copy(self)
         asking._files = self._files.unseen()
         column = self._data.columns.image
         for raw in asking.read({column: "image"}, Findings()):

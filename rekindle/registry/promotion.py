@@ -117,14 +117,16 @@ class Claim:
     client: MlflowClient
     where: Registry
     version: str
-    key: str
     who: str
+    key: str = ""
     made: float = 0.0
     unsure: bool = False
 
     def others(self) -> dict[str, str]:
-        """Claim, and see who else does."""
+        """Claim, under a new key, since others go by how long they have seen one; and see who else
+        does."""
         name, self.made = self.where.name, time.monotonic()
+        self.key = f"{CLAIM}{uuid.uuid4().hex[:12]}"
         self.client.set_registered_model_tag(name, self.key, self.who)
         tags = dict(self.client.get_registered_model(name).tags)
         return {k: str(v) for k, v in tags.items() if k.startswith(CLAIM) and k != self.key}
@@ -147,13 +149,13 @@ class Claim:
         have gone on, or has no answer."""
         from mlflow.exceptions import RestException
 
-        if time.monotonic() - self.made > IN_TIME:
+        # said before the request: an attempt that is killed after it says nothing any more
+        self.client.set_registered_model_tag(self.where.name, self.key, f"{UNSURE}{self.who}")
+        if time.monotonic() - self.made > IN_TIME:  # that tag may have taken long, too
             raise RegistryError(
                 f"not promoted: the registry took more than {IN_TIME:.0f} s for a few questions",
                 where=self.where.shown_uri, fix="run the same command again",
             )  # fmt: skip
-        # said before the request: who is killed after it says nothing any more
-        self.client.set_registered_model_tag(self.where.name, self.key, f"{UNSURE}{self.who}")
         self.unsure = True
         try:
             with _one_answer():
@@ -163,7 +165,7 @@ class Claim:
             if not refused and not self._done_late():
                 raise RegistryError(
                     f"the registry gave no answer to promoting version {self.version}, and may "
-                    f"still do it; until somebody knows, nobody is promoted: {error}",
+                    f"still do it; no other version is promoted until that is known: {error}",
                     where=self.where.shown_uri,
                     fix=_look(self.where.name, self.key),
                 ) from error
@@ -195,7 +197,7 @@ def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Cl
     """Nobody else replaces the champion meanwhile. Waits for others; raises RegistryError as
     `Claim.outlive` does."""
     who = f"version {version}, {socket.gethostname()}, process {os.getpid()}"
-    claim = Claim(client, where, version, f"{CLAIM}{uuid.uuid4().hex[:12]}", who)
+    claim = Claim(client, where, version, who)
     seen: dict[str, float] = {}  # others' claims, and when each was seen first
     try:
         while others := claim.others():

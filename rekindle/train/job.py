@@ -110,7 +110,7 @@ def _private() -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise RequestError(
-            "somebody else may write to this folder, or could",
+            "other users can write to this folder, or own it",
             where=str(folder),
             fix="have its owner delete it, or set TMPDIR to a folder of your own",
         )

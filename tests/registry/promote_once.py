@@ -1,4 +1,4 @@
-"""Promotes in a process of its own: `promote_once.py URL NAME VERSION EVIDENCE LEASE ANSWER`."""
+"""Promotes in a process of its own: `promote_once.py URL NAME VERSION EVIDENCE LEASE ANSWER IN_TIME`."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,8 @@ from rekindle.registry import promotion
 from rekindle.registry.models import Registry
 from rekindle.spec.model import RegisterSpec
 
-url, name, version, evidence, lease, answer = sys.argv[1:]
-promotion.LEASE, promotion.ANSWER = float(lease), float(answer)
+url, name, version, evidence, lease, answer, in_time = sys.argv[1:]
+promotion.LEASE, promotion.ANSWER, promotion.IN_TIME = float(lease), float(answer), float(in_time)
 home = str(Path(evidence).with_suffix(".home"))
 where = Registry(RegisterSpec(tracking_uri=url), name, home)
 registered = Registration(

@@ -48,7 +48,7 @@ class Race:
             registered(self.where, model_in(folder / n, n.encode()), **beaten) for n in ("2", "3")
         ]
 
-    def start(self, number, url, lease=60, answer=20):
+    def start(self, number, url, lease=60, answer=20, in_time=60):
         registration, evidence = self.candidates[number]
         words = [
             sys.executable,
@@ -59,7 +59,7 @@ class Race:
             str(evidence),
         ]
         return subprocess.Popen(
-            [*words, str(lease), str(answer)],
+            [*words, str(lease), str(answer), str(in_time)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -150,3 +150,19 @@ def test_an_alias_of_a_version_that_is_gone_is_not_no_champion(tmp_path):
         database.execute("update registered_model_aliases set version = 9")
     with pytest.raises(RegistryError, match="names version 9, which does not exist"):
         champion_state(where)
+
+
+@pytest.mark.slow
+def test_an_attempt_that_was_held_up_for_longer_than_a_claim_counts_asks_for_nothing_more(
+    race, proxy, server
+):
+    """The request before the last one is late: by then another version was promoted."""
+    tag = proxy.hold("POST", "registered-models/set-tag", skip=1)
+    first = race.start(0, proxy.url, in_time=3)
+    assert tag.come.wait(60)
+    second = race.start(1, server, lease=4)
+    assert second.communicate()[0].endswith("promoted\n")
+    tag.open.set()
+    _, error = first.communicate()
+    assert "the registry took more than 3 s" in error
+    assert race.champion() == "3"

@@ -55,7 +55,7 @@ def test_one_that_an_earlier_version_made_is_closed(shared):
 )
 def test_a_folder_that_is_not_ours_alone_is_refused(shared, prepare):
     prepare(shared)
-    with pytest.raises(RequestError, match="somebody else may write"):
+    with pytest.raises(RequestError, match="other users can write"):
         working_of(URI)
 
 
