@@ -29,7 +29,8 @@ class Family:
     token embedding. `regions` are the modules of a block whose input goes into divided columns.
     `sequence` names the norms where the residual stream may be divided along the sequence between
     tp ranks. `summary` is the module of the backbone that makes a text's summary of its first
-    token, "" where what follows the backbone does; None where there is none."""
+    token, "" where what follows the backbone does; None where there is none. `behind` is the module
+    of a block that attention's result goes into: from it on no token depends on another one."""
 
     blocks: str
     column: tuple[str, ...]
@@ -42,6 +43,7 @@ class Family:
     sequence: tuple[str, ...] = ()
     attention: str = ""
     summary: str | None = None
+    behind: str = ""
 
 
 _LLAMA = Family(
@@ -86,6 +88,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             last=("pooler",),
             attention="attention.self",
             summary="pooler",
+            behind="attention.output",
         ),
         "distilbert": Family(
             blocks="transformer.layer",
@@ -95,6 +98,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             first=("embeddings",),
             attention="attention",
             summary="",
+            behind="sa_layer_norm",
         ),
     }
 )  # fmt: skip

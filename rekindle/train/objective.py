@@ -27,6 +27,7 @@ from rekindle.tasks.base import Task
 from rekindle.tasks.text_classification import TextClassification
 from rekindle.train import attention, families
 from rekindle.train.batches import Micro, Tensors
+from rekindle.train.documents import Documents
 from rekindle.train.weights import intervals
 
 
@@ -71,7 +72,7 @@ class Part(nn.Module):
         self.results: list[torch.Tensor] = []
         # only our attention understands which documents share a sequence
         self.ours = any(hasattr(m, attention.PEERS) for m in network.modules())
-        self.firsts: torch.Tensor | None = None  # where joined texts begin
+        self.texts: int | None = None  # how many are joined in the sequence
         networks = [network, *self.teachers]
         self.joins_texts = isinstance(task, TextClassification) and all(
             family is not None and family.summary is not None
@@ -146,7 +147,7 @@ class Part(nn.Module):
             batch["documents"] = micro.documents  # type: ignore[assignment]
         if not self.last:
             return self._hidden(batch)
-        self.firsts = micro.targets
+        self.texts = None if micro.targets is None else len(micro.targets)
         theirs_BC = self._taught(batch)
         if self.first or hasattr(self.network, "config"):
             logits_BC = self.task.logits(self.network, batch)
@@ -186,14 +187,12 @@ class Part(nn.Module):
 
 
 def _summarise_each(network: nn.Module, part: Part) -> None:
-    """Have transformers' own summary of the first token made of each joined text: [1, T, H] becomes
-    [texts, 1, H] in front of it."""
+    """Have transformers' own summary of the first token made of each joined text: [1, documents, H]
+    becomes [texts, 1, H] in front of it. Documents behind the texts fill a pipeline's sequence."""
     family, body = families.require_family(network, "summary"), families.backbone(network)
 
     def each(hidden_BTH: torch.Tensor) -> torch.Tensor:
-        if part.firsts is None:
-            return hidden_BTH
-        return hidden_BTH.flatten(0, 1).index_select(0, part.firsts)[:, None]
+        return hidden_BTH if part.texts is None else hidden_BTH[0, : part.texts, None]
 
     def before(module: nn.Module, args: Any) -> Any:
         return (each(args[0]), *args[1:])
@@ -202,10 +201,32 @@ def _summarise_each(network: nn.Module, part: Part) -> None:
         output["last_hidden_state"] = each(output["last_hidden_state"])
         return output
 
+    _compute_only_firsts(families.blocks(network)[-1][1], family)
     if family.summary:
         body.get_submodule(family.summary).register_forward_pre_hook(before)
     else:
         body.register_forward_hook(behind)
+
+
+def _compute_only_firsts(block: nn.Module, family: families.Family) -> None:
+    """Have the last block compute, behind its attention, each joined text's first token alone:
+    [1, T, H] becomes [1, documents, H], and nothing reads what is left out.
+
+    The documents are taken from attention's own arguments, which are right as well where a block
+    computes its activations again."""
+    documents: list[Documents | None] = [None]
+
+    def seen(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        documents[0] = kwargs.get("documents")
+
+    def narrowed(module: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
+        if documents[0] is None:
+            return args
+        firsts = documents[0].starts[:-1]
+        return tuple(x_BTH.index_select(1, firsts) for x_BTH in args)
+
+    block.get_submodule(family.attention).register_forward_pre_hook(seen, with_kwargs=True)
+    block.get_submodule(family.behind).register_forward_pre_hook(narrowed)
 
 
 def sendable(hidden: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,9 @@
 Model FLOPs of a step: 6 N a token, or 4 N where most weights are frozen (their gradients are not
 computed), N being the weights in matrix products (no embedding table); plus attention, 12 L d s^2 a
 document of s tokens, halved where it is causal (L layers, d heads times head size). Recomputed
-activations do not count. MFU is that over the time and the peak of all devices (Chowdhery et al.
-2022, arXiv 2204.02311); there is none where the catalog knows no peak."""
+activations do not count, nor does what a text classifier leaves out: behind its attention the last
+block computes only the first token of each text. MFU is that over the time and the peak of all
+devices (Chowdhery et al. 2022, arXiv 2204.02311); there is none where the catalog knows no peak."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from rekindle.launch.events import emit
 from rekindle.records import HistoryRow
 from rekindle.spec.layout import Shape
 from rekindle.spec.model import TrainSpec
+from rekindle.train import families
 from rekindle.train.batches import Work
 
 PROGRESS_SECONDS = 0.25
@@ -30,10 +32,12 @@ PROGRESS_SECONDS = 0.25
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """FLOPs of a model: `per_token` of matrix products, `per_square` of attention for a document
-    of one token (it grows with the square)."""
+    of one token (it grows with the square), `first_only` of those products that only the first
+    token of a text takes."""
 
     per_token: float
     per_square: float
+    first_only: float = 0.0
 
     @classmethod
     def of(cls, network: nn.Module, frozen: bool) -> Cost | None:
@@ -44,16 +48,26 @@ class Cost:
         config = getattr(network, "config", None)
         if config is None or not hasattr(config, "vocab_size"):
             return None
-        weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear))
+        each, family = 4.0 if frozen else 6.0, families.family_of(network)
+        behind = 0
+        if family is not None and family.summary is not None:
+            last = families.blocks(network)[-1][1]
+            behind = _weights(last) - _weights(last.get_submodule(family.attention))
         shape = Shape.of(config.to_dict())
         width = getattr(config, "head_dim", None) or config.hidden_size // max(1, shape.heads)
         causal = any(getattr(m, "is_causal", False) for m in network.modules())
         square = 12.0 * shape.layers * shape.heads * width * (0.5 if causal else 1.0)
-        return cls((4.0 if frozen else 6.0) * weights, square)
+        return cls(each * _weights(network), square, each * behind)
 
     def step(self, work: Work) -> float:
         """FLOPs of the whole gang in one step."""
-        return self.per_token * work.tokens + self.per_square * work.squares
+        products = self.per_token * work.tokens - self.first_only * (work.tokens - work.examples)
+        return products + self.per_square * work.squares
+
+
+def _weights(module: nn.Module) -> int:
+    """Of linear layers."""
+    return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
 
 
 class Clock:

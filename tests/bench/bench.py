@@ -20,6 +20,7 @@ import contest
 
 WORKS = {
     "text": bench_train.text,
+    "still": bench_train.still,
     "unpacked": bench_train.unpacked,
     "packed": bench_train.packed,
     "ddp": bench_train.ddp,

@@ -6,8 +6,12 @@ figure is from the start of the first step to the end of the last (see contest.p
 
     text      reviews of 24 words, 2 epochs in batches of 16: Trainer at random, with the batches
               that we draw (the same distribution without the luck of the draw), by length, and
-              balanced. Gain: the texts of a batch, drawn at random, are joined in one sequence, and
-              only attention pads them. Ceiling: the peer's tokens with padding over those without
+              balanced. Gain: the texts of a batch, drawn at random, are joined in one sequence,
+              only attention pads them, and the last block computes first tokens alone behind its
+              attention. Ceiling without the latter: the peer's tokens with padding over those
+              without
+    still     the same without dropout, with the batches that we draw: nothing is left to chance,
+              and the held-out losses have to agree
     unpacked  documents of 9 to 704 tokens, the peer one a row. Gain: no padding, attention within
               documents, loss without whole logits. Ceiling: as above
     packed    the same packs in both, documents kept apart in both. Gain: attention document by
@@ -90,9 +94,14 @@ def _losses(found: dict[str, list[Found]], peer: str) -> tuple[list[float], list
     return [one["loss"] for one in found["ours"]], [one["loss"] for one in found[peer]]
 
 
+STILL = dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), 0.0)
+
+
+def still(folder: Path, count: int) -> list[Row]:
+    return _texts(work.reviews(folder, **STILL), folder, count, {"our_batches": (1.8, 1.0001)})
+
+
 def text(folder: Path, count: int) -> list[Row]:
-    given = work.reviews(folder)
-    examples = given.opened().rows("train") * (given.train.epochs or 1)
     # what the ratio should be, and how much worse than the peer's the held-out loss may be
     goals = {
         "random": (1.8, 1.01),
@@ -100,6 +109,14 @@ def text(folder: Path, count: int) -> list[Row]:
         "group_by_length": (1.0, 1.0),
         "batch_rebalance": (1.2, 1.02),
     }
+    return _texts(work.reviews(folder), folder, count, goals)
+
+
+def _texts(
+    given: Work, folder: Path, count: int, goals: dict[str, tuple[float, float]]
+) -> list[Row]:
+    name = "text classification, reviews" + ("" if len(goals) > 1 else ", no dropout")
+    examples = given.opened().rows("train") * (given.train.epochs or 1)
     contestants: dict[str, Callable[[int], Found]] = {
         "ours": functools.partial(ours, given, folder, 1),
         **{s: functools.partial(theirs, given, folder, "trainer", sampling=s) for s in goals},
@@ -110,11 +127,11 @@ def text(folder: Path, count: int) -> list[Row]:
         ceiling = found[sampling][0]["padded"] / found[sampling][0]["tokens"]
         rows.append(
             compared(
-                "text classification, reviews", f"Trainer, {sampling}",
+                name, f"Trainer, {sampling}",
                 _rates(found["ours"], examples), _rates(found[sampling], examples),
                 goal, at_least=True, losses=_losses(found, sampling), worse=worse,
                 unit="examples/s", ceiling=ceiling,
-                gain="texts joined in one sequence; the next batch is made meanwhile",
+                gain="texts joined in one sequence; first tokens alone in the last block",
             )
         )  # fmt: skip
     return rows

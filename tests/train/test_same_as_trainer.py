@@ -18,8 +18,7 @@ def test_a_training_leaves_the_held_out_loss_that_trainer_leaves_after_the_same_
     import bench_train
     import work
 
-    still = dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), 0.0)
-    given = dataclasses.replace(work.reviews(tmp_path, **still), threads=1)
+    given = dataclasses.replace(work.reviews(tmp_path, **bench_train.STILL), threads=1)
     steps = 24
     before = given.held_out(given.start(0))
     ours = bench_train.ours(given, tmp_path, 1, 0, steps=steps, epochs=None)

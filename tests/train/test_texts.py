@@ -120,6 +120,23 @@ def test_a_joined_text_gets_the_scores_and_gradients_it_gets_alone(kind, kernel)
         assert gap <= (3e-2 if precision == torch.bfloat16 else 1e-5)
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_the_last_block_computes_first_tokens_alone_behind_its_attention(kind):
+    micro = on_cpu(batches().arranged(ROWS, np.arange(len(ROWS))))
+    net = network(kind).train()
+    attention.install(net, attention.Peers())
+    part = Part(TASK, net, Goal())
+    rows = {}
+    for name, block in families.blocks(net):
+        for part_name in ("ffn.lin1", "ffn.lin2") if kind == "distilbert" else ("attention.output.dense", "output.dense"):  # fmt: skip
+            block.get_submodule(part_name).register_forward_hook(
+                lambda _, args, __, key=(name, part_name): rows.update({key: args[0].shape[1]})
+            )
+    part(micro=micro)
+    tokens = micro.inputs["input_ids"].shape[1]
+    assert list(rows.values()) == [tokens, tokens, len(ROWS), len(ROWS)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rates", [{"dropout": 0.2, "seq_classif_dropout": 0.2}, {"attention_dropout": 0.5}]

@@ -48,6 +48,19 @@ def test_attention_that_sees_both_ways_costs_twice_as_much():
     assert bert.per_square == 12 * 4 * 64
 
 
+@pytest.mark.parametrize(("kind", "behind"), [("distilbert", 2 * 64 * 96), ("bert", 64 * 64 + 2 * 64 * 96)])  # fmt: skip
+def test_the_last_block_counts_behind_its_attention_for_first_tokens_only(kind, behind):
+    sizes = {"vocab_size": 256, "dim": 64, "n_layers": 4, "n_heads": 4, "hidden_dim": 96}
+    if kind == "bert":
+        sizes = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+                 "intermediate_size": 96}  # fmt: skip
+    cost = Cost.of(network(kind, **sizes), frozen=False)
+    assert cost.first_only == 6 * behind
+    work = Work((), (), examples=2, targets=2, tokens=30, squares=10**2 + 20**2)
+    whole = cost.per_token * 30 + cost.per_square * 500
+    assert cost.step(work) == whole - 6 * behind * 28
+
+
 def test_a_1_3_billion_gpt_2_needs_8_gigaflops_a_token():
     gpt = network("gpt2", n_embd=2048, n_layer=24, n_head=16)
     assert Cost.of(gpt, frozen=False).per_token == pytest.approx(6 * 1.311e9, rel=0.002)
