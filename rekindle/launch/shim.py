@@ -8,6 +8,7 @@ TASK.json, written by a platform, holds
     run             values of `{{$.pipeline_job_name}}` and its like
     outputs         {"parameters": {name: IR type}, "artifacts": {name: {schema_title, ...}}}
     work, cwd       a scratch folder, and where to run
+    python          the folder of the step's `python3`, if it is not this interpreter
     result          where RESULT.json goes
     parent          a process id to die with, or null
 
@@ -169,11 +170,11 @@ def build_command(task: dict[str, Any]) -> list[str]:
 
 
 def build_environment(task: dict[str, Any]) -> dict[str, str]:
-    """Our environment and the step's own, `python3` being this interpreter and its output
-    unbuffered."""
+    """Our environment and the step's own, `python3` being this interpreter or the task's, and its
+    output unbuffered."""
     added = {name: "".join(render(value, task)) for name, value in task["env"].items()}
     env = {"PYTHONUNBUFFERED": "1", **os.environ, "_KFP_RUNTIME": "true", **added}
-    folder = Path(sys.executable).parent
+    folder = Path(task.get("python") or Path(sys.executable).parent)
     if not (folder / "python3").exists():
         folder = _folder_with_python3(Path(task["work"]))
     env["PATH"] = os.pathsep.join([str(folder), env.get("PATH", os.defpath)])

@@ -31,7 +31,7 @@ from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
 from rekindle.launch.steps import nursery_for
 from rekindle.platforms.admission import admit
-from rekindle.platforms.local import requirements
+from rekindle.platforms.local import environments
 from rekindle.platforms.local.cache import each
 from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
 from rekindle.platforms.local.process import Control
@@ -80,7 +80,6 @@ def execute(
     """
     unheeded = ignored(graph, containers)
     values = bind(graph, arguments)
-    requirements.check(step for step in graph.steps() if not containers.image_of(step))
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
     steps = tuple(_pending(leaf) for leaf in graph.leaves())
@@ -95,6 +94,8 @@ def execute(
     )
     try:
         make_home(store.home)
+        here = (step for step in graph.steps() if not containers.image_of(step))
+        pythons = environments.prepare(here, store.home, env, on_event)
         with (
             store.hold_run(record.run_id),
             nursery_for(env, imports) as nursery,
@@ -102,7 +103,7 @@ def execute(
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
             around = Surroundings(
                 store, record.run_id, graph.name, record.started_at or utc_now(), dict(env),
-                source_hash, own_code, grace_seconds, Control(), nursery, containers,
+                source_hash, own_code, grace_seconds, Control(), nursery, containers, pythons,
             )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)
             return run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))

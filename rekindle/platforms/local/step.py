@@ -27,6 +27,7 @@ from rekindle.platforms.local.cache import NOTHING, Identity, Stored, Values
 from rekindle.platforms.local.containers import Containers
 from rekindle.platforms.local.content import describe, local_path
 from rekindle.platforms.local.docker import HOME_LABEL, RUN_LABEL
+from rekindle.platforms.local.environments import Packages, packages_of
 from rekindle.platforms.local.log import Log
 from rekindle.platforms.local.process import Control, Ended, run_shim
 from rekindle.platforms.local.store import Store, slug
@@ -48,6 +49,7 @@ class Surroundings:
     control: Control
     nursery: Nursery | None
     containers: Containers
+    pythons: Mapping[Packages, str]
 
     def facts(self, node: AnyNode) -> dict[str, str]:
         """The values of `{{$.pipeline_job_name}}` and its like."""
@@ -232,13 +234,16 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[str, Ended, 
         if node:  # only node rank 0 has any
             task["outputs"] = {"parameters": {}, "artifacts": {}}
         contained = around.containers.image_of(step)
+        elsewhere = bool(contained)
+        if not contained and (packages := packages_of(step)):
+            task["python"], elsewhere = around.pythons[packages], True
         if contained:
             labels = {HOME_LABEL: str(around.store.home), RUN_LABEL: around.run_id}
             task = around.containers.contained(task, step, outputs, labels)
         return run_shim(
             task, work, log, {**around.env, **more}, control,
             job.event if node == 0 else lambda event: None,
-            step.time_limit_seconds, around.grace_seconds, None if contained else around.nursery,
+            step.time_limit_seconds, around.grace_seconds, None if elsewhere else around.nursery,
         )  # fmt: skip
 
     if wanted is None:
