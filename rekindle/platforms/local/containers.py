@@ -73,7 +73,7 @@ class Containers:
             *(f"--label={key}={value}" for key, value in labels.items()),
             *_limits(step.container.resources),
             *(["--network=host"] if step.distribution else []),
-            *_mounts(task["executor_input"], outputs),
+            *_mounts(task["executor_input"], outputs, Path(task["run"]["workspace_path"])),
             *self._variables(task, step),
             *({"concat": ["--entrypoint=", word]} for word in command[:1]),
             self.image_of(step),
@@ -159,10 +159,12 @@ def _limits(asked: Resources) -> Iterator[str]:
         yield f"--cpus={min(amount(asked.cpu_limit), os.cpu_count() or 1):g}"
 
 
-def _mounts(executor_input: Mapping[str, Any], outputs: Path) -> Iterator[str]:
+def _mounts(executor_input: Mapping[str, Any], outputs: Path, workspace: Path) -> Iterator[str]:
     for path in _inputs(executor_input):
         yield _mount(path, ",readonly")
     yield _mount(outputs, "")
+    if workspace.exists():
+        yield _mount(workspace, "")
 
 
 def _inputs(executor_input: Mapping[str, Any]) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ from rekindle.errors import (
     RequestError,
     StepError,
 )
+from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
 from rekindle.launch.steps import nursery_for
@@ -106,7 +108,8 @@ def execute(
                 source_hash, own_code, grace_seconds, Control(), nursery, containers, pythons,
             )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)
-            return run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
+            with _workspace(graph, around.workspace):
+                return run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
     except OSError as error:
         raise RekindleError(
             f"cannot keep the run under {store.home}: {error.strerror}",
@@ -132,6 +135,17 @@ def ignored(graph: Graph, containers: Containers = NO_CONTAINERS) -> tuple[Ignor
         what = "The pipeline root is not used, artifacts stay here"
         said.append(Ignored(what=what, asked_by=(graph.pipeline_root,)))
     return tuple(said)
+
+
+@contextlib.contextmanager
+def _workspace(graph: Graph, folder: Path) -> Iterator[None]:
+    """The folder that all steps share, if the pipeline has one; it stays after a failure."""
+    if not any(use.feature == "workspace" for use in uses(graph)):
+        yield
+        return
+    folder.mkdir()
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pending(leaf: Leaf) -> StepRecord:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from rekindle.errors import StepError
 from rekindle.ir.graph import AnyNode, Importer, Step
-from rekindle.ir.placeholders import Template, lower
+from rekindle.ir.placeholders import Template, lower, references
 from rekindle.launch.failure import failure_from_log
 from rekindle.launch.nursery import Nursery
 from rekindle.launch.shim import PREEMPTED
@@ -51,6 +51,11 @@ class Surroundings:
     containers: Containers
     pythons: Mapping[Packages, str]
 
+    @property
+    def workspace(self) -> Path:
+        """The folder that the steps share, if the pipeline asks for one."""
+        return self.store.run(self.run_id) / "workspace"
+
     def facts(self, node: AnyNode) -> dict[str, str]:
         """The values of `{{$.pipeline_job_name}}` and its like."""
         return {
@@ -62,6 +67,7 @@ class Surroundings:
             "pipeline_task_name": node.name,
             "pipeline_task_uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.run_id}/{node.path}")),
             "pipeline_root": str(self.store.home / "artifacts"),
+            "workspace_path": str(self.workspace),
         }
 
 
@@ -156,6 +162,8 @@ def _perform(job: Job, step: Step) -> Outcome:
     identity = cache.identify(step, job.inputs, around.source_hash, image_id, around.own_code)
     if not step.cache:
         return _run(job, step, identity, "caching is off for this step", keep=False)
+    if _in_workspace(job, step):
+        return _run(job, step, identity, "it works in the workspace of the run", keep=False)
     if job.forced:
         return _run(job, step, identity, job.forced, keep=True)
 
@@ -172,6 +180,14 @@ def _perform(job: Job, step: Step) -> Outcome:
             return Outcome(step, "succeeded", entry.outputs, True, reason, identity.key)
         reason = reason or cache.explain_miss(store, job.slug, identity)
         return _run(job, step, identity, reason, keep=True)
+
+
+def _in_workspace(job: Job, step: Step) -> bool:
+    """Whether the step is given the workspace, of which nothing is kept."""
+    container, given = step.container, job.inputs.parameters.values()
+    words = (*container.command, *container.args, *container.env.values())
+    asked = any(("run", "workspace_path") in references(word) for word in words)
+    return asked or any(str(job.around.workspace) in str(value) for value in given)
 
 
 def _run(job: Job, step: Step, identity: Identity, reason: str, keep: bool) -> Outcome:

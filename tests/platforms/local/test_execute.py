@@ -177,6 +177,18 @@ def test_pip_gets_the_options_of_the_pipeline(home: Path) -> None:
     assert not (home / "runs").exists()
 
 
+def test_steps_share_a_workspace_that_goes_with_the_run(home: Path) -> None:
+    pipeline = graph("shares_workspace")
+    for run_id in ("one", "two"):  # nothing of it comes from the cache
+        record = run(pipeline, home, run_id=run_id)
+        assert outputs(pipeline, record) == {"Output": "left"}
+        assert {step.reason for step in record.steps} == {"it works in the workspace of the run"}
+        assert not (home / "runs" / run_id / "workspace").exists()
+    with pytest.raises(StepError, match="as asked"):
+        run(pipeline, home, {"fail": True}, run_id="three")
+    assert (home / "runs" / "three" / "workspace" / "left.txt").read_text() == "left"
+
+
 def test_container_components_run_as_processes(home: Path) -> None:
     pipeline = graph("containers")
     record = run(pipeline, home)

@@ -355,6 +355,31 @@ def without_packages() -> str:
     return unsatisfied().output
 
 
+@component
+def leaves(folder: str, fail: bool):
+    from pathlib import Path
+
+    assert not list(Path(folder).iterdir())
+    Path(folder, "left.txt").write_text("left")
+    assert not fail, "as asked"
+
+
+@dsl.container_component
+def picks_up(text: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(
+        image="busybox",
+        command=["cp", f"{dsl.WORKSPACE_PATH_PLACEHOLDER}/left.txt", text],
+    )
+
+
+@dsl.pipeline(
+    pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")),
+)
+def shares_workspace(fail: bool = False) -> str:
+    left = leaves(folder=dsl.WORKSPACE_PATH_PLACEHOLDER, fail=fail)
+    return picks_up().after(left).outputs["text"]
+
+
 @dsl.pipeline
 def containers(text: str = "a b") -> str:
     greets(name="you")
