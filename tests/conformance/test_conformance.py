@@ -95,11 +95,11 @@ def matrix() -> dict[str, dict[str, list[str]]]:
                 on(platform, text, graph)
             except UnsupportedError as error:
                 problems = error.problems
-            found[name][platform] = sorted({_feature(problem, platform) for problem in problems})
+            found[name][platform] = sorted({feature_of(problem, platform) for problem in problems})
     return found
 
 
-def _feature(problem: Problem, platform: str) -> str:
+def feature_of(problem: Problem, platform: str) -> str:
     """The feature that a refusal names in the words of the table, with its place and a way out."""
     assert problem.where, problem
     assert problem.fix, problem
