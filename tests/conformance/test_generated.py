@@ -85,6 +85,12 @@ def in_kfp_local(text: str, folder: Path) -> Any:
     return answer
 
 
+def refused_of(graph: Graph, platform: str) -> set[str]:
+    """The features of the pipeline that the platform refuses by the table."""
+    features = {use.feature for use in uses(graph)}
+    return {f for f in features if table()[f].on[platform].verdict == "refused"}
+
+
 @pytest.mark.parametrize(
     ("seed", "image"), [*((s, "") for s in PLAIN), *((s, TOOLS) for s in WITH_CONTAINERS)]
 )
@@ -93,12 +99,15 @@ def test_every_step_leaves_the_same_everywhere(
 ) -> None:
     text = generated(seed, tmp_path, image)
     graph = read(text)
-    for platform in PLATFORMS:
+    taken = {p for p in PLATFORMS if not refused_of(graph, p)}
+    for platform in taken:
         on(platform, text, graph)
+    assert taken >= {"local", "kubeflow", "vertex", "azureml"}
     record = run(graph, tmp_path / "home", {})
     assert record.status == "succeeded"
     here = unnamed(left_by(record))
-    assert on_sagemaker(graph, service) == here
+    if "sagemaker" in taken:
+        assert on_sagemaker(graph, service) == here
     assert on_azure(graph, service, tmp_path) == here
     if not image:
         theirs = in_kfp_local(text, tmp_path)
@@ -112,14 +121,12 @@ def test_settings_and_importers_are_taken_or_refused_as_the_table_says(
 ) -> None:
     text = generated(seed, tmp_path, TOOLS, on_kubernetes=True)
     graph = read(text)
-    features = {use.feature for use in uses(graph)}
     for platform in PLATFORMS:
-        expected = {f for f in features if table()[f].on[platform].verdict == "refused"}
         try:
             on(platform, text, graph)
             refused = set()
         except UnsupportedError as error:
             refused = {feature_of(problem, platform) for problem in error.problems}
-        assert refused == expected, platform
-    if not {f for f in features if table()[f].on["local"].verdict == "refused"}:
+        assert refused == refused_of(graph, platform), platform
+    if not refused_of(graph, "local"):
         assert run(graph, tmp_path / "home", {}).status == "succeeded"
