@@ -13,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.cli.job import Options, execute, gate_of, model_of
+from rekindle.cli.job import Options, execute
 from rekindle.cli.options import DEFAULT_HOME, all_runs
 from rekindle.records import Evidence, RunRecord, StepRecord
 from rekindle.report.collect import Findings, collect
+from rekindle.report.summary import gate_of, model_of
 from rekindle.spec.load import load_spec
 from rekindle.spec.model import Spec
 

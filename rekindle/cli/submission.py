@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.cli.compile import compiled
 from rekindle.cli.doctor import refuse_early
-from rekindle.cli.options import all_runs
+from rekindle.cli.options import newest_first
 from rekindle.cli.planning import on_machines, planned
 from rekindle.cli.remote import keep_definition
 from rekindle.errors import PlatformError, Problem, RequestError
-from rekindle.platforms.local.store import make_home
+from rekindle.platforms.local.store import Store, make_home
 from rekindle.platforms.submission import TOKEN, Mark, digest_of
 from rekindle.records import RunRecord, StepRecord, Submission
 
@@ -71,7 +71,7 @@ def submitted(
 def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
     """The submission that this goes on with: the one with the same token, or without a token the
     newest of the same definition that nobody knows to have arrived."""
-    for record in reversed(all_runs(home)):
+    for record in newest_first(home):
         sent = record.submission
         if sent is None or (record.platform, sent.definition) != (platform, definition):
             continue
@@ -120,6 +120,9 @@ def _sent(
     assert submission is not None
     path = home / "runs" / record.run_id / "run.json"
     make_home(home)
+    if not record.number:
+        here = {"number": Store(home).next_number(), "home": str(home.absolute())}
+        record = record.model_copy(update=here)
     keep_definition(record, definition, home)
     record.write(path)  # before anything is sent: what is cut off here is found again
     mark = Mark(record.run_id, submission.definition, submission.token)

@@ -26,6 +26,7 @@ from rekindle.errors import (
     RekindleError,
     RequestError,
     StepError,
+    fix_of,
 )
 from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
@@ -91,10 +92,12 @@ def execute(
             "steps": steps,
             "arguments": values,
             "ignored": record.ignored or unheeded,
+            "home": str(store.home),
         }
     )
     try:
         make_home(store.home)
+        record = record.model_copy(update={"number": store.next_number()})
         with (
             store.hold_run(record.run_id),
             nursery_for(env, imports) as nursery,
@@ -110,7 +113,7 @@ def execute(
         raise RekindleError(
             f"cannot keep the run under {store.home}: {error.strerror}",
             where=str(error.filename or store.home),
-            fix="free some space, or choose another home folder",
+            fix=f"{fix_of(error)}, or choose another home folder",
         ) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from rekindle.errors import RequestError, StepError
 from rekindle.ir.graph import Graph, Step
+from rekindle.platforms.local import content
 from rekindle.platforms.local.cache import Identity, explain_miss, look_up
 from rekindle.platforms.local.content import describe, digest
 from rekindle.platforms.local.store import Store
@@ -169,6 +171,39 @@ def test_a_damaged_artifact_is_made_again(damage, reason, home: Path, folder: Pa
     }
 
 
+@pytest.mark.parametrize("read_again", [1 << 30, 0], ids=["small", "larger than is read again"])
+def test_flipped_bits_are_noticed_although_size_and_mtime_are_kept(
+    read_again: int, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "_READ_AGAIN_BYTES", read_again)
+    first = run("chain", home, {"folder": str(folder)}, run_id="one")
+    file = Path(first.steps[0].artifacts["data"].uri) / "deep/b.txt"
+    before = file.stat()
+    with file.open("r+b") as opened:
+        opened.write(b"abd")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    record = run("chain", home, {"folder": str(folder)})
+    assert reasons(record)["make"] == "ran: artifact `data` changed on disk"
+    assert reasons(record)["use"].startswith("hit"), "the content is the same again"
+
+
+def test_what_is_read_again_are_the_smallest_files_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "_READ_AGAIN_BYTES", 10)
+    for name, size in {"a": 9, "b": 6, "c": 3}.items():
+        (tmp_path / name).write_text("x" * size)
+    recorded = {
+        name: dataclasses.replace(fact, sha256="recorded")
+        for name, fact in describe(tmp_path).items()
+    }
+    kept = {name for name, fact in describe(tmp_path, recorded).items() if fact == recorded[name]}
+    assert kept == {"a"}
+    (tmp_path / "a").touch()
+    assert describe(tmp_path, recorded)["a"].sha256 != "recorded"
+
+
 def test_touching_a_file_changes_nothing(home: Path, folder: Path) -> None:
     first = run("chain", home, {"folder": str(folder)})
     (Path(first.steps[0].artifacts["data"].uri) / "a.txt").touch()
@@ -306,7 +341,8 @@ def test_links_cannot_trap_the_digest(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
     (tmp_path / "a" / "broken").symlink_to(tmp_path / "nowhere")
-    assert set(describe(tmp_path / "a")) == {"loop", "broken"}
+    (tmp_path / "a" / "itself").symlink_to("itself")
+    assert set(describe(tmp_path / "a")) == {"loop", "broken", "itself"}
 
 
 def test_entries_list_every_file_with_size_and_hash(home: Path, folder: Path) -> None:
