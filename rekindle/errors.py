@@ -24,6 +24,7 @@ import dataclasses
 import errno
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from rekindle.masking import masked, plain
 
@@ -51,8 +52,10 @@ class Problem:
 def fix_of(error: OSError) -> str:
     """What to do about a file that cannot be read or written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        folder = Path(str(error.filename or ".")).absolute()
+        existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
         with contextlib.suppress(OSError):
-            if not os.statvfs(error.filename or ".").f_favail:
+            if not os.statvfs(existing).f_favail:
                 return "delete files: the file system has no inodes left"
         return "free some space"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -79,7 +79,7 @@ class Run:
         now = self.refreshed().record
         found = chosen(now, step)
         if Path(found.log).is_file():
-            return Path(found.log).read_text(errors="replace")
+            return Path(found.log).read_text(encoding="utf-8", errors="replace")
         return "".join(log_of(now, found, self.home))
 
     def cancel(self) -> None:

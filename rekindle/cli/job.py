@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rekindle
+from rekindle.cli.options import numbered
 from rekindle.cli.planning import planned_here
 from rekindle.cli.preflight import preflight
 from rekindle.errors import RequestError
@@ -126,6 +127,7 @@ def execute(
     home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
     containers = prepare(graph, here.containers, env, tuple(here.secrets))
     record = new_record(spec, local.ignored(graph, containers) + _ignored(spec), plan=plan)
+    record = numbered(record, home)
     try:
         return local.execute(
             graph,
@@ -177,11 +179,19 @@ def resolved(spec: Spec, home: Path) -> Spec:
     if not spec.model.init_from.startswith("run:"):
         return spec
     from rekindle.cli.options import find_run
+    from rekindle.platforms.local.content import describe, digest, local_path
 
     run = find_run(home, spec.model.init_from.removeprefix("run:"))
     for step in run.steps:
         for artifact in step.artifacts.values():
             if artifact.schema_title == "system.Model":
+                path = local_path(artifact.uri)
+                if path and artifact.digest and digest(describe(path)) != artifact.digest:
+                    raise RequestError(
+                        f"the model of the run {run.run_id} changed on disk, or is gone",
+                        where=str(path),
+                        fix="run that run's config again: the model is made again",
+                    )
                 model = spec.model.model_copy(update={"init_from": artifact.uri})
                 return spec.model_copy(update={"model": model})
     raise RequestError(

@@ -93,6 +93,15 @@ def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[Run
                 log.warning("%s cannot be read: %s", entry.run_id, str(error).splitlines()[0])
 
 
+def numbered(record: RunRecord, home: Path) -> RunRecord:
+    """The record of a run that begins, with a number above all others under `home`: the clock may
+    say anything."""
+    from rekindle.report.ledger import ledger
+
+    number = 1 + max((entry.number for entry in ledger(home).entries), default=0)
+    return record.model_copy(update={"number": number, "home": str(home.absolute())})
+
+
 def read_run(home: Path, run_id: str) -> RunRecord:
     """The record of the run with exactly this id."""
     return RunRecord.read(home / "runs" / run_id / "run.json")

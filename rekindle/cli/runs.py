@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rekindle.answers import RunRow, Runs
+from rekindle.answers import Runs
 from rekindle.cli.compile import PLATFORMS
-from rekindle.cli.options import answer, overrides, shared
+from rekindle.cli.options import overrides, shared
 from rekindle.errors import RequestError
 
 if TYPE_CHECKING:
@@ -30,9 +32,9 @@ def command(
     as_json: bool,
 ) -> int:
     """Every run, newest first: status, time, metric, gate, model."""
-    from rekindle.cli.job import card_of
     from rekindle.report.ledger import ledger
 
+    folder = f"{os.path.realpath(home)}/runs"
     if recover is not None:
         if platform is None:
             raise RequestError("which platform?", where="--platform", fix=f"{', '.join(PLATFORMS)}")
@@ -41,18 +43,19 @@ def command(
 
         for run_id in recovered(load_target(recover, overrides), platform, home):
             click.echo(f"found {run_id}", err=True)
-    rows = [_row(entry, card_of(entry.run_id, home), home) for entry in ledger(home).entries[::-1]]
+    rows = [_row(entry, home, folder) for entry in ledger(home).entries[::-1]]
     if as_json:
-        answer(Runs(runs=tuple(rows)))
+        # as `Runs` would have it: the summaries were written by their records
+        click.echo(json.dumps({**Runs(runs=()).model_dump(mode="json"), "runs": rows}))
     else:
         _table(rows)
     return 0
 
 
-def _row(entry: Entry, card: str, home: Path) -> RunRow:
-    known = {"status": _status(home, entry), "card": card}
-    named = {"name": entry.name, "started_at": entry.started_at}
-    return RunRow.model_validate({**entry.summary, **known, **named})
+def _row(entry: Entry, home: Path, runs: str) -> dict[str, Any]:
+    """The fields of a RunRow."""
+    known = {"status": _status(home, entry), "card": f"{runs}/{entry.run_id}/card.html"}
+    return {**entry.summary, **known, "name": entry.name, "started_at": entry.started_at}
 
 
 def _status(home: Path, entry: Entry) -> str:
@@ -63,25 +66,24 @@ def _status(home: Path, entry: Entry) -> str:
     return "killed" if here and not is_alive(home, entry.run_id) else entry.status
 
 
-def _table(rows: list[RunRow]) -> None:
+def _table(rows: list[dict[str, Any]]) -> None:
     """Aligned columns, whatever the width of the terminal."""
     if not rows:
         click.echo("no runs yet: `rekindle run CONFIG`")
         return
     lines = [("run", "status", "seconds", "accuracy", "gate", "model"), *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    aligned = "  ".join(f"{{:{width}}}" for width in widths).format
+    click.echo("\n".join(aligned(*line).rstrip() for line in lines))
 
 
-def _cells(row: RunRow) -> tuple[str, ...]:
-    accuracy = row.metrics.get("accuracy")
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    accuracy, gate, model = row["metrics"].get("accuracy"), row["gate"], row["model"]
     return (
-        row.run_id,
-        row.status,
-        f"{row.seconds:.1f}",
-        "" if accuracy is None else f"{accuracy:.4f}",
-        row.gate.decision if row.gate else "",
-        f"{row.model.name} v{row.model.version}" if row.model else "",
+        row["run_id"],
+        row["status"],
+        f"{row['seconds']:.1f}",
+        "" if accuracy is None else f"{float(accuracy):.4f}",
+        gate["decision"] if gate else "",
+        f"{model['name']} v{model['version']}" if model else "",
     )

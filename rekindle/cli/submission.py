@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.cli.compile import compiled
 from rekindle.cli.doctor import refuse_early
-from rekindle.cli.options import newest_first
+from rekindle.cli.options import newest_first, numbered
 from rekindle.cli.planning import on_machines, planned
 from rekindle.cli.remote import keep_definition
 from rekindle.errors import PlatformError, Problem, RequestError
-from rekindle.platforms.local.store import Store, make_home
+from rekindle.platforms.local.store import make_home
 from rekindle.platforms.submission import TOKEN, Mark, digest_of
 from rekindle.records import RunRecord, StepRecord, Submission
 
@@ -54,7 +54,9 @@ def submitted(
     definition = ready(client, platform, spec)
     figures = planned(spec, platform, home)
     place, digest = getattr(spec.platforms, platform), digest_of(definition.files)
-    record = begun(home, platform, digest, token) or _new(spec, platform, digest, token, figures)
+    record = begun(home, platform, digest, token) or _new(
+        spec, platform, digest, token, figures, home
+    )
     assert record.submission is not None
     outline: Outline = client.outline(definition, place, record.submission.token)
     consent(outline, figures)
@@ -81,12 +83,13 @@ def begun(home: Path, platform: str, definition: str, token: str | None) -> RunR
 
 
 def _new(
-    spec: Spec, platform: str, definition: str, token: str | None, figures: Planned | None
-) -> RunRecord:
+    spec: Spec, platform: str, definition: str, token: str | None, figures: Planned | None,
+    home: Path,
+) -> RunRecord:  # fmt: skip
     from rekindle.cli.job import new_record
 
     sent = Submission(definition=definition, token=token or secrets.token_hex(8))
-    fresh = new_record(spec, (), platform, figures)
+    fresh = numbered(new_record(spec, (), platform, figures), home)
     return fresh.model_copy(update={"status": "submitting", "submission": sent})
 
 
@@ -120,9 +123,6 @@ def _sent(
     assert submission is not None
     path = home / "runs" / record.run_id / "run.json"
     make_home(home)
-    if not record.number:
-        here = {"number": Store(home).next_number(), "home": str(home.absolute())}
-        record = record.model_copy(update=here)
     keep_definition(record, definition, home)
     record.write(path)  # before anything is sent: what is cut off here is found again
     mark = Mark(record.run_id, submission.definition, submission.token)

@@ -95,12 +95,11 @@ def _jobs(rows: Sequence[Row]) -> tuple[Job, ...]:
 
 
 def _job(name: str, rows: tuple[Row, ...]) -> Job:
-    metric = next((row.run.headline.name for row in rows if row.run.headline), "")
-    measured = [
-        row for row in reversed(rows) if row.run.headline and row.run.headline.name == metric
-    ][-_SPARK_RUNS:]
-    values = [row.run.headline.value if row.run.headline else math.nan for row in measured]
-    promoted = [i for i, row in enumerate(measured) if row.run.verdict.word == "promoted"]
+    metric = next((row.run.metric[0] for row in rows if row.run.metric), "")
+    named = [row.run for row in rows if row.run.metric and row.run.metric[0] == metric]
+    measured = named[:_SPARK_RUNS][::-1]
+    values = [run.metric[1] if run.metric else math.nan for run in measured]
+    promoted = [i for i, run in enumerate(measured) if run.promoted]
     label = f"{words.metric_name(metric)} over {len(values)} runs: " + ", ".join(
         map(words.metric, values[-8:])
     )

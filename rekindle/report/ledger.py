@@ -13,9 +13,9 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import rekindle
 from rekindle.records import RunRecord, write_atomically
@@ -29,10 +29,8 @@ INDEX = ".index.jsonl"
 _FORMAT = [1, rekindle.__version__]
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A run as lists show it. `summary` holds the fields of a RunSummary but for the card's path;
-    `verdict`, `headline` and `model` are what the index page shows."""
+class Entry(NamedTuple):
+    """A run as lists show it: what all of them need, and `body`, JSON that few read."""
 
     number: int
     moment: str
@@ -42,16 +40,19 @@ class Entry:
     status: str
     started_at: str
     seconds: float
-    summary: Mapping[str, Any]
-    verdict: outcome.Verdict
-    headline: outcome.Headline | None
     version: str
     is_champion: bool
+    promoted: bool
+    metric: tuple[str, float, float | None] | None
+    body: bytes
 
     @classmethod
     def of(cls, record: RunRecord) -> Entry:
+        """What the record and those of its steps say."""
         found = collect(record, history=False)
         moment, registration = words.instant(record.started_at), found.registration
+        verdict, headline = outcome.verdict(record, found), outcome.headline(record, found)
+        summary = json.loads(summarised(record, found).to_json())
         return cls(
             number=record.number,
             moment=moment.isoformat() if moment else record.started_at,
@@ -61,19 +62,28 @@ class Entry:
             status=record.status,
             started_at=record.started_at,
             seconds=record.seconds,
-            summary=json.loads(summarised(record, found).to_json()),
-            verdict=outcome.verdict(record, found),
-            headline=outcome.headline(record, found),
             version=registration.version if registration else "",
             is_champion=bool(registration and "champion" in registration.aliases),
+            promoted=verdict.word == "promoted",
+            metric=(headline.name, headline.value, headline.champion) if headline else None,
+            body=json.dumps([summary, dataclasses.asdict(verdict)]).encode(),
         )
 
-    @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> Entry:
-        """From JSON, as `dataclasses.asdict` has it."""
-        headline = fields["headline"] and outcome.Headline(**fields["headline"])
-        known = {**fields, "verdict": outcome.Verdict(**fields["verdict"]), "headline": headline}
-        return cls(**known)
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The fields of a RunSummary but for the card's path."""
+        fields: dict[str, Any] = json.loads(self.body)[0]
+        return fields
+
+    @property
+    def verdict(self) -> outcome.Verdict:
+        """What came of it."""
+        return outcome.Verdict(**json.loads(self.body)[1])
+
+    @property
+    def headline(self) -> outcome.Headline | None:
+        """The metric that the gate looked at."""
+        return outcome.Headline(*self.metric) if self.metric else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +97,11 @@ class Ledger:
 def ledger(home: Path) -> Ledger:
     """The runs under `home`; a record that cannot be read is left out, with a warning."""
     folder = home / "runs"
-    known, lines = _lines(folder / INDEX), dict[str, str]()
+    known, lines = _lines(folder / INDEX), dict[str, bytes]()
     entries, unreadable = list[Entry](), list[str]()
     for run_id, stamp in _records(folder):
-        line, entry = known.get(run_id, ("", None, None))[0], None
-        if line and known[run_id][1] == stamp:
-            with contextlib.suppress(TypeError, KeyError, AttributeError):
-                entry = Entry.read(known[run_id][2])
-        if entry is None:
+        line, before, entry = known.get(run_id, (b"", None, None))
+        if entry is None or before != stamp:
             try:
                 entry = Entry.of(RunRecord.read(folder / run_id / "run.json"))
             except (OSError, ValueError) as error:
@@ -107,8 +114,8 @@ def ledger(home: Path) -> Ledger:
         lines[run_id] = line
     if lines != {run_id: line for run_id, (line, _, _) in known.items()}:
         with contextlib.suppress(OSError):  # a home that is read only, or a full disk
-            text = "".join(f"{lines[run_id]}\n" for run_id in sorted(lines))
-            write_atomically(folder / INDEX, json.dumps(_FORMAT) + "\n" + text)
+            text = b"\n".join(lines[run_id] for run_id in sorted(lines)).decode()
+            write_atomically(folder / INDEX, f"{json.dumps(_FORMAT)}\n{text}\n")
     entries.sort(key=lambda entry: (entry.number, entry.moment, entry.run_id))
     return Ledger(tuple(entries), tuple(sorted(unreadable)))
 
@@ -123,23 +130,25 @@ def _records(folder: Path) -> Iterator[tuple[str, list[int]]]:
                 yield entry.name, stamp
 
 
-def _line(stamp: list[int], entry: Entry) -> str:
-    text = json.dumps([stamp, dataclasses.asdict(entry)])
-    return f"{zlib.crc32(text.encode()):08x} {text}"
+def _line(stamp: list[int], entry: Entry) -> bytes:
+    """A checksum, then as JSON the stamp and what all lists need, then the rest."""
+    line = json.dumps([stamp, *entry[:-1]]).encode() + b"\t" + entry.body
+    return b"%08x " % zlib.crc32(line) + line
 
 
-def _lines(path: Path) -> dict[str, tuple[str, Any, Any]]:
-    """The sound lines of an index by run, with their stamp and fields; none of another version."""
+def _lines(path: Path) -> dict[str, tuple[bytes, list[int], Entry]]:
+    """The sound lines of an index by run, with stamp and entry; none of another version."""
     try:
-        head, *lines = path.read_text(encoding="utf-8").splitlines()
+        head, *lines = path.read_bytes().splitlines()
         if json.loads(head) != _FORMAT:
             return {}
     except (OSError, ValueError):
         return {}
     found = {}
     for line in lines:
-        if line[:8] == f"{zlib.crc32(line[9:].encode()):08x}":
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                stamp, fields = json.loads(line[9:])
-                found[fields["run_id"]] = (line, stamp, fields)
+        if line[:8] == b"%08x" % zlib.crc32(line[9:]):
+            known, _, body = line[9:].partition(b"\t")
+            stamp, *fields, metric = json.loads(known)
+            entry = Entry._make((*fields, metric and tuple(metric), body))
+            found[entry.run_id] = (line, stamp, entry)
     return found

@@ -3,9 +3,9 @@ reason in words.
 
 The key of a step hashes what goes into it: the component (source, command, args, image, env), its
 inputs by content, the types of its outputs, and the hash of rekindle's own code. Paths, times and
-run ids are no part of it. An entry lists the outputs with every file's size and sha256; it is
-believed only while the files are still as listed. Paths under the home count relative to it, so
-that a home can be moved, and a copy of a home uses its own files.
+run ids are no part of it. An entry lists the outputs with every file's size and sha256, and holds a
+hash of itself; it is believed only while the files are still as listed. Paths under the home count
+relative to it, so that a home can be moved, and a copy of a home uses its own files.
 """
 
 from __future__ import annotations
@@ -145,6 +145,8 @@ def look_up(store: Store, identity: Identity) -> tuple[Entry | None, str]:
     never stored)."""
     try:
         raw = json.loads(store.entry(identity.key).read_bytes())
+        if raw.pop("sha256") != _hash(raw):
+            return None, "its cache entry was damaged"
         here = moved(raw["outputs"], raw.get("home", ""), str(store.home))
         entry = Entry(raw["run_id"], _values_from_json(here))
     except FileNotFoundError:
@@ -193,7 +195,7 @@ def save(store: Store, slug: str, identity: Identity, run_id: str, outputs: Valu
 def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None:
     entry = {"run_id": run_id, "home": str(store.home), "facts": dict(identity.facts),
              "outputs": _values_to_json(outputs)}  # fmt: skip
-    put(store.entry(identity.key), json.dumps(entry))
+    put(store.entry(identity.key), json.dumps({**entry, "sha256": _hash(entry)}))
 
 
 def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, Stored]:

@@ -44,6 +44,8 @@ from rekindle.records import Ignored, RunRecord, StepRecord
 __all__ = ["execute", "ignored", "is_alive", "owner"]
 
 GRACE_SECONDS = 30.0
+# a text that UTF-8 or the locale cannot encode is no reason to fail a step that prints it
+_PRINTING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 
 def execute(
@@ -79,7 +81,7 @@ def execute(
     saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on SIGTERM when nothing
     was saved, after the steps had `grace_seconds` to end (a second Ctrl-C kills them).
     """
-    unheeded = ignored(graph, containers)
+    unheeded, env = ignored(graph, containers), {**_PRINTING, **env}
     values = bind(graph, arguments)
     requirements.check(step for step in graph.steps() if not containers.image_of(step))
     forced = _forced(graph, fresh, from_step)
@@ -97,14 +99,13 @@ def execute(
     )
     try:
         make_home(store.home)
-        record = record.model_copy(update={"number": store.next_number()})
         with (
             store.hold_run(record.run_id),
             nursery_for(env, imports) as nursery,
         ):
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
             around = Surroundings(
-                store, record.run_id, graph.name, record.started_at or utc_now(), dict(env),
+                store, record.run_id, graph.name, record.started_at or utc_now(), env,
                 source_hash, own_code, grace_seconds, Control(), nursery, containers,
             )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)

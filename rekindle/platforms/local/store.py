@@ -1,6 +1,5 @@
 """Where a local run keeps things under its home folder, and the locks that make sharing it safe.
 
-    runs/.count                        a byte a run; if lost, it is made again from the records
     runs/<run_id>/run.json             the run record; `lock` beside it is held while it is alive
     runs/<run_id>/steps/<path>/        log.txt, and the task and result of the shim
     artifacts/<step>/<key>-<attempt>/  a file or folder an output; never written again once complete
@@ -17,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -54,15 +52,6 @@ class Store:
 
     def last(self, slug: str) -> Path:
         return self.home / "cache" / "last" / f"{slug}.json"
-
-    def next_number(self) -> int:
-        """The number of a run that begins: larger than all before, whatever the clock says."""
-        path = self.home / "runs" / ".count"
-        if not path.exists():
-            put(path, "." * max(map(_number, path.parent.glob("*/run.json")), default=0))
-        with path.open("ab", buffering=0) as file:
-            file.write(b".")
-            return os.fstat(file.fileno()).st_size
 
     @contextlib.contextmanager
     def hold_run(self, run_id: str) -> Iterator[None]:
@@ -115,12 +104,6 @@ class Store:
                 raise
             finally:
                 marker.unlink(missing_ok=True)
-
-
-def _number(path: Path) -> int:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads(path.read_bytes())["number"])
-    return 0
 
 
 def put(path: Path, text: str) -> None:

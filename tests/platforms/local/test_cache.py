@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -228,6 +229,32 @@ def test_a_broken_entry_is_no_result(home: Path, folder: Path) -> None:
         assert (found, reason) == (None, "its cache entry cannot be read"), text
     record = run("chain", home, {"folder": str(folder)})
     assert reasons(record)["make"] == "ran: its cache entry cannot be read"
+
+
+def test_an_entry_with_a_changed_value_is_no_result(home: Path, folder: Path) -> None:
+    first = run("chain", home, {"folder": str(folder)})
+    file = home / "cache" / f"{first.step('use').cache_key}.json"
+    content = file.read_bytes()
+    assert first.step("use").parameters == {"Output": 3}
+    for damaged in (
+        content.replace(b'"Output": 3', b'"Output": 7'),
+        content.replace(b'{"Output": 3}', b"[]"),
+        content.replace(b'"parameters"', b'"paramet\\u0065r"'),
+        *(_flipped(content, seed) for seed in range(60)),
+    ):
+        assert damaged != content
+        file.write_bytes(damaged)
+        found, reason = look_up(Store(home), _Known(first.step("use").cache_key))
+        assert found is None, damaged
+        assert reason in ("its cache entry was damaged", "its cache entry cannot be read")
+    record = run("chain", home, {"folder": str(folder)})
+    assert record.step("use").parameters == {"Output": 3}
+
+
+def _flipped(content: bytes, seed: int) -> bytes:
+    chance, changed = random.Random(seed), bytearray(content)
+    changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+    return bytes(changed)
 
 
 def test_what_the_newest_result_was_made_of_may_be_broken_too(home: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from rekindle.cli.main import invoke
 from rekindle.cli.options import all_runs, find_run
-from rekindle.errors import RekindleError
+from rekindle.errors import RekindleError, StepError
 from rekindle.records import RunRecord, moved
 from tests.platforms.local.runs import run, stored
 
@@ -90,6 +91,12 @@ def test_a_lone_surrogate_goes_from_step_to_step_and_ends_no_run(home: Path, fol
     assert (folder / "odd").read_text() == "x"
 
 
+def test_what_a_step_prints_ends_no_run_whatever_the_locale(home: Path, folder: Path) -> None:
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    record = run("odd", home, {"folder": str(folder)}, env=env)
+    assert "\\ud800 \u4e2d\n".encode() in Path(record.step("odd-text").log).read_bytes()
+
+
 def test_links_to_themselves_and_names_that_are_no_utf8_may_be_outputs(home: Path) -> None:
     run("tangled", home, {})
     assert cached(run("tangled", home, {})) == {"tangle": True}
@@ -118,8 +125,28 @@ def test_the_latest_run_is_the_one_that_began_last_whatever_the_clock_said(
     run("odd", home, {"folder": str(folder)}, run_id="b")
     assert [one.run_id for one in all_runs(home)] == ["a", "b"]
     assert find_run(home, "latest").run_id == "b"
-    (home / "runs" / ".count").unlink()
-    assert run("odd", home, {"folder": str(folder)}, run_id="c").number == 3
+    assert [one.number for one in all_runs(home)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("inodes", "says"),
+    [
+        (13, "no inodes left"),
+        (17, "No space left on device: .*ephemeral"),
+        (19, "No space left on device"),
+    ],
+)
+def test_a_disk_without_inodes_is_named_as_the_reason(
+    tmp_path: Path, inodes: int, says: str
+) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", f"nr_inodes={inodes}", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        with pytest.raises(StepError, match=says):
+            run("speaking", tmp_path / "home")
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_a_record_that_cannot_be_read_is_left_out(home: Path, folder: Path) -> None:

@@ -648,6 +648,7 @@ def odd_text(folder: str) -> str:
     with open(os.path.join(folder, "odd"), "a") as file:
         file.write("x")
     sys.stdout.buffer.write(b"\xff\xfe\n")
+    print("\ud800 \u4e2d")
     return "a \ud800 b"
 
 
