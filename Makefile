@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-all test-oldest trace-gpu test-gpu images test-containers conformance check format generate bench bench-gpu clean
+.PHONY: help install demo test test-all torture test-oldest trace-gpu test-gpu images test-containers conformance check format generate bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ test: install  ## the tests, within ten minutes
 
 test-all: install .venv/models  ## all tests, the slow ones too
 	$(PYTEST) --durations=25
+
+torture: install  ## kills, full disks, damaged files, concurrent runs: MINUTES=8, SEED=n
+	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),8) $(if $(SEED),--seed $(SEED))
 
 # the oldest torch that pyproject.toml allows, in an environment of its own
 .venv-oldest/installed: tests/requirements-oldest.txt tests/train/make_oldest.py .venv/installed

@@ -19,8 +19,12 @@ reads it back. Whatever a service sends back of a secret ends here: texts are ma
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from rekindle.masking import masked, plain
 
@@ -43,6 +47,24 @@ class Problem:
         if self.fix:
             lines.append(f"  fix:   {self.fix}")
         return "\n".join(lines)
+
+
+def fix_of(error: OSError) -> str:
+    """What to do about a file that cannot be read or written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        folder = Path(str(error.filename or ".")).absolute()
+        existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
+        with contextlib.suppress(OSError):
+            if not os.statvfs(existing).f_favail:
+                return "delete files: the file system has no inodes left"
+        return "free some space"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "mend the permission"
+    if error.errno == errno.EFBIG:
+        return "raise the limit on the size of a file (ulimit -f)"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "raise the limit on open files (ulimit -n)"
+    return "check the path"
 
 
 def _shown(text: str) -> str:

@@ -36,7 +36,9 @@ _TOKENS = re.compile(
     r"|(?<=[?&]X-Amz-Security-Token=)[^&\s\"']+|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
     r"|(?<=\bBearer )[A-Za-z0-9._~+/=-]{8,}"
 )
-_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_STEERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _STEERS_BUT_COLOUR = re.compile(rf"(\x1b\[[0-9;]{{0,20}}m|\r)|{_STEERS.pattern}")
 _named: set[str] = set()  # variables; one process reads one config, or a few
 

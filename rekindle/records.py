@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticSerializationError
 
 SCHEMA_VERSION = 1
 
@@ -44,7 +46,24 @@ class Record(BaseModel):
         """Store the record at `path` atomically: a reader sees the old file or the new one, never a
         part.
         """
-        write_atomically(path, self.model_dump_json(indent=2) + "\n")
+        write_atomically(path, self.to_json(indent=2) + "\n")
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The record as JSON, with text that UTF-8 cannot encode escaped as `\\udc80`: a step may
+        return a lone surrogate, and a path may hold any bytes."""
+        try:
+            return self.model_dump_json(indent=indent)
+        except PydanticSerializationError:
+            shown = type(self).model_validate(_escaped(self.model_dump()))
+            return shown.model_dump_json(indent=indent)
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_escaped(name): _escaped(one) for name, one in value.items()}
+    return [_escaped(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def write_atomically(path: str | Path, text: str) -> None:
@@ -53,13 +72,26 @@ def write_atomically(path: str | Path, text: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
     try:
-        with draft.open("w", encoding="utf-8") as file:
+        with draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def moved(value: Any, before: str, now: str) -> Any:
+    """JSON with paths under the folder `before` replaced by paths under `now`, also where they are
+    part of a longer text: a URI, or JSON in a string."""
+    if before == now or len(before) < len("/a"):
+        return value
+    if isinstance(value, str):
+        place = rf"(?<![\w.-]){re.escape(before)}(?=[/\"'\s?#]|$)"
+        return re.sub(place, lambda _: now, value) if before in value else value
+    if isinstance(value, Mapping):
+        return {name: moved(one, before, now) for name, one in value.items()}
+    return [moved(one, before, now) for one in value] if isinstance(value, list) else value
 
 
 def canonical_json(value: Any) -> str:
@@ -144,10 +176,13 @@ class RunRecord(Record):
 
     `spec` is the resolved configuration; `command` the words that reproduce it; `ignored` what this
     platform does not honour; `plan` what was planned before (answers.Planned).
-    `started_at` is UTC, ISO 8601."""
+    `started_at` is UTC, ISO 8601; `number` counts the runs of the home, whatever the clock says;
+    `home` is the path of the home when the record was written."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
+    number: int = 0
+    home: str = ""
     name: str
     platform: str
     status: RunStatus
@@ -163,6 +198,15 @@ class RunRecord(Record):
     plan: Mapping[str, Any] = Field(default_factory=dict)
     error: str = ""
     versions: Mapping[str, str] = Field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """The record at `path`, its paths adapted to where the home is now."""
+        found = super().read(path)
+        now = str(Path(path).absolute().parent.parent.parent)
+        if not found.home or found.home == now:
+            return found
+        return cls.model_validate(moved(found.model_dump(mode="json"), found.home, now))
 
     def step(self, name: str) -> StepRecord:
         """The step called `name`, else the one whose last path segment it is; raises KeyError."""

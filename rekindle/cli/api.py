@@ -13,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.cli.job import Options, execute, gate_of, model_of
+from rekindle.cli.job import Options, execute
 from rekindle.cli.options import DEFAULT_HOME, all_runs
 from rekindle.records import Evidence, RunRecord, StepRecord
 from rekindle.report.collect import Findings, collect
+from rekindle.report.summary import gate_of, model_of
 from rekindle.spec.load import load_spec
 from rekindle.spec.model import Spec
 
@@ -78,7 +79,7 @@ class Run:
         now = self.refreshed().record
         found = chosen(now, step)
         if Path(found.log).is_file():
-            return Path(found.log).read_text(errors="replace")
+            return Path(found.log).read_text(encoding="utf-8", errors="replace")
         return "".join(log_of(now, found, self.home))
 
     def cancel(self) -> None:

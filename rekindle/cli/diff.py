@@ -13,7 +13,7 @@ import click
 
 from rekindle.answers import Difference, StepDifference
 from rekindle.cli.compile import PLATFORMS, compiled
-from rekindle.cli.options import FOLDER, all_runs, answer, config, overrides, shared
+from rekindle.cli.options import FOLDER, answer, config, newest_first, overrides, shared
 from rekindle.errors import RequestError
 
 
@@ -72,7 +72,7 @@ def _last_sent(name: str, platform: str, home: Path) -> Path:
     """The folder with what was submitted last to the platform; RequestError if nothing was."""
     from rekindle.cli.remote import DEFINITION
 
-    for record in reversed(all_runs(home)):
+    for record in newest_first(home):
         folder = home / "runs" / record.run_id / DEFINITION
         if (record.platform, record.name) == (platform, name) and folder.is_dir():
             return folder

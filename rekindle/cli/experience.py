@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rekindle.answers import Calibration, PlannedRest
-from rekindle.cli.options import TRAINING, all_runs
+from rekindle.cli.options import TRAINING, newest_first
 from rekindle.report.collect import collect
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def known(home: Path, name: str) -> Known:
     sequences) in the last run called `name`."""
     from rekindle.plan.calibration import Known, Speeds
 
-    for run in reversed(all_runs(home, name)):
+    for run in newest_first(home, name):
         training = collect(run, history=False).training
         if training is not None and training.epochs:
             per_epoch = training.steps / training.epochs * training.global_batch_size
@@ -39,10 +39,8 @@ def known(home: Path, name: str) -> Known:
 def rest_of(plan: Plan, platform: str, home: Path, prices: PriceBook) -> PlannedRest | None:
     """The steps besides training, as they were in the last run of this name that ended well, on
     that platform if there is one; at prices of the region of the plan."""
-    ended = [run for run in all_runs(home, plan.name) if run.status == "succeeded"]
-    ended.sort(key=lambda run: run.platform == platform)
-    for run in reversed(ended):
-        seconds = _seconds(run)
+    for run in newest_first(home, plan.name, platform):
+        seconds = _seconds(run) if run.status == "succeeded" else None
         if seconds is not None:
             machines = run.submission.machines if run.submission else {}
             here = machines if run.platform == platform else {}

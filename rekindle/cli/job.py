@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rekindle
+from rekindle.cli.options import numbered
 from rekindle.cli.planning import planned_here
 from rekindle.cli.preflight import preflight
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.records import GateSummary, Ignored, ModelSummary, RunRecord, RunSummary, StepSummary
-from rekindle.report.collect import Findings, collect
+from rekindle.records import Ignored, RunRecord, RunSummary
+from rekindle.report.summary import summarised
 from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
 
@@ -126,6 +127,7 @@ def execute(
     home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
     containers = prepare(graph, here.containers, env, tuple(here.secrets))
     record = new_record(spec, local.ignored(graph, containers) + _ignored(spec), plan=plan)
+    record = numbered(record, home)
     try:
         return local.execute(
             graph,
@@ -177,11 +179,19 @@ def resolved(spec: Spec, home: Path) -> Spec:
     if not spec.model.init_from.startswith("run:"):
         return spec
     from rekindle.cli.options import find_run
+    from rekindle.platforms.local.content import describe, digest, local_path
 
     run = find_run(home, spec.model.init_from.removeprefix("run:"))
     for step in run.steps:
         for artifact in step.artifacts.values():
             if artifact.schema_title == "system.Model":
+                path = local_path(artifact.uri)
+                if path and artifact.digest and digest(describe(path)) != artifact.digest:
+                    raise RequestError(
+                        f"the model of the run {run.run_id} changed on disk, or is gone",
+                        where=str(path),
+                        fix="run that run's config again: the model is made again",
+                    )
                 model = spec.model.model_copy(update={"init_from": artifact.uri})
                 return spec.model_copy(update={"model": model})
     raise RequestError(
@@ -243,48 +253,12 @@ def _ignored(spec: Spec) -> tuple[Ignored, ...]:
 
 def summary(record: RunRecord, home: Path) -> RunSummary:
     """What `run --json` ends with."""
-    found = collect(record, history=False)
-    return RunSummary(
-        run_id=record.run_id,
-        run_key=found.fingerprint.run_key if found.fingerprint else "",
-        status=record.status,
-        seconds=record.seconds,
-        steps=tuple(
-            StepSummary(
-                name=s.name, status=s.status, seconds=s.seconds, cached=s.cached, reason=s.reason
-            )
-            for s in record.steps
-        ),
-        metrics=found.evidence.metrics if found.evidence else {},
-        gate=gate_of(found),
-        model=model_of(found),
-        card=str(home.resolve() / "runs" / record.run_id / "card.html"),
-        ignored=record.ignored,
-    )
+    return summarised(record, card=card_of(record.run_id, home))
 
 
-def gate_of(found: Findings) -> GateSummary | None:
-    """Whether the model of this run is the champion now, and why or why not."""
-    if found.evidence is None:
-        return None
-    decision = found.registration.decision if found.registration else "refused"
-    return GateSummary(
-        promoted=decision == "promoted",
-        decision=decision,
-        passed=found.evidence.promote,
-        reason=found.evidence.reason,
-        champion_version=found.evidence.champion_version,
-        comparison=found.evidence.comparison,
-    )
-
-
-def model_of(found: Findings) -> ModelSummary | None:
-    """Where the registry holds the model."""
-    if (where := found.registration) is None:
-        return None
-    return ModelSummary(
-        name=where.name, version=where.version, aliases=where.aliases, created=where.created
-    )
+def card_of(run_id: str, home: Path) -> str:
+    """The path of a run's card."""
+    return str(home.resolve() / "runs" / run_id / "card.html")
 
 
 def windows(spec: Spec) -> Sequence[Spec]:

@@ -75,7 +75,7 @@ def _with_log(record: RunRecord) -> str:
 def _of_file(record: RunRecord, step: StepRecord, home: Path, follow: bool) -> Iterator[str]:
     """The text of a log that a process here writes."""
     over = not follow or record.platform != "local"
-    with Path(step.log).open(errors="replace") as file:
+    with Path(step.log).open(encoding="utf-8", errors="replace") as file:
         while True:
             while text := file.read(1 << 16):
                 yield text

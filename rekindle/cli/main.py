@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,9 +79,20 @@ def main(arguments: list[str] | None = None) -> None:
 def invoke(words: list[str]) -> int:
     """Run one command; returns its exit code. Errors are printed, with a traceback only under -v,
     and without secrets."""
+    as_json = "--json" in words
+    try:
+        return _invoked(words, as_json)
+    except OSError as error:  # stdout takes no error either
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        report_errors(_of_the_system(error), as_json=False)
+        return 1
+
+
+def _invoked(words: list[str], as_json: bool) -> int:
     from rekindle.errors import RekindleError
 
-    as_json = "--json" in words
     try:
         result = cli.main(words, prog_name="rekindle", standalone_mode=False)
     except click.ClickException as error:
@@ -129,14 +142,16 @@ def _show_traceback() -> None:
 
 def _of_the_system(error: OSError) -> Any:
     """A full disk or a folder without permission, in words."""
-    from rekindle.errors import RekindleError
+    from rekindle.errors import RekindleError, fix_of
 
-    what = error.strerror or str(error)
-    return RekindleError(
-        what,
-        where=str(error.filename or ""),
-        fix="free some space or mend the permission; the same command goes on from there",
-    )
+    what, where = error.strerror or str(error), str(error.filename or "")
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        what, fix = "the working directory was deleted", "change to a folder that exists"
+    else:
+        fix = f"{fix_of(error)}; the same command goes on from there"
+    return RekindleError(what, where=where, fix=fix)
 
 
 def _refused(error: click.ClickException, as_json: bool) -> int:

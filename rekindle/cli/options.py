@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -
 
 def answer(record: Record) -> None:
     """Say it as one JSON object on stdout: what `--json` asks for."""
-    click.echo(record.model_dump_json())
+    click.echo(record.to_json())
 
 
 def shared(function: Decorated) -> Decorated:
@@ -73,17 +73,33 @@ def config(function: Decorated) -> Decorated:
 
 
 def all_runs(home: Path, name: str = "") -> list[RunRecord]:
-    """All runs under `home`, or those of a name, oldest first; a record that cannot be read is left
-    out, with a warning.
+    """All runs under `home`, or those of a name, in the order in which they began; a record that
+    cannot be read is left out, with a warning.
     """
-    records = []
-    for path in sorted((home / "runs").glob(f"{name}-*/run.json" if name else "*/run.json")):
-        try:
-            records.append(RunRecord.read(path))
-        except ValueError as error:
-            log.warning("%s cannot be read and is left out: %s", path, str(error).splitlines()[0])
-    named = [record for record in records if name in ("", record.name)]
-    return sorted(named, key=lambda record: (record.started_at, record.run_id))
+    return list(newest_first(home, name))[::-1]
+
+
+def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[RunRecord]:
+    """The same, the one that began last first, those on `platform` before all others; each record
+    is read when its turn comes."""
+    from rekindle.report.ledger import ledger
+
+    entries = ledger(home).entries[::-1]
+    for entry in sorted(entries, key=lambda entry: entry.platform != platform):
+        if name in ("", entry.name):
+            try:
+                yield read_run(home, entry.run_id)
+            except (OSError, ValueError) as error:  # since a moment ago
+                log.warning("%s cannot be read: %s", entry.run_id, str(error).splitlines()[0])
+
+
+def numbered(record: RunRecord, home: Path) -> RunRecord:
+    """The record of a run that begins, with a number above all others under `home`: the clock may
+    say anything."""
+    from rekindle.report.ledger import ledger
+
+    number = 1 + max((entry.number for entry in ledger(home).entries), default=0)
+    return record.model_copy(update={"number": number, "home": str(home.absolute())})
 
 
 def read_run(home: Path, run_id: str) -> RunRecord:
@@ -93,21 +109,23 @@ def read_run(home: Path, run_id: str) -> RunRecord:
 
 def find_run(home: Path, wanted: str) -> RunRecord:
     """The run whose id is `wanted`, starts with it, or is the latest; raises RequestError."""
-    records = all_runs(home)
-    if wanted == "latest" and records:
-        return records[-1]
-    exact = [record for record in records if record.run_id == wanted]
-    found = exact or [record for record in records if record.run_id.startswith(wanted)]
+    from rekindle.report.ledger import ledger
+
+    ids = [entry.run_id for entry in ledger(home).entries]
+    if wanted == "latest" and ids:
+        return read_run(home, ids[-1])
+    found = [run_id for run_id in ids if run_id == wanted]
+    found = found or [run_id for run_id in ids if run_id.startswith(wanted)]
     if len(found) == 1:
-        return found[0]
+        return read_run(home, found[0])
     if found:
-        names = ", ".join(record.run_id for record in found[:5])
+        names = ", ".join(found[:5])
         raise RequestError(f"`{wanted}` fits {len(found)} runs: {names}", fix="give more of its id")
-    if not records:
+    if not ids:
         raise RequestError(
             f"there are no runs under {home}", fix="`rekindle run CONFIG`, or name another --home"
         )
     raise RequestError(
         f"there is no run `{wanted}` under {home}",
-        fix=f"the latest is {records[-1].run_id}; `rekindle runs` lists all",
+        fix=f"the latest is {ids[-1]}; `rekindle runs` lists all",
     )

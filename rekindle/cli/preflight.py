@@ -193,10 +193,12 @@ def _registry(spec: Spec) -> Iterator[Problem]:
 
 
 def _home(home: Path) -> Iterator[Problem]:
-    existing = next(
-        (p for p in (home.absolute(), *home.absolute().parents) if p.exists()), Path("/")
-    )
-    if not existing.is_dir():
+    places = (home.absolute(), *home.absolute().parents)
+    existing = next((p for p in places if p.exists()), Path("/"))
+    lost = [p for p in places if p.is_symlink() and not p.exists()]
+    if lost:
+        yield Problem(f"the link {lost[0]} leads nowhere", "--home", "name another folder")
+    elif not existing.is_dir():
         yield Problem(f"{existing} is a file, not a folder", "--home", "name another folder")
     elif not _writable(existing):
         yield Problem(

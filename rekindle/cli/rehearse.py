@@ -109,7 +109,7 @@ def _rehearse(stage: _Stage, fault: Fault, as_json: bool) -> int:
     )
     seconds = round(time.monotonic() - began, 1)
     record = stage.keep(found, faulted.attempts, seconds)
-    print(record.model_dump_json() if as_json else _words(record))
+    print(record.to_json() if as_json else _words(record))
     return 0 if found.losses_equal and found.weights_equal else 1
 
 

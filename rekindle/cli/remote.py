@@ -258,6 +258,7 @@ def recovered(spec: Spec, platform: str, home: Path) -> list[str]:
         mark, placed = found.mark, found.placed
         update = {
             "run_id": mark.run_id, "started_at": found.began_at.isoformat(timespec="seconds"),
+            "home": str(home.absolute()),
             "submission": Submission(
                 definition=mark.definition, token=mark.token, id=placed.id, url=placed.url
             ),

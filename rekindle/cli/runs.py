@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rekindle.answers import RunRow, Runs
+from rekindle.answers import Runs
 from rekindle.cli.compile import PLATFORMS
-from rekindle.cli.options import all_runs, answer, overrides, shared
+from rekindle.cli.options import overrides, shared
 from rekindle.errors import RequestError
-from rekindle.records import RunRecord, RunSummary
+
+if TYPE_CHECKING:
+    from rekindle.report.ledger import Entry
 
 
 @click.command("runs")
@@ -27,8 +32,9 @@ def command(
     as_json: bool,
 ) -> int:
     """Every run, newest first: status, time, metric, gate, model."""
-    from rekindle.cli.job import summary
+    from rekindle.report.ledger import ledger
 
+    folder = f"{os.path.realpath(home)}/runs"
     if recover is not None:
         if platform is None:
             raise RequestError("which platform?", where="--platform", fix=f"{', '.join(PLATFORMS)}")
@@ -37,45 +43,47 @@ def command(
 
         for run_id in recovered(load_target(recover, overrides), platform, home):
             click.echo(f"found {run_id}", err=True)
-    rows = [
-        (record, _status(home, record), summary(record, home)) for record in all_runs(home)[::-1]
-    ]
+    rows = [_row(entry, home, folder) for entry in ledger(home).entries[::-1]]
     if as_json:
-        answer(Runs(runs=tuple(_row(*row) for row in rows)))
+        # as `Runs` would have it: the summaries were written by their records
+        click.echo(json.dumps({**Runs(runs=()).model_dump(mode="json"), "runs": rows}))
     else:
         _table(rows)
     return 0
 
 
-def _row(record: RunRecord, status: str, result: RunSummary) -> RunRow:
-    known = dict(result) | {"status": status}
-    return RunRow(**known, name=record.name, started_at=record.started_at)
+def _row(entry: Entry, home: Path, runs: str) -> dict[str, Any]:
+    """The fields of a RunRow."""
+    known = {"status": _status(home, entry), "card": f"{runs}/{entry.run_id}/card.html"}
+    return {**entry.summary, **known, "name": entry.name, "started_at": entry.started_at}
 
 
-def _status(home: Path, record: RunRecord) -> str:
-    """The record's status, or `killed` where it was never closed and nobody works on it."""
+def _status(home: Path, entry: Entry) -> str:
+    """The record's status, or `killed` where it was never closed and no process works on it."""
     from rekindle.platforms.local.execute import is_alive
 
-    here = record.platform == "local" and record.status == "running"
-    killed = here and not is_alive(home, record.run_id)
-    return "killed" if killed else record.status
+    here = entry.platform == "local" and entry.status == "running"
+    return "killed" if here and not is_alive(home, entry.run_id) else entry.status
 
 
-def _table(rows: list[tuple[RunRecord, str, RunSummary]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _table(rows: list[dict[str, Any]]) -> None:
+    """Aligned columns, whatever the width of the terminal."""
+    if not rows:
+        click.echo("no runs yet: `rekindle run CONFIG`")
+        return
+    lines = [("run", "status", "seconds", "accuracy", "gate", "model"), *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = "  ".join(f"{{:{width}}}" for width in widths).format
+    click.echo("\n".join(aligned(*line).rstrip() for line in lines))
 
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("run", "status", "seconds", "accuracy", "gate", "model"):
-        table.add_column(name, no_wrap=name == "run")
-    for _, status, result in rows:
-        accuracy = result.metrics.get("accuracy")
-        table.add_row(
-            result.run_id,
-            status,
-            f"{result.seconds:.1f}",
-            "" if accuracy is None else f"{accuracy:.4f}",
-            result.gate.decision if result.gate else "",
-            f"{result.model.name} v{result.model.version}" if result.model else "",
-        )
-    Console().print(table if rows else "no runs yet: `rekindle run CONFIG`")
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    accuracy, gate, model = row["metrics"].get("accuracy"), row["gate"], row["model"]
+    return (
+        row["run_id"],
+        row["status"],
+        f"{row['seconds']:.1f}",
+        "" if accuracy is None else f"{float(accuracy):.4f}",
+        gate["decision"] if gate else "",
+        f"{model['name']} v{model['version']}" if model else "",
+    )

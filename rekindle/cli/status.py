@@ -57,5 +57,5 @@ def show(record: RunRecord) -> None:
     failed = first_failed(record.steps)
     if failed and failed.log and Path(failed.log).is_file():
         click.echo(f"the end of what `{failed.name}` printed:")
-        lines = Path(failed.log).read_text(errors="replace").splitlines()
+        lines = Path(failed.log).read_text(encoding="utf-8", errors="replace").splitlines()
         click.echo("\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]))

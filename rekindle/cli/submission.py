@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.cli.compile import compiled
 from rekindle.cli.doctor import refuse_early
-from rekindle.cli.options import all_runs
+from rekindle.cli.options import newest_first, numbered
 from rekindle.cli.planning import on_machines, planned
 from rekindle.cli.remote import keep_definition
 from rekindle.errors import PlatformError, Problem, RequestError
@@ -54,7 +54,9 @@ def submitted(
     definition = ready(client, platform, spec)
     figures = planned(spec, platform, home)
     place, digest = getattr(spec.platforms, platform), digest_of(definition.files)
-    record = begun(home, platform, digest, token) or _new(spec, platform, digest, token, figures)
+    record = begun(home, platform, digest, token) or _new(
+        spec, platform, digest, token, figures, home
+    )
     assert record.submission is not None
     outline: Outline = client.outline(definition, place, record.submission.token)
     consent(outline, figures)
@@ -71,7 +73,7 @@ def submitted(
 def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
     """The submission that this goes on with: the one with the same token, or without a token the
     newest of the same definition that nobody knows to have arrived."""
-    for record in reversed(all_runs(home)):
+    for record in newest_first(home):
         sent = record.submission
         if sent is None or (record.platform, sent.definition) != (platform, definition):
             continue
@@ -81,12 +83,13 @@ def begun(home: Path, platform: str, definition: str, token: str | None) -> RunR
 
 
 def _new(
-    spec: Spec, platform: str, definition: str, token: str | None, figures: Planned | None
-) -> RunRecord:
+    spec: Spec, platform: str, definition: str, token: str | None, figures: Planned | None,
+    home: Path,
+) -> RunRecord:  # fmt: skip
     from rekindle.cli.job import new_record
 
     sent = Submission(definition=definition, token=token or secrets.token_hex(8))
-    fresh = new_record(spec, (), platform, figures)
+    fresh = numbered(new_record(spec, (), platform, figures), home)
     return fresh.model_copy(update={"status": "submitting", "submission": sent})
 
 

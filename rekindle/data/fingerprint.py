@@ -2,7 +2,7 @@
 
     data      hash of the bytes in the window, wherever they lie
     work_key  data + window + the settings that shape the weights + rekindle's training code
-    run_key   work_key + where the weights start: the same training, attempted however often
+    run_key   work_key + the weights that it starts from: the same training, attempted however often
 
 With a window over a time column only the records in it are hashed, so new data outside of it
 retrains nothing. Settings that cannot change the weights (where the source lies, how often a
@@ -74,7 +74,7 @@ def fingerprint(
     )
     init_from = _init_from(model, work_key, champion)
     init_digest = _digest_behind(init_from, model, champion)
-    run_key = digest([work_key, init_from, init_digest])
+    run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie
     version, champion_digest = _to_beat(champion, run_key)
     return Fingerprint(
         data=content,

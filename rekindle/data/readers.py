@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -70,7 +70,10 @@ def read_parquet(
     with file.open_anywhere() as stream:
         try:
             parquet = pa.parquet.ParquetFile(pa.PythonFile(stream, mode="r"), pre_buffer=False)
-            if findings.missing_columns(file.name, columns, parquet.schema_arrow.names):
+            names = parquet.schema_arrow.names
+            if findings.missing_columns(file.name, columns, names):
+                return
+            if _twice(file, columns, names, findings):
                 return
             row = 1
             for batch in parquet.iter_batches(
@@ -95,6 +98,8 @@ def read_jsonl(
                 findings.add("malformed", f"{file.name}:{line}", what)
                 return
             if number == 0:
+                if _is_utf16(file, block, findings):
+                    return
                 block = block.removeprefix(b"\xef\xbb\xbf")
                 keys, schema = _probe(block, columns)
                 if keys and findings.missing_columns(file.name, columns, keys):
@@ -119,7 +124,14 @@ def _csv_header_fits(
     file: SourceFile, delimiter: str, columns: Mapping[str, Kind], findings: Findings
 ) -> bool:
     """Whether the header names each wanted column once; notes what it lacks."""
-    text = file.head(_HEADER_BYTES).decode("utf-8-sig", errors="replace")
+    head = file.head(_HEADER_BYTES)
+    if _is_utf16(file, head, findings):
+        return False
+    if len(head) >= _HEADER_BYTES and b"\n" not in head:
+        what = f"the first line, which names the columns, is over {_HEADER_BYTES >> 20} MiB long"
+        findings.note(what, where=file.name, fix="keep only the columns that are needed")
+        return False
+    text = head.decode("utf-8-sig", errors="replace")
     header = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), None)
     if header is None:
         fix = "the first line must name the columns"
@@ -127,10 +139,26 @@ def _csv_header_fits(
         return False
     if findings.missing_columns(file.name, columns, header):
         return False
-    twice = sorted(name for name in columns if header.count(name) > 1)
+    return not _twice(file, columns, header, findings)
+
+
+def _twice(
+    file: SourceFile, columns: Mapping[str, Kind], present: Sequence[str], findings: Findings
+) -> bool:
+    """Whether wanted columns stand in the file more than once, each noted."""
+    twice = sorted(name for name in columns if present.count(name) > 1)
     for name in twice:
         findings.note(f"the column `{name}` stands twice", where=file.name, fix="rename one")
-    return not twice
+    return bool(twice)
+
+
+def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
+    """Whether a file of texts begins as UTF-16 or UTF-32 does, by its mark or with null bytes."""
+    if not head.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" not in head[:4]:
+        return False
+    fix = "convert it: iconv -f UTF-16 -t UTF-8"
+    findings.note("the file is not UTF-8 but UTF-16 or UTF-32", where=file.name, fix=fix)
+    return True
 
 
 def _csv_batches(
@@ -213,6 +241,16 @@ def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
     return table.combine_chunks().to_batches()[0] if len(table) == lines else None
 
 
+def _object(pairs: list[tuple[str, Any]], columns: Mapping[str, Kind]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        for name in columns:
+            if names.count(name) > 1:
+                raise ValueError(f"the key `{name}` stands twice")
+    return value
+
+
 def _irregular_block(
     block: bytes, line: int, file: SourceFile, columns: Mapping[str, Kind], findings: Findings
 ) -> RawBatch:
@@ -222,7 +260,7 @@ def _irregular_block(
         if not text.strip():
             continue
         try:
-            row = json.loads(text)
+            row = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, columns))
         except UnicodeDecodeError:
             findings.add("undecodable", f"{file.name}:{number}", repr(text))
             continue

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,14 +54,30 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
         answer_file = Path(scratch) / "answer.json"
         command = [sys.executable, "-P", "-m", "rekindle.ir.compile"]
         process = _run([*command, str(path), function if name else "", str(answer_file)], folder)
-        answer = json.loads(answer_file.read_bytes()) if answer_file.exists() else {}
+        try:
+            answer = json.loads(answer_file.read_bytes())
+        except (OSError, ValueError):  # it ended before it had written it all
+            raise _ended(process, path) from None
     if "ir" in answer:
         return str(answer["ir"])
-    if "what" not in answer:
-        told = (process.stderr or process.stdout).strip().splitlines()[-1:] or ["nothing"]
-        raise RequestError(f"loading it ended the process; it said: {told[0]}", where=str(path))
     kind = UnsupportedError if answer["unsupported"] else RequestError
     raise kind(answer["what"], where=answer["where"], fix=answer["fix"])
+
+
+def _ended(process: subprocess.CompletedProcess[str], path: Path) -> RekindleError:
+    """The error for a pipeline whose file ended the process that loaded it."""
+    if process.returncode < 0:  # from outside, and perhaps not the next time
+        number = -process.returncode
+        why = "; was the memory full?" if number == signal.SIGKILL else ""
+        return RekindleError(
+            f"the process that loaded the pipeline was killed by signal {number}{why}",
+            where=str(path),
+            fix="run the same command again; nothing was changed",
+        )
+    printed = (process.stderr or process.stdout).strip().splitlines()[-1:]
+    what = f"loading it ended the process with exit code {process.returncode}"
+    last = f"; the last line that it printed: {printed[0]}" if printed else ""
+    return RequestError(what + last, where=str(path), fix="do no work when it is imported")
 
 
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -72,6 +89,7 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:

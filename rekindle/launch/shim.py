@@ -85,9 +85,9 @@ def main(argv: list[str], fork: Fork | None = None) -> int:
     try:
         write_result(Path(task["result"]), result)
     except OSError as error:
-        if not result["exit_code"]:
-            sys.stderr.write(f"cannot write {task['result']}: {error.strerror}\n")
-            return 1
+        written = f"cannot write {task['result']}: {error.strerror}"
+        sys.stderr.write(f"{result['error'] or written}\n")
+        return int(result["exit_code"]) or 1
     return int(result["exit_code"])
 
 
@@ -162,7 +162,7 @@ def build_command(task: dict[str, Any]) -> list[str]:
     module.parent.mkdir(parents=True, exist_ok=True)
     module.write_text(task["source"], encoding="utf-8")
     words = ["--component_module_path", str(module), *words]
-    if max(len(word.encode()) for word in words) <= _LONGEST_ARGUMENT:
+    if max(len(word.encode(errors="surrogatepass")) for word in words) <= _LONGEST_ARGUMENT:
         return [*EXECUTOR, *words]
     arguments = module.with_name("arguments.json")
     arguments.write_text(json.dumps(words), encoding="utf-8")
@@ -258,8 +258,9 @@ class Supervisor:
             return subprocess.Popen(
                 command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, preexec_fn=self.prepare_child
             )
-        except OSError as error:
-            raise TaskError(f"cannot start `{command[0]}`: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # a null byte, a lone surrogate
+            why = getattr(error, "strerror", "") or error
+            raise TaskError(f"cannot start `{command[0]}`: {why}") from error
 
     def forked(self, inside: Callable[[], int]) -> int:
         """The child's process id; in the child it does not return."""
@@ -380,6 +381,8 @@ def _from_file(name: str, path: str, kind: str) -> Any:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise TaskError(f"the step ended well but did not write its output `{name}`") from None
+    except UnicodeDecodeError as error:
+        raise TaskError(f"the output `{name}` is not UTF-8: {error}") from error
     if kind == "STRING":
         return text
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def torchrun(
     Raises PreemptedError after a SIGTERM, or if other nodes did not come; StepError, which names
     the first rank at fault and its cause, when the gang cannot go on."""
     place = rendezvous or Rendezvous.current()
+    if place.nodes == 1:
+        _check_loopback()
     told, how = profiled(os.environ) if place.nodes > 1 else ({}, "")
     told = {**told, **_same_bits(train)}
     gang = Gang(script, train, status, place, {**told, **(environment or {})})
@@ -79,6 +82,19 @@ def torchrun(
             text = f"{what}; restarting all ranks ({restart} of {train.max_restarts})"
             log.warning("%s\n  where: %s\n  fix: %s", text, where, fix)
             emit("notice", text=text)
+
+
+def _check_loopback() -> None:
+    """Raises StepError where the ranks of one machine cannot reach each other."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=10).close()
+    except OSError as error:
+        raise StepError(
+            f"ranks cannot reach each other over the loopback interface: {error.strerror or error}",
+            where="127.0.0.1",
+            fix="bring it up (ip link set lo up), and allow connections to it",
+        ) from error
 
 
 def _same_bits(train: TrainSpec) -> dict[str, str]:

@@ -90,6 +90,7 @@ def _embedded(uri: str, root: Path) -> MlflowClient:
     with owned(root / "locks" / "registry", lambda: None):
         embedded.make(root)
         try:
+            embedded.settle(root)
             return _asked(uri)
         except Exception:
             if not embedded.put_aside(root):

@@ -2,7 +2,8 @@
 
 MLflow makes its tables one migration after the other, for seconds; a database whose making was
 interrupted can neither be opened nor finished. So it is made aside and renamed, and one that was
-left half-made is put aside if it holds nothing."""
+left half-made is put aside if it holds nothing. Its rows name files by absolute URIs, which are
+updated where the home was moved or copied."""
 
 from __future__ import annotations
 
@@ -16,6 +17,13 @@ from rekindle.launch.events import emit
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
+_PLACES = {
+    "experiments": "artifact_location",
+    "runs": "artifact_uri",
+    "logged_models": "artifact_location",
+    "model_versions": "storage_location",
+}
+_PATIENCE_SECONDS = 60.0
 _HOLDS = {
     "registered_models": "select 1 from registered_models limit 1",
     "runs": "select 1 from runs limit 1",
@@ -34,6 +42,24 @@ def make(root: Path) -> None:
     draft = root / f".{DATABASE}.{os.getpid()}"
     SqlAlchemyStore(f"sqlite:///{draft}", (root / ARTIFACTS).as_uri()).engine.dispose()
     draft.replace(final)
+
+
+def settle(root: Path) -> None:
+    """Update the URIs in the database to the files in this home. The caller keeps others out."""
+    now = f"{(root / ARTIFACTS).as_uri()}/"
+    database = sqlite3.connect(root / DATABASE, timeout=_PATIENCE_SECONDS)
+    with contextlib.closing(database), database:
+        # MLflow makes the experiment 0 with the database, where we tell it to keep files
+        asked = "select artifact_location from experiments where experiment_id = 0"
+        before = str((database.execute(asked).fetchone() or ("",))[0]).removesuffix("0")
+        if before == now or not before.endswith(f"/{ARTIFACTS}/"):
+            return
+        for table, column in _PLACES.items():
+            database.execute(
+                f"update {table} set {column} = ? || substr({column}, ?) "  # noqa: S608 - ours
+                f"where substr({column}, 1, ?) = ?",
+                (now, len(before) + 1, len(before), before),
+            )
 
 
 def put_aside(root: Path) -> bool:

@@ -4,30 +4,31 @@ of the same job.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-from rekindle.records import RunRecord, write_atomically
-from rekindle.report import outcome, page, plots, words
-from rekindle.report.collect import Findings, collect
+from rekindle.records import write_atomically
+from rekindle.report import page, plots, words
+from rekindle.report.ledger import Entry, ledger
 
 _SPARK_RUNS = 50
+_PAGE_RUNS = 200
+_HEAD_CHARACTERS = 1_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One run. `card` is the relative link to its card, empty if it has none yet."""
 
-    run: RunRecord
-    verdict: outcome.Verdict
-    headline: outcome.Headline | None
-    version: str
-    is_champion: bool
+    run: Entry
     card: str
 
 
@@ -42,45 +43,48 @@ class Job:
     @property
     def champion(self) -> Row | None:
         """The run whose version became champion last."""
-        return next((row for row in self.rows if row.is_champion), None)
+        return next((row for row in self.rows if row.run.is_champion), None)
 
 
 def render_index(home: Path) -> Path:
     """Writes `home/index.html` and returns its path; runs whose record cannot be read are named at
-    the end.
-    """
-    rows: list[Row] = []
-    notes: list[str] = []
-    for path in sorted((home / "runs").glob("*/run.json")):
-        try:
-            run = RunRecord.read(path)
-        except (OSError, ValueError):
-            notes.append(f"{path.parent.name}: run.json cannot be read and is left out.")
-            continue
-        rows.append(_row(run, path.parent))
-    rows.sort(key=lambda row: (_moment(row.run), row.run.run_id), reverse=True)
-    target = home / "index.html"
-    write_atomically(target, page.render("index.html.j2", rows=rows, jobs=_jobs(rows), notes=notes))
+    the end. Older runs are on pages of their own, which are written where they changed."""
+    known = ledger(home)
+    rows = [_row(home, entry) for entry in reversed(known.entries)]
+    older = max(0, (len(rows) - 1) // _PAGE_RUNS - 1)
+    names = [*(f"index-{number + 1}.html" for number in range(older)), "index.html"]
+    for number in range(older):  # from the oldest on, so that a new run changes none of them
+        end = len(rows) - number * _PAGE_RUNS
+        shown, target = rows[end - _PAGE_RUNS : end], home / names[number]
+        mark = _mark(shown)
+        if mark not in _head(target):
+            links = {"older": names[number - 1] if number else "", "newest": names[-1]}
+            values = {"rows": shown, "rows_mark": mark, "count": len(rows), **links}
+            write_atomically(target, page.render("index.html.j2", jobs=(), notes=(), **values))
+    shown = rows[: len(rows) - older * _PAGE_RUNS]
+    notes = [f"{name}: run.json cannot be read and is left out." for name in known.unreadable]
+    values = {"rows": shown, "rows_mark": _mark(shown), "count": len(rows), "newest": ""}
+    values |= {"older": names[-2] if older else "", "jobs": _jobs(rows), "notes": notes}
+    target = home / names[-1]
+    write_atomically(target, page.render("index.html.j2", **values))
     return target
 
 
-def _row(run: RunRecord, folder: Path) -> Row:
-    found: Findings = collect(run, history=False)
-    registration = found.registration
-    return Row(
-        run=run,
-        verdict=outcome.verdict(run, found),
-        headline=outcome.headline(run, found),
-        version=registration.version if registration else "",
-        is_champion=bool(registration and "champion" in registration.aliases),
-        card=f"runs/{quote(folder.name)}/card.html" if (folder / "card.html").is_file() else "",
-    )
+def _mark(rows: Sequence[Row]) -> str:
+    """Tells whether a page shows these rows as they are."""
+    facts = [(row.run.run_id, row.run.status, row.run.seconds, row.card) for row in rows]
+    return f"rows-{zlib.crc32(repr(facts).encode(errors='replace')):08x}"
 
 
-def _moment(run: RunRecord) -> str:
-    """`started_at` in a form that sorts."""
-    moment = words.instant(run.started_at)
-    return moment.isoformat() if moment else run.started_at
+def _head(file: Path) -> str:
+    with contextlib.suppress(OSError), file.open(errors="replace") as opened:
+        return opened.read(_HEAD_CHARACTERS)
+    return ""
+
+
+def _row(home: Path, entry: Entry) -> Row:
+    card = f"runs/{quote(entry.run_id)}/card.html"
+    return Row(entry, card if os.path.exists(f"{home}/{card}") else "")  # noqa: PTH110 - many
 
 
 def _jobs(rows: Sequence[Row]) -> tuple[Job, ...]:
@@ -91,12 +95,11 @@ def _jobs(rows: Sequence[Row]) -> tuple[Job, ...]:
 
 
 def _job(name: str, rows: tuple[Row, ...]) -> Job:
-    metric = next((row.headline.name for row in rows if row.headline), "")
-    measured = [row for row in reversed(rows) if row.headline and row.headline.name == metric][
-        -_SPARK_RUNS:
-    ]
-    values = [row.headline.value if row.headline else math.nan for row in measured]
-    promoted = [i for i, row in enumerate(measured) if row.verdict.word == "promoted"]
+    metric = next((row.run.metric[0] for row in rows if row.run.metric), "")
+    named = [row.run for row in rows if row.run.metric and row.run.metric[0] == metric]
+    measured = named[:_SPARK_RUNS][::-1]
+    values = [run.metric[1] if run.metric else math.nan for run in measured]
+    promoted = [i for i, run in enumerate(measured) if run.promoted]
     label = f"{words.metric_name(metric)} over {len(values)} runs: " + ", ".join(
         map(words.metric, values[-8:])
     )

@@ -29,19 +29,38 @@ class Ledger:
             file.write(json.dumps({"step": step, "rank": self.rank, "ids": list(ids)}) + "\n")
 
 
-def forget(working: Path, after: int) -> None:
-    """Remove what all ranks noted of steps after `after`, and lines that a kill cut off."""
+def forget(working: Path, after: int) -> str:
+    """Remove what all ranks noted of steps after `after`, and lines that a kill cut off. Returns
+    what is wrong with the rest, or ""."""
+    damaged = 0
     for path in (working / FOLDER).glob("rank-*.jsonl"):
-        lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        kept = [line for line in lines if json.loads(line)["step"] <= after]
-        write_atomically(path, "".join(kept))
+        lines = [line for line in path.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]
+        notes = [(line, _note(line)) for line in lines]
+        damaged += sum(note is None for _, note in notes)
+        kept = [line for line, note in notes if note is not None and note[0] <= after]
+        write_atomically(path, b"".join(kept).decode())
+    if not damaged:
+        return ""
+    return f"{damaged} line(s) of the ledger in {working / FOLDER} were damaged and are left out"
 
 
 def read_ledger(working: Path) -> dict[int, list[str]]:
-    """The ids of each step over all ranks, sorted; as often as they were trained on."""
+    """The ids of each step over all ranks, sorted; as often as they were trained on. Raises
+    ValueError for a damaged line."""
     found: dict[int, list[str]] = {}
     for path in sorted((working / FOLDER).glob("rank-*.jsonl")):
-        for line in path.read_text().splitlines():
-            said = json.loads(line)
-            found.setdefault(said["step"], []).extend(said["ids"])
+        for line in path.read_bytes().splitlines():
+            note = _note(line)
+            if note is None:
+                raise ValueError(f"{path} holds a damaged line")
+            found.setdefault(note[0], []).extend(note[1])
     return {step: sorted(ids) for step, ids in sorted(found.items())}
+
+
+def _note(line: bytes) -> tuple[int, list[str]] | None:
+    """The step and the ids of a line; None for one that is damaged."""
+    try:
+        note = json.loads(line)
+        return int(note["step"]), list(note["ids"])
+    except (ValueError, KeyError, TypeError):
+        return None

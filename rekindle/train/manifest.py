@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,18 @@ class Checkpoint:
         content = storage_of(self.root).read(f"{self.name}/{HISTORY}")
         if content is None:
             return None
-        # a curve of ten million steps; what is more is damaged, or a bomb
-        return gzip.GzipFile(fileobj=io.BytesIO(content)).read(_MOST_HISTORY_BYTES).decode()
+        where = f"{self.root}/{self.name}/{HISTORY}"
+        try:
+            # a curve of ten million steps; what is more is damaged, or a bomb
+            text = gzip.GzipFile(fileobj=io.BytesIO(content)).read(_MOST_HISTORY_BYTES + 1)
+            if len(text) <= _MOST_HISTORY_BYTES:
+                return text.decode()
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            raise CheckpointError(f"the loss curve cannot be read: {error}", where=where) from error
+        raise CheckpointError(
+            f"the loss curve is larger than {_MOST_HISTORY_BYTES:,} bytes", where=where,
+            fix=f"remove {self.root}/{self.name} to start from the checkpoint before",
+        )  # fmt: skip
 
 
 def signed(body: Mapping[str, Any]) -> bytes:

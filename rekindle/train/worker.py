@@ -113,8 +113,13 @@ def _begin(
     job: Job, trainer: Trainer, history: History, found: checkpoint.Checkpoint | None, first: int
 ) -> None:
     """Rank 0 puts curve and ledger into the state of step `first`, and says where it starts."""
-    history.resume(first, found.history() if found is not None else None)
-    forget(job.working, after=first)
+    for damage in (
+        history.resume(first, found.history() if found is not None else None),
+        forget(job.working, after=first),
+    ):
+        if damage:
+            log.warning("%s", damage)
+            emit("notice", text=damage)
     steps, layout = trainer.plan.steps, trainer.mesh.layout
     where = (
         f"resumed from the checkpoint of step {first} of {steps}"
@@ -340,7 +345,8 @@ def _finish(job: Job, trainer: Trainer, history: History) -> None:
     target.mkdir(parents=True, exist_ok=True)
     summary.write(target / "training.json")
     write_atomically(
-        target / "history.jsonl", history.path.read_text() if history.path.exists() else ""
+        target / "history.jsonl",
+        history.path.read_text(errors="replace") if history.path.exists() else "",
     )
     if (job.working / PROFILE).exists():
         shutil.copyfile(job.working / PROFILE, target / PROFILE)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 GOOD = """\
 name: digits
 task: image_classification
@@ -59,6 +60,11 @@ def with_rows(rows, text=TEXT):
 def read_only_home(folder):
     config()(folder)
     (folder / ".rekindle").write_text("in the way")
+
+
+def looped_home(folder):
+    config()(folder)
+    (folder / ".rekindle").symlink_to(".rekindle")
 
 
 def s(*overrides):
@@ -110,6 +116,7 @@ REFUSED = [
     ("a token in the config", config(), s("model.source={channels: [8], t: hf_aaaaaaaaaaaaaaaaaaaaaaaa}"), "secret token"),
     ("a tracking URI nobody speaks", config(), s("register.tracking_uri=ftp://host"), "no tracking URI"),
     ("a home that is a file", read_only_home, ["run", "c.yaml"], "is a file"),
+    ("a home that is a link to itself", looped_home, ["run", "c.yaml"], "leads nowhere"),
     ("an unknown step to start from", config(), ["run", "c.yaml", "--from", "fintune"], "finetune"),
     ("an unknown verb", config(), ["rum", "c.yaml"], "No such command"),
     ("an unknown option", config(), ["run", "c.yaml", "--frsh"], "--fresh"),
@@ -255,6 +262,31 @@ def test_a_port_in_use_does_not_matter(used):
             env={"MASTER_PORT": port, "PET_MASTER_PORT": port},
         )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", [["plan", "c.yaml", "--json"], ["status", "none", "--json"]])
+def test_an_answer_that_cannot_be_written_is_an_error_on_stderr(tmp_path, words):
+    config()(tmp_path)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rekindle.cli.main", *words], cwd=tmp_path, text=True,
+            stdout=full, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr.count("error:")) == (1, 1), done.stderr
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_working_directory_that_was_deleted_is_named_as_the_reason(tmp_path):
+    (tmp_path / "gone").mkdir()
+    config()(tmp_path)
+    words = [sys.executable, "-m", "rekindle.cli.main", "run", str(tmp_path / "c.yaml")]
+    done = subprocess.run(
+        ["sh", "-c", 'cd "$1" && rmdir "$1" && shift && exec "$@"', "sh", str(tmp_path / "gone"), *words],
+        text=True, capture_output=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "the working directory was deleted" in done.stderr
 
 
 def test_a_traceback_is_shown_when_asked_for(tmp_path):

@@ -87,7 +87,6 @@ def test_blocks_of_any_size_give_the_same_bytes(tmp_path, monkeypatch):
 
 
 ODD_LINES = [
-    '{"text": "twice", "label": "x", "label": "a"}',
     '{"text": "number", "label": 7}',
     '{"text": "whole float", "label": 7.0}',
     '{"text": "truth", "label": true}',

@@ -4,6 +4,7 @@ fix."""
 from __future__ import annotations
 
 import gzip
+import io
 import json
 
 import numpy as np
@@ -30,6 +31,13 @@ def row(number: int, **fields: object) -> str:
     return json.dumps({key: value for key, value in record.items() if value is not ...})
 
 
+def parquet(names: list[str]) -> bytes:
+    sink = io.BytesIO()
+    table = pa.Table.from_arrays([pa.array(["a", "b"])] * len(names), names=names)
+    pa.parquet.write_table(table, sink)
+    return sink.getvalue()
+
+
 # name: (file, content, fields of the spec, what the message must hold)
 REFUSED = {
     "a missing column, with the nearest": (
@@ -38,6 +46,18 @@ REFUSED = {
     "a missing column of a CSV": ("x.csv", b"text,y\na,b\n", {}, ["no column `label`", "it has `text`, `y`"]),
     "a missing slice": ("x.jsonl", lines({}), {"slices": ["catgory"]}, ["no column `catgory`", "`category`"]),
     "a column that stands twice": ("x.csv", b"text,text,label\na,b,c\n", {}, ["`text` stands twice"]),
+    "a column that stands twice in Parquet": (
+        "x.parquet", parquet(["text", "label", "text"]), {}, ["`text` stands twice", "x.parquet"],
+    ),
+    "a key that stands twice": (
+        "x.jsonl", lines({5: '{"text": "a", "text": "b", "label": "bad"}'}), {}, ["x.jsonl:5", "the key `text` stands twice"],
+    ),
+    "a million columns": (
+        "x.csv", b"text,label," + b",".join(b"column%d" % i for i in range(1_000_000)) + b"\n", {}, ["over 1 MiB long", "x.csv"],
+    ),
+    "UTF-16 with its mark": ("x.csv", "text,label\na,b\n".encode("utf-16"), {}, ["UTF-16", "x.csv"]),
+    "UTF-16 without": ("x.csv", "text,label\na,b\n".encode("utf-16-be"), {}, ["UTF-16", "x.csv"]),
+    "UTF-32 in JSON lines": ("x.jsonl", lines({}).decode().encode("utf-32"), {}, ["UTF-16 or UTF-32", "x.jsonl"]),
     "an empty text": ("x.jsonl", lines({7: row(7, text="")}), {}, ["1 row with an empty text", "x.jsonl:7"]),
     "a text of white space": ("x.jsonl", lines({7: row(7, text=" \n\t ")}), {}, ["empty text", "x.jsonl:7"]),
     "a null text": ("x.jsonl", lines({9: row(9, text=None)}), {}, ["empty text", "x.jsonl:9"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rekindle.errors import RequestError, UnsupportedError
+from rekindle.errors import RekindleError, RequestError, UnsupportedError
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.read import read
 
@@ -93,8 +93,15 @@ def test_a_file_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
     file = project(
         tmp_path / "one", "x", "import os, sys; print('bye', file=sys.stderr); os._exit(3)"
     )
-    with pytest.raises(RequestError, match="bye"):
+    with pytest.raises(RequestError, match="exit code 3; the last line that it printed: bye"):
         compile_pipeline(f"{file}:p")
+
+
+def test_a_kill_from_outside_is_no_fault_of_the_request(tmp_path: Path) -> None:
+    file = project(tmp_path / "one", "x", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(RekindleError, match="killed by signal 9; was the memory full") as caught:
+        compile_pipeline(f"{file}:p")
+    assert caught.value.exit_code == 1
 
 
 @pytest.mark.parametrize(

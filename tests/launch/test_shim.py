@@ -333,3 +333,32 @@ def test_events_survive_prefixes_and_nonsense(capsys: pytest.CaptureFixture[str]
         "loss 0.5",
     ):
         assert events.parse(nonsense) is None
+
+
+def test_the_reason_is_in_the_log_where_the_result_cannot_be_written(tmp_path: Path) -> None:
+    file = task(tmp_path, ["true"], kinds={"s": "STRING"}, result=str(tmp_path / "none" / "r.json"))
+    done = subprocess.run([*SHIM, str(file)], text=True, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert "the step ended well but did not write its output `s`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "says"), [("a\udc80\ud800", "surrogates"), ("a\0b", "embedded null byte")]
+)
+def test_a_word_that_no_command_can_have_is_an_error_of_the_step(
+    word: str, says: str, tmp_path: Path
+) -> None:
+    file = task(tmp_path, ["true", word])
+    done = subprocess.run([*SHIM, str(file)], text=True, capture_output=True, check=False)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (done.returncode, done.stderr) == (1, "")
+    assert result["error"].startswith("cannot start `true`: ")
+    assert says in result["error"]
+
+
+def test_an_output_that_is_not_utf8_is_an_error_of_the_step(tmp_path: Path) -> None:
+    code = f"open({str(tmp_path / 'out/s')!r}, 'wb').write(bytes([255]))"
+    file = task(tmp_path, python(code), kinds={"s": "STRING"})
+    subprocess.run([*SHIM, str(file)], check=False)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["error"].startswith("the output `s` is not UTF-8")

@@ -244,3 +244,13 @@ def test_a_rank_that_the_kernel_killed_for_its_memory_is_told_from_one_killed_by
         "rank 1 was killed in step 5: the kernel ran out of memory, twice in the same step"
     )
     assert "train.micro_batch_size" in run.last
+
+
+def test_without_a_loopback_interface_it_says_so_before_a_rank_starts(run):
+    alone = ("unshare", "-rn")
+    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to have a network of its own")
+    said = run.start("tells", prefix=alone).ends(1)
+    assert "ranks cannot reach each other over the loopback interface" in said
+    assert "ip link set lo up" in said
+    assert not list(run.folder.glob("ready-*"))

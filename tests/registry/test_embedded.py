@@ -1,6 +1,8 @@
 """The embedded registry survives being killed while it is made."""
 
 import contextlib
+import dataclasses
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -10,7 +12,7 @@ import time
 import pytest
 
 from rekindle.errors import RegistryError
-from rekindle.registry.models import champion_state
+from rekindle.registry.models import champion_state, fetch_model
 from rekindle.registry.promotion import promote
 from tests.registry.versions import model_in, registered, registry_in
 
@@ -56,6 +58,23 @@ def test_a_broken_database_that_holds_models_is_left_alone(tmp_path):
     )  # a process of its own: this one has it open
     assert RegistryError.__name__ in done.stderr
     assert (tmp_path / "mlflow.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("move", [shutil.copytree, shutil.move], ids=["copied", "moved"])
+def test_in_a_home_that_was_moved_or_copied_a_version_is_read_from_there(tmp_path, move):
+    home, there = tmp_path / "a home", tmp_path / "elsewhere"
+    where = registry_in(home)
+    promote(where, *registered(where, model_in(tmp_path / "1", b"one")))
+    digest = champion_state(where).digest
+    assert fetch_model(where, "1", digest).is_relative_to(home)
+    move(home, there)
+    shutil.rmtree(home / "mlartifacts", ignore_errors=True)
+    moved = dataclasses.replace(where, artifact_root=str(there))
+    assert fetch_model(moved, "1", digest).is_relative_to(there)
+    beaten = {"champion_version": "1", "champion_digest": digest}
+    promote(moved, *registered(moved, model_in(tmp_path / "2", b"two"), **beaten))
+    second = fetch_model(moved, "2", champion_state(moved).digest)
+    assert second.is_relative_to(there)
 
 
 def largest(home):

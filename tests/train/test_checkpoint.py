@@ -24,7 +24,7 @@ from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import CheckpointSpec, DataSpec, ModelSpec, TrainSpec
 from rekindle.train.checkpoint import load, newest
-from rekindle.train.history import History, read_history
+from rekindle.train.history import read_history
 from rekindle.train.job import Job
 from rekindle.train.retention import Facts, retained
 from tests.train import checkpoint_cases
@@ -282,24 +282,6 @@ def test_a_job_keeps_its_state_beside_its_checkpoints_or_on_this_machine(tmp_pat
     for job in (local, remote):
         assert Path(job.status).parent == job.working / "attempts"
         assert job.curve == job.working / "history.jsonl"
-
-
-def test_a_curve_that_came_with_a_checkpoint_replaces_what_is_here(tmp_path):
-    def rows(*steps):
-        return "".join(
-            f'{{"step":{s},"epoch":0,"loss":{s},"lr":0,"grad_norm":0,"samples_per_second":1}}\n'
-            for s in steps
-        )
-
-    history = History(tmp_path / "history.jsonl")
-    history.path.write_text(rows(1, 2, 3))
-    history.resume(2)
-    assert [row.step for row in read_history(history.path)] == [1, 2]
-    history.resume(5, rows(1, 2, 3, 4, 5, 6))
-    assert [row.step for row in read_history(history.path)] == [1, 2, 3, 4, 5]
-    fresh = History(tmp_path / "elsewhere" / "history.jsonl")
-    fresh.resume(2, rows(1, 2))
-    assert [row.step for row in read_history(fresh.path)] == [1, 2]
 
 
 def test_an_unknown_protocol_is_a_checkpoint_error():

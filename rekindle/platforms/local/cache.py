@@ -3,12 +3,14 @@ reason in words.
 
 The key of a step hashes what goes into it: the component (source, command, args, image, env), its
 inputs by content, the types of its outputs, and the hash of rekindle's own code. Paths, times and
-run ids are no part of it. An entry lists the outputs with every file's size and sha256; it is
-believed only while the files are still as listed.
+run ids are no part of it. An entry lists the outputs with every file's size and sha256, and holds a
+hash of itself; it is believed only while the files are still as listed. Paths under the home count
+relative to it, so that a home can be moved, and a copy of a home uses its own files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,12 +19,13 @@ from typing import Any
 
 from rekindle.ir.graph import Step
 from rekindle.ir.placeholders import lower
-from rekindle.platforms.local.content import FileFact, describe, difference, digest, local_path
+from rekindle.platforms.local.content import FileFact, describe, digest, local_path
 from rekindle.platforms.local.store import Store, put
-from rekindle.records import ArtifactRecord
+from rekindle.records import ArtifactRecord, moved
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _NO_CODE: Mapping[str, str] = {}
+_HOME = "\0home"  # in no path
 _CHANGED = {
     "component": "its source changed",
     "outputs": "the types of its outputs changed",
@@ -97,10 +100,12 @@ def identify(
     source_hash: str,
     image_id: str = "",
     own_code: Mapping[str, str] = _NO_CODE,
+    home: str = "",
 ) -> Identity:
     """The identity of `step` on `inputs`, in a container if there is an `image_id`; a `cache_key`
     of the user's stands in for everything but the outputs. `own_code` are hashes of files of one's
-    own, by the path of the step that imports them, or the value of a parameter that names them."""
+    own, by the path of the step that imports them, or the value of a parameter that names them.
+    Paths under `home` count relative to it."""
     container = step.container
     outputs = {
         "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
@@ -127,13 +132,11 @@ def identify(
     named = [step.path, *(v for v in inputs.parameters.values() if isinstance(v, str))]
     if used := sorted({own_code[name] for name in named if name in own_code}):
         facts["own code"] = _hash(used)
-    facts |= {f"input {name}": _hash(value) for name, value in inputs.parameters.items()}
-    facts |= {
-        f"input {name}": _hash([_content(a) for a in given])
-        if isinstance(given, tuple)
-        else _hash(_content(given))
-        for name, given in inputs.artifacts.items()
-    }
+    given: dict[str, Any] = dict(inputs.parameters)
+    for name, artifact in inputs.artifacts.items():
+        several = [_content(a) for a in each(artifact)]
+        given[name] = several if isinstance(artifact, tuple) else several[0]
+    facts |= {f"input {name}": _hash(moved(value, home, _HOME)) for name, value in given.items()}
     return Identity(facts)
 
 
@@ -142,16 +145,26 @@ def look_up(store: Store, identity: Identity) -> tuple[Entry | None, str]:
     never stored)."""
     try:
         raw = json.loads(store.entry(identity.key).read_bytes())
-        entry = Entry(raw["run_id"], _values_from_json(raw["outputs"]))
+        if raw.pop("sha256") != _hash(raw):
+            return None, "its cache entry was damaged"
+        here = moved(raw["outputs"], raw.get("home", ""), str(store.home))
+        entry = Entry(raw["run_id"], _values_from_json(here))
     except FileNotFoundError:
         return None, ""
     except _MALFORMED:
         return None, "its cache entry cannot be read"
+    artifacts: dict[str, Given] = {}
     for name, given in entry.outputs.artifacts.items():
         (artifact,) = each(given)
         path = local_path(artifact.uri)
-        if path is not None and (how := difference(artifact.files, path)):
-            return None, f"artifact `{name}` {'is gone' if how == 'gone' else 'changed on disk'}"
+        now = describe(path, artifact.files) if path and artifact.files else artifact.files
+        if digest(now) != artifact.digest:
+            return None, f"artifact `{name}` {'changed on disk' if now else 'is gone'}"
+        artifacts[name] = dataclasses.replace(artifact, files=now)
+    if artifacts != entry.outputs.artifacts:  # copied or touched: note the new times and inodes
+        outputs = Values(entry.outputs.parameters, artifacts)
+        with contextlib.suppress(OSError):
+            _put(store, identity, entry.run_id, outputs)
     return entry, f"same inputs and code as in run {entry.run_id}"
 
 
@@ -174,10 +187,15 @@ def explain_miss(store: Store, slug: str, identity: Identity) -> str:
 
 def save(store: Store, slug: str, identity: Identity, run_id: str, outputs: Values) -> None:
     """Make `outputs` the result for `identity`, once all its files are written."""
-    entry = {"run_id": run_id, "facts": dict(identity.facts), "outputs": _values_to_json(outputs)}
-    put(store.entry(identity.key), json.dumps(entry))
+    _put(store, identity, run_id, outputs)
     last = {"run_id": run_id, "key": identity.key, "facts": dict(identity.facts)}
     put(store.last(slug), json.dumps(last))
+
+
+def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None:
+    entry = {"run_id": run_id, "home": str(store.home), "facts": dict(identity.facts),
+             "outputs": _values_to_json(outputs)}  # fmt: skip
+    put(store.entry(identity.key), json.dumps({**entry, "sha256": _hash(entry)}))
 
 
 def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, Stored]:

@@ -3,6 +3,11 @@
 The digest of a file is the sha256 of its bytes; that of a folder hashes one line a file and empty
 folder (relative path, size, sha256), sorted by path, so that neither times nor the place on disk
 count. Links to files count as the file, links to folders as their target's name.
+
+A recorded file is hashed again, the smallest files first, up to `_READ_AGAIN_BYTES` per artifact.
+Beyond that, a file whose size, times and inode are as recorded keeps its hash: every write changes
+the ctime. Only bits that the disk itself loses go unnoticed there; files of that size are weights
+and shards, whose own hashes are checked where they are loaded.
 """
 
 from __future__ import annotations
@@ -13,35 +18,44 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+_READ_AGAIN_BYTES = 1 << 30
+
 
 @dataclasses.dataclass(frozen=True)
 class FileFact:
-    """One file: `mtime_ns` only says whether the hash has to be taken again."""
+    """One file: all but size and hash only say whether the hash has to be taken again."""
 
     size: int
     mtime_ns: int
     sha256: str
+    ctime_ns: int = 0
+    inode: int = 0
+
+    @classmethod
+    def of(cls, found: os.stat_result, sha256: str) -> FileFact:
+        return cls(found.st_size, found.st_mtime_ns, sha256, found.st_ctime_ns, found.st_ino)
 
 
 def describe(path: Path, known: Mapping[str, FileFact] | None = None) -> dict[str, FileFact]:
     """Every file under `path` by its relative name ("" where `path` is a file; empty where it is
-    not there).
-
-    A file whose size and time are as in `known` keeps the hash it has there.
-    """
-    known = known or {}
+    not there); `known` is what was recorded of it."""
     facts: dict[str, FileFact] = {}
-    for name, entry in sorted(_walk(path)):
+    left = _READ_AGAIN_BYTES
+    for name, entry in sorted(_walk(path), key=_size):
         if isinstance(entry, str):
             facts[name] = FileFact(0, 0, entry)
             continue
-        before = known.get(name)
-        if before and (before.size, before.mtime_ns) == (entry.st_size, entry.st_mtime_ns):
+        before = (known or {}).get(name)
+        left -= entry.st_size
+        if left < 0 and before and before == FileFact.of(entry, before.sha256):
             facts[name] = before
         else:
-            file = path / name if name else path
-            facts[name] = FileFact(entry.st_size, entry.st_mtime_ns, _sha256(file))
-    return facts
+            facts[name] = FileFact.of(entry, _sha256(path / name if name else path))
+    return dict(sorted(facts.items()))
+
+
+def _size(found: tuple[str, os.stat_result | str]) -> int:
+    return 0 if isinstance(found[1], str) else found[1].st_size
 
 
 def digest(facts: Mapping[str, FileFact]) -> str:
@@ -51,18 +65,7 @@ def digest(facts: Mapping[str, FileFact]) -> str:
     if list(facts) == [""]:
         return facts[""].sha256
     lines = (f"{name}\0{fact.size}\0{fact.sha256}\n" for name, fact in sorted(facts.items()))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def difference(recorded: Mapping[str, FileFact], path: Path) -> str:
-    """How what is at `path` now differs from what was recorded: "gone", "changed", or "" if it does
-    not."""
-    if not recorded:
-        return ""
-    now = describe(path, recorded)
-    if not now or recorded.keys() - now.keys():
-        return "gone" if not now else "changed"
-    return "" if digest(now) == digest(recorded) else "changed"
+    return hashlib.sha256(os.fsencode("".join(lines))).hexdigest()
 
 
 def local_path(uri: str) -> Path | None:
@@ -86,7 +89,7 @@ def _walk(path: Path) -> Iterator[tuple[str, os.stat_result | str]]:
             for entry in entries:
                 empty = False
                 name = prefix + entry.name
-                if entry.is_file():
+                if Path(entry.path).is_file():  # unlike the entry's, False for a link to itself
                     yield name, entry.stat()
                 elif entry.is_dir(follow_symlinks=False):
                     pending.append((Path(entry.path), name + "/"))

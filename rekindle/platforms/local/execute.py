@@ -27,6 +27,7 @@ from rekindle.errors import (
     RekindleError,
     RequestError,
     StepError,
+    fix_of,
 )
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
@@ -45,6 +46,8 @@ from rekindle.records import Ignored, RunRecord, StepRecord
 __all__ = ["execute", "ignored", "is_alive", "owner"]
 
 GRACE_SECONDS = 30.0
+# a text that UTF-8 or the locale cannot encode is no reason to fail a step that prints it
+_PRINTING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 
 def execute(
@@ -80,7 +83,7 @@ def execute(
     saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on SIGTERM when nothing
     was saved, after the steps had `grace_seconds` to end (a second Ctrl-C kills them).
     """
-    unheeded = ignored(graph, containers)
+    unheeded, env = ignored(graph, containers), {**_PRINTING, **env}
     values = bind(graph, arguments)
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
@@ -92,6 +95,7 @@ def execute(
             "steps": steps,
             "arguments": values,
             "ignored": record.ignored or unheeded,
+            "home": str(store.home),
         }
     )
     try:
@@ -104,7 +108,7 @@ def execute(
         ):
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
             around = Surroundings(
-                store, record.run_id, graph.name, record.started_at or utc_now(), dict(env),
+                store, record.run_id, graph.name, record.started_at or utc_now(), env,
                 source_hash, own_code, grace_seconds, Control(), nursery, containers, pythons,
             )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)
@@ -114,7 +118,7 @@ def execute(
         raise RekindleError(
             f"cannot keep the run under {store.home}: {error.strerror}",
             where=str(error.filename or store.home),
-            fix="free some space, or choose another home folder",
+            fix=f"{fix_of(error)}, or choose another home folder",
         ) from error
 
 

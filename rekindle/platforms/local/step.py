@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rekindle.errors import StepError
+from rekindle.errors import StepError, fix_of
 from rekindle.ir.graph import AnyNode, Importer, Step
 from rekindle.ir.placeholders import Template, lower, references
 from rekindle.launch.failure import failure_from_log
@@ -115,7 +115,8 @@ def perform(job: Job) -> Outcome:
         outcome = Outcome(job.step, "failed", error=str(error))
     except OSError as error:
         where = error.filename or job.folder
-        outcome = Outcome(job.step, "failed", error=f"cannot write {where}: {error.strerror}")
+        what = f"cannot write {where}: {error.strerror}; {fix_of(error)}"
+        outcome = Outcome(job.step, "failed", error=what)
     except Exception as error:  # noqa: BLE001 - a bug of ours must end the run, not hang it
         outcome = Outcome(job.step, "failed", error=f"{type(error).__name__}: {error}")
     return dataclasses.replace(outcome, seconds=time.monotonic() - began)
@@ -159,7 +160,9 @@ def _perform(job: Job, step: Step) -> Outcome:
     store = job.around.store
     image_id = job.around.containers.image_of(step)
     around = job.around
-    identity = cache.identify(step, job.inputs, around.source_hash, image_id, around.own_code)
+    identity = cache.identify(
+        step, job.inputs, around.source_hash, image_id, around.own_code, str(store.home)
+    )
     if not step.cache:
         return _run(job, step, identity, "caching is off for this step", keep=False)
     if _in_workspace(job, step):

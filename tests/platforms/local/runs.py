@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.cli.options import numbered
 from rekindle.ir.compile import compile_function
 from rekindle.ir.graph import Graph
 from rekindle.ir.read import read
@@ -55,6 +56,7 @@ def run(
         status="running",
         started_at="2026-01-01T00:00:00Z",
     )
+    record = numbered(record, home)
     return execute(
         graph(pipeline) if isinstance(pipeline, str) else pipeline,
         arguments or {},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import random
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 from rekindle.errors import RequestError, StepError
 from rekindle.ir.graph import Graph, Step
+from rekindle.platforms.local import content
 from rekindle.platforms.local.cache import Identity, explain_miss, look_up
 from rekindle.platforms.local.content import describe, digest
 from rekindle.platforms.local.store import Store
@@ -169,6 +172,39 @@ def test_a_damaged_artifact_is_made_again(damage, reason, home: Path, folder: Pa
     }
 
 
+@pytest.mark.parametrize("read_again", [1 << 30, 0], ids=["small", "larger than is read again"])
+def test_flipped_bits_are_noticed_although_size_and_mtime_are_kept(
+    read_again: int, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "_READ_AGAIN_BYTES", read_again)
+    first = run("chain", home, {"folder": str(folder)}, run_id="one")
+    file = Path(first.steps[0].artifacts["data"].uri) / "deep/b.txt"
+    before = file.stat()
+    with file.open("r+b") as opened:
+        opened.write(b"abd")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    record = run("chain", home, {"folder": str(folder)})
+    assert reasons(record)["make"] == "ran: artifact `data` changed on disk"
+    assert reasons(record)["use"].startswith("hit"), "the content is the same again"
+
+
+def test_what_is_read_again_are_the_smallest_files_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "_READ_AGAIN_BYTES", 10)
+    for name, size in {"a": 9, "b": 6, "c": 3}.items():
+        (tmp_path / name).write_text("x" * size)
+    recorded = {
+        name: dataclasses.replace(fact, sha256="recorded")
+        for name, fact in describe(tmp_path).items()
+    }
+    kept = {name for name, fact in describe(tmp_path, recorded).items() if fact == recorded[name]}
+    assert kept == {"a"}
+    (tmp_path / "a").touch()
+    assert describe(tmp_path, recorded)["a"].sha256 != "recorded"
+
+
 def test_touching_a_file_changes_nothing(home: Path, folder: Path) -> None:
     first = run("chain", home, {"folder": str(folder)})
     (Path(first.steps[0].artifacts["data"].uri) / "a.txt").touch()
@@ -193,6 +229,32 @@ def test_a_broken_entry_is_no_result(home: Path, folder: Path) -> None:
         assert (found, reason) == (None, "its cache entry cannot be read"), text
     record = run("chain", home, {"folder": str(folder)})
     assert reasons(record)["make"] == "ran: its cache entry cannot be read"
+
+
+def test_an_entry_with_a_changed_value_is_no_result(home: Path, folder: Path) -> None:
+    first = run("chain", home, {"folder": str(folder)})
+    file = home / "cache" / f"{first.step('use').cache_key}.json"
+    content = file.read_bytes()
+    assert first.step("use").parameters == {"Output": 3}
+    for damaged in (
+        content.replace(b'"Output": 3', b'"Output": 7'),
+        content.replace(b'{"Output": 3}', b"[]"),
+        content.replace(b'"parameters"', b'"paramet\\u0065r"'),
+        *(_flipped(content, seed) for seed in range(60)),
+    ):
+        assert damaged != content
+        file.write_bytes(damaged)
+        found, reason = look_up(Store(home), _Known(first.step("use").cache_key))
+        assert found is None, damaged
+        assert reason in ("its cache entry was damaged", "its cache entry cannot be read")
+    record = run("chain", home, {"folder": str(folder)})
+    assert record.step("use").parameters == {"Output": 3}
+
+
+def _flipped(content: bytes, seed: int) -> bytes:
+    chance, changed = random.Random(seed), bytearray(content)
+    changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+    return bytes(changed)
 
 
 def test_what_the_newest_result_was_made_of_may_be_broken_too(home: Path) -> None:
@@ -306,7 +368,8 @@ def test_links_cannot_trap_the_digest(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
     (tmp_path / "a" / "broken").symlink_to(tmp_path / "nowhere")
-    assert set(describe(tmp_path / "a")) == {"loop", "broken"}
+    (tmp_path / "a" / "itself").symlink_to("itself")
+    assert set(describe(tmp_path / "a")) == {"loop", "broken", "itself"}
 
 
 def test_entries_list_every_file_with_size_and_hash(home: Path, folder: Path) -> None:

@@ -662,3 +662,60 @@ def keep_count(ten: int, model: dsl.Output[dsl.Model]):
 def on_a_gpu(ten: int = 1):
     task = keep_count(ten=ten).set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(1)
     keep(model=task.outputs["model"])
+
+
+@component
+def odd_text(folder: str) -> str:
+    """Prints and returns what UTF-8 has no bytes for."""
+    import os
+    import sys
+
+    with open(os.path.join(folder, "odd"), "a") as file:
+        file.write("x")
+    sys.stdout.buffer.write(b"\xff\xfe\n")
+    print("\ud800 \u4e2d")
+    return "a \ud800 b"
+
+
+@component
+def is_odd(text: str) -> bool:
+    return text == "a \ud800 b"
+
+
+@dsl.pipeline
+def odd(folder: str):
+    is_odd(text=odd_text(folder=folder).output)
+
+
+@component
+def tangle(data: dsl.Output[dsl.Dataset]):
+    """Leaves a link to itself, and a name that is not UTF-8."""
+    import os
+
+    os.makedirs(data.path)
+    os.symlink("loop", os.path.join(data.path, "loop"))
+    with open(os.path.join(os.fsencode(data.path), b"\xff"), "w") as file:
+        file.write("x")
+
+
+@dsl.pipeline
+def tangled():
+    tangle()
+
+
+@component
+def place(home: str, settings: str, folder: str, out: dsl.Output[dsl.Artifact]) -> str:
+    """Names places in the home, as the shipped pipeline does."""
+    import os
+
+    with open(os.path.join(folder, "place"), "a") as file:
+        file.write("x")
+    with open(out.path, "w") as file:
+        file.write("x")
+    out.metadata["beside"] = f"file://{home}/beside"
+    return os.path.join(home, "state")
+
+
+@dsl.pipeline
+def placed(home: str, settings: str, folder: str):
+    place(home=home, settings=settings, folder=folder)

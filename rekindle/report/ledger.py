@@ -1,0 +1,154 @@
+"""The runs of a home in the order in which they began, with what lists show of each.
+
+Reading ten thousand records takes seconds, so `runs/.index.jsonl` keeps a row a run, beside the
+size, times and inode of the `run.json` that it was made from. A row is taken only while these are
+as noted and its checksum is right; else it is made again from the record. So the index may be
+deleted, cut or damaged at any time, and two who write it at once do no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import rekindle
+from rekindle.records import RunRecord, write_atomically
+from rekindle.report import outcome, words
+from rekindle.report.collect import collect
+from rekindle.report.summary import summarised
+
+log = logging.getLogger(__name__)
+
+INDEX = ".index.jsonl"
+_FORMAT = [1, rekindle.__version__]
+
+
+class Entry(NamedTuple):
+    """A run as lists show it: what all of them need, and `body`, JSON that few read."""
+
+    number: int
+    moment: str
+    run_id: str
+    name: str
+    platform: str
+    status: str
+    started_at: str
+    seconds: float
+    version: str
+    is_champion: bool
+    promoted: bool
+    metric: tuple[str, float, float | None] | None
+    body: bytes
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Entry:
+        """What the record and those of its steps say."""
+        found = collect(record, history=False)
+        moment, registration = words.instant(record.started_at), found.registration
+        verdict, headline = outcome.verdict(record, found), outcome.headline(record, found)
+        summary = json.loads(summarised(record, found).to_json())
+        return cls(
+            number=record.number,
+            moment=moment.isoformat() if moment else record.started_at,
+            run_id=record.run_id,
+            name=record.name,
+            platform=record.platform,
+            status=record.status,
+            started_at=record.started_at,
+            seconds=record.seconds,
+            version=registration.version if registration else "",
+            is_champion=bool(registration and "champion" in registration.aliases),
+            promoted=verdict.word == "promoted",
+            metric=(headline.name, headline.value, headline.champion) if headline else None,
+            body=json.dumps([summary, dataclasses.asdict(verdict)]).encode(),
+        )
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The fields of a RunSummary but for the card's path."""
+        fields: dict[str, Any] = json.loads(self.body)[0]
+        return fields
+
+    @property
+    def verdict(self) -> outcome.Verdict:
+        """What came of it."""
+        return outcome.Verdict(**json.loads(self.body)[1])
+
+    @property
+    def headline(self) -> outcome.Headline | None:
+        """The metric that the gate looked at."""
+        return outcome.Headline(*self.metric) if self.metric else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """All runs of a home, oldest first; `unreadable` are ids of those whose record is damaged."""
+
+    entries: tuple[Entry, ...]
+    unreadable: tuple[str, ...] = ()
+
+
+def ledger(home: Path) -> Ledger:
+    """The runs under `home`; a record that cannot be read is left out, with a warning."""
+    folder = home / "runs"
+    known, lines = _lines(folder / INDEX), dict[str, bytes]()
+    entries, unreadable = list[Entry](), list[str]()
+    for run_id, stamp in _records(folder):
+        line, before, entry = known.get(run_id, (b"", None, None))
+        if entry is None or before != stamp:
+            try:
+                entry = Entry.of(RunRecord.read(folder / run_id / "run.json"))
+            except (OSError, ValueError) as error:
+                path, why = folder / run_id / "run.json", str(error).splitlines()[0]
+                log.warning("%s cannot be read and is left out: %s", path, why)
+                unreadable.append(run_id)
+                continue
+            line = _line(stamp, entry)
+        entries.append(entry)
+        lines[run_id] = line
+    if lines != {run_id: line for run_id, (line, _, _) in known.items()}:
+        with contextlib.suppress(OSError):  # a home that is read only, or a full disk
+            text = b"\n".join(lines[run_id] for run_id in sorted(lines)).decode()
+            write_atomically(folder / INDEX, f"{json.dumps(_FORMAT)}\n{text}\n")
+    entries.sort(key=lambda entry: (entry.number, entry.moment, entry.run_id))
+    return Ledger(tuple(entries), tuple(sorted(unreadable)))
+
+
+def _records(folder: Path) -> Iterator[tuple[str, list[int]]]:
+    """The id of each run that has a record, and what changes when that is written."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+        for entry in found:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                now = os.stat(f"{entry.path}/run.json")  # noqa: PTH116 - thousands of them
+                stamp = [now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
+                yield entry.name, stamp
+
+
+def _line(stamp: list[int], entry: Entry) -> bytes:
+    """A checksum, then as JSON the stamp and what all lists need, then the rest."""
+    line = json.dumps([stamp, *entry[:-1]]).encode() + b"\t" + entry.body
+    return b"%08x " % zlib.crc32(line) + line
+
+
+def _lines(path: Path) -> dict[str, tuple[bytes, list[int], Entry]]:
+    """The sound lines of an index by run, with stamp and entry; none of another version."""
+    try:
+        head, *lines = path.read_bytes().splitlines()
+        if json.loads(head) != _FORMAT:
+            return {}
+    except (OSError, ValueError):
+        return {}
+    found = {}
+    for line in lines:
+        if line[:8] == b"%08x" % zlib.crc32(line[9:]):
+            known, _, body = line[9:].partition(b"\t")
+            stamp, *fields, metric = json.loads(known)
+            entry = Entry._make((*fields, metric and tuple(metric), body))
+            found[entry.run_id] = (line, stamp, entry)
+    return found
