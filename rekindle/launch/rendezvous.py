@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from rekindle.errors import RequestError
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from typing import Self  # not in the Python 3.10 of somebody else's image
 
 VARIABLE = "REKINDLE_RENDEZVOUS"
+SECRET = "REKINDLE_JOB_SECRET"  # noqa: S105 - the variable in which a platform gives it to a node
+SHORTEST_SECRET = 32
 _SIOCGIFADDR = 0x8915
 
 
@@ -29,7 +31,9 @@ class Rendezvous:
 
     `address` and `port` are where the supervisor of node rank 0 listens for the others; with one
     node they are not used. `patience_seconds` is how long nodes wait for one that is missing, at
-    the start or after it was lost: as long as the platform takes to replace a machine.
+    the start or after it was lost: as long as the platform takes to replace a machine. Several
+    nodes share a `secret` of their job, without which nothing that they send is believed; where the
+    platform has none to give, they agree on one by the name of the `job` (secret.py).
     """
 
     nodes: int = 1
@@ -38,6 +42,13 @@ class Rendezvous:
     address: str = "127.0.0.1"
     port: int = 0
     patience_seconds: float = 900.0
+    secret: str = dataclasses.field(default="", repr=False)
+    job: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all nodes are on this machine."""
+        return self.address in ("127.0.0.1", "localhost")
 
     @property
     def world_size(self) -> int:
@@ -68,7 +79,18 @@ class Rendezvous:
             raise RequestError(
                 f"nodes cannot meet at {self.address or 'no address'}:{self.port}", where=source
             )
+        if self.secret and len(self.secret) < SHORTEST_SECRET:
+            raise RequestError(
+                f"the nodes' secret has less than {SHORTEST_SECRET} characters",
+                where=source,
+                fix="make one with `openssl rand -hex 32`",
+            )
         return self
+
+    def keyed(self, environment: MutableMapping[str, str], job: str = "") -> Self:
+        """This with the secret that the environment holds, which loses it, and the job's name."""
+        secret = environment.pop(SECRET, "")
+        return dataclasses.replace(self, secret=secret, job=job).checked(SECRET)
 
     def environment(self) -> dict[str, str]:
         """The variable that hands it to a child process."""
@@ -95,6 +117,16 @@ class Rendezvous:
             return {}
         name = _interface(self.local_address())
         return {"GLOO_SOCKET_IFNAME": name} if name else {}
+
+
+def no_secret(place: Rendezvous) -> RequestError:
+    """What keeps several nodes from meeting that share no secret."""
+    return RequestError(
+        f"{place.nodes} nodes cannot tell each other from strangers: they share no secret",
+        where=SECRET,
+        fix="set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
+        "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS",
+    )
 
 
 def _interface(address: str) -> str:

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from rekindle.errors import PreemptedError, StepError
 from rekindle.launch.events import emit
-from rekindle.launch.gang import Gang, Halt, Report
+from rekindle.launch.gang import Gang, Halt, Report, Start
 from rekindle.launch.nodes import Coordinator, Member, judge
 from rekindle.launch.process import on_signal
 from rekindle.launch.profile import profiled
-from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.rendezvous import Rendezvous, no_secret
 from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
@@ -56,10 +56,11 @@ def torchrun(
     with on_signal(gang.stop), _team(gang) as team:
         restart, starved_at = 0, None
         while True:
-            restart, port = team.meet(restart) if team else (restart, 0)
+            start = team.meet(restart) if team else Start(restart)
+            restart = start.restart
             if team and restart == 0:
                 emit("notice", text=_network({**os.environ, **place.network(), **told}, how))
-            report = gang.run(restart, port, lambda: _polled(team, on_poll))
+            report = gang.run(start, lambda: _polled(team, on_poll))
             verdict = team.settle(report) if team else judge({0: report})
             if verdict.ending == "done":
                 return
@@ -105,8 +106,10 @@ def _team(gang: Gang) -> Iterator[Member | None]:
     if place.nodes == 1:
         yield None
         return
-    member = Member(place, lambda: gang.stopped_at is not None)
-    coordinator = Coordinator(place) if place.node_rank == 0 else None
+    if not place.secret:
+        raise no_secret(place)
+    coordinator = Coordinator(place, gang.train.max_restarts) if place.node_rank == 0 else None
+    member = Member(place, lambda: gang.stopped_at is not None, coordinator)
     if coordinator is not None:
         coordinator.start()
     try:
