@@ -128,7 +128,7 @@ class Coordinator(threading.Thread):
         super().__init__(name="coordinator", daemon=True)
         self.place, self.most_restarts = place, most_restarts
         self.selector = selectors.DefaultSelector()
-        self.host = place.address if place.is_local else ""
+        self.host = place.address if place.address in ("127.0.0.1", "localhost") else ""
         self.server = socket.create_server((self.host, place.port), reuse_port=False)
         self.server.setblocking(False)
         self.selector.register(self.server, selectors.EVENT_READ)

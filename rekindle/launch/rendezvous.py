@@ -46,11 +46,6 @@ class Rendezvous:
     job: str = ""
 
     @property
-    def is_local(self) -> bool:
-        """Whether all nodes are on this machine."""
-        return self.address in ("127.0.0.1", "localhost")
-
-    @property
     def world_size(self) -> int:
         """Number of ranks over all nodes."""
         return self.nodes * self.ranks_per_node
@@ -117,16 +112,6 @@ class Rendezvous:
             return {}
         name = _interface(self.local_address())
         return {"GLOO_SOCKET_IFNAME": name} if name else {}
-
-
-def no_secret(place: Rendezvous) -> RequestError:
-    """What keeps several nodes from meeting that share no secret."""
-    return RequestError(
-        f"{place.nodes} nodes cannot tell each other from strangers: they share no secret",
-        where=SECRET,
-        fix="set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
-        "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS",
-    )
 
 
 def _interface(address: str) -> str:

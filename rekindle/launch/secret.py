@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from rekindle.errors import PreemptedError
 from rekindle.launch import carry
-from rekindle.launch.rendezvous import Rendezvous, no_secret
+from rekindle.launch.rendezvous import Rendezvous
 
 _POLL_SECONDS = 1.0
 
@@ -25,11 +25,9 @@ _POLL_SECONDS = 1.0
 def shared_secret(place: Rendezvous, root: str) -> Iterator[Rendezvous]:
     """The place with a secret, which `root` holds until node rank 0 is done; raises PreemptedError
     if that node leaves none within the patience of nodes."""
-    if place.nodes == 1 or place.secret:
+    if place.nodes == 1 or place.secret or not place.job:
         yield place
         return
-    if not place.job:
-        raise no_secret(place)
     name = hashlib.sha256(place.job.encode()).hexdigest()[:32]
     uri = f"{root.rstrip('/')}/meetings/{name}"
     yield dataclasses.replace(place, secret=_agreed(place, uri)).checked(uri)

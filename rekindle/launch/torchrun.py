@@ -16,13 +16,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rekindle.errors import PreemptedError, StepError
+from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.gang import Gang, Halt, Report, Start
 from rekindle.launch.nodes import Coordinator, Member, judge
 from rekindle.launch.process import on_signal
 from rekindle.launch.profile import profiled
-from rekindle.launch.rendezvous import Rendezvous, no_secret
+from rekindle.launch.rendezvous import SECRET, Rendezvous
 from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,12 @@ def _team(gang: Gang) -> Iterator[Member | None]:
         yield None
         return
     if not place.secret:
-        raise no_secret(place)
+        raise RequestError(
+            f"{place.nodes} nodes cannot tell each other from strangers: they share no secret",
+            where=SECRET,
+            fix="set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
+            "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS",
+        )
     coordinator = Coordinator(place, gang.train.max_restarts) if place.node_rank == 0 else None
     member = Member(place, lambda: gang.stopped_at is not None, coordinator)
     if coordinator is not None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rekindle.errors import PreemptedError, RequestError
+from rekindle.errors import PreemptedError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.secret import shared_secret
 from rekindle.train.job import folder_of, root_of
@@ -51,7 +51,7 @@ def test_another_job_has_another_and_a_node_that_comes_back_finds_its_own(tmp_pa
 
 def test_one_that_the_platform_gave_is_taken_and_a_single_node_needs_none(tmp_path):
     given = Rendezvous(3, 1, 1, "10.0.0.4", 29400, secret="5" * 64)
-    for known in (given, Rendezvous()):
+    for known in (given, Rendezvous(), place(0, job="")):  # torchrun refuses the last
         with shared_secret(known, str(tmp_path)) as shared:
             assert shared == known
     assert list(tmp_path.iterdir()) == []
@@ -61,14 +61,6 @@ def test_without_node_zero_the_others_give_up_and_may_be_started_again(tmp_path)
     with (
         pytest.raises(PreemptedError, match=r"node 1 waited 0\.1 s for node 0"),
         shared_secret(place(1, patience=0.1), str(tmp_path)),
-    ):
-        pass
-
-
-def test_nodes_of_no_job_are_refused(tmp_path):
-    with (
-        pytest.raises(RequestError, match="share no secret"),
-        shared_secret(place(0, job=""), str(tmp_path)),
     ):
         pass
 
