@@ -59,7 +59,7 @@ class Tunnel:
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._serve(self, (reader, writer))
-        except _BROKEN:
+        except (*_BROKEN, asyncio.CancelledError):  # asyncio would print the latter
             pass
         finally:
             self.unproven.pop(writer, None)

@@ -271,6 +271,18 @@ def test_what_a_stranger_sends_to_the_tunnel_reaches_no_store(way, what):
         assert rank.recv(5) == b"hello"
 
 
+def test_a_tunnel_that_closes_cuts_what_goes_through_it_and_says_nothing(way, caplog, capfd):
+    _, outer, inner = way
+    with socket.create_connection(("127.0.0.1", inner.port), timeout=20) as rank:
+        rank.sendall(b"hello")
+        assert rank.recv(5) == b"hello"
+        outer.close()
+        assert rank.recv(1) == b""
+        inner.close()
+    assert caplog.records == []
+    assert capfd.readouterr().err == ""
+
+
 def test_the_way_to_the_store_of_an_earlier_restart_leads_nowhere(way):
     store, outer, _ = way
     late = tunnel.entrance(SECRET, "store 1", ("127.0.0.1", outer.port))
