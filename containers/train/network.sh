@@ -10,13 +10,17 @@ export DEBIAN_FRONTEND=noninteractive
 
 efa() {
     local name=aws-efa-installer-$1.tar.gz
+    if [ -z "${EFA_SHA256:-}" ]; then
+        echo "the EFA installer $1 has no hash: it runs as root, so nothing is installed without one" >&2
+        echo "  fix: fetch https://efa-installer.amazonaws.com/$name, check it with AWS's signature" >&2
+        echo "       ($name.sig), and set EFA_SHA256 to what sha256sum says" >&2
+        return 1
+    fi
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends ca-certificates curl >/dev/null
     cd "$(mktemp -d)"
     curl -fsSL --retry 3 -o "$name" "https://efa-installer.amazonaws.com/$name"
-    if [ -n "${EFA_SHA256:-}" ]; then
-        echo "$EFA_SHA256  $name" | sha256sum --check --quiet
-    fi
+    echo "$EFA_SHA256  $name" | sha256sum --check --quiet
     tar -xf "$name"
     cd aws-efa-installer
     ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify

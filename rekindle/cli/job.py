@@ -102,7 +102,7 @@ def code_commit() -> str:
 
 
 def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True)  # noqa: S607
+    done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True)  # noqa: S607 - found on PATH
     return done.stdout.strip()
 
 

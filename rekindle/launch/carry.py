@@ -7,7 +7,9 @@ AWS_ENDPOINT_URL names."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,16 +96,24 @@ def store(place: Path, uri: str) -> None:
         system.put([str(path) for path in paths], targets)
 
 
-def write_text(uri: str, text: str) -> None:
-    """Put a small file there, whole or not at all where the store can."""
+def write_text(uri: str, text: str, mode: int = 0o666) -> None:
+    """Put a small file there, whole or not at all where the store can; in a folder with `mode`."""
     system, path = _opened(uri)
     if isinstance(system, LocalFileSystem):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         draft = Path(f"{path}.draft")
-        draft.write_text(text, encoding="utf-8")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:  # noqa: PTH123 - its mode from the start
+            file.write(text)
         draft.replace(path)
     else:
         system.pipe_file(path, text.encode())
+
+
+def remove(uri: str) -> None:
+    """Remove a small file, if it is there."""
+    system, path = _opened(uri)
+    with contextlib.suppress(FileNotFoundError):
+        system.rm_file(path)
 
 
 def read_text(uri: str) -> str:

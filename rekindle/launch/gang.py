@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -77,6 +78,16 @@ class Halt:
     stacks: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The `restart` that begins, and where on loopback ranks of several nodes reach torch's store;
+    on node rank 0 the socket at which it is to listen."""
+
+    restart: int
+    port: int = 0
+    store: socket.socket | None = None
+
+
 class Gang:
     """The ranks of this node. `run` is one life; `stop` may be called from a signal handler."""
 
@@ -113,12 +124,12 @@ class Gang:
         hours = self.train.max_hours
         return hours is not None and time.monotonic() - self.began > hours * 3600
 
-    def run(self, restart: int, port: int, on_poll: Callable[[], Halt | None]) -> Report:
+    def run(self, start: Start, on_poll: Callable[[], Halt | None]) -> Report:
         """One life; `on_poll` is called some times a second and may end it."""
         self.status.mkdir(parents=True, exist_ok=True)
         (self.status / "status.json").unlink(missing_ok=True)
         signs.clear(self.status)
-        life = _Life(self, restart, port)
+        life = _Life(self, start)
         try:
             if self.stopped_at is not None:
                 self.stop()
@@ -130,8 +141,8 @@ class Gang:
 
 
 class _Life:
-    def __init__(self, gang: Gang, restart: int, port: int) -> None:
-        self.gang, self.restart, self.status = gang, restart, gang.status
+    def __init__(self, gang: Gang, start: Start) -> None:
+        self.gang, self.restart, self.status = gang, start.restart, gang.status
         self.mark = uuid.uuid4().hex
         # on this machine's own disk: the other may be full, or hold no pipes
         self.scratch = tempfile.TemporaryDirectory(prefix="rekindle-")
@@ -144,10 +155,10 @@ class _Life:
         self.oom_kills = blame.oom_kills()
         reading, self.lifeline = os.pipe()
         bound = gang.gpus and accelerator.can_bind()
-        started = argv(gang.script, gang.place, port, bound)
+        started = argv(gang.script, gang.place, start, bound)
         words = [sys.executable, "-P", "-m", "rekindle.launch.agent", str(reading), str(self.exits)]
         words += [gang.script[1] if gang.script[0] == "-m" and not gang.foreign else ""]
-        own = {MARK: self.mark, "REKINDLE_RESTART": str(restart), "PYTHONUNBUFFERED": "1"}
+        own = {MARK: self.mark, "REKINDLE_RESTART": str(start.restart), "PYTHONUNBUFFERED": "1"}
         own |= nursery.THREADLESS | self._flight_recorder()
         if not gang.foreign:
             own["PYTHONSAFEPATH"] = "1"  # a file beside the config must not stand in for a module
@@ -158,11 +169,13 @@ class _Life:
             # in a session of its own, so that whoever kills our process group leaves it to tidy up
             self.agent = gang.agent = subprocess.Popen(
                 [*words, f"--log-dir={self.scratch.name}", *started],
-                env={**gang.environment, **own}, pass_fds=[reading],
-                start_new_session=True,
+                env={**gang.environment, **own}, start_new_session=True,
+                pass_fds=[reading, *([start.store.fileno()] if start.store else [])],
             )  # fmt: skip
         finally:
             os.close(reading)
+            if start.store is not None:
+                start.store.close()
 
     def close(self) -> None:
         """Leave nothing running, and nothing on this machine's disk."""
@@ -307,25 +320,18 @@ class _Life:
         return str(json.loads(path.read_text())["status"]) if path.exists() else ""
 
 
-def argv(script: Sequence[str], place: Rendezvous, port: int, bound: bool = False) -> list[str]:
+def argv(script: Sequence[str], place: Rendezvous, start: Start, bound: bool = False) -> list[str]:
     """torchrun's arguments for `script` (a path or `-m module`, and its arguments). Each rank is
     `bound` to the processors and the memory beside its GPU."""
     words = [f"--nproc-per-node={place.ranks_per_node}", "--max-restarts=0"]
     words += ["--numa-binding=node"] if bound else []
-    if place.nodes == 1:
-        # by address: a container without a network cannot look its own name up
-        words += ["--nnodes=1", f"--rdzv-backend={meeting.BACKEND}", "--rdzv-endpoint=127.0.0.1"]
-        words += ["--local-addr=127.0.0.1"]
-        return [*words, *script]
-    return [
-        *words,
-        f"--nnodes={place.nodes}",
-        f"--node-rank={place.node_rank}",
-        f"--master-addr={place.address}",
-        f"--master-port={port}",
-        f"--local-addr={place.local_address()}",
-        *script,
-    ]
+    # by address: a container without a network cannot look its own name up
+    words += [f"--nnodes={place.nodes}", "--local-addr=127.0.0.1"]
+    words += [f"--rdzv-backend={meeting.BACKEND}", f"--rdzv-endpoint=127.0.0.1:{start.port}"]
+    if place.nodes > 1:
+        store = f",{meeting.LISTENING}={start.store.fileno()}" if start.store else ""
+        words += [f"--rdzv-conf=rank={place.node_rank}{store}"]
+    return [*words, *script]
 
 
 def _stacks(status: Path, found: Sequence[Sign]) -> dict[int, str]:

@@ -1,9 +1,10 @@
-"""Where the ranks of one node meet: in a file that only their user reads, or on loopback.
+"""Where ranks meet: in a file that only their user reads, or in a store of torch's on loopback.
 
-torchrun's own `--standalone` listens on all interfaces, asks nobody who they are, and unpickles
-what lies under its key: whoever reached the port ran code as the user. Here nothing listens beyond
-loopback. Our own ranks meet in a file of the attempt's private folder; a script of the user's,
-which calls `init_process_group` without arguments, in a store of torch's on loopback.
+torchrun's own ways listen on all interfaces, ask no client who it is, and some unpickle what lies
+under a key: code of whoever reaches the port. Here torch listens on loopback only. Our own ranks on
+one node meet in a file of the attempt's private folder; those of several nodes, and a script of the
+user's, which calls `init_process_group` without arguments, in a store on loopback of node rank 0,
+to which a tunnel leads from other nodes (tunnel.py). Nothing in either is unpickled.
 Authority: torch.distributed.elastic.rendezvous (2.10 to 2.13)."""
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ BACKEND = "loopback"
 FILE = "REKINDLE_STORE"
 """The environment variable that names the file."""
 
+LISTENING = "listening"
+"""What `--rdzv-conf` calls the descriptor of the socket at which node rank 0's store listens."""
+
 _HOST = "127.0.0.1"
 
 
@@ -33,11 +37,11 @@ def offer() -> None:
         rendezvous_handler_registry,
     )
 
-    class OneNode(RendezvousHandler):
-        """Hands torchrun a store that nobody else reaches."""
+    class Loopback(RendezvousHandler):
+        """Gives torchrun a store that is reached over loopback, or not at all."""
 
         def __init__(self, given: RendezvousParameters) -> None:
-            self._id = given.run_id
+            self._given = given
 
         def get_backend(self) -> str:
             return BACKEND
@@ -47,8 +51,9 @@ def offer() -> None:
             return True  # or rank 0 of a user's script would listen, on all interfaces
 
         def next_rendezvous(self) -> RendezvousInfo:
-            store, port = _store()
-            return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(_HOST, port))
+            rank, nodes = int(self._given.config.get("rank", 0)), self._given.max_nodes
+            store, port = _store() if nodes == 1 else _store_of_nodes(self._given)
+            return RendezvousInfo(store, rank, nodes, RendezvousStoreInfo(_HOST, port))
 
         def is_closed(self) -> bool:
             return False
@@ -60,33 +65,51 @@ def offer() -> None:
             return 0
 
         def get_run_id(self) -> str:
-            return self._id
+            return str(self._given.run_id)
 
         def shutdown(self) -> bool:
             return True
 
-    rendezvous_handler_registry.register(BACKEND, OneNode)
+    rendezvous_handler_registry.register(BACKEND, Loopback)
 
 
 def _store() -> tuple[Any, int]:
     """The agent's store and its port: in its memory where the ranks meet in a file."""
-    from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     if FILE in os.environ:
         return HashStore(), 0
     with socket.create_server((_HOST, 0)) as server:
         port = server.getsockname()[1]
-        store = TCPStore(
-            _HOST, port, is_master=True, wait_for_workers=False, multi_tenant=True,
-            master_listen_fd=server.detach(),
-        )  # fmt: skip
-    return store, port
+        return _listening(port, server.detach()), port
+
+
+def _store_of_nodes(given: RendezvousParameters) -> tuple[Any, int]:
+    """The store of node rank 0, or the way to it."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    port = int(given.endpoint.rpartition(":")[2])
+    if LISTENING in given.config:
+        return _listening(port, int(given.config[LISTENING])), port
+    return TCPStore(_HOST, port, is_master=False, wait_for_workers=False), port
+
+
+def _listening(port: int, descriptor: int) -> Any:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(
+        _HOST, port, is_master=True, wait_for_workers=False, multi_tenant=True,
+        master_listen_fd=descriptor,
+    )  # fmt: skip
 
 
 def join(backend: str, **more: Any) -> None:
     """`init_process_group` with the other ranks that torchrun started; arguments as there."""
     import torch.distributed as dist
 
+    from rekindle.launch import peers
+
+    peers.guard()
     if FILE in os.environ:
         rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
         store = dist.FileStore(os.environ[FILE], world)  # type: ignore[attr-defined]

@@ -1,18 +1,21 @@
 """Several nodes as one gang: they start together, end together, and agree on what happened.
 
 Decides the protocol. The supervisor of node rank 0 listens; every supervisor, that one included,
-connects and speaks JSON, a line a message:
+connects and speaks JSON, a message in each frame that the job's secret makes authentic (seal.py):
 
     join {nodes, node, restart}     a node is ready; `restart` is what it believes comes next
     wait {missing}                  the others are not there yet
-    go {restart, port}              all are: start ranks, torchrun's store listens on `port`
+    go {restart, port}              all are: start ranks; `port` leads to torch's store (tunnel.py)
     report {...}                    how this node's ranks ended
     halt {stacks}                   another node's did: end yours
     verdict {...}                   what it all came to, the same for every node
 
 A closed connection is a lost node, and so is one that does not answer for about 25 s. Whoever loses
 the coordinator ends its ranks and looks for a new one in the same place, so that a node that was
-killed, rank 0's included, may be started again and joins the next restart."""
+killed, rank 0's included, may be started again and joins the next restart.
+
+A peer that does not know the secret is dropped after 10 s, or when 64 newer ones wait, and changes
+nothing. What authentic nodes may ask has bounds too: a place of the job's own, the next restart."""
 
 from __future__ import annotations
 
@@ -29,16 +32,20 @@ from typing import Any
 from rekindle.errors import PreemptedError
 from rekindle.launch import blame
 from rekindle.launch.blame import Cause
-from rekindle.launch.gang import POLL_SECONDS, Halt, Report
+from rekindle.launch.gang import POLL_SECONDS, Halt, Report, Start
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.seal import LONGEST_FRAME, NotAuthenticError, Seal
+from rekindle.launch.tunnel import BACKLOG, MOST_UNPROVEN, PROOF_SECONDS, Tunnel, entrance, exit_of
 
 log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 
 SETTLE_SECONDS = 60.0  # for the nodes to end after the first of them has
+_PURPOSE = "nodes"
 _LOST_SECONDS = 25
-_LONGEST_LINE = 1 << 20
+_ANSWER_SECONDS = 5.0
+_MOST_WARNINGS = 20  # a stranger must not fill the log
 
 
 class Disconnected(Exception):
@@ -46,40 +53,51 @@ class Disconnected(Exception):
 
 
 class Line:
-    """Messages over one connection."""
+    """Messages over one connection, which was accepted or, if not `accepts`, made here. Raises
+    Disconnected where the other end does not answer within some seconds."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket, self._rest, self._ended = connection, b"", False
-        connection.setblocking(False)
+    def __init__(self, connection: socket.socket, secret: str, accepts: bool) -> None:
+        self.socket, self._ended = connection, False
+        self.seal, self.since = Seal(secret, _PURPOSE, accepts), time.monotonic()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _LOST_SECONDS // 5 - 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_SECONDS * 1000)
+        connection.settimeout(_ANSWER_SECONDS)
+        connection.sendall(self.seal.nonce)
+        if not accepts:
+            nonce = connection.recv(len(self.seal.nonce), socket.MSG_WAITALL)
+            if len(nonce) < len(self.seal.nonce):
+                raise Disconnected
+            self.seal.opened(nonce)
+        connection.setblocking(False)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message; raises Disconnected. They are small: the kernel takes them at once."""
+        content = json.dumps({"kind": kind, **fields}).encode()
+        if len(content) > LONGEST_FRAME:
+            raise Disconnected
         try:
-            self.socket.sendall(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+            self.socket.sendall(self.seal.sealed(content))
         except OSError as error:
             raise Disconnected from error
 
     def receive(self) -> list[Message]:
-        """What has arrived; raises Disconnected once all that came before it was handed out."""
+        """What has arrived; raises Disconnected once all that came before it was handed out, and
+        NotAuthenticError."""
         if self._ended:
             raise Disconnected
+        contents: list[bytes] = []
         try:
             while content := self.socket.recv(1 << 16):
-                self._rest += content
+                contents += self.seal.opened(content)
             self._ended = True
         except BlockingIOError:
             pass
         except OSError:
             self._ended = True
-        *lines, self._rest = self._rest.split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
-            raise Disconnected
-        return [json.loads(line) for line in lines]
+        return [json.loads(content) for content in contents]
 
     def close(self) -> None:
         """Hang up."""
@@ -103,15 +121,21 @@ def judge(reports: Mapping[int, Report]) -> Report:
 
 
 class Coordinator(threading.Thread):
-    """The listening side, in a thread of node rank 0's supervisor."""
+    """The listening side, in a thread of node rank 0's supervisor; of restarts there are
+    `most_restarts`."""
 
-    def __init__(self, place: Rendezvous) -> None:
+    def __init__(self, place: Rendezvous, most_restarts: int) -> None:
         super().__init__(name="coordinator", daemon=True)
-        self.place = place
+        self.place, self.most_restarts = place, most_restarts
         self.selector = selectors.DefaultSelector()
-        self.server = socket.create_server(("", place.port), reuse_port=False)
+        self.host = place.address if place.address in ("127.0.0.1", "localhost") else ""
+        self.server = socket.create_server((self.host, place.port), reuse_port=False)
         self.server.setblocking(False)
         self.selector.register(self.server, selectors.EVENT_READ)
+        self.store: socket.socket | None = None  # where torch's listens on loopback in this restart
+        self.tunnel: Tunnel | None = None
+        self.unproven: dict[Line, None] = {}  # the oldest first
+        self.refused = 0
         self.strangers: set[Line] = set()
         self.joined: dict[int, Line] = {}  # ready for the next restart
         self.at_work: dict[int, Line] = {}
@@ -129,8 +153,13 @@ class Coordinator(threading.Thread):
                     self._read(key.data)
             if self.halt_at is not None and time.monotonic() > self.halt_at:
                 self._halt(Halt())
-        for line in [*self.strangers, *self.joined.values(), *self.at_work.values()]:
+            late = time.monotonic() - PROOF_SECONDS
+            for line in [line for line in self.unproven if line.since < late]:
+                self._gone(line)
+        others = (*self.strangers, *self.joined.values(), *self.at_work.values())
+        for line in (*self.unproven, *others):
             line.close()
+        self._open(None)
         self.server.close()
         self.selector.close()
 
@@ -141,17 +170,25 @@ class Coordinator(threading.Thread):
 
     def _welcome(self) -> None:
         with contextlib.suppress(OSError):
-            line = Line(self.server.accept()[0])
-            self.strangers.add(line)
+            line = Line(self.server.accept()[0], self.place.secret, accepts=True)
+            self.unproven[line] = None
             self.selector.register(line.socket, selectors.EVENT_READ, line)
+            if len(self.unproven) > MOST_UNPROVEN:
+                self._gone(next(iter(self.unproven)))
 
     def _read(self, line: Line) -> None:
+        if line.socket.fileno() < 0:
+            return  # it made room for a newer one
         try:
             for message in line.receive():
+                if line in self.unproven:
+                    del self.unproven[line]
+                    self.strangers.add(line)
                 self._heard(line, message)
-        except (Disconnected, ValueError, KeyError, TypeError) as error:
-            if not isinstance(error, Disconnected):
-                log.warning("hung up on somebody who does not speak our language: %r", error)
+        except (Disconnected, NotAuthenticError, ValueError, KeyError, TypeError) as error:
+            self.refused += not isinstance(error, Disconnected)
+            if not isinstance(error, Disconnected) and self.refused <= _MOST_WARNINGS:
+                log.warning("closed a connection of a peer that is not of this job: %r", error)
             self._gone(line)
 
     def _heard(self, line: Line, message: Message) -> None:
@@ -164,12 +201,17 @@ class Coordinator(threading.Thread):
         node = int(message["node"])
         if message["nodes"] != self.place.nodes or not 0 <= node < self.place.nodes:
             raise ValueError(f"node {node} of {message['nodes']}; here are {self.place.nodes}")
+        restart = int(message["restart"])
+        # only a coordinator that has started nothing yet is behind its nodes
+        most = self.next_restart + 1 if self.next_restart else self.most_restarts
+        if not 0 <= restart <= most:
+            raise ValueError(f"node {node} asks for restart {restart}; at most {most} can be next")
         for known in (self.joined, self.at_work):
             if node in known and known[node] is not line:
                 self._gone(known[node])  # it was restarted before we noticed
         self.strangers.discard(line)
         self.joined[node] = line
-        self.next_restart = max(self.next_restart, int(message["restart"]))
+        self.next_restart = max(self.next_restart, restart)
         self._start_if_complete()
 
     def _start_if_complete(self) -> None:
@@ -180,10 +222,20 @@ class Coordinator(threading.Thread):
             self._tell(self.joined, "wait", missing=missing)
             return
         self.at_work, self.joined, self.reports = self.joined, {}, {}
-        with socket.create_server(("", 0)) as free:
-            port = free.getsockname()[1]
-        self._tell(self.at_work, "go", restart=self.next_restart, port=port)
+        self._open(self.next_restart)
+        assert self.tunnel is not None
+        self._tell(self.at_work, "go", restart=self.next_restart, port=self.tunnel.port)
         self.next_restart += 1
+
+    def _open(self, restart: int | None) -> None:
+        """Make the way to the store of a restart, and close that of the one before."""
+        if self.tunnel is not None and self.store is not None:
+            self.tunnel.close()
+            self.store.close()
+        if restart is not None:
+            self.store = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+            port = self.store.getsockname()[1]
+            self.tunnel = exit_of(self.place.secret, _store(restart), self.host, port)
 
     def _reported(self, node: int, report: Report) -> None:
         self.reports[node] = report
@@ -213,6 +265,7 @@ class Coordinator(threading.Thread):
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(line.socket)
         line.close()
+        self.unproven.pop(line, None)
         self.strangers.discard(line)
         if (node := _node(self.joined, line)) is not None:
             del self.joined[node]
@@ -232,23 +285,33 @@ def _node(lines: Mapping[int, Line], line: Line) -> int | None:
     return next((node for node, known in lines.items() if known is line), None)
 
 
-class Member:
-    """This node's end: `meet`, then `poll` while the ranks run, then `settle`; and again."""
+def _store(restart: int) -> str:
+    """The purpose of a connection to the store."""
+    return f"store {restart}"
 
-    def __init__(self, place: Rendezvous, stopped: Callable[[], bool]) -> None:
-        self.place, self.stopped = place, stopped
+
+class Member:
+    """This node's end: `meet`, then `poll` while the ranks run, then `settle`; and again. Node rank
+    0's has the `coordinator`."""
+
+    def __init__(
+        self, place: Rendezvous, stopped: Callable[[], bool], coordinator: Coordinator | None = None
+    ) -> None:
+        self.place, self.stopped, self.coordinator = place, stopped, coordinator
+        self.entrance: Tunnel | None = None
         self.line: Line | None = None
         self.heard: list[Message] = []
 
     def close(self) -> None:
         """Leave."""
-        if self.line is not None:
-            self.line.close()
-            self.line = None
+        self._hang_up()
+        if self.entrance is not None:
+            self.entrance.close()
+            self.entrance = None
 
-    def meet(self, restart: int) -> tuple[int, int]:
-        """Number and port of the restart that all nodes begin now. Raises PreemptedError when they
-        do not come together in time, or when we are to stop."""
+    def meet(self, restart: int) -> Start:
+        """The restart that all nodes begin now. Raises PreemptedError when they do not come
+        together in time, or when we are to stop."""
         deadline = time.monotonic() + self.place.patience_seconds
         missing: list[int] = [0]
         joined: Line | None = None
@@ -257,7 +320,7 @@ class Member:
                 joined = self._joined(restart)
             for message in self._receive():
                 if message["kind"] == "go":
-                    return int(message["restart"]), int(message["port"])
+                    return self._start(int(message["restart"]), int(message["port"]))
                 if message["kind"] == "wait":
                     missing = message["missing"]
             time.sleep(POLL_SECONDS)
@@ -270,6 +333,18 @@ class Member:
             where=f"{self.place.address}:{self.place.port}",
             fix="start all nodes again: the same command resumes from the last checkpoint",
         )
+
+    def _start(self, restart: int, port: int) -> Start:
+        """How the ranks of this node reach the store, whose exit listens on `port` of node 0."""
+        if self.coordinator is not None:
+            assert self.coordinator.store is not None
+            store = self.coordinator.store
+            return Start(restart, store.getsockname()[1], store)
+        if self.entrance is not None:
+            self.entrance.close()
+        where = (self.place.address, port)
+        self.entrance = entrance(self.place.secret, _store(restart), where)
+        return Start(restart, self.entrance.port)
 
     def poll(self) -> Halt | None:
         """Whether our ranks have to end because others did."""
@@ -292,7 +367,7 @@ class Member:
                 self.heard = []
                 return Report.of(told[0]["verdict"])
             time.sleep(POLL_SECONDS / 4)
-        self.close()
+        self._hang_up()
         self.heard = []
         return Report("lost", _node_gone(self.place, 0), report.expired, report.asked)
 
@@ -301,16 +376,22 @@ class Member:
         try:
             if self.line is None:
                 where = (self.place.address, self.place.port)
-                self.line = Line(socket.create_connection(where, timeout=5))
+                connection = socket.create_connection(where, _ANSWER_SECONDS)
+                self.line = Line(connection, self.place.secret, accepts=False)
             me = {"nodes": self.place.nodes, "node": self.place.node_rank, "restart": restart}
             self.line.send("join", **me)
         except (OSError, Disconnected):
-            self.close()
+            self._hang_up()
         return self.line
+
+    def _hang_up(self) -> None:
+        if self.line is not None:
+            self.line.close()
+            self.line = None
 
     def _receive(self) -> list[Message]:
         try:
             return self.line.receive() if self.line is not None else []
-        except Disconnected:
-            self.close()
+        except (Disconnected, NotAuthenticError):
+            self._hang_up()
             return []

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from rekindle.errors import RequestError
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from typing import Self  # not in the Python 3.10 of somebody else's image
 
 VARIABLE = "REKINDLE_RENDEZVOUS"
+SECRET = "REKINDLE_JOB_SECRET"  # noqa: S105 - the variable in which a platform gives it to a node
+SHORTEST_SECRET = 32
 _SIOCGIFADDR = 0x8915
 
 
@@ -29,7 +31,9 @@ class Rendezvous:
 
     `address` and `port` are where the supervisor of node rank 0 listens for the others; with one
     node they are not used. `patience_seconds` is how long nodes wait for one that is missing, at
-    the start or after it was lost: as long as the platform takes to replace a machine.
+    the start or after it was lost: as long as the platform takes to replace a machine. Several
+    nodes share a `secret` of their job, without which nothing that they send is believed; where the
+    platform has none to give, they agree on one by the name of the `job` (secret.py).
     """
 
     nodes: int = 1
@@ -38,6 +42,8 @@ class Rendezvous:
     address: str = "127.0.0.1"
     port: int = 0
     patience_seconds: float = 900.0
+    secret: str = dataclasses.field(default="", repr=False)
+    job: str = ""
 
     @property
     def world_size(self) -> int:
@@ -68,7 +74,18 @@ class Rendezvous:
             raise RequestError(
                 f"nodes cannot meet at {self.address or 'no address'}:{self.port}", where=source
             )
+        if self.secret and len(self.secret) < SHORTEST_SECRET:
+            raise RequestError(
+                f"the nodes' secret has less than {SHORTEST_SECRET} characters",
+                where=source,
+                fix="make one with `openssl rand -hex 32`",
+            )
         return self
+
+    def keyed(self, environment: MutableMapping[str, str], job: str = "") -> Self:
+        """This with the secret that the environment holds, which loses it, and the job's name."""
+        secret = environment.pop(SECRET, "")
+        return dataclasses.replace(self, secret=secret, job=job).checked(SECRET)
 
     def environment(self) -> dict[str, str]:
         """The variable that hands it to a child process."""

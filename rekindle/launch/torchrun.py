@@ -17,13 +17,13 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rekindle.errors import PreemptedError, StepError
+from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.launch.events import emit
-from rekindle.launch.gang import Gang, Halt, Report
+from rekindle.launch.gang import Gang, Halt, Report, Start
 from rekindle.launch.nodes import Coordinator, Member, judge
 from rekindle.launch.process import on_signal
 from rekindle.launch.profile import profiled
-from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.rendezvous import SECRET, Rendezvous
 from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,11 @@ def torchrun(
     with on_signal(gang.stop), _team(gang) as team:
         restart, starved_at = 0, None
         while True:
-            restart, port = team.meet(restart) if team else (restart, 0)
+            start = team.meet(restart) if team else Start(restart)
+            restart = start.restart
             if team and restart == 0:
                 emit("notice", text=_network({**os.environ, **place.network(), **told}, how))
-            report = gang.run(restart, port, lambda: _polled(team, on_poll))
+            report = gang.run(start, lambda: _polled(team, on_poll))
             verdict = team.settle(report) if team else judge({0: report})
             if verdict.ending == "done":
                 return
@@ -121,8 +122,15 @@ def _team(gang: Gang) -> Iterator[Member | None]:
     if place.nodes == 1:
         yield None
         return
-    member = Member(place, lambda: gang.stopped_at is not None)
-    coordinator = Coordinator(place) if place.node_rank == 0 else None
+    if not place.secret:
+        raise RequestError(
+            f"{place.nodes} nodes cannot tell each other from strangers: they share no secret",
+            where=SECRET,
+            fix="set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
+            "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS",
+        )
+    coordinator = Coordinator(place, gang.train.max_restarts) if place.node_rank == 0 else None
+    member = Member(place, lambda: gang.stopped_at is not None, coordinator)
     if coordinator is not None:
         coordinator.start()
     try:

@@ -24,7 +24,7 @@ from rekindle.registry.client import PREFIX, registry, resolve_uri, tags_of, wit
 from rekindle.registry.tracking import tracking_run
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import RegisterSpec
-from rekindle.train.modelfolder import ANY_CODE, DESCRIPTION, digest_of
+from rekindle.train.modelfolder import ANY_CODE, DESCRIPTION, code_in, digest_of, may_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -80,9 +80,10 @@ class Registry:
         )
 
 
-def champion_state(where: Registry) -> ChampionState | None:
+def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | None:
     """What a new run has to know about the champion; None while there is none. Raises RegistryError
-    where its version does not say which files it has."""
+    where its version does not say which files it has, or brings other code than `code` (as for
+    `open_model`): `score` would refuse it hours later."""
     with where.open("ask for the champion") as client:
         version = by_alias(client, where, CHAMPION)
         if version is None:
@@ -93,6 +94,14 @@ def champion_state(where: Registry) -> ChampionState | None:
                 f"version {version.version} of {where.name} has no tag {PREFIX}model_digest",
                 where=where.shown_uri,
                 fix="move the champion alias to a version that rekindle registered",
+            )
+        if not may_run(tags.get("task_code", ""), code):
+            raise RegistryError(
+                f"the champion, version {version.version} of {where.name}, brings code that is not "
+                "the task of this config",
+                where=where.shown_uri,
+                fix="take the task's file as it was when the champion was trained; or read what "
+                "the champion brings, and if it may run here, set register.trust_code: true",
             )
         return ChampionState(
             version=str(version.version),
@@ -176,6 +185,7 @@ def register(
         f"{PREFIX}{k}": v
         for k, v in _lineage(fingerprint, training, evidence, evidence_file, code_commit).items()
     }
+    tags[f"{PREFIX}task_code"] = code_in(model)
     with where.alone(), where.open(f"register {where.name}") as client:
         _ensure_model(client, where.name)
         version = _same_work(client, where.name, fingerprint.run_key, digest)

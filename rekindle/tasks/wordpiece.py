@@ -47,7 +47,7 @@ def train_wordpiece(
     )
     learner.train_from_iterator(texts(), trainer)
     # the learner takes the fixed pieces for special tokens; a tokenizer of its vocabulary does not
-    model = models.WordPiece(vocab=learner.get_vocab(), unk_token="[UNK]")  # noqa: S106
+    model = models.WordPiece(vocab=learner.get_vocab(), unk_token="[UNK]")  # noqa: S106 - a token of text
     tokenizer = Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))

@@ -47,7 +47,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from rekindle.errors import CheckpointError
+from rekindle.errors import CheckpointError, RekindleError
 from rekindle.spec.heartbeat import beat
 from rekindle.train.storage import Storage, write_error
 
@@ -204,6 +204,10 @@ class Writer(StorageWriter):
                 written = [result for part in results for result in part]
         except OSError as error:
             raise write_error(error, self.storage.root, total) from None
+        except Exception as error:  # of a store's client, which no other rank would unpickle
+            if isinstance(error, RekindleError):
+                raise
+            raise CheckpointError(f"{type(error).__name__}: {error}") from error
         finally:
             set_crc32_options(crc)
         done: Future[list[WriteResult]] = Future()

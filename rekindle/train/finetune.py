@@ -20,11 +20,12 @@ from rekindle.errors import RequestError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, owned
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.secret import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import HistoryRow, TrainingSummary, write_atomically
 from rekindle.train import modelfolder
 from rekindle.train.history import read_history
-from rekindle.train.job import Job
+from rekindle.train.job import Job, root_of
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +60,16 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
     """The gang's part on this node."""
     path = Path(job.status) / "job.json"
     job.write(path)
-    torchrun(
-        _entrypoint(job) if job.train.entrypoint else ["-m", "rekindle.train.worker", str(path)],
-        job.train,
-        status=Path(job.status),
-        rendezvous=rendezvous,
-        environment={"REKINDLE_JOB": str(path)},
-        on_poll=on_poll,
-    )
+    own = _entrypoint(job) if job.train.entrypoint else None
+    with shared_secret(rendezvous, root_of(job.checkpoints)) as place:
+        torchrun(
+            own or ["-m", "rekindle.train.worker", str(path)],
+            job.train,
+            status=Path(job.status),
+            rendezvous=place,
+            environment={"REKINDLE_JOB": str(path)},
+            on_poll=on_poll,
+        )
 
 
 def _entrypoint(job: Job) -> list[str]:

@@ -122,3 +122,8 @@ def _private() -> Path:
 def attempt_in(working: Path) -> Path:
     """A folder for the status of one more attempt."""
     return working / "attempts" / uuid.uuid4().hex[:8]
+
+
+def root_of(folder: str) -> str:
+    """The artifact root of a folder that `folder_of` names."""
+    return folder.rsplit("/", 2)[0]

@@ -225,6 +225,22 @@ def open_model(folder: Path, code: str = "") -> ModelFolder:
     )  # fmt: skip
 
 
+def code_in(folder: Path) -> str:
+    """What code a model folder brings, as the hash of its bytes and the class; "" for none."""
+    name = json.loads((folder / DESCRIPTION).read_text())["task"]
+    return "" if name in TASKS else _code(folder / CODE, name)
+
+
+def may_run(brought: str, code: str) -> bool:
+    """Whether `open_model` would run the code of a folder that brings this (see `code_in`)."""
+    ours = ".py:" in code and _code(Path(code.rpartition(":")[0]), code)
+    return code == ANY_CODE or brought in ("", ours)
+
+
+def _code(file: Path, name: str) -> str:
+    return f"{file_sha256(file)}:{name.rpartition(':')[2]}"
+
+
 def _own_task(folder: Path, name: str, code: str) -> str:
     """What `load_task` is to load where a model was trained for a task of a user's."""
     file, _, wanted = name.rpartition(":")
@@ -236,8 +252,7 @@ def _own_task(folder: Path, name: str, code: str) -> str:
         )  # fmt: skip
     if code == ANY_CODE:
         return f"{copy}:{wanted}"
-    path, _, ours = code.rpartition(":")
-    if path and ours == wanted and file_sha256(Path(path)) == file_sha256(copy):
+    if may_run(_code(copy, name), code):
         return code
     raise DataError(
         f"the model in {folder} brings code that is not the task of this config",

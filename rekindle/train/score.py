@@ -24,10 +24,11 @@ from rekindle.errors import DataError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, owned
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.secret import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import Contender, Sample, Scores
 from rekindle.spec.model import TrainSpec
-from rekindle.train.job import attempt_in, folder_of, working_of
+from rekindle.train.job import attempt_in, folder_of, root_of, working_of
 from rekindle.train.modelfolder import digest_of, open_model
 from rekindle.train.pieces import TEST, piece_count, scores_key
 from rekindle.train.scorejob import ScoreJob, Turn, Who, judged_rows, openings_of
@@ -109,12 +110,13 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
     path = Path(job.status) / "job.json"
     job.write(path)
     try:
-        torchrun(
-            ["-m", "rekindle.train.score_rank", str(path)],
-            job.train,
-            status=Path(job.status),
-            rendezvous=rendezvous,
-        )
+        with shared_secret(rendezvous, root_of(job.turns[-1].kept)) as place:
+            torchrun(
+                ["-m", "rekindle.train.score_rank", str(path)],
+                job.train,
+                status=Path(job.status),
+                rendezvous=place,
+            )
     except StepError as failure:
         if not _is_scored(job):
             raise

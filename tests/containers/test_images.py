@@ -183,7 +183,7 @@ def test_two_containers_on_a_network_train_together(containers: Containers) -> N
 
 def _node(containers: Containers, node: int, network: str) -> str:
     """A container that is one node of two."""
-    place = Rendezvous(2, node, 1, f"{network}-0", 29400, 60.0)
+    place = Rendezvous(2, node, 1, f"{network}-0", 29400, 60.0, "5" * 64)
     (entry,) = (f"{name}={value}" for name, value in place.environment().items())
     run = (*HARDENED, f"--network={network}", f"--name={network}-{node}", f"--env={entry}")
     return containers.train(f"node-{node}", run)

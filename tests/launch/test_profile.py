@@ -66,7 +66,7 @@ def test_ranks_on_several_nodes_are_told_and_the_log_says_by_whom(tmp_path: Path
     train = json.dumps({"entrypoint": "rank.py"})
     nodes = []
     for node in range(2):
-        place = Rendezvous(2, node, 1, "127.0.0.1", port, 60.0)
+        place = Rendezvous(2, node, 1, "127.0.0.1", port, 60.0, "5" * 64)
         env = {
             **os.environ, **place.environment(), PROFILE: str(script), "LD_LIBRARY_PATH": "/own",
             "PYTHONPATH": str(HERE.parents[1]),

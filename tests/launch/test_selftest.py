@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.launch import selftest
-from rekindle.launch.gang import argv
+from rekindle.launch.gang import Start, argv
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.selftest import Check
 
@@ -148,4 +148,4 @@ def test_a_base_image_whose_torch_is_out_of_range_is_refused_before_anything_is_
 
 
 def test_ranks_of_one_node_meet_where_no_name_can_be_looked_up():
-    assert "--local-addr=127.0.0.1" in argv(["-m", "x"], Rendezvous(), 0)
+    assert "--local-addr=127.0.0.1" in argv(["-m", "x"], Rendezvous(), Start(0))

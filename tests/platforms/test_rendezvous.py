@@ -4,6 +4,7 @@ meet, and a process's rank never taken for a node's."""
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -110,6 +111,42 @@ def test_torchrun() -> None:
         "MASTER_ADDR": "a", "MASTER_PORT": "29500",
     }  # fmt: skip
     assert local.from_torchrun(env, 8) == Rendezvous(2, 1, 8, "a", 29501)
+
+
+@pytest.mark.parametrize("read", [local.from_slurm, local.from_torchrun])
+def test_slurm_and_torchrun_hand_the_secret_of_the_environment_over(read) -> None:  # type: ignore[no-untyped-def]
+    env = {
+        "SLURM_NNODES": "2", "SLURM_NODEID": "0", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a",
+        "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500",
+        "REKINDLE_JOB_SECRET": "5" * 64,
+    }  # fmt: skip
+    assert read(env, 0).secret == "5" * 64
+    with pytest.raises(RequestError, match="less than 32 characters"):
+        read({**env, "REKINDLE_JOB_SECRET": "five"}, 0)
+
+
+@pytest.mark.parametrize("secret", ["5" * 64, ""])
+def test_a_node_on_azure_has_the_secret_of_its_platform_or_the_name_of_its_job(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rekindle.platforms.azureml import entry
+
+    env = {
+        "AZUREML_NODE_COUNT": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105",
+        "AZUREML_RUN_ID": "job-1", "REKINDLE_JOB_SECRET": secret,
+    }  # fmt: skip
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert entry._meet({"nodes": 2, "ranks_per_node": 4}) == 1
+    assert "REKINDLE_JOB_SECRET" not in os.environ
+    found = Rendezvous.current()
+    assert (found.secret, found.job, found.ranks_per_node) == (secret, "job-1", 4)
+
+
+def test_a_secret_stands_in_the_environment_of_the_child_and_in_no_text() -> None:
+    place = Rendezvous(2, 0, 1, "a", 1, secret="5" * 64)
+    assert "5" * 64 not in repr(place) + str(place)
+    assert Rendezvous(**json.loads(place.environment()[VARIABLE])) == place
 
 
 MISTAKES = {

@@ -44,7 +44,7 @@ def model_in(folder, weights):
     return folder
 
 
-def registered(where, model, judged=None, **champion):
+def registered(where, model, judged=None, code="", **champion):
     """The registration of a model that its evidence says to promote, and the evidence; of the model
     in the folder `judged`, if it is given."""
     run_key = json.loads((model / "rekindle.json").read_text())["run_key"]
@@ -64,4 +64,4 @@ def registered(where, model, judged=None, **champion):
         global_batch_size=8, seed=0, precision="fp32", parameters=1, init_from="base",
         weights_sha256=weights_sha256(model), train_rows=9, validation={},
     )  # fmt: skip
-    return register(where, model, path, known, training, ""), path
+    return register(where, model, path, known, training, "", code), path

@@ -22,7 +22,9 @@ def main():
     dist.all_reduce(number)
     dist.all_reduce(number, group=dist.new_group())
     place = {name: os.environ.get(name, "") for name in ("MASTER_PORT", meeting.FILE)}
-    (folder / f"ready-{dist.get_rank()}").write_text(json.dumps({"sum": float(number), **place}))
+    draft = folder / f"draft-{dist.get_rank()}"
+    draft.write_text(json.dumps({"sum": float(number), **place}))
+    draft.rename(folder / f"ready-{dist.get_rank()}")
     while not (folder / "go").exists():
         time.sleep(0.02)
     dist.barrier()

@@ -4,7 +4,10 @@ import os
 import stat
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
+from rekindle.cli.main import cli
 from rekindle.errors import RequestError
 from rekindle.platforms.local.store import make_home
 from rekindle.train.job import working_of
@@ -66,3 +69,38 @@ def test_a_home_is_for_its_user_alone_unless_somebody_made_it_otherwise(tmp_path
     (tmp_path / "shared").chmod(0o775)
     make_home(tmp_path / "shared")
     assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o775
+
+
+IMPORTS = """
+from kfp import dsl
+
+@dsl.component
+def look(data: dsl.Input[dsl.Dataset]) -> str:
+    return data.uri
+
+@dsl.pipeline(name="p")
+def p(uri: str):
+    look(data=dsl.importer(artifact_uri=uri, artifact_class=dsl.Dataset).output)
+"""
+
+
+def test_a_run_makes_its_home_for_this_user_alone_and_imports_no_folder_around_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.py").write_text(IMPORTS)
+    (tmp_path / "link").symlink_to(tmp_path.parent)
+    before = os.umask(0)
+    try:
+        for uri in (f"file://{tmp_path}", "/", str(tmp_path / "link")):
+            (tmp_path / "p.yaml").write_text(
+                yaml.safe_dump({"name": "m", "pipeline": "p.py:p", "arguments": {"uri": uri}})
+            )
+            done = CliRunner().invoke(cli, ["run", "p.yaml", "--home", "home"])
+            assert done.exit_code == 1, done.output
+            assert f"cannot be imported: rekindle's home {tmp_path / 'home'} lies in it" in str(
+                done.exception
+            )
+            assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+    finally:
+        os.umask(before)

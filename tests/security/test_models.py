@@ -129,6 +129,28 @@ def test_code_of_a_model_folder_runs_only_if_it_is_this_configs(tmp_path):
     assert (other / "ran").exists(), "register.trust_code"
 
 
+def test_a_champion_with_other_code_than_the_configs_is_refused_before_anything_is_trained(
+    tmp_path,
+):
+    config, where = tmp_path / "mine.py", registry_in(tmp_path / "home")
+    config.write_text(TASK)
+    promote(where, *registered(where, own(tmp_path / "model"), code=f"{config}:Mine"))
+    assert champion_state(where, f"{config}:Mine").version == "1"
+    assert champion_state(where, ANY_CODE).version == "1"
+    config.write_text(TASK + "# edited\n")
+    for code in (f"{config}:Mine", f"{config}:Another", "image_classification"):
+        with pytest.raises(RegistryError, match="brings code that is not the task of this config"):
+            champion_state(where, code)
+
+
+def test_a_champion_of_a_shipped_task_brings_no_code(judged):
+    where = judged[0]
+    assert champion_state(where, "image_classification").version == "1"
+    with where.open("look") as client:
+        tags = client.get_model_version(where.name, "1").tags
+    assert tags["rekindle.task_code"] == ""
+
+
 @pytest.mark.parametrize(
     "name", ["/etc/evil.py:Mine", "../evil.py:Mine", "evil.py:Mine", "os:system", "Mine", ""]
 )

@@ -74,6 +74,7 @@ class FakeCluster:
         self.logs: dict[str, Path] = {}
         # secrets by (name, key), config maps by ("configmap", name, key)
         self.secrets: dict[tuple[str, ...], str] = {}
+        self.owned: dict[str, str] = {}  # secrets by the uid of the job that they go with
         self.troubles: list[Trouble] = []
         self.requests: list[str] = []
         self.environment: dict[str, str] = {}
@@ -157,6 +158,8 @@ class FakeCluster:
         job.end()
         with self.lock:
             self.jobs.pop(name, None)
+            secret = self.owned.pop(job.object["metadata"]["uid"], "")
+            self.secrets = {key: v for key, v in self.secrets.items() if key[0] != secret}
             for pod in [
                 n for n, p in self.pods.items() if p["metadata"]["labels"].get(JOBSET) == name
             ]:
@@ -210,9 +213,12 @@ class FakeCluster:
         known: dict[str, Any] = {
             "trainjobs": {n: job.object for n, job in self.jobs.items()},
             "pods": self.pods, "workflows": self.workflows, "clustertrainingruntimes": self.runtimes,
+            "secrets": {},
         }[resource]  # fmt: skip
         if method == "POST" and resource == "trainjobs":
             return 201, self.create_job(body)
+        if method == "POST" and resource == "secrets":
+            return 201, self.create_secret(body)
         if method == "GET" and not name:
             wanted = dict(w.split("=") for w in query.get("labelSelector", "").split(",") if w)
             items = [o for o in known.values() if wanted.items() <= labels(o).items()]
@@ -248,6 +254,24 @@ class FakeCluster:
         self.created.append(name)
         self.jobs[name] = Job(self, made, runtime)
         return copy.deepcopy(made)
+
+    def create_secret(self, body: Any) -> Any:
+        name = body["metadata"]["name"]
+        if name in {key[0] for key in self.secrets}:
+            raise Refused(409, f'secrets "{name}" already exists')
+        (owner,) = body["metadata"]["ownerReferences"]
+        job = self.jobs.get(owner["name"])
+        if (
+            job is None
+            or {k: job.object[k] for k in ("apiVersion", "kind")}
+            | {k: job.object["metadata"][k] for k in ("name", "uid")}
+            != owner
+        ):
+            raise Refused(422, "the owner is gone, it would be collected at once")
+        for key, value in body["stringData"].items():
+            self.secrets[name, key] = value
+        self.owned[owner["uid"]] = name
+        return body
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -102,6 +102,7 @@ class Job:
     def attempt(self) -> list[int]:
         """One life of all nodes: their exit codes. When one fails, the others are told to end."""
         trainer = self.object["spec"]["trainer"]
+        self.wait_for_secret(trainer)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with self.cluster.lock:
@@ -126,6 +127,17 @@ class Job:
                         self.signal_all(signal.SIGTERM)
             time.sleep(0.01)
         return [codes[rank] for rank in range(len(names))]
+
+    def wait_for_secret(self, trainer: Any) -> None:
+        """As the kubelet does (CreateContainerConfigError): nodes begin once theirs is there."""
+        own = f"{self.name}-"
+        wanted = [
+            (one["valueFrom"]["secretKeyRef"]["name"], one["valueFrom"]["secretKeyRef"]["key"])
+            for one in trainer.get("env", [])
+            if one.get("valueFrom", {}).get("secretKeyRef", {}).get("name", "").startswith(own)
+        ]
+        while not self.ended.is_set() and not all(key in self.cluster.secrets for key in wanted):
+            self.ended.wait(0.02)
 
     def finish(self, pod: str, code: int) -> None:
         with self.cluster.lock:

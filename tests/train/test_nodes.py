@@ -93,7 +93,7 @@ class Cluster:
             )  # fmt: skip
             file = self.folder / f"job-{node}.json"
             job.write(file)
-            place = Rendezvous(2, node, 1, "10.77.0.1", PORT, self.patience)
+            place = Rendezvous(2, node, 1, "10.77.0.1", PORT, self.patience, "5" * 64)
             self.processes[node] = subprocess.Popen(
                 ["ip", "netns", "exec", self.network[node], sys.executable, str(HERE / "gang.py"), str(file)],
                 stdout=self.logs[node].open("a"), stderr=subprocess.STDOUT, start_new_session=True,

@@ -30,10 +30,10 @@ def main(words: list[str]) -> int:
     task = mounted.load_task(HERE)
     place = Place(_paths(asked.input), _paths(asked.output), _values(asked.values), facts())
     try:
-        if "nodes" in task:
-            place = place.of_node(_meet(task))
         if task.get("secrets"):
             _read_secrets(task["secrets"])
+        if "nodes" in task:
+            place = place.of_node(_meet(task))
     except Exception as error:  # noqa: BLE001 - it is the job's last word
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
@@ -70,7 +70,8 @@ def _meet(task: Task) -> int:
     found = rendezvous(os.environ, task["ranks_per_node"])
     if found.nodes != task["nodes"]:
         raise ValueError(f"the job has {found.nodes} nodes, the step wants {task['nodes']}")
-    os.environ.update(found.environment())
+    job = os.environ.get("AZUREML_RUN_ID", "")
+    os.environ.update(found.keyed(os.environ, job).environment())
     return found.node_rank
 
 

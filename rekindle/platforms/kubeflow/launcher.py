@@ -13,9 +13,11 @@ job belongs to the Workflow and goes with it. Argo, KFP and Trainer have not run
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -130,6 +132,7 @@ class Launch:
                 self.wait()
             elif state != "failed":
                 log.info("TrainJob %s is there already (%s)", _name(jobs[last]), state)
+                self.give_secret(jobs[last])
                 return jobs[last]
             elif jobs and not self.may_begin(last + 1):
                 raise failure(self.cluster, self.run.namespace, jobs[last], "")
@@ -155,6 +158,8 @@ class Launch:
             service_account=self.run.service_account,
             result=result,
             payload=trainjob.packed(self.task(name, result)),
+            # another name than that of a job before, whose Secret may not be collected yet
+            secret=f"{name}-{secrets.token_hex(4)}",
         )
         try:
             job = self.cluster.create(jobs_path(self.run.namespace), wanted)
@@ -168,7 +173,16 @@ class Launch:
                 ) from None
             return None
         log.info("TrainJob %s created", name)
+        self.give_secret(job)
         return job
+
+    def give_secret(self, job: Mapping[str, Any]) -> None:
+        """Make the Secret that the job's nodes wait for, unless it is there."""
+        wanted = trainjob.secret_of(job, secrets.token_hex(32))
+        if wanted and state_of(job) == "active":
+            with contextlib.suppress(Conflict):
+                path = f"/api/v1/namespaces/{self.run.namespace}/secrets"
+                self.cluster.create(path, wanted)
 
     def whole_job(self) -> Mapping[str, Any]:
         """The TrainJob of the definition, with the settings that had to wait for values; StepError

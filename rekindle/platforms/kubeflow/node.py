@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     task = unpacked(words)
     try:
-        place = rendezvous(os.environ, gpus=0)
+        place = rendezvous(os.environ, gpus=0).keyed(os.environ)
     except RekindleError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

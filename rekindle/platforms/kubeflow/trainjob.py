@@ -22,6 +22,7 @@ from typing import Any
 
 from rekindle.errors import Problem, StepError
 from rekindle.ir.graph import Resources, Step
+from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.kubeflow import pods
 from rekindle.platforms.kubeflow.pieces import NODE, Piece, joined
 from rekindle.spec.places import KubeflowSpec
@@ -32,6 +33,7 @@ MANAGER = "rekindle.dev/launcher"
 RESULT = "rekindle.dev/result"
 IDENTITY = "rekindle.dev/identity"
 STEP, ATTEMPT = "rekindle.dev/step", "rekindle.dev/attempt"
+_SECRET_KEY = "secret"  # noqa: S105 - the key within the Secret
 COMMAND = ("python3", "-m", "rekindle.platforms.kubeflow.node")
 _MOST_ARGUMENTS, _LONGEST_ARGUMENT = 128, 65_536
 # JobSet adds `-node-0-` and Kubernetes an index of up to 4 digits and 5 random letters, 63 in all
@@ -104,10 +106,11 @@ def manifest(
     service_account: str,
     result: str,
     payload: Sequence[str],
+    secret: str,
 ) -> dict[str, Any]:
     """The TrainJob to create: `identity` is the step of the run that it is for, `owner` the run's
     Workflow, `result` the URI where node rank 0 leaves what the step gave, `payload` what tells the
-    nodes what to do."""
+    nodes what to do, `secret` the name of the Secret that several nodes wait for."""
     made = copy.deepcopy(dict(template))
     made["metadata"] |= {
         "name": name,
@@ -126,9 +129,33 @@ def manifest(
             }
         ],
     }
-    made["spec"]["trainer"]["args"] = list(payload)
+    trainer = made["spec"]["trainer"]
+    trainer["args"] = list(payload)
+    env = trainer.get("env", [])
+    if trainer["numNodes"] > 1 and all(one["name"] != SECRET for one in env):
+        key = {"secretKeyRef": {"name": secret, "key": _SECRET_KEY}}
+        trainer["env"] = [*env, {"name": SECRET, "valueFrom": key}]
     _template_of(made["spec"])["spec"]["serviceAccountName"] = service_account
     return made
+
+
+def secret_of(job: Mapping[str, Any], value: str) -> dict[str, Any] | None:
+    """The Secret that the nodes of a job in the cluster wait for, which goes with the job; None for
+    a single node."""
+    name = job["metadata"]["name"]
+    env = job["spec"]["trainer"].get("env", [])
+    named = [one["valueFrom"]["secretKeyRef"]["name"] for one in env if one["name"] == SECRET]
+    if not named or not named[0].startswith(f"{name}-"):  # or the config's own
+        return None
+    owner = {key: job[key] for key in ("apiVersion", "kind")}
+    owner |= {key: job["metadata"][key] for key in ("name", "uid")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": named[0], "ownerReferences": [owner]},
+        "immutable": True,
+        "stringData": {_SECRET_KEY: value},
+    }
 
 
 def job_name(step: str, identity: str, attempt: int) -> str:

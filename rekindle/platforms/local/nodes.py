@@ -8,6 +8,7 @@ their own scratch folders, and KFP's executor is told so by CLUSTER_SPEC, as on 
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -67,9 +68,9 @@ def environments(count: int) -> list[dict[str, str]]:
     """What each node finds in its environment; one rank a node, for they share this machine."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    found = []
+    found, secret = [], secrets.token_hex(32)
     for rank in range(count):
-        place = Rendezvous(count, rank, 1, "127.0.0.1", port)
+        place = Rendezvous(count, rank, 1, "127.0.0.1", port, secret=secret)
         kind = {"type": "workerpool1", "index": rank - 1} if rank else {"type": "workerpool0"}
         found.append({**place.environment(), "CLUSTER_SPEC": json.dumps({"task": kind})})
     return found

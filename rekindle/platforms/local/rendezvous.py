@@ -26,13 +26,17 @@ def from_slurm(environment: Mapping[str, str], gpus: int) -> Rendezvous:
             where="SLURM_NTASKS_PER_NODE",
             fix="srun --ntasks-per-node=1",
         )
-    return Rendezvous(
-        nodes=number(environment, "SLURM_NNODES"),
-        node_rank=number(environment, "SLURM_NODEID"),
-        ranks_per_node=max(1, gpus),
-        address=_first_host(environment.get("SLURM_JOB_NODELIST", "")),
-        port=_PORTS[number(environment, "SLURM_JOB_ID") % len(_PORTS)],
-    ).checked("SLURM_*")
+    return (
+        Rendezvous(
+            nodes=number(environment, "SLURM_NNODES"),
+            node_rank=number(environment, "SLURM_NODEID"),
+            ranks_per_node=max(1, gpus),
+            address=_first_host(environment.get("SLURM_JOB_NODELIST", "")),
+            port=_PORTS[number(environment, "SLURM_JOB_ID") % len(_PORTS)],
+        )
+        .checked("SLURM_*")
+        .keyed(dict(environment), f"slurm-{environment['SLURM_JOB_ID']}")
+    )
 
 
 def from_torchrun(environment: Mapping[str, str], gpus: int) -> Rendezvous:
@@ -44,13 +48,17 @@ def from_torchrun(environment: Mapping[str, str], gpus: int) -> Rendezvous:
             where="LOCAL_WORLD_SIZE",
             fix="torchrun --nproc-per-node=1",
         )
-    return Rendezvous(
-        nodes=number(environment, "GROUP_WORLD_SIZE"),
-        node_rank=number(environment, "GROUP_RANK"),
-        ranks_per_node=max(1, gpus),
-        address=environment.get("MASTER_ADDR", ""),
-        port=number(environment, "MASTER_PORT") + 1,
-    ).checked("GROUP_RANK")
+    return (
+        Rendezvous(
+            nodes=number(environment, "GROUP_WORLD_SIZE"),
+            node_rank=number(environment, "GROUP_RANK"),
+            ranks_per_node=max(1, gpus),
+            address=environment.get("MASTER_ADDR", ""),
+            port=number(environment, "MASTER_PORT") + 1,
+        )
+        .checked("GROUP_RANK")
+        .keyed(dict(environment))
+    )
 
 
 def _first_host(hostlist: str) -> str:

@@ -35,9 +35,9 @@ def main() -> int:
         mounted.copy_result(place, channel)
         return 0
     try:
+        _read_secrets()
         if "training" in task:
             place = place.of_node(_meet(task))
-        _read_secrets()
     except Exception as error:  # noqa: BLE001 - the service shows nothing but this message
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
@@ -78,7 +78,8 @@ def _meet(task: Task) -> int:
     if found.nodes != task["training"]["nodes"]:
         wanted = task["training"]["nodes"]
         raise ValueError(f"the job has {found.nodes} hosts, the step wants {wanted}")
-    os.environ.update(found.environment())
+    job = os.environ.get("TRAINING_JOB_NAME", "")
+    os.environ.update(found.keyed(os.environ, job).environment())
     return found.node_rank
 
 

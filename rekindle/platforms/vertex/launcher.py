@@ -24,6 +24,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -132,6 +133,7 @@ class Launcher:
             "run": self.facts[RUN],
             "region": self.payload["region"],
             "watch_seconds": self.poll_seconds * _WATCH_POLLS,
+            "secret": secrets.token_hex(32),  # of the job's nodes: who reads the folder is one
         }
         command = bundle.write(Path(mounted(folder)), task)
         try:

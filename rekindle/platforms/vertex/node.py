@@ -20,6 +20,7 @@ gone, and it ends the job itself.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -69,7 +70,7 @@ def main(folder: Path) -> int:
             _look_after(task["run"], google, task["watch_seconds"])
     except RestError as error:
         return _ended(folder, place.node_rank, 1, f"cannot read the secret {error}")
-    os.environ.update(place.environment())
+    os.environ.update(dataclasses.replace(place, secret=task["secret"]).environment())
     if code := _installed(task["pip"]):
         return _ended(folder, place.node_rank, code, f"pip ended with {code}; see the log")
     with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:

@@ -53,7 +53,7 @@ def test_a_cluster_that_has_all_is_ready_and_the_permissions_are_printed(
     assert done.returncode == 0, done.stderr
     role, binding = yaml.safe_load_all(done.stdout)
     assert {tuple(rule["resources"]) for rule in role["rules"]} == {
-        ("trainjobs",), ("pods",), ("pods/log",), ("workflows",),
+        ("trainjobs",), ("secrets",), ("pods",), ("pods/log",), ("workflows",),
     }  # fmt: skip
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": "pipeline-runner", "namespace": "kubeflow"}
@@ -66,7 +66,7 @@ def test_everything_that_is_missing_is_named_with_its_fix(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     del cluster.runtimes["rekindle"]
-    trainjobs, pods, *_ = cluster.rules
+    trainjobs, _, pods, *_ = cluster.rules
     trainjobs["verbs"].remove("delete")
     trainjobs["verbs"].remove("create")
     cluster.rules.remove(pods)
@@ -98,21 +98,21 @@ def test_the_config_says_which_account_runtime_and_namespace(
     assert "its mlPolicy is not torch" in done.stderr
     assert "it has no failurePolicy" in done.stderr
     assert "system:serviceaccount:team-a:default-editor may not" in done.stderr
-    assert "8 problems" in done.stderr, "there is no p.py either, and no host"
+    assert "9 problems" in done.stderr, "there is no p.py either, and no host"
 
 
 def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path) -> None:
     done = doctor(cluster, tmp_path, token="token-1")
     assert done.returncode == 0, done.stderr
     assert "not asked runtime: the API server refuses with 403" in done.stderr
-    assert "kubeflow is ready, but for 5 that could not be asked" in done.stderr
+    assert "kubeflow is ready, but for 6 that could not be asked" in done.stderr
 
 
 def test_a_login_that_is_over_is_a_problem(cluster: FakeCluster, tmp_path: Path) -> None:
     done = doctor(cluster, tmp_path, token="nobody's")
     assert done.returncode == 2
     assert "problem   cluster: " in done.stderr
-    assert "not asked runtime, the account may (4): nobody is logged in" in done.stderr
+    assert "not asked runtime, the account may (5): nobody is logged in" in done.stderr
 
 
 @pytest.fixture

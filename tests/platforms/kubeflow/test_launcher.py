@@ -69,6 +69,38 @@ def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(
     assert owner["kind"] == "Workflow"
 
 
+def test_several_nodes_share_a_secret_that_no_object_but_its_own_holds_and_that_goes_with_the_job(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    step = Step(tmp_path, cluster)
+    assert step.pod().wait(60) == 0, step.said()
+    (name,) = cluster.created
+    job = cluster.jobs[name].object
+    ((secret, value),) = [(k, v) for k, v in cluster.secrets.items() if k[0].startswith(f"{name}-")]
+    assert secret[1] == "secret"
+    assert re.fullmatch("[0-9a-f]{64}", value)
+    said = "".join(path.read_text() for path in cluster.logs.values())
+    assert value not in json.dumps(job) + step.said() + said
+    cluster.remove_job(name)
+    assert secret not in cluster.secrets
+
+
+def test_a_launcher_killed_before_it_made_the_secret_is_replaced_by_one_that_does(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    trouble = Trouble("POST .*secrets", hold="before")
+    cluster.troubles.append(trouble)
+    step = Step(tmp_path, cluster)
+    first = step.pod(node=f"{STEP}(0)")
+    assert trouble.reached.wait(60)
+    kill(first)
+    second = step.pod(node=f"{STEP}(1)")
+    assert second.wait(60) == 0, step.said()
+    trouble.go.set()
+    check(step)
+    assert len(cluster.created) == 1
+
+
 @pytest.mark.slow
 def test_artifacts_in_s3_and_the_credentials_in_secrets(
     cluster: FakeCluster, tmp_path: Path
@@ -475,5 +507,6 @@ def test_what_is_created_is_what_the_definition_says(cluster: FakeCluster, tmp_p
     ]
     account = patch["template"]["spec"]["template"]["spec"].pop("serviceAccountName")
     assert account == "pipeline-runner"
+    assert spec["trainer"]["env"].pop()["name"] == "REKINDLE_JOB_SECRET"
     assert spec == wanted
     assert spec["activeDeadlineSeconds"] == 48 * 3_600

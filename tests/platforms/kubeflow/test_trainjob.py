@@ -21,6 +21,7 @@ from rekindle.ir.read import read
 from rekindle.ir.uris import PREFIX
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
+from rekindle.platforms.kubeflow.pieces import NODE
 from rekindle.platforms.kubeflow.workflow import ending
 from rekindle.spec.places import KubeflowSpec
 from tests.platforms.kubeflow.launching import PLACE, pipeline
@@ -77,7 +78,7 @@ def test_all_that_a_step_asks_for_is_in_its_trainjob() -> None:
     template = trainjob.template(step_of(rich), RICH)
     made = trainjob.manifest(
         template, name="work-1", identity="u-1/run.root.work", attempt=2, owner=OWNER,
-        service_account="runner", result="s3://b/r/work-1.json", payload=["abc"],
+        service_account="runner", result="s3://b/r/work-1.json", payload=["abc"], secret="work-1-5a5a",
     )  # fmt: skip
     assert problems("TrainJob", made) == []
     assert made == {
@@ -119,6 +120,7 @@ def test_all_that_a_step_asks_for_is_in_its_trainjob() -> None:
                     {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
                     {"name": "SECOND", "valueFrom": {"secretKeyRef": {"name": "words", "key": "first"}}},
                     {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "own", "key": "key"}}},
+                    {"name": "REKINDLE_JOB_SECRET", "valueFrom": {"secretKeyRef": {"name": "work-1-5a5a", "key": "secret"}}},
                 ],
             },
             "runtimePatches": [{
@@ -147,6 +149,19 @@ def test_all_that_a_step_asks_for_is_in_its_trainjob() -> None:
                 }]}}},
             }],
         },
+    }  # fmt: skip
+
+
+def test_only_nodes_of_trainings_reach_nodes_by_the_labels_that_their_pods_have() -> None:
+    text = (trainjob.__file__).replace("trainjob.py", "manifests/networkpolicy.yaml")
+    (policy,) = yaml.safe_load_all(Path(text).read_text())
+    nodes = {"matchExpressions": [
+        {"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"},
+        {"key": "jobset.sigs.k8s.io/replicatedjob-name", "operator": "In", "values": [NODE]},
+    ]}  # fmt: skip
+    assert policy["spec"] == {
+        "podSelector": nodes, "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": nodes}]}],
     }  # fmt: skip
 
 

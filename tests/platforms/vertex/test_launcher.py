@@ -36,6 +36,10 @@ def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(task: Task) -> None:
     assert said[1] == job.name.rpartition("/")[2], "by which its log is found"
     assert f"\n{watch._TOLD}attempt" in told
     assert "of node 1" not in told
+    (file,) = task.service.folder.rglob("task.json")
+    secret = json.loads(file.read_text())["secret"]
+    assert len(secret) == 64
+    assert secret not in told + str(job.proto), "who reads the job cannot speak as its node"
 
 
 def test_a_container_of_anybody_has_its_paths_and_only_node_rank_0_has_the_outputs(

@@ -30,7 +30,7 @@ def node(folder: Path, script: str, rank: int = 0, **task: Any) -> subprocess.Co
         "pip": {"needed": [], "runtime": [], "options": []}, "secrets": {}, "gpus": 4,
         "executor_input": {"inputs": {"parameterValues": {}, "artifacts": {}}, "outputs": outputs},
         "facts": {}, "run": "projects/1/locations/l/pipelineJobs/r", "region": "l",
-        "watch_seconds": 60, **task,
+        "watch_seconds": 60, "secret": "5" * 64, **task,
     }  # fmt: skip
     command = bundle.write(folder / "attempt", told)
     assert bundle.folder_of(tuple(command)) == folder / "attempt"
@@ -57,7 +57,7 @@ def test_a_node_needs_no_package(tmp_path: Path) -> None:
     assert own == "own"
     assert json.loads(place) == {
         "nodes": 2, "node_rank": 0, "ranks_per_node": 4, "address": "a", "port": 1,
-        "patience_seconds": 900.0,
+        "patience_seconds": 900.0, "secret": "5" * 64, "job": "",
     }  # fmt: skip
     assert (tmp_path / "place" / "model").read_text() == "hi"
     assert left(tmp_path, "ended-0.json") == {"exit_code": 0, "error": ""}
