@@ -158,11 +158,13 @@ def execute(
     own_code = hashes(spec, graph)
     home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
     containers = prepare(graph, here.containers, env, tuple(here.secrets))
-    record = new_record(spec, local.ignored(graph, containers) + _ignored(spec), plan=plan)
+    arguments = arguments_of(spec, graph, str(home))
+    ignored = local.ignored(graph, containers, arguments) + _ignored(spec)
+    record = new_record(spec, ignored, plan=plan)
     try:
         return local.execute(
             graph,
-            arguments_of(spec, graph, str(home)),
+            arguments,
             home=home,
             record=record,
             env=env,

@@ -56,7 +56,7 @@ def compile(
     RequestError if the arguments do not fit the pipeline, SpecError with everything that `place`
     lacks, UnsupportedError if something in it does not run there.
     """
-    admit(graph, "kubeflow")
+    admit(graph, "kubeflow", arguments=arguments)
     if problems := list(_problems(graph, place)):
         raise SpecError(problems)
     spec, settings = rewritten(ir_text, bind(graph, arguments), place.image)
