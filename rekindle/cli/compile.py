@@ -70,7 +70,7 @@ def command(
 ) -> int:
     """Write the pipeline of CONFIG, or a pipeline by itself, for one platform or several, with a
     table of how each carries what it uses. The same input gives the same bytes."""
-    from rekindle.cli.job import graph_of
+    from rekindle.cli.job import arguments_of, graph_of
     from rekindle.cli.planning import on_machines
     from rekindle.platforms.parity import as_markdown
     from rekindle.spec.load import load_target
@@ -88,7 +88,8 @@ def command(
     if problems:
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:
-        files[PARITY] = as_markdown(_spread(spec, graph), platforms).encode()
+        arguments = arguments_of(spec, graph, "")
+        files[PARITY] = as_markdown(_spread(spec, graph), platforms, arguments).encode()
     for name, content in files.items():
         write_atomically(output / name, content.decode())
     paths = [str(output / name) for name in files]
@@ -125,11 +126,23 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
         problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))
+    _say_what_is_needed(platform, graph)
     if place.image and "@" not in place.image:
         log.warning(
             "%s may be another image tomorrow; `rekindle images push` notes its digest", place.image
         )
     return definition
+
+
+def _say_what_is_needed(platform: str, graph: Graph) -> None:
+    """Warn of what images need that no compiler can look into."""
+    from rekindle.catalog.features import table
+    from rekindle.ir.features import uses
+
+    carried = table()["container_components"].on[platform]
+    paths = [use.path for use in uses(graph) if use.feature == "container_components"]
+    if paths and carried.verdict == "emulated":
+        log.warning("%s on %s: %s", ", ".join(paths), platform, carried.how)
 
 
 def _spread(spec: Spec, graph: Graph) -> Graph:

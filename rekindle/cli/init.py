@@ -38,5 +38,6 @@ def command(folder: Path, home: Path, as_json: bool) -> int:
         return 0
     click.echo(f"laid out {len(files)} files in {folder.absolute()}")
     click.echo("  rekindle run configs/digits.yaml          the demo")
-    click.echo(f"  rekindle run configs/digits.yaml --set pipeline={PIPELINE}   your copy of it")
+    own = f"--set pipeline={PIPELINE} --set receives=all"
+    click.echo(f"  rekindle run configs/digits.yaml {own}   your copy of it")
     return 0

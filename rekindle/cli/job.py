@@ -9,7 +9,7 @@ import os
 import secrets
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import rekindle
 from rekindle.cli.options import numbered
 from rekindle.cli.planning import planned_here
 from rekindle.cli.preflight import preflight
-from rekindle.errors import RequestError
+from rekindle.errors import Problem, RequestError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import Ignored, RunRecord, RunSummary
 from rekindle.report.summary import summarised
@@ -26,7 +26,7 @@ from rekindle.spec.model import Spec
 
 if TYPE_CHECKING:
     from rekindle.answers import Planned
-    from rekindle.ir.graph import Graph
+    from rekindle.ir.graph import Graph, Parameter
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,11 @@ def graph_of(spec: Spec) -> tuple[str, Graph]:
 
 
 def arguments_of(spec: Spec, graph: Graph, artifact_root: str) -> dict[str, Any]:
-    """Values for the pipeline's parameters: sections as JSON, and the user's own `arguments`."""
+    """Values for the pipeline's parameters: what the config says for those that it `receives`, and
+    the user's own `arguments`. The shipped pipeline receives everything.
+
+    Raises RequestError where a parameter has no value, and where a section that the config sets has
+    the name of a parameter without anything that says that they belong together."""
     filled: dict[str, Any] = {
         "name": spec.model_name,
         "task": spec.task,
@@ -84,8 +88,37 @@ def arguments_of(spec: Spec, graph: Graph, artifact_root: str) -> dict[str, Any]
         "artifact_root": artifact_root,
         "code_commit": code_commit(),
     }
-    known = {name: value for name, value in filled.items() if name in graph.inputs.parameters}
-    return {**known, **spec.arguments}
+    parameters = graph.inputs.parameters
+    wanted: Iterable[str] = spec.receives
+    if spec.pipeline is None or spec.receives == "all":
+        wanted = [name for name in filled if name in parameters]
+    values = {**{name: filled[name] for name in wanted}, **spec.arguments}
+    open_ones = [parameter for name, parameter in parameters.items() if name not in values]
+    if problems := list(_open(spec, open_ones, filled)):
+        raise RequestError(problems)
+    return values
+
+
+_SECTIONS = {"task", "data", "model", "train", "evaluate", "register"}
+
+
+def _open(
+    spec: Spec, parameters: Iterable[Parameter], filled: Collection[str]
+) -> Iterator[Problem]:
+    """Parameters that need a value and have none, or that a section of the config may be for."""
+    for parameter in parameters:
+        name, fix = parameter.name, f"write arguments: {{{parameter.name}: VALUE}}"
+        if name in filled:
+            fix = f"write receives: [{name}] for what the config says, or {fix[6:]}"
+        field = "registration" if name == "register" else name
+        if parameter.required:
+            yield Problem(f"the pipeline needs a value for `{name}`", "pipeline", fix)
+        elif name in _SECTIONS and field in spec.model_fields_set:
+            what = (
+                f"the config sets `{name}`, and the pipeline has a parameter `{name}`: nothing "
+                "says whether it receives the one or keeps its default"
+            )
+            yield Problem(what, name, f"{fix}; or remove the section")
 
 
 def code_commit() -> str:
@@ -126,12 +159,13 @@ def execute(
     own_code = hashes(spec, graph)
     home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
     containers = prepare(graph, here.containers, env, tuple(here.secrets))
-    record = new_record(spec, local.ignored(graph, containers) + _ignored(spec), plan=plan)
-    record = numbered(record, home)
+    arguments = arguments_of(spec, graph, str(home))
+    ignored = local.ignored(graph, containers, arguments) + _ignored(spec)
+    record = numbered(new_record(spec, ignored, plan=plan), home)
     try:
         return local.execute(
             graph,
-            arguments_of(spec, graph, str(home)),
+            arguments,
             home=home,
             record=record,
             env=env,

@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from rekindle.ir.graph import (
     AnyNode,
     Artifact,
+    Container,
     FinalStatus,
     Formatted,
     FromInput,
@@ -23,12 +25,19 @@ from rekindle.ir.graph import (
     Node,
     Parameter,
     Resources,
+    Secret,
     Setting,
     Step,
     SubDag,
 )
-from rekindle.ir.origin import Origin, loop_origins
-from rekindle.ir.placeholders import PLATFORM_FACTS, Argument, references, templates
+from rekindle.ir.origin import Origin, known_inputs, known_values, loop_origins
+from rekindle.ir.placeholders import (
+    PLATFORM_FACTS,
+    Argument,
+    Reference,
+    references,
+    templates,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +50,10 @@ class Use:
     where: str
 
 
-def uses(graph: Graph) -> tuple[Use, ...]:
-    """Everything that the pipeline uses, each once, in the order of its nodes."""
+def uses(graph: Graph, arguments: Mapping[str, Any] | None = None) -> tuple[Use, ...]:
+    """Everything that the pipeline uses, each once, in the order of its nodes. The `arguments`
+    of a run decide what importers import whose URI is an input, and leave out settings whose
+    inputs have no value."""
     found = [Use(_named(s), "", s.where) for s in graph.settings]
     for name, parameter in graph.inputs.parameters.items():
         where = f"root.inputDefinitions.parameters.{name}.defaultValue"
@@ -51,9 +62,14 @@ def uses(graph: Graph) -> tuple[Use, ...]:
     if any(not artifact.optional for artifact in graph.inputs.artifacts.values()):
         found.append(Use("artifact_arguments", "", "root.inputDefinitions.artifacts"))
     loops = loop_origins(graph)
+    known = {} if arguments is None else known_inputs(graph, arguments)
     for node in graph.nodes():
+        if isinstance(node, Step) and known:
+            node = _settled(node, known[node.path.rpartition("/")[0]])
         for feature, where in (*_of_any(node), *_of_kind(node, loops)):
             found.append(Use(feature, node.path, where))
+        if isinstance(node, Importer) and known and _importer(node) == "importers_at_run_time":
+            found += [Use(f, node.path, node.where) for f in _imports(node, known)]
     return tuple(dict.fromkeys(found))
 
 
@@ -74,8 +90,53 @@ def _importer(node: Importer) -> str:
     uri = node.uri.literal
     if uri is None or any(True for _ in templates(dict(node.metadata))):
         return "importers_at_run_time"
+    return _of_uri(uri)
+
+
+def _of_uri(uri: str) -> str:
     scheme = uri.partition("://")[0]
     return f"importers_{scheme}" if scheme in ("gs", "s3") else "importers"
+
+
+def _imports(node: Importer, known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What an importer that waits for values imports, as far as the scheme is known."""
+    values, text = known_values(node, known), ""
+    for part in node.uri.parts:
+        if isinstance(part, Reference):
+            value = values.get(part.path[2]) if part.path[0] == "inputs" else None
+            if value is None:
+                break
+            part = str(value)
+        text += part
+    else:
+        yield _of_uri(text)
+        return
+    if "://" in text:
+        yield _of_uri(text)
+
+
+def _settled(step: Step, known: Mapping[str, Any]) -> Step:
+    """The step without what hangs on inputs that have no value, which KFP leaves out as well."""
+
+    def is_absent(value: Any) -> bool:
+        if isinstance(value, Mapping):
+            name = value.get("componentInputParameter")
+            bound = isinstance(name, str) and known.get(name, "") is None
+            return bound or any(map(is_absent, value.values()))
+        return False
+
+    def is_wanted(setting: Setting) -> bool:
+        several = setting.value if isinstance(setting.value, list) else [setting.value]
+        return not several or not all(map(is_absent, several))
+
+    def is_there(secret: Secret) -> bool:
+        return not isinstance(secret.name, FromInput) or known.get(secret.name.name, "") is not None
+
+    return dataclasses.replace(
+        step,
+        settings=tuple(filter(is_wanted, step.settings)),
+        secrets=tuple(filter(is_there, step.secrets)),
+    )
 
 
 def _of_any(node: Node) -> Iterator[tuple[str, str]]:
@@ -150,11 +211,23 @@ def _of_sub_dag(node: SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[str
 
 
 def _of_step(step: Step) -> Iterator[tuple[str, str]]:
-    yield "python_components" if step.container.source else "container_components", step.where
+    yield _of_command(step.container), step.where
     yield from ((feature, step.where) for feature in (*_of_options(step), *_of_container(step)))
     if step.secrets:
         yield "secrets", step.secrets[0].where
     yield from ((_named(setting), setting.where) for setting in step.settings)
+
+
+def _of_command(container: Container) -> str:
+    """What starts: code of KFP's, a command, the image's own entry point, or nothing at all."""
+    if container.image.startswith(_STUBS):
+        return "cluster_steps"
+    if not container.source and not container.command:
+        return "image_entry_points"
+    return "python_components" if container.source else "container_components"
+
+
+_STUBS = "argostub/"  # kfp-kubernetes: what KFP's driver does itself in place of a container
 
 
 def _of_options(step: Step) -> Iterator[str]:

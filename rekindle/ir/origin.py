@@ -7,8 +7,9 @@ compiled; this says which those are. Follows the bindings of the Graph, outermos
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
-from rekindle.ir.graph import Binding, Constant, Dag, FromInput, Graph, SubDag
+from rekindle.ir.graph import Binding, Constant, Dag, FromInput, Graph, Node, SubDag
 from rekindle.ir.placeholders import has_templates
 
 # the arguments that a value comes from, none for a constant; None: a run alone knows it
@@ -56,3 +57,37 @@ def _origin(bound: Binding, scope: Mapping[str, Origin]) -> Origin:
         case FromInput(name):
             return scope.get(name, _CONSTANT)
     return None
+
+
+def known_inputs(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The inputs of every Dag that `arguments` decide, by the path of its node ("" = the pipeline)
+    and name; None is an input without a value."""
+    given = {n: p.default for n, p in graph.inputs.parameters.items()}
+    given |= {name: value for name, value in arguments.items() if value is not None}
+    found = {"": given}
+    for node in graph.nodes():
+        if isinstance(node, SubDag):
+            found[node.path] = known_values(node, found)
+            if node.loop is not None:
+                found[node.path].pop(node.loop.item, None)
+    return found
+
+
+def known_values(node: Node, dags: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The inputs of a node that the known ones of the Dags around it (`dags`) decide."""
+    around, found = dags[node.path.rpartition("/")[0]], dict[str, Any]()
+    defaults = {name: parameter.default for name, parameter in node.inputs.parameters.items()}
+    for name in {**defaults, **node.parameters}:
+        match node.parameters.get(name):
+            case None:
+                value = None
+            case Constant(value):
+                pass
+            case FromInput(outer, ()) if outer in around:
+                value = around[outer]
+            case _:
+                continue
+        value = defaults.get(name) if value is None else value
+        if not has_templates(value):
+            found[name] = value
+    return found

@@ -176,11 +176,11 @@ def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
     }
 
 
-def prefixed(spec: Mapping[str, Any], image: str | None, words: Sequence[str]) -> dict[str, Any]:
-    """The pipeline with `words` in front of the command of every container of this image."""
+def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The pipeline with `words` in front of the commands of executors, by their labels."""
     made = copy.deepcopy(dict(spec))
-    for executor in executors_of(made).values():
+    for label, executor in executors_of(made).items():
         container = _at(executor, "container")
-        if image and container.get("image") == image and container.get("command"):
-            container["command"] = [*words, *container["command"]]
+        if label in words and container.get("command"):
+            container["command"] = [*words[label], *container["command"]]
     return made

@@ -190,6 +190,8 @@ class _Routes:
         text = as_place(uri["constant"], metadata) if metadata else uri["constant"]
         if "{{$" in text:
             _refuse("an importer has placeholders in what it imports", where)
+        if text.startswith("oci://"):  # KFP mounts it in pods of its own only
+            _refuse("an importer brings an image (oci://)", where)
         return {"runtimeValue": {"constant": text}}
 
     def tell(self, label: str, artifact: str) -> None:

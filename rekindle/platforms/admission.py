@@ -3,9 +3,11 @@ with its place in the IR before anything is sent or run, what it ignores is said
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from rekindle.catalog.features import Carried, Feature, table
+from rekindle.catalog.images import lacks_python
 from rekindle.errors import Problem, RequestError, SpecError, UnsupportedError
 from rekindle.ir.features import Use, uses
 from rekindle.ir.graph import Graph, Step
@@ -17,13 +19,15 @@ def admit(
     platform: str,
     honoured: Collection[tuple[str, str]] = (),
     unproven: Collection[str] = (),
+    arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Ignored, ...]:
-    """What `platform` ignores of the pipeline; UnsupportedError with everything that it refuses.
+    """What `platform` ignores of the pipeline, for these `arguments` where a run has them;
+    UnsupportedError with everything that it refuses.
     Neither counts features of nodes (by name and path) that are `honoured` this time, nor what
     somebody wants to try although it is `unproven`."""
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
-    for use in uses(graph):
+    for use in uses(graph, arguments):
         row = table().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
         carried = row.on.get(platform, Carried("refused", "rekindle knows nothing of it"))
         if (use.feature, use.path) in honoured or use.feature in unproven:
@@ -58,6 +62,14 @@ def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:
     who = f"`{path}`" if path else "the pipeline"
     what = f"{who} uses {table()['limits'].what}, which {platform} refuses: {how}"
     return Problem(what, where, fix)
+
+
+def python_problems(platform: str, step: Step, image: str) -> Iterator[Problem]:
+    """Refusals of an image that is known to lack python3, which rekindle runs in it."""
+    if lacks_python(image):
+        how = f"{image} has no python3, which rekindle needs in it"
+        fix = "add python3 to an image of yours, and name that"
+        yield beyond(platform, step.path, step.where, how, fix)
 
 
 def refusal(problems: Iterable[Problem]) -> RequestError:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rekindle.catalog.features import Carried, Feature, table
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 
 
-def as_markdown(graph: Graph, platforms: Sequence[str]) -> str:
-    """A table of step x platform, then what is behind each word that is not `native`."""
+def as_markdown(
+    graph: Graph, platforms: Sequence[str], arguments: Mapping[str, Any] | None = None
+) -> str:
+    """A table of step x platform, for the `arguments` of a run if there are any, then what is
+    behind each word that is not `native`."""
     rows: dict[str, list[Feature]] = {leaf.path: [] for leaf in graph.leaves()}
-    for use in uses(graph):
+    for use in uses(graph, arguments):
         feature = table().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
         rows.setdefault(use.path or "(the pipeline)", []).append(feature)
     lines = [

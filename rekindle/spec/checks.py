@@ -50,12 +50,13 @@ def _task(spec: Spec) -> Iterator[Finding]:
 def _pipeline(spec: Spec) -> Iterator[Finding]:
     if spec.data is None and spec.pipeline is None:
         yield ("data",), "is missing", "add `data: {source: ...}`"
-    if spec.arguments and spec.pipeline is None:
-        yield (
-            ("arguments",),
-            "only one's own `pipeline` takes arguments",
-            "remove it, or set `pipeline`",
-        )
+    for field in ("arguments", "receives"):
+        if getattr(spec, field) and spec.pipeline is None:
+            what = f"`{field}` is for your own pipeline, and there is no `pipeline`"
+            yield (field,), what, "remove it, or set `pipeline`"
+    for name in spec.arguments if spec.receives != "all" else ():
+        if name in spec.receives:
+            yield ("arguments", name), "`receives` names it, too", "keep one of them"
 
 
 def _data(spec: Spec) -> Iterator[Finding]:

@@ -404,6 +404,11 @@ class RegisterSpec(Section):
     although it is not this config's, byte for byte."""
 
 
+Received = Literal[
+    "name", "task", "data", "model", "train", "evaluate", "register", "artifact_root", "code_commit"
+]
+
+
 class Spec(Section):
     """One retraining job: what `rekindle run CONFIG` reads."""
 
@@ -419,8 +424,12 @@ class Spec(Section):
     """One's own pipeline as `path.py:function`, or a compiled one as YAML; default: the shipped
     one.
     """
+    receives: Literal["all"] | tuple[Received, ...] = ()
+    """Parameters of your own pipeline that rekindle fills in from this config, each under its own
+    name; `all`: each of them that the pipeline has. A section arrives as JSON.
+    """
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of one's own pipeline beyond those that rekindle fills."""
+    """Values of all other parameters of your own pipeline."""
     data: DataSpec | None = None
     """Where the examples come from; the shipped pipeline needs it."""
     model: ModelSpec = ModelSpec()

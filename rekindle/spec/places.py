@@ -97,6 +97,9 @@ class KubeflowSpec(Section):
     """Namespace that runs live in: of the service account, the secrets and the queue."""
     service_account: ClusterName = "pipeline-runner"
     """Service account that steps run as; `rekindle doctor` asks what it may do."""
+    node_account: ClusterName = "rekindle-node"
+    """Service account that the nodes of a step on several nodes run as: they need less than its
+    launcher."""
     artifact_root: str = ""
     """Folder for checkpoints: a URI, or the mount point of a volume that all pods share."""
     pipeline_root: str = Field("", pattern=r"^((s3|gs|abfs|file)://.+)?$")

@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from kfp import dsl
+
+from rekindle.cli.compile import compiled
+from rekindle.ir.compile import compile_function
+from rekindle.ir.read import read
+from rekindle.spec.load import load_target
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")
@@ -186,6 +192,26 @@ def test_a_pipeline_by_itself_is_compiled_and_its_limits_are_named(tmp_path):
     assert done.returncode == 2
     assert "persistent volume claims, which vertex refuses" in done.stderr
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(("platform", "warned"), [("azureml", ["shell"]), ("kubeflow", [])])
+def test_what_the_image_of_a_command_needs_is_said_when_it_is_compiled(
+    platform, warned, tmp_path, caplog
+):
+    @dsl.container_component
+    def shell():
+        return dsl.ContainerSpec(image="ghcr.io/a/b:1", command=["true"])
+
+    @dsl.pipeline(name="shelled")
+    def shelled():
+        shell()
+
+    text = compile_function(shelled)
+    (tmp_path / "p.yaml").write_text(text)
+    compiled(platform, load_target(tmp_path / "p.yaml"), text, read(text))
+    said = [record.getMessage().split(" on ")[0] for record in caplog.records]
+    assert said == warned
+    assert all("needs python3" in record.getMessage() for record in caplog.records)
 
 
 def test_a_platform_that_there_is_not_is_named(tmp_path):

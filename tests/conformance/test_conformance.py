@@ -55,7 +55,7 @@ def arguments(graph: Graph) -> dict[str, Any]:
 def on(platform: str, text: str, graph: Graph) -> None:
     """Compile for `platform`, and have its format looked at by others' code."""
     if platform == "local":
-        admit(graph, "local")
+        admit(graph, "local", arguments=arguments(graph))
     elif platform == "kubeflow":
         made = kubeflow.compile(text, graph, arguments(graph), KubeflowSpec())
         (content,) = made.files.values()
@@ -124,7 +124,8 @@ def test_every_sample_is_a_definition_or_refused_as_the_table_says(
     taken = {p: sum(not row[p] for row in matrix.values()) for p in PLATFORMS}
     print(" ".join(f"{n:>9}" for n in taken.values()), "  of 98")
     for name, row in matrix.items():
-        features = {use.feature for use in uses(read((CORPUS / name).read_text()))}
+        graph = read((CORPUS / name).read_text())
+        features = {use.feature for use in uses(graph, arguments(graph))}
         for platform in PLATFORMS:
             refused = {f for f in features if table()[f].on[platform].verdict == "refused"}
             limits = {"limits"} if platform in LIMITED else set()

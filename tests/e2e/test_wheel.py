@@ -96,6 +96,8 @@ def test_init_and_run_in_an_empty_folder(wheel, tmp_path):
             "train.epochs=4",
             "--set",
             "pipeline=pipelines/continuous_training.py:continuous_training",
+            "--set",
+            "receives=all",
         )
     )
     assert changed["status"] == "succeeded"

@@ -1,17 +1,18 @@
 """The feature table: every feature that a pipeline can use has a row, and the rows are what the
 documentation shows."""
 
-from __future__ import annotations
-
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kfp import dsl, kubernetes
 
 from rekindle.catalog.features import as_markdown, table
 from rekindle.errors import UnsupportedError
+from rekindle.ir.compile import compile_function
 from rekindle.ir.features import Use, uses
 from rekindle.ir.read import read
 from rekindle.platforms.admission import admit
@@ -138,3 +139,134 @@ def test_every_setting_that_kfp_kubernetes_knows_has_a_row() -> None:
     ]
     typed = {"secretAsEnv", "activeDeadlineSeconds"}
     assert {field.json_name for field in fields} - typed <= table().keys()
+
+
+def refused(
+    made: Any, platform: str, arguments: dict[str, Any] | None = None
+) -> set[tuple[str, str]]:
+    """What `platform` refuses of a pipeline: place in the IR, and the reason."""
+    try:
+        admit(read(compile_function(made)), platform, arguments=arguments)
+    except UnsupportedError as error:
+        return {(p.where, p.what.partition(" refuses: ")[2]) for p in error.problems}
+    return set()
+
+
+def features(made: Any, arguments: dict[str, Any] | None = None) -> set[str]:
+    return {use.feature for use in uses(read(compile_function(made)), arguments)}
+
+
+component = dsl.component(base_image="python:3.11", install_kfp_package=False)
+
+
+@component
+def see(model: dsl.Input[dsl.Model]):
+    print(model.uri)
+
+
+@component
+def say(text: str):
+    print(text)
+
+
+@pytest.mark.parametrize("platform", ["local", "vertex", "sagemaker", "azureml"])
+def test_what_only_a_driver_on_kubernetes_does_is_refused_elsewhere(platform: str) -> None:
+    @dsl.pipeline(name="volumes")
+    def volumes() -> None:
+        made = kubernetes.CreatePVC(
+            access_modes=["ReadWriteOnce"], size="5Gi", pvc_name_suffix="-x"
+        )
+        kubernetes.DeletePVC(pvc_name=made.outputs["name"])
+
+    assert "container_components" not in features(volumes)
+    assert {where for where, _ in refused(volumes, platform)} == {
+        "root.dag.tasks.createpvc", "root.dag.tasks.deletepvc",
+    }  # fmt: skip
+    assert not refused(volumes, "kubeflow")
+
+
+@pytest.mark.parametrize("words", [{}, {"args": ["--flag"]}])
+def test_a_step_without_a_command_runs_only_where_the_image_is_started_as_it_is(
+    words: dict[str, Any],
+) -> None:
+    @dsl.container_component
+    def starts():
+        return dsl.ContainerSpec(image="ghcr.io/a/tool:1", **words)
+
+    @dsl.pipeline(name="starting")
+    def starting() -> None:
+        starts()
+
+    for platform in ("local", "kubeflow", "sagemaker", "azureml"):
+        ((where, why),) = refused(starting, platform)
+        assert where == "root.dag.tasks.starts"
+        assert "write the command" in why
+    assert not refused(starting, "vertex")
+
+
+@dsl.pipeline(name="inner")
+def inner(place: str) -> None:
+    found = dsl.importer(artifact_uri=place, artifact_class=dsl.Model)
+    see(model=found.output)
+
+
+@dsl.pipeline(name="importing")
+def importing(place: str = "oci://registry/model:1", root: str = "gs://b") -> None:
+    inner(place=place)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "feature"),
+    [
+        ({}, "importers"),
+        ({"place": "gs://b/m"}, "importers_gs"),
+        ({"place": "s3://b/m"}, "importers_s3"),
+        ({"place": "https://host/m"}, "importers"),
+        ({"place": "/mnt/m"}, "importers"),
+    ],
+)
+def test_what_an_importer_imports_is_known_once_the_arguments_are(
+    arguments: dict[str, Any], feature: str
+) -> None:
+    assert features(importing, arguments) >= {"importers_at_run_time", feature}
+    assert features(importing) & {"importers", "importers_gs", "importers_s3"} == set()
+    on_vertex = refused(importing, "vertex", arguments)
+    assert bool(on_vertex) == (feature != "importers_gs")
+    assert not refused(importing, "local", arguments)
+    assert not refused(importing, "kubeflow", arguments)
+
+
+def test_an_importer_of_what_a_step_says_waits_for_it() -> None:
+    @component
+    def name() -> str:
+        return "gs://b/m"
+
+    @dsl.pipeline(name="late")
+    def late() -> None:
+        inner(place=name().output)
+
+    assert not refused(late, "vertex", {})
+
+
+@dsl.pipeline(name="clustered")
+def clustered(
+    claim: typing.Optional[str] = None,  # noqa: UP045 - KFP reads no other
+    login: typing.Optional[str] = None,  # noqa: UP045
+    labels: typing.Optional[dict] = None,  # noqa: UP045
+):
+    task = say(text="x")
+    kubernetes.mount_pvc(task, pvc_name=claim, mount_path="/data")
+    kubernetes.use_secret_as_env(task, secret_name=login, secret_key_to_env={"token": "TOKEN"})
+    kubernetes.add_node_selector_json(task, node_selector_json=labels)
+
+
+@pytest.mark.parametrize("platform", ["vertex", "sagemaker", "azureml"])
+def test_settings_of_pods_whose_inputs_are_absent_are_left_out(platform: str) -> None:
+    assert not refused(clustered, platform, {})
+    assert len(refused(clustered, platform)) == 3
+    ((where, _),) = refused(clustered, platform, {"claim": "data"})
+    assert where.endswith(".pvcMount")
+    ((where, _),) = refused(clustered, platform, {"login": "s"})
+    assert ".secretAsEnv" in where
+    ((where, _),) = refused(clustered, platform, {"labels": {"a": "b"}})
+    assert where.endswith(".nodeSelector")

@@ -219,14 +219,21 @@ def templated(rows: str = "1"):
     spread_again(a=there.output)
 
 
+@dsl.pipeline(name="modelcar")
+def modelcar():
+    there = dsl.importer(artifact_uri="oci://registry/model:1", artifact_class=dsl.Dataset)
+    spread_again(a=there.output)
+
+
 @pytest.mark.parametrize(
     ("pipeline", "label", "what", "where"),
     [
         (chosen, "exec-spread-again", "one of several artifacts (OneOf)", "root.dag.tasks.spread-again.inputs.artifacts.a"),
         (collected, "exec-listed", "a list of artifacts", "components.comp-listed.inputDefinitions.artifacts.a"),
         (templated, "exec-spread-again", "placeholders in what it imports", "root.dag.tasks.spread-again.inputs.artifacts.a"),
+        (modelcar, "exec-spread-again", "an image (oci://)", "root.dag.tasks.spread-again.inputs.artifacts.a"),
     ],
-    ids=["one of", "collected", "placeholders"],
+    ids=["one of", "collected", "placeholders", "image"],
 )  # fmt: skip
 def test_what_has_no_single_place_is_refused(pipeline, label, what, where) -> None:
     with pytest.raises(UnsupportedError) as caught:

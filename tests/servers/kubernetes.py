@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import json
 import re
+import shutil
 import socket
 import threading
 import time
@@ -33,6 +34,7 @@ from tests.servers.trainer_schema import problems
 
 MANIFESTS = ROOT / "rekindle" / "platforms" / "kubeflow" / "manifests"
 ACCOUNT = "system:serviceaccount:kubeflow:pipeline-runner"
+NODES = "system:serviceaccount:kubeflow:rekindle-node"
 ADMIN = "system:admin"
 _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>v\w+)(?:/namespaces/(?P<namespace>[^/]+))?"
@@ -80,11 +82,17 @@ class FakeCluster:
         self.environment: dict[str, str] = {}
         # lines after which a log that is followed breaks off, twice as many each time
         self.longest_log: int | None = None
-        self.tokens = {"token-1": ACCOUNT, "admin": ADMIN}
+        self.tokens = {"token-1": ACCOUNT, "token-node": NODES, "admin": ADMIN}
         text = (MANIFESTS / "rbac.yaml").read_text() if rbac is None else rbac
-        self.rules = [
-            rule for doc in yaml.safe_load_all(text) for rule in (doc or {}).get("rules", [])
-        ]
+        documents = [doc for doc in yaml.safe_load_all(text) if doc]
+        roles = {d["metadata"]["name"]: d["rules"] for d in documents if d["kind"] == "Role"}
+        self.rules = {
+            f"system:serviceaccount:{subject['namespace']}:{subject['name']}": roles[
+                doc["roleRef"]["name"]
+            ]
+            for doc in documents
+            for subject in doc.get("subjects", ())
+        }
         runtime = yaml.safe_load((MANIFESTS / "runtime.yaml").read_text())
         self.runtimes = {runtime["metadata"]["name"]: runtime}
         self.server = Server(self)
@@ -97,6 +105,10 @@ class FakeCluster:
         (self.account / "token").write_text("token-1")
         (self.account / "namespace").write_text("kubeflow")
         (self.account / "ca.crt").write_text("")
+        # what is mounted in the pods of an account; the launcher's is `account`
+        self.accounts = {"pipeline-runner": self.account, "rekindle-node": self.folder / "nodes"}
+        shutil.copytree(self.account, self.accounts["rekindle-node"])
+        (self.accounts["rekindle-node"] / "token").write_text("token-node")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -192,9 +204,9 @@ class FakeCluster:
     def allows(self, user: str, verb: str, group: str, resource: str, namespace: str) -> bool:
         if user == ADMIN:
             return True
-        return user == ACCOUNT and namespace == "kubeflow" and any(
+        return namespace == "kubeflow" and any(
             verb in rule["verbs"] and group in rule["apiGroups"] and resource in rule["resources"]
-            for rule in self.rules
+            for rule in self.rules.get(user, ())
         )  # fmt: skip
 
     def review(self, body: Any, user: str) -> Any:

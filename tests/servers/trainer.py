@@ -17,6 +17,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rekindle.platforms.kubeflow.trainjob import packed, unpacked
 from tests.servers.trainer_pods import mount, template_of, variable
 
 if TYPE_CHECKING:
@@ -181,7 +182,12 @@ class Job:
             "PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
             "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port),
         }  # fmt: skip
-        words = [_expanded(word, env) for word in (*trainer["command"], *trainer["args"])]
+        args = trainer["args"]
+        if trainer["command"][-1] == "rekindle.platforms.kubeflow.node":  # its account's token
+            task = unpacked(args)
+            account = self.cluster.accounts[self.template["spec"]["serviceAccountName"]]
+            args = packed({**task, "leash": {**task["leash"], "account": str(account)}})
+        words = [_expanded(word, env) for word in (*trainer["command"], *args)]
         return subprocess.Popen(
             [sys.executable, "-c", _STAMPS, str(log), *words], env=env, cwd=folder,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

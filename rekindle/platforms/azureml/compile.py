@@ -29,7 +29,13 @@ from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import admit, beyond, known_secrets, refusal
+from rekindle.platforms.admission import (
+    admit,
+    beyond,
+    known_secrets,
+    python_problems,
+    refusal,
+)
 from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.machines import gpus_of, machine_for
@@ -57,7 +63,7 @@ def compile(
     something in the pipeline does not run there, RequestError if the arguments do not fit it.
     """
     known = known_secrets(graph, place.secrets, lambda step: _knows_secrets(step, place))
-    admit(graph, "azureml", known)
+    admit(graph, "azureml", known, arguments=arguments)
     compiler = _Compiler(graph, bind(graph, arguments), place)
     compiler.problems += _of_place(graph, place)
     job = compiler.job()
@@ -143,6 +149,7 @@ class _Compiler:
         """One step: its component, and what is bound to it."""
         step = flat.step
         assert isinstance(step, Step)
+        self.problems += python_problems("azureml", step, _image(step, self.place))
         given, mounted = self._given(flat), self._mounted(flat)
         left = {RESULT.replace("-", "_"): RESULT, **_turned(identifiers(step.outputs.artifacts))}
         inputs = {name: {"type": _KINDS.get(kind, "string")} for name, kind in given.values()}

@@ -38,13 +38,18 @@ from rekindle.platforms.kubeflow import pods, trainjob
 from rekindle.spec.places import KubeflowSpec
 
 RESULT_OUTPUT = "rekindle-result"
-# A launcher that lost its pod comes back and finds its job, for as long as a job may take.
+# A launcher that lost its pod comes back and finds its job, for as long as a job may take. Argo
+# starts one that gave up again as well, in vain: a few times at once, so that the run fails within
+# a minute. The pauses between attempts of the step are the launcher's own.
 # KFP hands `backoffMaxDuration` to Argo as `maxDuration`, which is not the longest pause but the
 # time since the first attempt in which there are retries, and in which pods may run at all
 # (processNodeRetries in argo-workflows).
-RELAUNCHES, RELAUNCHING_SECONDS = 10, 90 * 24 * 3_600
-_PAUSES = {"backoffDuration": "10s", "backoffFactor": 2.0}
-_RELAUNCHING = {"backoffMaxDuration": f"{RELAUNCHING_SECONDS}s"}
+RELAUNCHES, RELAUNCHING_SECONDS = 5, 90 * 24 * 3_600
+_RELAUNCHING = {
+    "backoffDuration": "1s",
+    "backoffFactor": 1.0,
+    "backoffMaxDuration": f"{RELAUNCHING_SECONDS}s",
+}
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
 
 
@@ -56,7 +61,7 @@ def compile(
     RequestError if the arguments do not fit the pipeline, SpecError with everything that `place`
     lacks, UnsupportedError if something in it does not run there.
     """
-    admit(graph, "kubeflow")
+    admit(graph, "kubeflow", arguments=arguments)
     if problems := list(_problems(graph, place)):
         raise SpecError(problems)
     spec, settings = rewritten(ir_text, bind(graph, arguments), place.image)
@@ -68,7 +73,7 @@ def compile(
         )
         spec = with_places(spec, labels)
         spec = with_output(spec, labels, RESULT_OUTPUT, "system.Artifact")
-        spec = with_retries(spec, labels, lambda own: own + RELAUNCHES, _PAUSES, _RELAUNCHING)
+        spec = with_retries(spec, labels, lambda _: RELAUNCHES, {}, _RELAUNCHING)
     kept = dict.fromkeys(labels, pods.LAUNCHERS_TOO)
     settings = with_secrets(spec, settings, pods.secrets_of(place), kept)
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)
@@ -77,10 +82,11 @@ def compile(
 
 def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The container of the launcher of a step."""
-    wanted = {
+    wanted: dict[str, Any] = {
         "task": _task(step),
         "inputs": _types(step.inputs),
-        "retries": step.retry.count,
+        "retry": dataclasses.asdict(step.retry),
+        "account": place.node_account,
         "job": trainjob.template(step, place),
     }
     if waiting := pods.late(step).settings:

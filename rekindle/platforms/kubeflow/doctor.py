@@ -38,10 +38,11 @@ _INSTALL = (
 
 
 def permissions(place: KubeflowSpec) -> str:
-    """The least that the service account of runs needs, as a manifest to apply."""
+    """The least that the service accounts of runs and of nodes need, as a manifest to apply."""
     text = (MANIFESTS / "rbac.yaml").read_text(encoding="utf-8")
     text = text.replace("namespace: kubeflow", f"namespace: {place.namespace}")
-    return text.replace("name: pipeline-runner", f"name: {place.service_account}")
+    text = text.replace("name: pipeline-runner\n", f"name: {place.service_account}\n")
+    return text.replace("name: rekindle-node\n", f"name: {place.node_account}\n")
 
 
 def checks(
@@ -103,10 +104,14 @@ def _of_cluster(there: _There) -> Iterator[Question]:
     place = there.place
     runtime = f"clustertrainingruntime {place.runtime}"
     yield Question("runtime", runtime, functools.partial(there.of, _runtime))
-    manifest = next(yaml.safe_load_all(permissions(place)))
-    for rule in manifest["rules"]:
-        where = f"namespace {place.namespace}"
-        yield Question("the account may", where, functools.partial(there.of, _permitted, rule))
+    documents = list(yaml.safe_load_all(permissions(place)))
+    rules = {d["metadata"]["name"]: d["rules"] for d in documents if d["kind"] == "Role"}
+    where = f"namespace {place.namespace}"
+    for binding in (d for d in documents if d["kind"] == "RoleBinding"):
+        account = f"system:serviceaccount:{place.namespace}:{binding['subjects'][0]['name']}"
+        for rule in rules[binding["roleRef"]["name"]]:
+            asked = functools.partial(there.of, _permitted, account, rule)
+            yield Question("the account may", where, asked)
 
 
 def _runtime(cluster: Cluster, place: KubeflowSpec) -> str:
@@ -130,8 +135,7 @@ def _runtime(cluster: Cluster, place: KubeflowSpec) -> str:
     return place.runtime
 
 
-def _permitted(cluster: Cluster, place: KubeflowSpec, rule: Mapping[str, Any]) -> str:
-    account = f"system:serviceaccount:{place.namespace}:{place.service_account}"
+def _permitted(cluster: Cluster, place: KubeflowSpec, account: str, rule: Mapping[str, Any]) -> str:
     (group,), (resource,) = rule["apiGroups"], rule["resources"]
     missing = [
         verb
@@ -141,7 +145,7 @@ def _permitted(cluster: Cluster, place: KubeflowSpec, rule: Mapping[str, Any]) -
     if missing:
         fix = "kubectl apply -f - with the manifest that this command prints"
         raise RequestError(f"{account} may not {', '.join(missing)} {resource}", fix=fix)
-    return f"{', '.join(rule['verbs'])} {resource}"
+    return f"{account.rpartition(':')[2]}: {', '.join(rule['verbs'])} {resource}"
 
 
 def _may(

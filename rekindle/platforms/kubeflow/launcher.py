@@ -3,12 +3,14 @@ brings back what it gave.
 
     python3 -m rekindle.platforms.kubeflow.launcher DEFINITION EXECUTOR_INPUT
 
-It may be killed at any time: the name of the job follows from the run and the step, so whoever
-comes next finds it. A job that runs or succeeded is adopted; after a failed one comes the next
-attempt, as often as the step's retries allow, and once for a person who retries the run. Told to
-end, it deletes the job if the run is ending, and leaves it alone if only its own pod is (a node
-drain); it also looks after the run between, because KFP's own launcher does not wait for us. The
-job belongs to the Workflow and goes with it. Argo, KFP and Trainer have not run this yet."""
+It may be killed at any time: the name of the job follows from the run and the step, so the next
+launcher finds it. A job that runs or succeeded is adopted; after a failed one comes the next
+attempt, as often and after as long a pause as the step's retry policy says, and once for a person
+who retries the run. Argo restarts a launcher that failed for whatever reason, so one that finds
+the last attempt failed ends at once. Asked to end, it deletes the job if the run is ending, and
+leaves it alone if only its own pod is (a node drain); it also looks after the run between, because
+KFP's own launcher does not wait for us. The job belongs to the Workflow and goes with it. Argo, KFP
+and Trainer have not run this yet."""
 
 from __future__ import annotations
 
@@ -21,12 +23,13 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rekindle.errors import RekindleError, StepError
-from rekindle.ir.graph import Setting
+from rekindle.ir.graph import Retry, Setting
 from rekindle.ir.uris import PREFIX, as_place, read_place
 from rekindle.launch import carry
 from rekindle.platforms.kubeflow import trainjob
@@ -105,14 +108,14 @@ class Launch:
         self.account, self.poll_seconds = options.account, options.poll
         self.definition: dict[str, Any] = json.loads(options.definition)
         self.executor_input: dict[str, Any] = json.loads(options.executor_input)
+        self.retry = Retry(**self.definition["retry"])
         self.follower: Follower | None = None
 
     def run_to_end(self) -> int:
         """Claim a job, follow it, bring back the result; the exit code."""
         try:
             self.look_after_run()
-            job = self.follow(self.claim())
-            self.bring_back(job)
+            self.bring_back(self.completed())
         except (Stopped, RunEnds):
             return self.farewell()
         except RekindleError as error:
@@ -122,7 +125,23 @@ class Launch:
 
     # Which job
 
-    def claim(self) -> dict[str, Any]:
+    def completed(self) -> dict[str, Any]:
+        """The job that completed, after as many attempts as there may be; StepError if the last one
+        failed."""
+        by_hand = self.run.retry == 0  # not Argo's retry: one attempt in any case
+        while True:
+            job, heard = self.follow(self.claim(by_hand))
+            if state_of(job) != "failed":
+                return job
+            attempt = int(job["metadata"]["labels"][trainjob.ATTEMPT]) + 1
+            error = failure(self.cluster, self.run.namespace, job, heard)
+            if not self.may_begin(attempt):
+                raise error
+            by_hand, pause = False, self.retry.pause_before(attempt)
+            log.info("%s\nthe next attempt begins in %g s", error, pause)
+            self.pause(pause)
+
+    def claim(self, by_hand: bool) -> dict[str, Any]:
         """The job to follow: one that runs or succeeded, or a new one."""
         while True:
             jobs = attempts(self.cluster, self.run.namespace, self.run.identity)
@@ -134,15 +153,14 @@ class Launch:
                 log.info("TrainJob %s is there already (%s)", _name(jobs[last]), state)
                 self.give_secret(jobs[last])
                 return jobs[last]
-            elif jobs and not self.may_begin(last + 1):
+            elif jobs and not by_hand and not self.may_begin(last + 1):
                 raise failure(self.cluster, self.run.namespace, jobs[last], "")
             elif job := self.created(last + 1):
                 return job
 
     def may_begin(self, attempt: int) -> bool:
-        """Whether there may be an attempt of this number: as many as the step has retries, and one
-        whenever somebody starts the step anew."""
-        return self.run.retry == 0 or attempt <= 1 + int(self.definition["retries"])
+        """Whether the step's retries allow an attempt of this number."""
+        return attempt <= 1 + self.retry.count
 
     def created(self, attempt: int) -> dict[str, Any] | None:
         """The new job; None if somebody was faster, StepError if the name is taken by a job for
@@ -155,7 +173,7 @@ class Launch:
             identity=self.run.identity,
             attempt=attempt,
             owner=self.run.workflow,
-            service_account=self.run.service_account,
+            service_account=self.definition["account"],
             result=result,
             payload=trainjob.packed(self.task(name, result)),
             # another name than that of a job before, whose Secret may not be collected yet
@@ -238,7 +256,6 @@ class Launch:
         leash = {
             "server": self.cluster.server,
             "account": str(self.account),
-            "job": jobs_path(self.run.namespace, name),
             "workflow": self.run.path,
             "workflow_uid": self.run.workflow["uid"],
             "every_seconds": 12 * self.poll_seconds,
@@ -247,11 +264,11 @@ class Launch:
 
     # Until it ends
 
-    def follow(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The job once it is complete; StepError if it failed."""
+    def follow(self, job: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """The job once it is complete or failed, and what node rank 0 said last."""
         name = _name(job)
         self.follower = Follower(self.cluster, self.run.namespace, name, self.poll_seconds)
-        while (state := state_of(job)) in ("active", "going"):
+        while state_of(job) in ("active", "going"):
             self.wait()
             self.look_after_run()
             now = self.cluster.get(jobs_path(self.run.namespace, name))
@@ -259,14 +276,18 @@ class Launch:
                 where = f"trainjob {self.run.namespace}/{name}"
                 raise StepError(f"TrainJob {name} was deleted while it ran", where=where)
             job = now
-        heard = self.follower.finish(_LAST_LOG_SECONDS)
-        if state == "failed":
-            raise failure(self.cluster, self.run.namespace, job, heard)
-        return job
+        return job, self.follower.finish(_LAST_LOG_SECONDS)
 
     def wait(self) -> None:
         if self.cluster.stopping.wait(self.poll_seconds):
             raise Stopped
+
+    def pause(self, seconds: float) -> None:
+        """Wait as long as the run goes on."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.wait()
+            self.look_after_run()
 
     def look_after_run(self) -> None:
         """Raise RunEnds if the run is ending."""

@@ -4,17 +4,20 @@
 
 The launcher deletes the job when its run is terminated, if it gets to: KFP's own launcher, which is
 its parent, dies of the same signal at once, and Argo then takes the container away. So the job
-looks itself whether the Workflow that owns it has ended, and deletes itself after seeing that
-twice. A Workflow that goes on, and an API server that does not answer, change nothing."""
+looks itself whether the Workflow that owns it has ended. After seeing that twice this process
+leaves a mark and has node rank 0 end, whose exit code then ends the job: so that nodes, which run
+the user's code, need no right to delete anything. A Workflow that goes on, and an API server that
+does not answer, change nothing."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from rekindle.errors import RekindleError
 from rekindle.launch.process import die_with_parent
@@ -22,6 +25,8 @@ from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.kubeflow.workflow import ending, utc_now
 
 log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 120  # as in runtime.yaml
 
 
 def main(words: list[str]) -> int:
@@ -39,15 +44,11 @@ def main(words: list[str]) -> int:
             log.warning("%s", error)
             continue
         seen = seen + 1 if reason else 0
-    return deleted(cluster, told, reason)
-
-
-def deleted(cluster: Cluster, told: dict[str, Any], reason: str) -> int:
-    """Delete the job that this node belongs to."""
-    job = cluster.get(told["job"])
-    if job is not None:
-        log.info("the run ends, %s: this TrainJob is deleted", reason)
-        cluster.delete(told["job"], job["metadata"]["uid"])
+    log.info("the run ends, %s: this TrainJob ends with it", reason)
+    Path(told["mark"]).touch()
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os.kill(os.getppid(), signal.SIGQUIT)  # the shim kills what has not ended by now
     return 0
 
 

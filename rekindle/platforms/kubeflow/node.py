@@ -62,11 +62,15 @@ def run(task: Mapping[str, Any], place: Rendezvous, folder: Path) -> int:
     }
     (folder / "task.json").write_text(json.dumps(told), encoding="utf-8")
     prepare_environment(place)
+    mark = folder / "run-is-over"
     if leads:
         held = [sys.executable, "-m", "rekindle.platforms.kubeflow.leash"]
-        subprocess.Popen([*held, json.dumps(task["leash"])])  # the shim ends it with all the rest
+        words = json.dumps({**task["leash"], "mark": str(mark)})
+        subprocess.Popen([*held, words])  # the shim ends it with all the rest
     code = shim.main(["", str(folder / "task.json")])
     left = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    if code and mark.exists():
+        return 1  # for good: any other code would restart the nodes
     if left["error"]:
         sys.stderr.write(f"{left['error']}\n")
     if code == 0 and leads:

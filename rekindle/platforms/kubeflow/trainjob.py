@@ -23,6 +23,7 @@ from typing import Any
 from rekindle.errors import Problem, StepError
 from rekindle.ir.graph import Resources, Step
 from rekindle.launch.rendezvous import SECRET
+from rekindle.platforms.admission import python_problems
 from rekindle.platforms.kubeflow import pods
 from rekindle.platforms.kubeflow.pieces import NODE, Piece, joined
 from rekindle.spec.places import KubeflowSpec
@@ -210,6 +211,7 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
             f"platforms.kubeflow.accelerator_nodes.{wanted.accelerator}",
             "name their labels, such as {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}",
         )
+    yield from python_problems("kubeflow", step, step.container.image)
     if step.container.resources.at_run_time:
         yield Problem(f"{who}, whose resources depend on an input", step.where, "write them down")
     if "{{$" in step.container.image:

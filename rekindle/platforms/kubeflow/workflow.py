@@ -33,7 +33,6 @@ class Run:
     identity: str
     retry: int
     run_id: str
-    service_account: str
 
     @property
     def path(self) -> str:
@@ -65,7 +64,6 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
         identity=f"{owners[0]['uid']}/{_RETRY.sub('', node)}",
         retry=int(retries[-1]) if retries else 0,
         run_id=metadata.get("labels", {}).get(RUN_ID, owners[0]["name"]),
-        service_account=(pod or {}).get("spec", {}).get("serviceAccountName", "default"),
     )
 
 

@@ -83,7 +83,7 @@ def execute(
     saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on SIGTERM when nothing
     was saved, after the steps had `grace_seconds` to end (a second Ctrl-C kills them).
     """
-    unheeded, env = ignored(graph, containers), {**_PRINTING, **env}
+    unheeded, env = ignored(graph, containers, arguments), {**_PRINTING, **env}
     values = bind(graph, arguments)
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
@@ -122,12 +122,20 @@ def execute(
         ) from error
 
 
-def ignored(graph: Graph, containers: Containers = NO_CONTAINERS) -> tuple[Ignored, ...]:
+# what docker does and this machine does not by itself
+_IN_DOCKER = ("cpu_and_memory", "image_entry_points")
+
+
+def ignored(
+    graph: Graph,
+    containers: Containers = NO_CONTAINERS,
+    arguments: Mapping[str, Any] | None = None,
+) -> tuple[Ignored, ...]:
     """What the pipeline asks for that this machine does not honour; UnsupportedError for what it
     refuses."""
     contained = {step.path for step in graph.steps() if containers.image_of(step)}
-    limited = {("cpu_and_memory", path) for path in contained}
-    said = [*admit(graph, "local", limited), *containers.left_out]
+    known = {(feature, path) for feature in _IN_DOCKER for path in contained}
+    said = [*admit(graph, "local", known, arguments=arguments), *containers.left_out]
     unused = {step.container.image for step in graph.steps() if step.path not in contained}
     unused -= {"", *(image for row in containers.left_out for image in row.asked_by)}
     if unused:

@@ -61,7 +61,7 @@ class Surroundings:
         return {
             "pipeline_job_name": self.run_id,
             "pipeline_job_uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, self.run_id)),
-            "pipeline_job_resource_name": f"{self.pipeline}/{self.run_id}",
+            "pipeline_job_resource_name": f"{self.pipeline}-{self.run_id}",
             "pipeline_job_create_time_utc": self.started_at,
             "pipeline_job_schedule_time_utc": self.started_at,
             "pipeline_task_name": node.name,

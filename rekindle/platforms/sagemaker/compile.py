@@ -13,10 +13,9 @@ sagemaker.md. No account has run it yet."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.catalog.limits import limits
@@ -30,7 +29,15 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, requests, shapes
 from rekindle.platforms.sagemaker.control import divided, loops
 from rekindle.platforms.sagemaker.jobs import Jobs
-from rekindle.platforms.sagemaker.site import ECR, Site, gets_secrets, is_training, joined
+from rekindle.platforms.sagemaker.site import (
+    ECR,
+    Site,
+    condition_name,
+    gets_secrets,
+    is_training,
+    joined,
+    names_of,
+)
 from rekindle.spec.places import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
@@ -57,7 +64,7 @@ def compile(
     something in the pipeline does not run there, RequestError if the arguments do not fit it.
     """
     known = known_secrets(graph, place.secrets, lambda step: gets_secrets(step, place))
-    admit(graph, "sagemaker", known, place.unproven)
+    admit(graph, "sagemaker", known, place.unproven, arguments)
     if problems := list(_of_place(graph, place)):
         raise SpecError(problems)
     compiler = _Compiler(graph, bind(graph, arguments), place)
@@ -136,7 +143,7 @@ class _Compiler:
         flats = {flat.path: flat for flat in flatten(graph, values, kept)}
         self.flat, guarded = divided(flats, values)
         more = (*(_result_of(path) for path in self.flat), _REGISTERED, *kept)
-        names = _names([*self.flat, *more])
+        names = names_of([*self.flat, *more])
         self.site = Site(place, self.flat, guarded, names, types, values, fixed)
         self.jobs = Jobs(self.site)
         self.problem = self.jobs.problem
@@ -151,7 +158,7 @@ class _Compiler:
     def definition(self) -> dict[str, Any]:
         """What CreatePipeline takes."""
         steps = [flat for flat in self.flat.values() if isinstance(flat.step, Step)]
-        self._check_names(steps)
+        self._check_names()
         read = {s.name for flat in steps for s in self._read(flat) if isinstance(s, Given)}
         read |= {flat.loop.over for flat in steps if flat.loop}
         parameters = [
@@ -167,18 +174,24 @@ class _Compiler:
         if len(parameters) > most:
             how = f"it has {len(parameters)} parameters, an execution takes {most}"
             self.jobs.beyond("", self.graph.name, how, "join some of them in a struct")
+        nested = self._nested(steps, ())
+        self._check_count(len(steps), sum(map(_counted, nested)))
         return {
             "Version": "2020-12-01",
             "Metadata": {},
             "Parameters": parameters,
-            "Steps": self._nested(steps, ()),
+            "Steps": nested,
         }
 
-    def _check_names(self, steps: Sequence[Flat]) -> None:
+    def _check_count(self, jobs: int, steps: int) -> None:
+        """Conditions, loops and what is inside of them count as steps there."""
+        most = limits("sagemaker")["steps"]
+        if steps > most:
+            how = f"its {jobs} steps are {steps} there, SageMaker takes {most}"
+            self.jobs.beyond("", self.graph.name, how, "divide it, or join steps")
+
+    def _check_names(self) -> None:
         rules = limits("sagemaker")
-        if len(steps) > rules["steps"]:
-            how = f"it has {len(steps)} steps, SageMaker takes {rules['steps']}"
-            self.jobs.beyond("", self.graph.name, how, "divide it")
         if not re.fullmatch(rules["pipeline_name"], self.graph.name):
             how = f"`{self.graph.name}` is no name of a pipeline there"
             self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
@@ -208,7 +221,7 @@ class _Compiler:
                 done.add(guard.path)
                 inside = [s for s in steps if guard.path in [g.path for g in s.guards]]
                 condition = {
-                    "Name": _condition_name(guard.path),
+                    "Name": condition_name(guard.path),
                     "Type": "Condition",
                     "Arguments": {
                         "Conditions": conditions.lowered(guard, self._operand),
@@ -299,7 +312,7 @@ class _Compiler:
             return self.site.names[loop.path]
         mine = {guard.path for guard in flat.guards}
         others = [g.path for g in self.flat[path].guards if g.path not in mine]
-        return _condition_name(others[0]) if others else self.site.names[path]
+        return condition_name(others[0]) if others else self.site.names[path]
 
     def _registered(self, promoted: Flat) -> dict[str, Any]:
         """A version in SageMaker's own registry of what was promoted."""
@@ -328,6 +341,12 @@ def _result_of(path: str) -> str:
     return f"{path}/result/"
 
 
+def _counted(step: Mapping[str, Any]) -> int:
+    """How many steps the service sees in a step: itself, and all that are nested in it."""
+    inside = [step["Arguments"].get(key, ()) for key in ("IfSteps", "ElseSteps", "ForEachBody")]
+    return 1 + sum(_counted(one) for steps in inside for one in steps)
+
+
 def _data_of(uri: dict[str, Any]) -> dict[str, Any]:
     """The folder of an artifact's files."""
     if "Std:Join" in uri:
@@ -349,17 +368,6 @@ def _is_fixed(value: Any, kind: str) -> bool:
     )
 
 
-def _names(paths: Iterable[str]) -> dict[str, str]:
-    """A job name a step: its path, shortened by a hash where it is too long."""
-    names: dict[str, str] = {}
-    for path in paths:
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", path).strip("-")
-        if len(name) > 64 or name in names.values():
-            name = f"{name[:55]}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
-        names[path] = name
-    return names
-
-
 def _retries(step: Step) -> list[dict[str, Any]]:
     """Of what the service does wrong; a step's own failures are tried again in its container."""
     found = [_SCARCE] if is_training(step) else []
@@ -374,10 +382,3 @@ def _retries(step: Step) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _condition_name(path: str) -> str:
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"if-{path}")
-    if len(name) <= 64:
-        return name
-    return f"{name[:55]}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"

@@ -18,9 +18,13 @@ from rekindle.platforms.sagemaker.outline import jobs
 from rekindle.spec.places import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
-_NETWORK = [
-    "ec2:CreateNetworkInterface", "ec2:DeleteNetworkInterface", "ec2:DescribeNetworkInterfaces",
-    "ec2:DescribeSecurityGroups", "ec2:DescribeSubnets", "ec2:DescribeVpcs",
+_INTERFACES = [
+    "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface",
+    "ec2:DeleteNetworkInterfacePermission",
+]  # fmt: skip
+_NETWORK = [  # IAM knows no resources of these
+    "ec2:DescribeDhcpOptions", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSubnets", "ec2:DescribeVpcs",
 ]  # fmt: skip
 
 
@@ -48,14 +52,35 @@ def statements(place: SageMakerSpec) -> list[dict[str, Any]]:
                 "cloudwatch:PutMetricData"], "*"),
     ]  # fmt: skip
     if place.subnets:
-        found.append(_allow(_NETWORK, "*"))
+        made = _arn(place, "ec2", "network-interface/*")
+        inside = [_arn(place, "ec2", f"subnet/{name}") for name in place.subnets]
+        inside += [_arn(place, "ec2", f"security-group/{name}") for name in place.security_groups]
+        found.append(_allow(["ec2:CreateNetworkInterface"], [made, *inside]))
+        found += [_allow(_INTERFACES, made), _allow(_NETWORK, "*")]
     if place.kms_key:
-        key = place.kms_key if place.kms_key.startswith("arn:") else "*"
-        found.append(_allow(["kms:Decrypt", "kms:GenerateDataKey", "kms:CreateGrant"], key))
+        found.append(_key(place))
     if place.secrets:
         arns = sorted(place.secrets.values())
         found.append(_allow(["secretsmanager:GetSecretValue"], arns))
     return found
+
+
+def _key(place: SageMakerSpec) -> dict[str, Any]:
+    """Use of the key, which may be named by its ARN, its id or an alias."""
+    uses = ["kms:Decrypt", "kms:GenerateDataKey", "kms:CreateGrant"]
+    name = place.kms_key.split(":", 5)[-1]
+    if name.startswith("alias/"):  # a policy takes no alias for a resource
+        allowed = _allow(uses, _arn(place, "kms", "key/*"))
+        return allowed | {"Condition": {"ForAnyValue:StringEquals": {"kms:ResourceAliases": name}}}
+    if place.kms_key.startswith("arn:"):
+        return _allow(uses, place.kms_key)
+    return _allow(uses, _arn(place, "kms", f"key/{name}"))
+
+
+def _arn(place: SageMakerSpec, service: str, name: str) -> str:
+    """Something in the region and account of the jobs."""
+    words = (place.role_arn or "arn:aws:iam::ACCOUNT:role/NAME").split(":")
+    return f"arn:{words[1]}:{service}:{place.region or 'REGION'}:{words[4]}:{name}"
 
 
 def checks(

@@ -17,11 +17,11 @@ from rekindle.catalog.network import network
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.flatten import Flat, Output
 from rekindle.ir.graph import Importer, Step
-from rekindle.platforms.admission import beyond
+from rekindle.platforms.admission import beyond, python_problems
 from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import requests, shapes
-from rekindle.platforms.sagemaker.site import Site, gets_secrets, is_training
+from rekindle.platforms.sagemaker.site import ECR, Site, gets_secrets, is_training
 
 _DAY_SECONDS = 86_400
 _ENTRY = Path(__file__).with_name("entry.py")
@@ -43,6 +43,7 @@ class Jobs:
         """The type of the step and its arguments."""
         step = flat.step
         assert isinstance(step, Step)
+        self._check_image(step)
         kind = "Training" if is_training(step) else "Processing"
         request = self._training(flat, step) if is_training(step) else self._processing(flat, step)
         if environment := self._environment(flat, step):
@@ -169,6 +170,16 @@ class Jobs:
                     f"`{importer.path}` imports {uri}, and SageMaker mounts what lies in S3",
                     importer.where, "copy it to S3, and import it from there",
                 )  # fmt: skip
+
+    def _check_image(self, step: Step) -> None:
+        """Note an image that the service cannot pull, or that cannot run the shim. Those of Python
+        components give way to the config's, which is looked at on its own."""
+        image = self.site.image(step)
+        if not step.container.source and not ECR.fullmatch(image):
+            how = f"its image {image} is not in ECR, and a job pulls from nowhere else"
+            fix = "copy it to ECR, and name that: NUMBER.dkr.ecr.REGION.amazonaws.com/NAME:TAG"
+            self.beyond(step.path, step.where, how, fix)
+        self.problems += python_problems("sagemaker", step, image)
 
     def _count(self, flat: Flat, what: str, found: int, most: int) -> None:
         if found > most:

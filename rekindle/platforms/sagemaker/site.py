@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rekindle.ir.flatten import Flat, Given, Guard, Item, Output, sources
@@ -12,7 +13,7 @@ from rekindle.ir.graph import Importer, Step
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.spec.places import SageMakerSpec
 
-ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
+ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,3 +111,22 @@ def is_training(step: Step | Importer) -> bool:
     if isinstance(step, Importer):
         return False
     return step.distribution is not None or bool(step.container.resources.accelerator_type)
+
+
+def names_of(paths: Iterable[str]) -> dict[str, str]:
+    """A job name a step: its path, shortened by a hash where it is too long."""
+    names: dict[str, str] = {}
+    for path in paths:
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", path).strip("-")
+        if len(name) > 64 or name in names.values():
+            name = f"{name[:55]}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+        names[path] = name
+    return names
+
+
+def condition_name(path: str) -> str:
+    """The name of the Condition step for the condition at `path`."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"if-{path}")
+    if len(name) <= 64:
+        return name
+    return f"{name[:55]}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"

@@ -15,9 +15,11 @@ from typing import Any
 
 from rekindle.catalog.limits import limits
 from rekindle.errors import Problem
-from rekindle.ir.graph import Graph
+from rekindle.ir.graph import Graph, Secret, Step
 from rekindle.ir.rewrite import (
+    component_of,
     distributed,
+    executors_of,
     needs_our_image,
     prefixed,
     rewritten,
@@ -25,7 +27,13 @@ from rekindle.ir.rewrite import (
     with_retries,
 )
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import admit, beyond, refusal
+from rekindle.platforms.admission import (
+    admit,
+    beyond,
+    known_secrets,
+    python_problems,
+    refusal,
+)
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.vertex import customjob, lowering, secrets
 from rekindle.spec.places import VertexSpec
@@ -45,7 +53,8 @@ def compile(
     SpecError with everything that `place` lacks, UnsupportedError if something in the pipeline does
     not run there, RequestError if the arguments do not fit it.
     """
-    admit(graph, "vertex")
+    known = known_secrets(graph, place.secrets, lambda step: bool(_asked(step, place)))
+    admit(graph, "vertex", known, arguments=arguments)
     if found := list(problems(graph, place)):
         raise refusal(found)
     values = bind(graph, arguments)
@@ -77,14 +86,32 @@ def problems(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
 def _pipeline(ir_text: str, graph: Graph, place: VertexSpec) -> dict[str, Any]:
     spec, settings = rewritten(ir_text, {}, place.image)
     if place.secrets:
-        names = json.dumps(place.secrets, sort_keys=True)
-        spec = prefixed(spec, place.image, ["python3", "-m", secrets.MODULE, names])
+        spec = prefixed(spec, dict(_secrets(spec, graph, place)))
     # settings that are left say nothing: the feature table refuses every one that does
     spec, _ = with_launchers(
         spec, settings, graph, lambda step: lowering.launcher(step, graph.name, place)
     )
     labels = distributed(spec, graph)
     return with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
+
+
+def _secrets(
+    spec: Mapping[str, Any], graph: Graph, place: VertexSpec
+) -> Iterator[tuple[str, list[str]]]:
+    """What stands in front of commands that need secrets, by the executor's label."""
+    for step in graph.steps():
+        label = component_of(spec, step)["executorLabel"]
+        if executors_of(spec)[label]["container"].get("image") == place.image:
+            yield label, secrets.starting(place.secrets, True)
+        elif asked := {secret.env: place.secrets[secret.env] for secret in _asked(step, place)}:
+            yield label, secrets.starting(asked, False)
+
+
+def _asked(step: Step, place: VertexSpec) -> list[Secret]:
+    """The secrets that a step asks for and that the config names; none where nothing can stand in
+    front of its command."""
+    started = bool(step.container.source or step.container.command)
+    return [s for s in step.secrets if s.env in place.secrets] if started else []
 
 
 def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
@@ -146,6 +173,8 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
         if step.distribution is not None:
             yield from customjob.problems(step, place)
             continue
+        if _asked(step, place):
+            yield from python_problems("vertex", step, step.container.image)
         asked = step.container.resources.accelerator_type
         known = rules["accelerators"]
         if asked and "{{$" not in asked and asked not in known:

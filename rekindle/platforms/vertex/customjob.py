@@ -21,6 +21,7 @@ from rekindle.catalog.limits import limits
 from rekindle.errors import Problem
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.graph import Step
+from rekindle.platforms.admission import python_problems
 from rekindle.platforms.machines import sizes, smallest
 from rekindle.spec.places import VertexSpec
 
@@ -134,6 +135,7 @@ def _of_container(step: Step) -> Iterator[Problem]:
             step.where,
             "name the command in the component",
         )
+    yield from python_problems("vertex", step, step.container.image)
     if step.container.resources.accelerator_type:
         yield Problem(
             f"`{step.path}` asks for accelerators as a task, but its machines are those of nodes",

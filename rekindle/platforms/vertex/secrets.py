@@ -1,4 +1,4 @@
-"""Starts a step of ours with the secrets of the config in its environment:
+"""Starts a step with secrets of the config in its environment:
 
     python3 -m rekindle.platforms.vertex.secrets NAMES COMMAND...
 
@@ -6,8 +6,9 @@ NAMES is JSON: {"HF_TOKEN": "projects/P/secrets/S/versions/V"}.
 
 Vertex AI knows no secrets of a step, so the step reads them from Secret Manager as the account that
 it runs as. What stands in the definition is their names; their values are on no command line and in
-no log. Nodes of a distributed step do the same in node.py, in anybody's image; other steps in
-anybody's image get none."""
+no log. Steps in our image get every secret of the config; a step in another image gets those that
+it asks for by kfp-kubernetes' `use_secret_as_env`, from `program` in place of the module, for which
+the image needs python3. Nodes of a distributed step do the same in node.py."""
 
 from __future__ import annotations
 
@@ -15,10 +16,25 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rekindle.platforms.vertex.rest import Google, RestError, places, secrets
 
 MODULE = "rekindle.platforms.vertex.secrets"
+
+
+def starting(names: Mapping[str, str], ours: bool) -> list[str]:
+    """What stands in front of the command of a step; `ours` says that its image has rekindle."""
+    how = ["-m", MODULE] if ours else ["-c", program()]
+    return ["python3", *how, json.dumps(names, sort_keys=True)]
+
+
+def program() -> str:
+    """This module and the one that it imports, as one text."""
+    here, future = Path(__file__), "from __future__ import annotations\n"
+    own = here.read_text(encoding="utf-8").partition(future)[2]
+    lines = [line for line in own.splitlines() if not line.startswith("from rekindle.")]
+    return here.with_name("rest.py").read_text(encoding="utf-8") + "\n".join(lines) + "\n"
 
 
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -191,6 +191,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "a volume": (BEHAVIOUR.wants_a_volume, {"folder": "x"}, {}, "persistent volume claims"),
     "a loop over an output": (SAME.loop_over_an_output, {}, {}, "parallel_for"),
     "retries of several nodes": (spread(2, retry=True), {}, {}, "without the others"),
+    "an image without Python": (BEHAVIOUR.containers, {}, {}, "busybox has no python3"),
     "an importer": (SAME.imported, {"uri": "/x"}, {}, "importers"),
 }  # fmt: skip
 

@@ -103,7 +103,8 @@ def pipeline(gate: str = "", behave: str = ""):
 
 @dsl.pipeline(name="two-nodes-retried")
 def pipeline_retried(gate: str = "", behave: str = ""):
-    trained = train(data=make().outputs["data"], gate=gate, behave=behave).set_retry(1)
+    trained = train(data=make().outputs["data"], gate=gate, behave=behave)
+    trained.set_retry(1, backoff_duration="1s")
     rekindle.distribute(trained, nodes=2)
 
 

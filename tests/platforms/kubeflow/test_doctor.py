@@ -17,7 +17,7 @@ from rekindle.platforms.kubeflow.doctor import checks
 from rekindle.platforms.kubeflow.server import anonymously
 from rekindle.spec.places import KubeflowSpec
 from tests.servers.kfp_rest import TOKEN, Server, serving
-from tests.servers.kubernetes import FakeCluster
+from tests.servers.kubernetes import ACCOUNT, NODES, FakeCluster
 from tests.servers.tls_hosts import Answer, Asked, Hosts
 from tests.servers.troubles import Fault
 
@@ -51,7 +51,8 @@ def test_a_cluster_that_has_all_is_ready_and_the_permissions_are_printed(
 ) -> None:
     done = doctor(cluster, tmp_path)
     assert done.returncode == 0, done.stderr
-    role, binding = yaml.safe_load_all(done.stdout)
+    role, binding, *of_nodes = yaml.safe_load_all(done.stdout)
+    assert [document["kind"] for document in of_nodes] == ["ServiceAccount", "Role", "RoleBinding"]
     assert {tuple(rule["resources"]) for rule in role["rules"]} == {
         ("trainjobs",), ("secrets",), ("pods",), ("pods/log",), ("workflows",),
     }  # fmt: skip
@@ -66,10 +67,11 @@ def test_everything_that_is_missing_is_named_with_its_fix(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     del cluster.runtimes["rekindle"]
-    trainjobs, _, pods, *_ = cluster.rules
+    trainjobs, _, pods, *_ = cluster.rules[ACCOUNT]
     trainjobs["verbs"].remove("delete")
     trainjobs["verbs"].remove("create")
-    cluster.rules.remove(pods)
+    cluster.rules[ACCOUNT].remove(pods)
+    cluster.rules[NODES].clear()
     done = doctor(cluster, tmp_path, "--json")
     assert done.returncode == 2
     problems = json.loads(done.stdout)["errors"]
@@ -77,6 +79,7 @@ def test_everything_that_is_missing_is_named_with_its_fix(
         "the cluster has no ClusterTrainingRuntime rekindle",
         "system:serviceaccount:kubeflow:pipeline-runner may not create, delete trainjobs",
         "system:serviceaccount:kubeflow:pipeline-runner may not get, list pods",
+        "system:serviceaccount:kubeflow:rekindle-node may not get workflows",
     ]
     assert all("kubectl apply -f" in problem["fix"] for problem in problems)
 
@@ -84,17 +87,25 @@ def test_everything_that_is_missing_is_named_with_its_fix(
 def test_the_config_says_which_account_runtime_and_namespace(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    section = {"namespace": "team-a", "service_account": "default-editor", "runtime": "ours"}
+    section = {
+        "namespace": "team-a", "service_account": "default-editor", "runtime": "ours",
+        "node_account": "trainers",
+    }  # fmt: skip
     config = {"name": "c", "pipeline": "p.py:p", "platforms": {"kubeflow": section}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     cluster.runtimes["ours"] = {"metadata": {"name": "ours"}, "spec": {"mlPolicy": {"jax": {}}}}
     done = doctor(cluster, tmp_path, "c.yaml")
     assert done.returncode == 2
-    role, binding = yaml.safe_load_all(done.stdout)
-    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "team-a"
-    assert binding["subjects"][0] == {
-        "kind": "ServiceAccount", "name": "default-editor", "namespace": "team-a",
-    }  # fmt: skip
+    documents = list(yaml.safe_load_all(done.stdout))
+    assert {document["metadata"]["namespace"] for document in documents} == {"team-a"}
+    assert [document["subjects"] for document in documents if "subjects" in document] == [
+        [{"kind": "ServiceAccount", "name": name, "namespace": "team-a"}]
+        for name in ("default-editor", "trainers")
+    ]
+    assert [d["metadata"]["name"] for d in documents if d["kind"] == "ServiceAccount"] == [
+        "trainers"
+    ]
+    assert "system:serviceaccount:team-a:trainers may not get workflows" in done.stderr
     assert "its mlPolicy is not torch" in done.stderr
     assert "it has no failurePolicy" in done.stderr
     assert "system:serviceaccount:team-a:default-editor may not" in done.stderr

@@ -6,8 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -25,11 +27,12 @@ from tests.platforms.kubeflow.launching import (
     compiled,
     kill,
     make,
+    pipeline,
     pipeline_retried,
     until,
 )
 from tests.quick import first
-from tests.servers.kubernetes import FakeCluster, Trouble
+from tests.servers.kubernetes import NODES, FakeCluster, Trouble
 
 
 @pytest.fixture
@@ -222,9 +225,26 @@ def test_a_job_whose_launcher_died_with_the_run_ends_itself(
     step = Step(tmp_path, cluster, gate=str(tmp_path / "never"))
     launcher = step.pod()
     until(lambda: "node 0 of 2 begins" in step.said(), "the first line")
+    (job,) = cluster.jobs.values()
     kill(launcher)
     cluster.terminate_run("run")
-    until(lambda: not cluster.jobs, "the end of the job")
+    until(lambda: job.condition, "the end of the job")
+    assert (job.condition, job.restarts) == ("Failed", 0)
+    assert all(process.poll() is not None for process in job.processes)
+    asked = [line for line in cluster.requests if line.startswith("DELETE")]
+    assert asked == [], "nodes delete nothing"
+
+
+def test_nodes_may_look_at_runs_and_nothing_else(cluster: FakeCluster) -> None:
+    verbs = ("create", "delete", "get", "list", "patch", "update", "watch")
+    resources = ("trainjobs", "pods", "pods/log", "workflows", "secrets", "configmaps")
+    groups = ("trainer.kubeflow.org", "", "argoproj.io")
+    may = [
+        (verb, resource)
+        for verb in verbs for resource in resources for group in groups
+        if cluster.allows(NODES, verb, group, resource, "kubeflow")
+    ]  # fmt: skip
+    assert may == [("get", "workflows")]
 
 
 def test_a_terminated_run_begins_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -280,13 +300,47 @@ def test_a_step_without_retries_is_not_attempted_again_unless_it_is_started_anew
     assert cluster.created == [cluster.created[0], f"{cluster.created[0]}-2"]
 
 
-@pytest.mark.slow
-def test_a_step_with_a_retry_is_attempted_again_under_the_next_name(
+def test_one_launcher_makes_all_attempts_with_the_pauses_of_the_step(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     step = Step(tmp_path, cluster, pipeline_retried, behave="fail")
-    assert [step.pod(node=f"{STEP}({n})").wait(60) for n in range(3)] == [1, 1, 1]
+    assert step.pod(node=f"{STEP}(0)").wait(60) == 1
     assert cluster.created == [cluster.created[0], f"{cluster.created[0]}-2"]
+    assert "the next attempt begins in 1 s" in step.said()
+    began = time.monotonic()
+    assert step.pod(node=f"{STEP}(1)").wait(60) == 1, "Argo starts the pod again"
+    assert "ValueError: the data are all wrong" in step.said()
+    assert "the next attempt" not in step.said()
+    assert time.monotonic() - began < 10
+    assert len(cluster.created) == 2
+
+
+def test_a_launcher_that_pauses_ends_with_its_run(cluster: FakeCluster, tmp_path: Path) -> None:
+    step = Step(tmp_path, cluster, pipeline_retried, behave="fail")
+    definition = json.loads(step.container["args"][0])
+    definition["retry"]["pause_seconds"] = 3_600
+    step.container["args"][0] = json.dumps(definition)
+    launcher = step.pod()
+    until(lambda: "begins in 3600 s" in step.said(), "the pause")
+    cluster.terminate_run("run")
+    assert launcher.wait(30) == 143
+    assert len(cluster.created) == 1
+
+
+@pytest.mark.parametrize("source", [pipeline, pipeline_retried])
+def test_tries_in_vain_cost_less_than_a_minute_whatever_the_step_asks_for(source: Any) -> None:
+    """Argo waits `duration * factor ** n` before the n-th of them, and starts a pod."""
+    (task,) = [
+        task for name, task in compiled(source)["root"]["dag"]["tasks"].items() if name == "train"
+    ]
+    policy = task["retryPolicy"]
+    seconds, factor = float(policy["backoffDuration"].rstrip("s")), policy["backoffFactor"]
+    tries = range(policy["maxRetryCount"])
+    assert len(tries) >= 3, "pods are lost"
+    assert sum(seconds * factor**n + POD_SECONDS for n in tries) < 60
+
+
+POD_SECONDS = 8  # to be scheduled, and to read the state of the job
 
 
 def test_a_log_that_breaks_off_again_and_again_is_streamed_whole_and_once(

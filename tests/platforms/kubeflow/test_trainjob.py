@@ -25,6 +25,9 @@ from rekindle.platforms.kubeflow.pieces import NODE
 from rekindle.platforms.kubeflow.workflow import ending
 from rekindle.spec.places import KubeflowSpec
 from tests.platforms.kubeflow.launching import PLACE, pipeline
+from tests.servers.kubernetes import MANIFESTS
+from tests.servers.trainer_pods import problems as pod_problems
+from tests.servers.trainer_pods import template_of
 from tests.servers.trainer_schema import problems
 
 GOLDEN = Path(__file__).with_name("golden") / "two-nodes.yaml"
@@ -203,6 +206,34 @@ def test_the_same_input_gives_the_same_bytes_in_any_process_and_loads_nothing_he
     assert len(set(made)) == 1
 
 
+def test_nodes_are_pods_of_the_standard_restricted_and_of_an_account_of_their_own() -> None:
+    """As the Pod Security Standards have it in Kubernetes 1.34."""
+    (command,) = [
+        executor["container"]["args"]
+        for executor in documents(pipeline, PLACE)[0]["deploymentSpec"]["executors"].values()
+        if executor["container"]["command"][-1] == "rekindle.platforms.kubeflow.launcher"
+    ]
+    definition = json.loads(command[0])
+    assert definition["account"] == "rekindle-node"
+    made = trainjob.manifest(
+        definition["job"], name="a-1", identity="i", attempt=1, owner=OWNER,
+        service_account=definition["account"], result="s3://b/r", payload=["x"],
+    )  # fmt: skip
+    runtime = yaml.safe_load((MANIFESTS / "runtime.yaml").read_text())
+    template = template_of(runtime, made)
+    assert list(pod_problems(template)) == []
+    pod, (node,) = template["spec"], template["spec"]["containers"]
+    assert pod["serviceAccountName"] == "rekindle-node"
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert node["securityContext"] == {
+        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert all(set(volume) <= {"name", "emptyDir"} for volume in pod["volumes"])
+
+
 def test_kfp_takes_it_and_nothing_of_the_extension_is_left() -> None:
     spec, settings = documents(pipeline, PLACE)
     components.load_component_from_text(yaml.safe_dump(spec))
@@ -211,7 +242,7 @@ def test_kfp_takes_it_and_nothing_of_the_extension_is_left() -> None:
     launcher, maker, reader = (graph.find(name) for name in ("train", "make", "look"))
     assert launcher.distribution is None
     assert (launcher.cache, maker.cache, reader.cache) == (False, True, True)
-    assert launcher.retry.count == 10
+    assert launcher.retry.count == 5
     assert launcher.retry.cap_seconds > 48 * 3_600
     assert launcher.inputs.artifacts == {}
     assert list(launcher.outputs.artifacts) == ["model", RESULT_OUTPUT]

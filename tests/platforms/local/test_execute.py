@@ -34,6 +34,12 @@ def test_every_wrong_argument_is_named_at_once_and_nothing_is_written(home: Path
     assert not home.exists()
 
 
+def test_the_resource_of_a_job_is_one_name_that_begins_with_the_pipelines(home: Path) -> None:
+    name = "says-its-job-r-1"
+    record = run("says_its_job", home, run_id="r-1", env={**os.environ, name: "seen"})
+    assert [step.parameters["Output"] for step in record.steps] == ["nees"], "read, and reversed"
+
+
 def test_a_missing_argument_is_named(home: Path) -> None:
     with pytest.raises(RequestError, match="needs `folder`"):
         run("chain", home)

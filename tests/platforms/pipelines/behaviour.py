@@ -351,6 +351,11 @@ def with_packages() -> str:
 
 
 @dsl.pipeline
+def says_its_job() -> str:
+    return reads_environment(name=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER).output
+
+
+@dsl.pipeline
 def without_packages() -> str:
     return unsatisfied().output
 

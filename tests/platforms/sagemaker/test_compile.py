@@ -9,7 +9,7 @@ import yaml
 from kfp import dsl
 
 import rekindle
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read as read_ir
 from rekindle.platforms.definition import Definition
@@ -22,6 +22,7 @@ PLACE: dict[str, Any] = {
     "region": "eu-central-1", "role_arn": "arn:aws:iam::123456789012:role/me",
     "artifact_root": "s3://lake/rekindle/", "image": IMAGE,
 }  # fmt: skip
+ECR = "123456789012.dkr.ecr.eu-central-1.amazonaws.com"
 component = dsl.component(base_image="python:3.11", install_kfp_package=False)
 
 
@@ -217,6 +218,33 @@ def many_parameters() -> str:
     return str(yaml.safe_dump(document))
 
 
+def contained(image: str) -> Any:
+    """A step with a command of its own."""
+
+    @dsl.container_component
+    def shell():
+        return dsl.ContainerSpec(image=image, command=["sh", "-c", "echo"])
+
+    @dsl.pipeline(name="contained")
+    def other() -> None:
+        shell()
+
+    return other
+
+
+def many_conditions(count: int) -> Any:
+    """One step that `count` conditions look at, each with one step in it."""
+
+    @dsl.pipeline(name="many")
+    def other() -> None:
+        flag = make(n=1, text="").outputs["Output"]
+        for _ in range(count):
+            with dsl.If(flag == True):  # noqa: E712
+                make(n=1, text="")
+
+    return other
+
+
 WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "no region": (pipeline, {"n": 1}, {"region": ""}, "needs `region`"),
     "no role": (pipeline, {"n": 1}, {"role_arn": ""}, "needs `role_arn`"),
@@ -232,6 +260,10 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "a missing argument": (pipeline, {}, {}, "needs `n`"),
     "an argument of another type": (pipeline, {"n": "x"}, {}, "not a whole number"),
     "an unknown argument": (pipeline, {"n": 1, "m": 2}, {}, "no parameter `m`"),
+    "a command in an image of Docker Hub": (contained("alpine:3.20"), {}, {}, "alpine:3.20 is not in ECR"),
+    "a command in another registry": (contained("ghcr.io/a/b:1"), {}, {}, "ghcr.io/a/b:1 is not in ECR"),
+    "an image without Python": (contained(f"{ECR}/library/alpine:3"), {}, {}, "has no python3"),
+    "conditions and what is in them": (many_conditions(25), {}, {}, "its 26 steps are 51 there"),
     "too many inputs": (many_inputs(), {}, {}, "11 inputs"),
     "more CPUs than there are": (changed(set_cpu_limit=["500"]), {}, {}, "no machine has"),
     "a name of a pipeline": (compile_function(changed()).replace("name: changed", "name: a_b"), {}, {}, "no name of a pipeline"),
@@ -250,6 +282,19 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "too many parameters": (many_parameters(), {}, {}, "201 parameters"),
     "an importer of a path": (module("same").imported, {"uri": "/x"}, {}, "importers"),
 }  # fmt: skip
+
+
+def test_images_in_ecr_and_fifty_steps_are_taken() -> None:
+    (step,) = definition(compiled(contained(f"{ECR}/tools/alpine:3")))["Steps"]
+    assert step["Arguments"]["AppSpecification"]["ImageUri"] == f"{ECR}/tools/alpine:3"
+    steps = definition(compiled(many_conditions(24)))["Steps"]
+    assert sum(1 + len(step["Arguments"].get("IfSteps", ())) for step in steps) == 49
+
+
+def test_refusals_of_images_have_their_place_in_the_pipeline() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        compiled(contained("alpine"))
+    assert [problem.where for problem in caught.value.problems] == ["root.dag.tasks.shell"] * 2
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.answers import ReadinessCheck
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.sagemaker.doctor import checks
+from rekindle.platforms.sagemaker.doctor import checks, statements
 from rekindle.spec.places import SageMakerSpec
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
@@ -61,6 +61,44 @@ def asked(early: bool = False, **changes: Any) -> tuple[ReadinessCheck, ...]:
 
 def wrong(found: tuple[ReadinessCheck, ...]) -> list[str]:
     return [f"{check.said} | {check.fix}" for check in found if check.state == "problem"]
+
+
+HERE = f"{REGION}:{ACCOUNT}"
+KEYS = {
+    f"arn:aws:kms:{HERE}:key/k": (f"arn:aws:kms:{HERE}:key/k", None),
+    "1234-ab": (f"arn:aws:kms:{HERE}:key/1234-ab", None),
+    "alias/lake": (f"arn:aws:kms:{HERE}:key/*", "alias/lake"),
+    f"arn:aws:kms:{HERE}:alias/lake": (f"arn:aws:kms:{HERE}:key/*", "alias/lake"),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_the_role_may_use_one_key_by_whatever_name_it_goes(name: str) -> None:
+    (use,) = [
+        statement
+        for statement in statements(SageMakerSpec(**{**KWARGS, "kms_key": name}))
+        if statement["Action"][0].startswith("kms:")
+    ]
+    resource, alias = KEYS[name]
+    assert use["Resource"] == resource
+    condition = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": alias}} if alias else None
+    assert use.get("Condition") == condition
+
+
+def test_the_role_makes_network_interfaces_in_the_subnets_of_the_config_only() -> None:
+    found = {
+        action: statement["Resource"]
+        for statement in statements(SageMakerSpec(**KWARGS, **NETWORK))
+        for action in statement["Action"]
+        if action.startswith("ec2:")
+    }
+    anywhere = {action for action, resource in found.items() if resource == "*"}
+    assert all(action.startswith("ec2:Describe") for action in anywhere)
+    interface = f"arn:aws:ec2:{HERE}:network-interface/*"
+    assert found["ec2:CreateNetworkInterface"] == [
+        interface, f"arn:aws:ec2:{HERE}:subnet/subnet-1", f"arn:aws:ec2:{HERE}:security-group/sg-1",
+    ]  # fmt: skip
+    assert found["ec2:DeleteNetworkInterface"] == interface
 
 
 def test_an_account_that_has_everything_has_no_problem_and_is_only_asked(facts: Facts) -> None:

@@ -69,7 +69,7 @@ echo run "$4"
 def shell(data: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model], folder: str, item: str,
           done: dsl.OutputPath(bool)):  # fmt: skip
     return dsl.ContainerSpec(
-        image="debian:12",
+        image="python:3.12-slim",
         command=["sh", "-c", SCRIPT],
         args=[data.path, model.path, folder, done, dsl.PIPELINE_JOB_NAME_PLACEHOLDER],
     )

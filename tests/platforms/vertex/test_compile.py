@@ -162,6 +162,79 @@ def test_steps_of_ours_begin_with_the_secrets_of_the_config() -> None:
     assert commands["exec-theirs"][0] == "sh"
 
 
+@dsl.container_component
+def shell():
+    return dsl.ContainerSpec(image="ghcr.io/a/b:1", command=["sh", "-c", 'echo "$TOKEN $0"', "a b"])
+
+
+@dsl.container_component
+def bare():
+    return dsl.ContainerSpec(image="alpine", command=["true"])
+
+
+@dsl.container_component
+def entry_point():
+    return dsl.ContainerSpec(image="ghcr.io/a/b:1", args=["--flag"])
+
+
+def asking(component: Any, *names: str) -> Any:
+    @dsl.pipeline(name="asking")
+    def made() -> None:
+        given = {"n": 1, "text": ""} if component is theirs else {}
+        kubernetes.use_secret_as_env(component(**given), "login", {f"key-{n}": n for n in names})
+
+    return made
+
+
+NAMED = {"TOKEN": "projects/p/secrets/t/versions/1", "OTHER": "projects/p/secrets/o/versions/1"}
+
+
+@pytest.mark.parametrize("component", [theirs, shell])
+def test_an_ordinary_step_gets_the_secrets_that_it_asks_for(component: Any) -> None:
+    job = compiled(asking(component, "TOKEN"), secrets=NAMED)
+    (executor,) = job["pipelineSpec"]["deploymentSpec"]["executors"].values()
+    python, flag, program, names, first, *_ = executor["container"]["command"]
+    assert (python, flag, first) == ("python3", "-c", "sh")
+    assert json.loads(names) == {"TOKEN": NAMED["TOKEN"]}
+    assert not [line for line in program.splitlines() if line.lstrip().startswith("from rekindle")]
+    assert "{{$" not in program
+
+
+@pytest.mark.parametrize(
+    ("component", "names", "says"),
+    [
+        (theirs, ("TOKEN", "THIRD"), "for each of the variables in platforms.vertex.secrets"),
+        (entry_point, ("TOKEN",), "before its command"),
+        (bare, ("TOKEN",), "alpine has no python3"),
+    ],
+)
+def test_secrets_that_cannot_reach_a_step_are_refused_with_their_place(
+    component: Any, names: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=says) as caught:
+        compiled(asking(component, *names), secrets=NAMED)
+    assert all(problem.where for problem in caught.value.problems)
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def see(model: dsl.Input[dsl.Model]):
+    print(model.uri)
+
+
+@dsl.pipeline(name="importing")
+def importing(place: str = "oci://registry/model:1"):
+    see(model=dsl.importer(artifact_uri=place, artifact_class=dsl.Model).output)
+
+
+def test_an_importer_of_what_vertex_does_not_mount_is_refused_although_a_parameter_says_it() -> (
+    None
+):
+    with pytest.raises(UnsupportedError, match="mounts Cloud Storage only") as caught:
+        compiled(importing)
+    assert [problem.where for problem in caught.value.problems] == ["root.dag.tasks.importer"]
+    assert compiled(importing, {"place": "gs://b/model"})
+
+
 @pytest.mark.parametrize(
     "secrets", [{"HF_TOKEN": "hf_abcdefgh"}, {"HF-TOKEN": "projects/p/secrets/s/versions/1"}]
 )

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos are a developer's")
 
 from rekindle.platforms.vertex import watch
+from rekindle.platforms.vertex.secrets import starting
 from tests.platforms.vertex.distributed import Task, check_result, ended, ir, only, running, until
 from tests.servers.vertex import Vertex
 
@@ -229,15 +230,13 @@ def test_a_secret_that_cannot_be_read_fails_the_step_by_name(task: Task) -> None
     assert TOKEN in told
 
 
-def test_a_step_of_ours_starts_with_its_secrets(service: Vertex) -> None:
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_step_starts_with_its_secrets(service: Vertex, ours: bool) -> None:
     service.secrets[TOKEN] = "hf_very_secret"
 
-    words = [
-        sys.executable,
-        "-m",
-        "rekindle.platforms.vertex.secrets",
-        json.dumps({"HF_TOKEN": TOKEN}),
-    ]
+    words = [sys.executable, *starting({"HF_TOKEN": TOKEN}, ours)[1:]]
+    if not ours:  # an image without rekindle, or anything else that is installed
+        words[1:1] = ["-I", "-S"]
     script = 'echo "$HF_TOKEN $0 $1"; exit 7'
     done: subprocess.CompletedProcess[Any] = subprocess.run(
         [*words, "sh", "-c", script, "a b", "c"], env=service.environment(),

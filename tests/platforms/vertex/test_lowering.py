@@ -107,7 +107,7 @@ def train(save_to: str) -> bool:
 
 @dsl.container_component
 def without_command():  # type: ignore[no-untyped-def]
-    return dsl.ContainerSpec(image="debian:12", args=["a"])
+    return dsl.ContainerSpec(image="python:3.12-slim", args=["a"])
 
 
 def of(place: dict[str, Any], cpu: str = "", on_task: str = "", **wish: Any) -> dict[str, Any]:
