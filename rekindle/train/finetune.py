@@ -104,7 +104,7 @@ def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
     rows = list(read_history(job.curve))
     target = Path(job.history)
     target.mkdir(parents=True, exist_ok=True)
-    if job.curve.exists():  # damaged lines, too: whoever shows it says so
+    if job.curve.exists():  # damaged lines, too: the card says so
         write_atomically(target / "history.jsonl", job.curve.read_text(errors="replace"))
     TrainingSummary(
         run_key=job.run_key,

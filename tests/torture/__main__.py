@@ -11,6 +11,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.torture.chaos import Chaos, Counts
+from tests.torture.chaos import Chaos, Counts, left_in, send
 from tests.torture.heavy import Heavy
 from tests.torture.light import Light
 from tests.torture.oracle import Failure
@@ -40,12 +41,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10**6, help="at most so many")
     parser.add_argument("--only", choices=list(ROUNDS), default="")
     parser.add_argument("--kind", default="", help="of heavy rounds: kills, damage, server ...")
+    parser.add_argument("--folder", type=Path, help="keep the undisturbed training here")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    folder = Path(tempfile.mkdtemp(prefix="torture-"))
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="torture-"))
+    folder.mkdir(exist_ok=True)
     counts = torture(folder, seed, options.minutes * 60, options.rounds, options.only, options.kind)
     print(table(counts))
-    if not counts["failures"]:
+    if not counts["failures"] and options.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if counts["failures"] else 0
 
@@ -72,6 +75,8 @@ def torture(
             shutil.rmtree(rounds_of.round(seed + number, mishaps, *extra), ignore_errors=True)
         except (Failure, OSError, ValueError, KeyError) as error:
             counts["failures"] += 1
+            for process in left_in(folder):
+                send(process, signal.SIGKILL)
             words = f"--only {only} " * bool(only) + f"--kind {kind} " * bool(kind)
             print(f"FAILED: {type(error).__name__}: {error}\n  kept in {folder}; repeat it with\n"
                   f"  python -m tests.torture --seed {seed + number} --rounds 1 {words}")  # fmt: skip

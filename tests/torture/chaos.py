@@ -10,7 +10,7 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -47,19 +47,23 @@ class Chaos:
 
     # processes
 
-    def disturb(self, child: Child, within: float) -> None:
-        """Wait for up to `within` seconds, then do one thing to the processes of a run."""
-        end = time.monotonic() + self.random.uniform(0.0, within)
+    def disturb(self, child: Child, within: float, when: Callable[[], bool] = lambda: True) -> None:
+        """Wait until `when` and up to `within` seconds more, then do one thing to the processes of
+        a run."""
+        pause = self.random.uniform(0.0, within)
         kinds = ["kill tree", "kill one", "kill main", "ask to stop", "hold up"]
         kind = self.random.choices(kinds, [4, 3, 2, 1, 2])[0]
         picks = self.random.random()
+        while child.poll() is None and not when():
+            time.sleep(0.02)
+        end = time.monotonic() + pause
         while time.monotonic() < end and child.poll() is None:
             time.sleep(0.01)
         if child.poll() is not None:
             return
         tree = processes_of(child.pid)
         one = tree[int(picks * len(tree))]
-        self.did(kind, f"{name_of(one)} after {within:.1f} s at most")
+        self.did(kind, f"{name_of(one)} after {pause:.1f} s")
         if kind == "kill tree":
             for process in self.random.sample(tree, len(tree)):
                 send(process, signal.SIGKILL)
@@ -70,12 +74,14 @@ class Chaos:
         elif kind == "ask to stop":
             os.kill(child.pid, self.random.choice([signal.SIGINT, signal.SIGTERM]))
         else:
-            some = [process for process in tree if self.random.random() < 0.6] or tree[:1]
-            for process in some:
-                send(process, signal.SIGSTOP)
-            time.sleep(self.random.uniform(0.05, 1.5))
-            for process in some:
-                send(process, signal.SIGCONT)
+            self._hold_up([process for process in tree if self.random.random() < 0.6] or tree)
+
+    def _hold_up(self, processes: list[psutil.Process]) -> None:
+        for process in processes:
+            send(process, signal.SIGSTOP)
+        time.sleep(self.random.uniform(0.05, 1.5))
+        for process in processes:
+            send(process, signal.SIGCONT)
 
     # files
 
