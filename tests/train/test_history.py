@@ -64,6 +64,7 @@ def test_a_ledger_with_a_damaged_line_says_so_and_is_repaired(tmp_path):
         (gzip.compress(os.urandom(90))[:-20], "cannot be read"),
         (gzip.compress(b"\xff"), "cannot be read: 'utf-8' codec"),
     ],
+    ids=["too large", "no gzip", "cut", "no text"],  # the time and chance are in the contents
 )
 def test_a_curve_in_a_checkpoint_that_is_too_large_or_damaged_is_refused(
     content, error, tmp_path, monkeypatch
