@@ -53,8 +53,10 @@ test: install  ## the tests, within ten minutes
 test-all: install .venv/models  ## all tests, the slow ones too
 	$(PYTEST) --durations=25
 
+# how long `make torture` goes on
+MINUTES ?= 8
 torture: install  ## kills, full disks, damaged files, concurrent runs: MINUTES=8, SEED=n
-	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),8) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # the oldest torch that pyproject.toml allows, in an environment of its own
 .venv-oldest/installed: tests/requirements-oldest.txt tests/train/make_oldest.py .venv/installed

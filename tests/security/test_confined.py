@@ -1,12 +1,9 @@
-"""A step in docker sees its own folders only and gains no rights (M1); a checkpoint's curve does not fill the memory (M6)."""
-
-import gzip
+"""A step in docker sees its own folders only and gains no rights (M1)."""
 
 import pytest
 
 from rekindle.platforms.local.containers import Containers
 from rekindle.platforms.local.docker import Docker
-from rekindle.train import manifest
 from tests.platforms.local.runs import graph
 
 
@@ -20,6 +17,7 @@ def words(tmp_path):
     task = {
         "executor_input": {"inputs": {"artifacts": {"data": {"artifacts": [artifact]}}}},
         "env": {},
+        "run": {"workspace_path": str(tmp_path / "workspace")},
     }
     here = Containers(
         Docker("docker", "unix:///x", {}), {step.container.image: "sha256:5"}, user="1000:1000"
@@ -48,13 +46,3 @@ def test_it_is_the_user_without_capabilities_and_with_a_limit_of_processes(words
         "--pull=never",
     ):
         assert option in words[:image]
-
-
-def test_a_curve_that_unpacks_to_more_than_any_training_writes_is_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest, "_MOST_HISTORY_BYTES", 1000)
-    name = "step-000000001.ab"
-    (tmp_path / name).mkdir()
-    (tmp_path / name / manifest.HISTORY).write_bytes(gzip.compress(b"x" * 10**7))
-    file = manifest.File(manifest.HISTORY, 1, "")
-    found = manifest.Checkpoint(str(tmp_path), name, 1, {}, (file,)).history()
-    assert len(found) == 1000

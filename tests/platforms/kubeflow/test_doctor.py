@@ -109,21 +109,21 @@ def test_the_config_says_which_account_runtime_and_namespace(
     assert "its mlPolicy is not torch" in done.stderr
     assert "it has no failurePolicy" in done.stderr
     assert "system:serviceaccount:team-a:default-editor may not" in done.stderr
-    assert "9 problems" in done.stderr, "there is no p.py either, and no host"
+    assert "10 problems" in done.stderr, "there is no p.py either, and no host"
 
 
 def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path) -> None:
     done = doctor(cluster, tmp_path, token="token-1")
     assert done.returncode == 0, done.stderr
     assert "not asked runtime: the API server refuses with 403" in done.stderr
-    assert "kubeflow is ready, but for 6 that could not be asked" in done.stderr
+    assert "kubeflow is ready, but for 7 that could not be asked" in done.stderr
 
 
 def test_a_login_that_is_over_is_a_problem(cluster: FakeCluster, tmp_path: Path) -> None:
     done = doctor(cluster, tmp_path, token="nobody's")
     assert done.returncode == 2
     assert "problem   cluster: " in done.stderr
-    assert "not asked runtime, the account may (5): nobody is logged in" in done.stderr
+    assert "not asked runtime, the account may (6): nobody is logged in" in done.stderr
 
 
 @pytest.fixture

@@ -560,7 +560,7 @@ def test_what_is_created_is_what_the_definition_says(cluster: FakeCluster, tmp_p
         0
     ]
     account = patch["template"]["spec"]["template"]["spec"].pop("serviceAccountName")
-    assert account == "pipeline-runner"
+    assert account == "rekindle-node"
     assert spec["trainer"]["env"].pop()["name"] == "REKINDLE_JOB_SECRET"
     assert spec == wanted
     assert spec["activeDeadlineSeconds"] == 48 * 3_600

@@ -217,7 +217,7 @@ def test_nodes_are_pods_of_the_standard_restricted_and_of_an_account_of_their_ow
     assert definition["account"] == "rekindle-node"
     made = trainjob.manifest(
         definition["job"], name="a-1", identity="i", attempt=1, owner=OWNER,
-        service_account=definition["account"], result="s3://b/r", payload=["x"],
+        service_account=definition["account"], result="s3://b/r", payload=["x"], secret="s",
     )  # fmt: skip
     runtime = yaml.safe_load((MANIFESTS / "runtime.yaml").read_text())
     template = template_of(runtime, made)
