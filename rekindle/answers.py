@@ -165,6 +165,23 @@ class Runs(Answer):
     runs: tuple[RunRow, ...]
 
 
+class HomeItem(Record):
+    """Something under a home, by its `path` there, or elsewhere by an absolute path or a URI. It
+    `stays`, or it may go and has `bytes`; `why` says why."""
+
+    kind: str
+    path: str
+    bytes: int
+    stays: bool
+    why: str
+
+
+class Collected(Answer):
+    """`gc`: what was looked at, and whether it stays or is gone now."""
+
+    items: tuple[HomeItem, ...]
+
+
 class ReadinessCheck(Record):
     """A question to a platform: what was asked, of what (`where`), and what came of it. `said` is
     the answer, what is wrong, or why it could not be asked, which is no problem by itself."""
@@ -352,6 +369,7 @@ class PricesRefreshed(Answer):
 ANSWERS: Mapping[str, type[Answer]] = MappingProxyType(
     {
         "card": Card,
+        "collected": Collected,
         "compiled": Compiled,
         "difference": Difference,
         "errors": Errors,

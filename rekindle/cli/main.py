@@ -33,6 +33,7 @@ VERBS = {
     "cancel": "have a run stop",
     "resume": "go on with a run that failed or was stopped",
     "report": "the HTML card of a run, and the index of all",
+    "gc": "remove what old runs left, once it was shown",
     "prices": "what machines cost, how old that is, and what clouds say now",
 }
 

@@ -127,5 +127,5 @@ def find_run(home: Path, wanted: str) -> RunRecord:
         )
     raise RequestError(
         f"there is no run `{wanted}` under {home}",
-        fix=f"the latest is {ids[-1]}; `rekindle runs` lists all",
+        fix=f"the latest is {ids[-1]}; `rekindle runs` lists all that `rekindle gc` left",
     )

@@ -132,11 +132,12 @@ class _Stage:
 
     def train(self, name: str, fault: Fault | None) -> Trained:
         """Run the cut pipeline in the scratch home `name`; once more if the fault ended it."""
+        from rekindle.platforms.local.cache import lend
+        from rekindle.platforms.local.store import Store
+
         home = self.folder / name
-        earlier = self.folder / "whole" / "cache"
-        cache = earlier if earlier.exists() else self.home / "cache"
-        if cache.exists():
-            shutil.copytree(cache, home / "cache", ignore=shutil.ignore_patterns("locks"))
+        earlier = self.folder / "whole"
+        lend(Store(earlier if earlier.exists() else self.home), Store(home))
         environment = fault.environment() if fault else {}
         try:
             return _trained(self._attempt(home, environment), 1)

@@ -112,16 +112,33 @@ def owned(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold `folder` for this process alone; calls `on_wait` once if another process holds it, then
     waits for it.
 
-    The lock is the kernel's (flock), so it is released however the owner ends.
+    The lock is the kernel's (flock), so it is released however the owner ends. `rekindle gc` may
+    remove the folder while a process waits: that one makes it again.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as file:
+    lock = folder / ".lock"
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+            file = lock.open("a")
+        except FileNotFoundError:
+            continue
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if is_at(lock, file.fileno()):
+                yield
+                return
+
+
+def is_at(path: Path, handle: int) -> bool:
+    """Whether the open file is still the one at `path`: a lock on any other keeps no process
+    out."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), path.stat())
+    return False
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from rekindle.launch.events import emit
 from rekindle.launch.process import owned
 from rekindle.records import Decision, Evidence, Fingerprint, Registration, TrainingSummary
 from rekindle.registry.client import PREFIX, registry, resolve_uri, tags_of, without_password
+from rekindle.registry.embedded import DATABASE
 from rekindle.registry.tracking import tracking_run
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import RegisterSpec
@@ -311,6 +312,15 @@ def by_alias(client: MlflowClient, where: Registry, alias: str) -> ModelVersion 
             fix="give the alias to a version that exists, or delete it: the next candidate that "
             "reaches the floor is then promoted",
         ) from None
+
+
+def aliases(where: Registry) -> dict[str, str]:
+    """Versions by alias. Raises RegistryError where the model or the registry is not there."""
+    if not where.spec.tracking_uri and not Path(where.artifact_root, DATABASE).is_file():
+        raise RegistryError("there is no registry", where=where.shown_uri)
+    with where.open(f"ask for the aliases of {where.name}") as client:
+        known = client.get_registered_model(where.name).aliases
+        return {alias: str(version) for alias, version in known.items()}
 
 
 def registration(

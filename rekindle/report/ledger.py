@@ -26,7 +26,7 @@ from rekindle.report.summary import summarised
 log = logging.getLogger(__name__)
 
 INDEX = ".index.jsonl"
-_FORMAT = [1, rekindle.__version__]
+_FORMAT = [2, rekindle.__version__]
 
 
 class Entry(NamedTuple):
@@ -148,7 +148,8 @@ def _lines(path: Path) -> dict[str, tuple[bytes, list[int], Entry]]:
     for line in lines:
         if line[:8] == b"%08x" % zlib.crc32(line[9:]):
             known, _, body = line[9:].partition(b"\t")
-            stamp, *fields, metric = json.loads(known)
-            entry = Entry._make((*fields, metric and tuple(metric), body))
-            found[entry.run_id] = (line, stamp, entry)
+            with contextlib.suppress(ValueError, TypeError):  # written by other code
+                stamp, *fields, metric = json.loads(known)
+                entry = Entry._make((*fields, metric and tuple(metric), body))
+                found[entry.run_id] = (line, stamp, entry)
     return found

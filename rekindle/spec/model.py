@@ -409,6 +409,16 @@ Received = Literal[
 ]
 
 
+class RetentionSpec(Section):
+    """What `rekindle gc` leaves of the runs of this name under a home: those that either field
+    keeps. The section of the newest run counts."""
+
+    keep_runs: int = Field(10, ge=1, le=1_000_000)
+    """How many of the newest runs stay, here and on each platform, however old they are."""
+    older_than_days: int = Field(30, ge=0, le=36_500)
+    """Days for which every run stays."""
+
+
 class Spec(Section):
     """One retraining job: what `rekindle run CONFIG` reads."""
 
@@ -446,6 +456,8 @@ class Spec(Section):
     """When a platform starts it by itself (`rekindle schedule set`)."""
     image: ImageSpec = ImageSpec()
     """What `rekindle images build` makes."""
+    retention: RetentionSpec = RetentionSpec()
+    """How long runs stay under the home folder."""
     platforms: PlatformsSpec = PlatformsSpec()
     """One section a platform."""
 

@@ -29,6 +29,7 @@ SAID = [
     ("schedule-deleted", 0, ["schedule", "delete", *THERE]),
     ("laid-out", 0, ["init", "new"]),
     ("card", 0, ["report"]),
+    ("collected", 0, ["gc"]),
     ("errors", 2, ["logs", "--step", "nobody"]),
     ("errors", 2, ["submit", *THERE]),  # nobody is there to be asked
     ("errors", 2, ["status", "--nonsense"]),

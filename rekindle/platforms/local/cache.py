@@ -192,6 +192,16 @@ def save(store: Store, slug: str, identity: Identity, run_id: str, outputs: Valu
     put(store.last(slug), json.dumps(last))
 
 
+def lend(lender: Store, borrower: Store) -> None:
+    """Give a scratch home the results of another one, whose files it uses where they are."""
+    for file in (lender.home / "cache").glob("*.json"):
+        with contextlib.suppress(*_MALFORMED):
+            entry = json.loads(file.read_bytes())
+            if entry.pop("sha256") == _hash(entry):
+                entry["home"] = str(borrower.home)  # so that no path counts as moved
+                put(borrower.entry(file.stem), json.dumps({**entry, "sha256": _hash(entry)}))
+
+
 def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None:
     entry = {"run_id": run_id, "home": str(store.home), "facts": dict(identity.facts),
              "outputs": _values_to_json(outputs)}  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import logging
+import os
 import shlex
 import shutil
 import site
@@ -81,6 +82,7 @@ def _environment(
                 text = f"installing {shlex.join(packages)} into an environment of its own"
                 on_event(step.path, {"event": "notice", "text": masked(text)})
             _make(step, packages, folder, env)
+        os.utime(folder)  # `rekindle gc` counts the days since it was last used
     return str(folder / "bin")
 
 

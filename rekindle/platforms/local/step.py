@@ -178,6 +178,7 @@ def _perform(job: Job, step: Step) -> Outcome:
     with store.claim(identity.key, waiting, job.around.control.stopped) as claimed:
         if not claimed:
             return Outcome(step, "cancelled", reason="the run was interrupted")
+        store.note_use(around.run_id, identity.key)
         entry, reason = cache.look_up(store, identity)
         if entry:
             return Outcome(step, "succeeded", entry.outputs, True, reason, identity.key)
@@ -227,6 +228,7 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
     log.begin()
     try:
         with around.store.attempt(job.slug, identity.key) as folder:
+            around.store.note_use(around.run_id, identity.key, folder.name)
             who, ended, last_words = _execute(job, step, folder, log)
             failed = _failure(step, ended, last_words)
             if failed:

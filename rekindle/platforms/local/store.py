@@ -1,6 +1,8 @@
 """Where a local run keeps things under its home folder, and the locks that make sharing it safe.
 
     runs/<run_id>/run.json             the run record; `lock` beside it is held while it is alive
+    runs/<run_id>/uses                 cache keys and artifacts that it uses, noted before it does
+    runs/.gc                           a lock: held while old things leave, shared for such a note
     runs/<run_id>/steps/<path>/        log.txt, and the task and result of the shim
     artifacts/<step>/<key>-<attempt>/  a file or folder an output; never written again once complete
     cache/<key>.json                   a cached result: written last, it is what makes it count
@@ -25,6 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rekindle.errors import RequestError
+from rekindle.launch.process import is_at
 from rekindle.spec.identity import digest
 
 _POLL_SECONDS = 0.05
@@ -59,11 +62,26 @@ class Store:
         it."""
         path = self.run(run_id) / "lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path) as held:
+        with locked(path) as held:
             if not held:
                 raise RequestError(f"the run {run_id} is already going on", where=str(path))
             path.write_text(f"{os.getpid()}\n")
             yield
+
+    @contextlib.contextmanager
+    def removal(self, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+        """Wait for the lock of removals, and hold it: no run notes a use meanwhile."""
+        path = self.home / "runs" / ".gc"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            fcntl.flock(file, how)
+            yield
+
+    def note_use(self, run_id: str, *names: str) -> None:
+        """Note cache keys and artifacts that the run is about to use: a removal leaves them."""
+        path = self.run(run_id) / "uses"
+        with self.removal(fcntl.LOCK_SH), path.open("a", encoding="utf-8") as file:
+            file.write(" ".join(names) + "\n")
 
     @contextlib.contextmanager
     def claim(
@@ -75,7 +93,7 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         said = False
         while not stopped():
-            with _locked(path) as held:
+            with locked(path) as held:
                 if held:
                     yield True
                     return
@@ -94,7 +112,7 @@ class Store:
         folder = parent / f"{key[:12]}-{uuid.uuid4().hex[:8]}"
         marker = folder.with_name(folder.name + ".partial")
         unseen = folder.with_name(f".{folder.name}.starting")
-        with _locked(unseen):  # or another attempt might lock the marker before we do
+        with locked(unseen):  # or another attempt might lock the marker before we do
             unseen.rename(marker)
             folder.mkdir()
             try:
@@ -121,7 +139,7 @@ def put(path: Path, text: str) -> None:
 def clear_killed_attempts(parent: Path) -> None:
     """Remove what attempts left in `parent` whose process is gone."""
     for marker in parent.glob("*.partial"):
-        with contextlib.suppress(FileNotFoundError), _locked(marker, create=False) as held:
+        with contextlib.suppress(FileNotFoundError), locked(marker, create=False) as held:
             if held:
                 shutil.rmtree(marker.with_suffix(""), ignore_errors=True)
                 marker.unlink(missing_ok=True)
@@ -132,7 +150,7 @@ def is_alive(home: Path, run_id: str) -> bool:
     killed."""
     path = Store(home).run(run_id) / "lock"
     try:
-        with _locked(path, create=False, how=fcntl.LOCK_SH) as held:
+        with locked(path, create=False, how=fcntl.LOCK_SH) as held:
             return not held
     except FileNotFoundError:
         return False
@@ -162,15 +180,19 @@ def slug(*names: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, *, create: bool = True, how: int = fcntl.LOCK_EX) -> Iterator[bool]:
-    """Was the lock on `path` free? If so it is ours inside the block."""
-    handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
-    try:
+def locked(path: Path, *, create: bool = True, how: int = fcntl.LOCK_EX) -> Iterator[bool]:
+    """Was the lock on `path` free? If so it is ours inside the block. FileNotFoundError where there
+    is no such file and none is to be made."""
+    while True:
+        handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
         try:
-            fcntl.flock(handle, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
+            try:
+                fcntl.flock(handle, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            if is_at(path, handle):  # and was not removed since it was opened
+                yield True
+                return
+        finally:
+            os.close(handle)

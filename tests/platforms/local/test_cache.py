@@ -16,7 +16,7 @@ import pytest
 from rekindle.errors import RequestError, StepError
 from rekindle.ir.graph import Graph, Step
 from rekindle.platforms.local import content
-from rekindle.platforms.local.cache import Identity, explain_miss, look_up
+from rekindle.platforms.local.cache import Identity, explain_miss, lend, look_up
 from rekindle.platforms.local.content import describe, digest
 from rekindle.platforms.local.store import Store
 from rekindle.records import RunRecord
@@ -378,3 +378,15 @@ def test_entries_list_every_file_with_size_and_hash(home: Path, folder: Path) ->
     files = entry["outputs"]["artifacts"]["data"]["files"]
     assert {name: fact[0] for name, fact in files.items()} == {"a.txt": 3, "deep/b.txt": 3}
     assert all(len(fact[2]) == 64 for fact in files.values())
+
+
+def test_a_scratch_home_that_is_lent_results_uses_their_files_where_they_are(
+    tmp_path: Path, home: Path, folder: Path
+) -> None:
+    first = run("chain", home, {"folder": str(folder)}, run_id="one")
+    lend(Store(home), Store(tmp_path / "scratch"))
+    second = run("chain", tmp_path / "scratch", {"folder": str(folder)})
+    assert set(reasons(second).values()) == {"hit: same inputs and code as in run one"}
+    made = [step.artifacts for step in first.steps]
+    assert [step.artifacts for step in second.steps] == made
+    assert all(Path(a.uri).is_relative_to(home) for step in made for a in step.values())

@@ -1,0 +1,81 @@
+"""`rekindle gc`: remove what old runs left under the home folder, once it was shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from rekindle.answers import Collected, HomeItem
+from rekindle.cli.options import answer, shared
+from rekindle.cli.submit import agree
+from rekindle.records import RunRecord
+
+
+def _days(_context: click.Context, _option: click.Parameter, value: str | None) -> int | None:
+    number = re.fullmatch(r"(\d{1,5}) ?d(ays?)?", value or "0d")
+    if number is None:
+        raise click.BadParameter("give days, such as 30d")
+    return None if value is None else int(number[1])
+
+
+@click.command("gc")
+@click.option("--keep-runs", type=click.IntRange(min=1), metavar="N",
+              help="How many of the newest runs of each name stay; default: retention.keep_runs of "
+              "their config.")  # fmt: skip
+@click.option("--older-than", "days", metavar="30d", callback=_days,
+              help="For how long every run stays; default: retention.older_than_days.")  # fmt: skip
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@shared
+def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> int:
+    """Show what no run needs any more, ask, and remove it: old runs that newer ones of their name
+    followed, what only these refer to, checkpoints of finished trainings, and what killed processes
+    left. Runs stay that made a version with an alias in the registry, or whose candidate waits for
+    approval; nothing is removed from the registry."""
+    from rekindle.platforms.local.removal import remove
+    from rekindle.report.index import render_index
+    from rekindle.report.retention import Retention
+
+    place = home.resolve()
+    retention = Retention(place, lambda record: _aliases(record, place), keep_runs, days)
+    shown = list(retention.look())
+    going = [item for item in shown if not item.stays]
+    _table(shown)
+    if going:
+        agree(yes, f"Remove {len(going):,} things, {_amount(going)}?")
+        shown = [item for item in shown if item.stays] + remove(place, retention.look, going)
+        render_index(place)
+        gone = [item for item in shown if not item.stays]
+        click.echo(f"removed {len(gone):,} things, {_amount(gone)}", err=True)
+    if as_json:
+        answer(Collected(items=tuple(shown)))
+    return 0
+
+
+def _aliases(record: RunRecord, home: Path) -> Mapping[str, str]:
+    from rekindle.registry.models import Registry, aliases
+    from rekindle.spec.model import Spec
+
+    spec = Spec.model_validate(record.spec)
+    return aliases(Registry(spec.registration, spec.model_name, str(home)))
+
+
+def _table(items: Sequence[HomeItem]) -> None:
+    """A line for each kind of thing and reason, what may go first."""
+    groups = dict[tuple[bool, str, str], list[HomeItem]]()
+    for item in sorted(items, key=lambda item: item.stays):
+        groups.setdefault((item.stays, item.kind, item.why), []).append(item)
+    lines = [("", "what", "how many", "size", "why")]
+    for (stays, kind, why), members in groups.items():
+        size = "" if stays else _amount(members)
+        lines.append(("stays" if stays else "goes", kind, f"{len(members):,}", size, why))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
+        click.echo("  ".join(cells).rstrip(), err=True)
+
+
+def _amount(items: Sequence[HomeItem]) -> str:
+    return f"{sum(item.bytes for item in items) / 1e6:,.1f} MB"

@@ -1,0 +1,204 @@
+"""What lies under a home, what of it no run needs any more, and how that is removed beside runs.
+
+Records mention things by name: a cache key, the folder of an artifact, the key of a training. What
+a run that stays mentions, stays. A removal holds the lock `runs/.gc`, which runs share for a moment
+to note in `runs/<run_id>/uses` what they are about to use, and looks at all of that once more.
+Things leave by renames into a folder `.removed` beside them: a run with its record, which is there
+whole or not at all; a cache entry before its artifacts, so that no entry names what is gone. Files
+are deleted after that. Killed at any point, a removal leaves only what nothing mentions, for the
+next one. Links are not followed, and a folder in which a file system is mounted stays."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import fsspec
+
+from rekindle.answers import HomeItem
+from rekindle.platforms.local.store import Store, locked
+from rekindle.train.storage import DEAD_AFTER, storage_of
+
+NAME = re.compile(r"[0-9a-f]{12,}(?:-[0-9a-f]{8})?")
+_DRAFT = re.compile(r"\..+\.([0-9a-f]{8}|starting)")
+_DRAFT_SECONDS = 3_600
+_USED, _UNUSED = "a run that stays uses it", "no run that stays uses it"
+_LEFT = "its process was killed"
+# by kind, in the order of removal: where such things lie, and why they may go
+_PLACES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "cache entry": (_UNUSED, ("cache/*.json",)),
+    "artifact": (_UNUSED, ("artifacts/*/*",)),
+    "killed attempt": (_LEFT, ("artifacts/*/*.partial",)),
+    "checkpoints": (_UNUSED, ("checkpoints/*",)),
+    "scores": (_UNUSED, ("scores/*",)),
+    "environment": ("it is old", ("environments/*",)),
+    "lock": (_UNUSED, ("cache/locks/*",)),
+    "draft": (_LEFT, (".*", "cache/.*", "cache/last/.*", "runs/.*", "runs/*/.*", "artifacts/*/.*")),
+    "interrupted removal": ("only its files are left", ("*/.removed/*",)),
+}
+_LOCKS: Mapping[str, Callable[[Path], Path]] = {
+    "run": lambda path: path / "lock",
+    "killed attempt": lambda path: path,
+    "checkpoints": lambda path: path / ".lock",
+    "scores": lambda path: path / ".lock",
+    "environment": lambda path: path.with_suffix(".lock"),
+    "lock": lambda path: path,
+    "draft": lambda path: path,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What the runs of a home need. `runs`: whether each stays, and why; `used`: the names that
+    those which stay mention, `live` those of runs that are alive; `unsure`: one that is alive has
+    not recorded yet what it trains; `finished`: keys of trainings; `elsewhere`: folders of
+    checkpoints outside of the home that may go, and why; `days` for which environments stay."""
+
+    runs: Mapping[str, tuple[bool, str]]
+    used: frozenset[str]
+    live: frozenset[str]
+    unsure: bool
+    finished: frozenset[str]
+    elsewhere: Mapping[str, str]
+    days: int
+
+
+def survey(home: Path, needs: Needs) -> Iterator[HomeItem]:
+    """All that a removal looks at, with the size of what may go."""
+    for run_id, (stays, why) in needs.runs.items():
+        yield _item(home, "run", home / "runs" / run_id, stays, why)
+    used = set(needs.used)
+    for kind, (reason, patterns) in _PLACES.items():
+        for path in sorted(path for pattern in patterns for path in home.glob(pattern)):
+            if not _is_one(kind, path):
+                continue
+            stays, why = _judged(kind, path, needs, used)
+            yield _item(home, kind, path, stays, why or reason)
+            if stays and kind == "cache entry" and path.is_file():
+                used.update(NAME.findall(path.read_text(errors="replace")))
+    for uri, why in needs.elsewhere.items():
+        yield from _elsewhere(uri, why)
+
+
+def remove(
+    home: Path, look: Callable[[], Iterator[HomeItem]], shown: Sequence[HomeItem]
+) -> list[HomeItem]:
+    """Remove those of `shown` that by `look` still may go; all with what came of it."""
+    asked, done = {(item.kind, item.path) for item in shown}, list[HomeItem]()
+    with Store(home).removal():
+        for item in [item for item in look() if (item.kind, item.path) in asked]:
+            here = not item.stays and not _is_elsewhere(item)
+            held = here and not _taken(home / item.path, item.kind)
+            update = {"stays": True, "why": "a process uses it"} if held else {}
+            done.append(item.model_copy(update=update))
+    for folder in home.glob("*/.removed"):
+        if folder.resolve() == folder:
+            shutil.rmtree(folder, ignore_errors=True)
+    for number, item in enumerate(done):
+        if not item.stays and _is_elsewhere(item):
+            try:
+                storage_of(item.path).remove("", "manifest.json")
+            except Exception as error:  # noqa: BLE001 - drivers raise their SDK's own errors
+                why = f"it cannot be deleted from here: {type(error).__name__}"
+                done[number] = item.model_copy(update={"stays": True, "why": why})
+    return done
+
+
+def _taken(path: Path, kind: str) -> bool:
+    """Whether it is gone from its place; False where a process holds it."""
+    with contextlib.ExitStack() as stack:
+        if kind in _LOCKS:
+            with contextlib.suppress(FileNotFoundError):
+                if not stack.enter_context(locked(_LOCKS[kind](path), create=False)):
+                    return False
+        folder = path.with_suffix("") if kind == "killed attempt" else path
+        if folder.is_dir() and folder.parent.name != ".removed":
+            trash = folder.parents[kind in ("artifact", "killed attempt")] / ".removed"
+            trash.mkdir(exist_ok=True)
+            folder.rename(trash / uuid.uuid4().hex)
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+    return True
+
+
+def _is_one(kind: str, path: Path) -> bool:
+    """Whether a path that fits the pattern of a kind is such a thing."""
+    if kind == "interrupted removal":
+        return True
+    if kind == "draft":
+        return bool(_DRAFT.fullmatch(path.name))
+    attempted = kind == "artifact" and path.with_name(f"{path.name}.partial").exists()
+    ending = {"cache entry": ".json", "killed attempt": ".partial"}.get(kind, "")
+    key = path.name.removesuffix(ending)
+    return bool(NAME.fullmatch(key)) and path.parent.name != ".removed" and not attempted
+
+
+def _judged(kind: str, path: Path, needs: Needs, used: set[str]) -> tuple[bool, str]:
+    """Whether it stays, and why ("": for the reason of its kind)."""
+    key = path.name.partition(".")[0]
+    if kind in ("draft", "interrupted removal"):
+        return kind == "draft" and _age_seconds(path) < _DRAFT_SECONDS, ""
+    if kind == "checkpoints" and key not in needs.live:
+        if key in needs.finished:
+            return False, "its training is finished"
+        if needs.unsure and key not in used:
+            return True, "a run that is alive has not recorded yet what it trains"
+    if kind == "environment" and (needs.live or needs.unsure):
+        return True, "a run is alive"
+    if kind == "environment" and _age_seconds(path) < needs.days * 86_400:
+        return True, f"it was made less than {needs.days} days ago"
+    return (True, _USED) if key in used and kind != "killed attempt" else (False, "")
+
+
+def _item(home: Path, kind: str, path: Path, stays: bool, why: str) -> HomeItem:
+    """With its size, or with what keeps it from being removed."""
+    size, obstacle = 0, ""
+    if path.is_symlink() or path.parent.resolve() != path.parent:
+        obstacle = "links are not followed"
+    elif not stays and kind in _LOCKS:
+        with contextlib.suppress(OSError), locked(_LOCKS[kind](path), create=False) as free:
+            obstacle = "" if free else "a process uses it"
+    if not stays and not obstacle:
+        folder = path.with_suffix("") if kind == "killed attempt" else path
+        with contextlib.suppress(FileNotFoundError):
+            found = [one.lstat() for one in (folder, *folder.rglob("*"))]
+            size = sum(one.st_size for one in found)
+            if len({one.st_dev for one in found}) > 1:
+                obstacle = "another file system is mounted in it"
+    name, left = str(path.relative_to(home)), stays or bool(obstacle)
+    return HomeItem(kind=kind, path=name, bytes=size, stays=left, why=obstacle or why)
+
+
+def _is_elsewhere(item: HomeItem) -> bool:
+    return item.path.startswith("/") or "://" in item.path
+
+
+def _elsewhere(uri: str, why: str) -> Iterator[HomeItem]:
+    """Checkpoints in a store or on a volume, if there are any."""
+    try:
+        store, place = fsspec.core.url_to_fs(uri, use_listings_cache=False)
+        found = store.find(place, detail=True)
+        size = sum(int(one["size"]) for one in found.values())
+        young = dt.datetime.now(dt.UTC) - DEAD_AFTER
+        stays = any(store.modified(name) > young for name in found)
+        if found:
+            why = "it changed less than a day ago" if stays else why
+            yield HomeItem(kind="checkpoints", path=uri, bytes=size, stays=stays, why=why)
+    except FileNotFoundError:
+        return
+    except Exception as error:  # noqa: BLE001 - drivers raise their SDK's own errors
+        why = f"it cannot be listed from here: {type(error).__name__}"
+        yield HomeItem(kind="checkpoints", path=uri, bytes=0, stays=True, why=why)
+
+
+def _age_seconds(path: Path) -> float:
+    with contextlib.suppress(FileNotFoundError):
+        return time.time() - path.lstat().st_mtime
+    return 0.0

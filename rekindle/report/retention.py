@@ -1,0 +1,133 @@
+"""Which runs of a home stay, and what these need: by age and number, by whether they are alive, and
+by what the registry holds of them. Where a record or a registry gives no answer, the run stays."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from rekindle.answers import HomeItem
+from rekindle.errors import RekindleError
+from rekindle.platforms.local.removal import NAME, Needs, survey
+from rekindle.platforms.local.store import is_alive
+from rekindle.platforms.watch import OVER
+from rekindle.records import RunRecord
+from rekindle.report import words
+from rekindle.report.collect import Findings, collect
+from rekindle.report.ledger import Entry, ledger
+from rekindle.spec.model import RetentionSpec
+from rekindle.train.job import folder_of
+
+Ask = Callable[[RunRecord], Mapping[str, str]]
+_NO_RECORD = RunRecord(run_id="", name="", platform="", status="failed", started_at="")
+
+
+class Retention:
+    """What may go from a home by the retention of each name, which `keep_runs` and `days` replace.
+    `ask` gives the versions in a run's registry by alias, or raises RekindleError."""
+
+    def __init__(self, home: Path, ask: Ask, keep_runs: int | None, days: int | None) -> None:
+        self.home, self.ask, self.keep_runs, self.days = home, ask, keep_runs, days
+        self.aliases: dict[tuple[str, str], Mapping[str, str] | str] = {}
+        self.known: dict[str, tuple[object, RunRecord, Findings, set[str]]] = {}
+
+    def look(self) -> Iterator[HomeItem]:
+        """All that a removal looks at, as it is now."""
+        found = (path for path in self.home.glob("runs/*") if path.is_dir())
+        ids = [path.name for path in found if path.name != ".removed"]
+        alive = {run_id for run_id in ids if is_alive(self.home, run_id)}
+        runs, days = self._runs(ids, alive)
+        used, live, finished, elsewhere = set[str](), set[str](), set[str](), dict[str, str]()
+        unsure = False
+        for run_id, (stays, _) in runs.items():
+            _, findings, names = self._read(run_id)
+            used |= names if stays else set()
+            live |= names if run_id in alive else set()
+            unsure |= run_id in alive and findings.fingerprint is None
+            finished |= {findings.training.run_key} if findings.training else set()
+        for run_id in runs:
+            record, findings, _ = self._read(run_id)
+            place = (record.spec.get("platforms") or {}).get(record.platform) or {}
+            key = findings.fingerprint.run_key if findings.fingerprint else ""
+            if place.get("artifact_root") and key and key not in live:
+                folder = folder_of(str(place["artifact_root"]), "checkpoints", key)
+                if key in finished or key not in used:
+                    why = "its training is finished" if key in finished else "its runs may go"
+                    elsewhere[folder] = why
+        needs = Needs(runs, frozenset(used), frozenset(live), unsure, frozenset(finished),
+                      elsewhere, days)  # fmt: skip
+        return survey(self.home, needs)
+
+    def _runs(self, ids: list[str], alive: set[str]) -> tuple[dict[str, tuple[bool, str]], int]:
+        """Whether each run stays, and why; and the longest time in days for which one may."""
+        entries, rules = ledger(self.home).entries, dict[str, RetentionSpec]()
+        runs = dict.fromkeys(ids, (True, "it has no record to judge by"))
+        runs |= dict.fromkeys(alive, (True, "it is alive"))
+        newer, makers = Counter[tuple[str, str]](), set[tuple[str, ...]]()
+        for entry in reversed(entries):
+            if entry.name not in rules:
+                rules[entry.name] = self._rule(entry.run_id)
+            newer[entry.name, entry.platform] += 1
+            if entry.run_id not in alive:
+                count = newer[entry.name, entry.platform]
+                runs[entry.run_id] = _by_age(entry, count, rules[entry.name])
+        for entry in entries:
+            if not runs[entry.run_id][0] and (why := self._registered(entry.run_id, makers)):
+                runs[entry.run_id] = True, why
+        return runs, max((rule.older_than_days for rule in rules.values()), default=30)
+
+    def _rule(self, run_id: str) -> RetentionSpec:
+        rule = RetentionSpec.model_validate(self._read(run_id)[0].spec.get("retention") or {})
+        asked = {"keep_runs": self.keep_runs, "older_than_days": self.days}
+        return rule.model_copy(update={k: v for k, v in asked.items() if v is not None})
+
+    def _registered(self, run_id: str, makers: set[tuple[str, ...]]) -> str:
+        """Why the registry needs the run, or ""; `makers` are the versions of those before it."""
+        record, found, _ = self._read(run_id)
+        if (model := found.registration) is None:
+            return "what it registered cannot be read" if "registration" in found.files else ""
+        where = (model.name, str((record.spec.get("register") or {}).get("tracking_uri")))
+        if where not in self.aliases:
+            try:
+                self.aliases[where] = self.ask(record)
+            except (RekindleError, ValueError) as error:
+                self.aliases[where] = f"its registry gives no answer: {str(error).splitlines()[0]}"
+        if isinstance(aliases := self.aliases[where], str):
+            return aliases
+        held = [alias for alias, version in aliases.items() if version == model.version]
+        if held and (*where, model.version) not in makers:
+            makers.add((*where, model.version))
+            return f"it made the {held[0]} of {model.name}"
+        compared = found.evidence.champion_version if found.evidence else ""
+        waits = model.decision in ("approval_needed", "pending")
+        same = compared == aliases.get("champion", "")
+        return "its candidate waits for approval" if waits and same else ""
+
+    def _read(self, run_id: str) -> tuple[RunRecord, Findings, set[str]]:
+        """The record of a run, what its steps found, and all names that these mention."""
+        files = [self.home / "runs" / run_id / name for name in ("run.json", "uses")]
+        stamp = [path.is_file() and tuple(path.stat())[:9] for path in files]
+        if run_id not in self.known or self.known[run_id][0] != stamp:
+            record = _NO_RECORD
+            with contextlib.suppress(OSError, ValueError):
+                record = RunRecord.read(files[0])
+            found = collect(record, history=False)
+            files += [path for kind, path in found.files.items() if kind != "shards"]
+            text = [path.read_text(errors="replace") for path in files if path.is_file()]
+            self.known[run_id] = stamp, record, found, set(NAME.findall(" ".join(text)))
+        return self.known[run_id][1:]
+
+
+def _by_age(entry: Entry, count: int, rule: RetentionSpec) -> tuple[bool, str]:
+    """Whether a run stays that `count - 1` runs of its name followed, and why."""
+    keep, days, began = rule.keep_runs, rule.older_than_days, words.instant(entry.started_at)
+    if entry.platform != "local" and entry.status not in OVER:
+        return True, f"it is not known to be over on {entry.platform}"
+    if count <= keep:
+        return True, f"it is one of the {keep} newest of its name"
+    if began is None or dt.datetime.now(dt.UTC) - began < dt.timedelta(days=days):
+        return True, f"it began less than {days} days ago"
+    return False, f"it is older than {days} days, and not one of the {keep} newest of its name"
