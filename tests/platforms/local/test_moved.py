@@ -132,8 +132,8 @@ def test_the_latest_run_is_the_one_that_began_last_whatever_the_clock_said(
     ("inodes", "says"),
     [
         (13, "no inodes left"),
-        (17, "No space left on device: .*ephemeral"),
-        (19, "No space left on device"),
+        (19, "No space left on device: .*ephemeral"),
+        (21, "No space left on device"),
     ],
 )
 def test_a_disk_without_inodes_is_named_as_the_reason(
