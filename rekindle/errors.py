@@ -59,7 +59,7 @@ def fix_of(error: OSError) -> str:
                 return "delete files: the file system has no inodes left"
         return "free some space"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "mend the permission"
+        return "correct the permissions"
     if error.errno == errno.EFBIG:
         return "raise the limit on the size of a file (ulimit -f)"
     if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -125,13 +125,13 @@ def show(outline: Outline, what: str) -> None:
 
 
 def agree(yes: bool, question: str) -> None:
-    """Go on if whoever sits there says so; RequestError if not, or if nobody does."""
+    """Return if the user agrees; RequestError if not, or if there is no terminal to ask at."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise RequestError(
-            "nobody is here to be asked, and nothing was sent", where="--yes",
-            fix="say it with --yes",
+            "stdin is not a terminal, so this cannot be confirmed; nothing was changed",
+            where="--yes", fix="pass --yes",
         )  # fmt: skip
     if not click.confirm(question, err=True):
-        raise RequestError("nothing was sent", fix="answer y, or say it with --yes")
+        raise RequestError("nothing was changed", fix="answer y, or pass --yes")

@@ -54,7 +54,7 @@ def sent(monkeypatch):
 def test_what_a_platform_will_do_is_said_before_one_is_asked(platform, capsys):
     assert invoke(words(platform, "{cron: 30 3 * * mon, timezone: Europe/Berlin}")) == 2
     said = capsys.readouterr().err
-    assert "nobody is here to be asked, and nothing was sent" in said
+    assert "stdin is not a terminal, so this cannot be confirmed; nothing was changed" in said
     starts = re.findall(
         r"(Mon \d{4}-\d\d-\d\d) 03:30 Europe/Berlin = (\d{4}-\d\d-\d\d 0[12]:30) UTC\n", said
     )
@@ -63,7 +63,7 @@ def test_what_a_platform_will_do_is_said_before_one_is_asked(platform, capsys):
     assert {after - before for before, after in itertools.pairwise(days)} == {dt.timedelta(7)}
     assert f"overlap  a start that falls due while a run goes on {OVERLAP[platform]}" in said
     assert "missed   starts that were missed are left out after a pause" in said
-    assert said.index("  starts") < said.index("nobody is here")
+    assert said.index("  starts") < said.index("stdin is not a terminal")
 
 
 @pytest.mark.parametrize(("cron", "said"), [("30 2 * * *", True), ("0 4 * * *", False)])

@@ -94,7 +94,7 @@ def test_machines_are_shown_as_the_config_asks_for_them(service, capsys):
 def test_without_a_terminal_nothing_is_sent_unless_one_says_yes(service, capsys):
     assert invoke(words("submit", "--json")) == 2
     (problem,) = told(capsys)["errors"]
-    assert (problem["where"], problem["fix"]) == ("--yes", "say it with --yes")
+    assert (problem["where"], problem["fix"]) == ("--yes", "pass --yes")
     assert service.calls == {}
 
 

@@ -287,7 +287,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_asked_of_a_platform(
     words = [*verb.split(), "c.yaml", "--platform", "sagemaker", "--set", WEEKLY, "--json"]
     assert invoke(words) == 2
     (problem,) = json.loads(capsys.readouterr().out)["errors"]
-    assert (problem["where"], problem["fix"]) == ("--yes", "say it with --yes")
+    assert (problem["where"], problem["fix"]) == ("--yes", "pass --yes")
     assert world.aws.calls == []
 
 

@@ -64,7 +64,7 @@ def hung_up_on(line):
 
 
 class Wire:
-    """A port in front of another that keeps what a real node sends there: somebody who reads the network."""
+    """A port in front of another that keeps what a real node sends there, as a host that reads the network does."""
 
     def __init__(self, where):
         self.where, self.kept = where, []

@@ -1,4 +1,4 @@
-"""What ruff's security rules (S) find is mended, or its ignore says why it is harmless."""
+"""What ruff's security rules (S) find is repaired, or its ignore says why it is harmless."""
 
 import re
 from pathlib import Path
