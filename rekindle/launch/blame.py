@@ -50,8 +50,13 @@ class Cause:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """From its fields."""
-        return cls(**facts)
+        """From its fields, which another node sent: raises ValueError or TypeError."""
+        cause = cls(**facts)
+        numbers = isinstance(cause.rank, int) and isinstance(cause.time, int | float)
+        texts = all(isinstance(text, str) for text in (cause.what, cause.where, cause.fix))
+        if cause.kind not in _ORDER or not (numbers and texts):
+            raise ValueError(f"no cause: {facts!r:.200}")
+        return cause
 
 
 def first(causes: Iterable[Cause]) -> Cause | None:

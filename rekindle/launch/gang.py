@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from rekindle.launch import accelerator, blame, meeting, nursery, signs
 from rekindle.launch.blame import Cause, Stack
@@ -66,7 +66,9 @@ class Report:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """From `facts`."""
+        """From `facts`, which another node sent: raises ValueError, TypeError or KeyError."""
+        if facts["ending"] not in get_args(Ending):
+            raise ValueError(f"no ending: {facts['ending']!r}")
         cause = Cause.of(facts["cause"]) if facts["cause"] else None
         return cls(**{**facts, "cause": cause})
 

@@ -85,7 +85,7 @@ class Line:
 
     def receive(self) -> list[Message]:
         """What has arrived; raises Disconnected once all that came before it was handed out, and
-        NotAuthenticError."""
+        NotAuthenticError, also for what is no message."""
         if self._ended:
             raise Disconnected
         contents: list[bytes] = []
@@ -97,7 +97,10 @@ class Line:
             pass
         except OSError:
             self._ended = True
-        return [json.loads(content) for content in contents]
+        try:
+            return [{"kind": "", **json.loads(content)} for content in contents]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise NotAuthenticError("a frame that holds no message") from error
 
     def close(self) -> None:
         """Hang up."""
@@ -198,10 +201,11 @@ class Coordinator(threading.Thread):
             self._reported(node, Report.of(message["report"]))
 
     def _join(self, line: Line, message: Message) -> None:
-        node = int(message["node"])
+        node, restart = message["node"], message["restart"]
+        if not isinstance(node, int) or not isinstance(restart, int):
+            raise TypeError(f"node {node!r} asks for restart {restart!r}")
         if message["nodes"] != self.place.nodes or not 0 <= node < self.place.nodes:
             raise ValueError(f"node {node} of {message['nodes']}; here are {self.place.nodes}")
-        restart = int(message["restart"])
         # only a coordinator that has started nothing yet is behind its nodes
         most = self.next_restart + 1 if self.next_restart else self.most_restarts
         if not 0 <= restart <= most:

@@ -1,5 +1,6 @@
 """Strangers on the ports of a job of several nodes: no message of theirs is believed, and no node is lost by them (H4)."""
 
+import dataclasses
 import socket
 import threading
 import time
@@ -8,6 +9,7 @@ import pytest
 
 from rekindle.errors import RequestError
 from rekindle.launch import tunnel
+from rekindle.launch.blame import Cause
 from rekindle.launch.gang import Report
 from rekindle.launch.nodes import Coordinator, Line, Member
 from rekindle.launch.rendezvous import Rendezvous
@@ -114,6 +116,55 @@ def test_not_even_a_node_of_the_job_asks_for_more_than_the_restart_after_the_nex
         return
     assert hung_up_on(line)
     assert are_well(nodes)
+
+
+CAUSE = dataclasses.asdict(Cause("raised", 2, 0.0, "no"))
+NO_MESSAGES = {
+    "nested deeply": b"[" * 100_000 + b"]" * 100_000,
+    "no JSON": b"\xff",
+    "a list": b"[[1]]",
+    "no kind": b"{}",
+    "an endless node": b'{"kind": "join", "nodes": 3, "node": 1e999, "restart": 1}',
+    "an endless restart": b'{"kind": "join", "nodes": 3, "node": 2, "restart": 1e999}',
+    "a node by name": b'{"kind": "join", "nodes": 3, "node": [2], "restart": 1}',
+    "a report of none": b'{"kind": "report"}',
+}
+NO_REPORTS = {
+    "an unknown ending": {"ending": "merry"},
+    "an ending that is a list": {"ending": []},
+    "an unknown field": {"more": 1},
+    "a cause by name": {"cause": "me"},
+    "an unknown kind": {"cause": {**CAUSE, "kind": "whim"}},
+    "a kind that is a list": {"cause": {**CAUSE, "kind": []}},
+    "a time that is a text": {"cause": {**CAUSE, "time": "now"}},
+    "a text that is a list": {"cause": {**CAUSE, "what": ["no"]}},
+}
+
+
+@pytest.mark.parametrize("what", NO_MESSAGES)
+def test_what_is_no_message_ends_only_its_own_connection_even_with_the_secret(nodes, what):
+    nodes.meet()
+    line = Line(
+        socket.create_connection(("127.0.0.1", nodes.places[0].port)), SECRET, accepts=False
+    )
+    line.send("hello")
+    line.socket.setblocking(True)
+    line.socket.sendall(line.seal.sealed(NO_MESSAGES[what]))
+    if what not in ("no kind", "a report of none"):  # ignored: no node's place was asked for
+        line.socket.setblocking(False)
+        assert hung_up_on(line)
+    assert are_well(nodes)
+
+
+@pytest.mark.parametrize("what", NO_REPORTS)
+def test_a_report_that_is_none_is_the_loss_of_its_node(nodes, what):
+    nodes.meet()
+    nodes.members[2].line.send(
+        "report", report={**Report("done", Cause(**CAUSE)).facts(), **NO_REPORTS[what]}
+    )
+    ends = nodes.all(*(lambda m=m: m.settle(Report("quiet")) for m in nodes.members[:2]))
+    assert [end.ending for end in ends] == ["lost"] * 2
+    assert "node 2 is gone" in ends[0].cause.what
 
 
 def test_a_new_coordinator_takes_up_where_its_nodes_are_but_not_beyond_what_the_config_allows():
