@@ -46,7 +46,7 @@ def cancelled(record: RunRecord, home: Path) -> RunRecord:
 
 def _interrupted(record: RunRecord, home: Path) -> RunRecord:
     """What Ctrl-C does, sent to whoever works on the run."""
-    from rekindle.platforms.local.execute import owner
+    from rekindle.platforms.local.store import owner
 
     if record.status != "running":
         return record

@@ -87,6 +87,6 @@ def _of_file(record: RunRecord, step: StepRecord, home: Path, follow: bool) -> I
 
 
 def _runs(home: Path, run_id: str, step: str) -> bool:
-    from rekindle.platforms.local.execute import is_alive
+    from rekindle.platforms.local.store import is_alive
 
     return is_alive(home, run_id) and read_run(home, run_id).step(step).status == "running"

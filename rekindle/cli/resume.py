@@ -30,7 +30,7 @@ def command(run: str, wait: bool, home: Path, as_json: bool) -> int:
 def _here(record: RunRecord, home: Path, as_json: bool) -> int:
     from rekindle.cli.job import Options
     from rekindle.cli.run import carry_out
-    from rekindle.platforms.local.execute import is_alive
+    from rekindle.platforms.local.store import is_alive
     from rekindle.spec.model import Spec
 
     if record.status == "running" and is_alive(home, record.run_id):

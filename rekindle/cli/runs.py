@@ -60,7 +60,7 @@ def _row(entry: Entry, home: Path, runs: str) -> dict[str, Any]:
 
 def _status(home: Path, entry: Entry) -> str:
     """The record's status, or `killed` where it was never closed and no process works on it."""
-    from rekindle.platforms.local.execute import is_alive
+    from rekindle.platforms.local.store import is_alive
 
     here = entry.platform == "local" and entry.status == "running"
     return "killed" if here and not is_alive(home, entry.run_id) else entry.status

@@ -20,7 +20,7 @@ _TAIL_LINES = 10
 def command(run: str, home: Path, as_json: bool) -> int:
     """The step table of RUN (default: the latest); says so when the run was killed, and of one that
     failed how its first step that did ended."""
-    from rekindle.platforms.local.execute import is_alive
+    from rekindle.platforms.local.store import is_alive
 
     record = find_run(home, run)
     if record.platform != "local":

@@ -17,7 +17,8 @@ import numpy as np
 from rekindle.evaluate.metrics import Floats
 from rekindle.evaluate.scores import Scores
 from rekindle.records import Check, Comparison, Slice
-from rekindle.spec.model import LOWER_IS_BETTER, EvaluateSpec, GateSpec
+from rekindle.spec.metrics import LOWER_IS_BETTER
+from rekindle.spec.model import EvaluateSpec, GateSpec
 
 CHUNK_ELEMENTS = 4_000_000
 

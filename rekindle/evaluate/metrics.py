@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rekindle.records import CalibrationBin
-from rekindle.spec.model import METRICS
+from rekindle.spec.metrics import METRICS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -74,7 +74,7 @@ def confusion(probabilities_NC: Floats, labels_N: Ints) -> Ints:
 
 
 def score(probabilities_NC: Floats, labels_N: Ints) -> dict[str, float]:
-    """All metrics by name; see `rekindle.spec.model.METRICS`. NaN for all if a probability is."""
+    """All metrics by name; see `rekindle.spec.metrics.METRICS`. NaN for all if a probability is."""
     if not np.isfinite(probabilities_NC).all():
         return dict.fromkeys(METRICS, math.nan)
     return {

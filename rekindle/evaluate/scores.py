@@ -16,7 +16,7 @@ import numpy as np
 from rekindle.evaluate import metrics
 from rekindle.evaluate.metrics import Floats, Ints
 from rekindle.records import Check
-from rekindle.spec.model import TOKEN_METRICS
+from rekindle.spec.metrics import TOKEN_METRICS
 
 
 class Scores(Protocol):

@@ -86,7 +86,8 @@ def main(argv: list[str], fork: Fork | None = None) -> int:
         write_result(Path(task["result"]), result)
     except OSError as error:
         written = f"cannot write {task['result']}: {error.strerror}"
-        sys.stderr.write(f"{result['error'] or written}\n")
+        if result["error"] or not result["exit_code"]:  # else the command has said why it failed
+            sys.stderr.write(f"{result['error'] or written}\n")
         return int(result["exit_code"]) or 1
     return int(result["exit_code"])
 

@@ -137,6 +137,7 @@ class _Moments(Temporaries):
     def _saved(self, at: Moment) -> int:
         """For the backward passes of all micro-batches under way."""
         saved = self._blocks_held(at) * self.kept + self._sent(at) + self.inputs_held
+        saved -= at.held[-1] * self.narrowed
         return saved + sum(n * self.ends_kept(stage) for stage, n in enumerate(at.held))
 
     def _blocks_held(self, at: Moment) -> int:
@@ -181,7 +182,8 @@ class _Moments(Temporaries):
             most = 2 * self.gathered * (self.root + (self.embedding or self.block))
             yield {**terms, self.copies: most, "activations": self.inputs_held}
         if self.work.checkpointing == "none":  # its feed-forward has not been yet
-            saved, scores = terms["activations"] - self.mlp, self.attention_forward
+            saved, scores = terms["activations"], self.attention_forward
+            saved -= 0 if self.narrowed else self.mlp
             yield {**terms, "activations": saved, "temporaries": scores + more}
 
     def _backward(self, at: Moment) -> Iterator[dict[str, int]]:
@@ -207,16 +209,17 @@ class _Moments(Temporaries):
             again = self.norm_and_attention + self.attention_forward
             more = self._head_gradient() + self.left
             yield {**terms, "activations": saved, "temporaries": again + more}
+        whole = saved + (self.narrowed if self.stages[at.stage] == self.final else 0)
         for done in {0, 1, count - 2, count - 1}:
             if 0 <= done < count:
-                activations = saved - done * self.kept
+                activations = (whole if done else saved) - done * self.kept
                 yield {**self._at_block(at, done, before, copies), "activations": activations}
         single = self.sharded and self.layout.pp == 1 and self.group == 1
         for done in {1, count} if single else ():
-            activations = saved - done * self.kept
+            activations = whole - done * self.kept
             yield {**self._reducing(at, done, before, copies), "activations": activations}
         if not self.sharded and self.stages[at.stage] == 0:
-            yield self._at_table(at, saved - count * self.kept)
+            yield self._at_table(at, whole - count * self.kept)
 
     def _beginning(self, at: Moment, saved: int) -> Iterator[tuple[int, int]]:
         """Activations and temporaries before the first block's own backward pass, when FSDP puts

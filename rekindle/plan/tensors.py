@@ -190,8 +190,8 @@ class Rank:
         if self.written:  # softmax in fp32, what is kept of it, and the product
             return (self.exact + 2 * self.compute) * self.pairs
         kept = 4 * self.tokens * self.shape.heads // self.layout.tp  # log of the sums
-        if self.shape.causal and self.shape.attention_dropout:
-            # one call a document, each of which keeps its result beside the joined ones
+        if self.shape.attention_dropout and (self.shape.causal or self.joined):
+            # one call a document or group, each of which keeps its result beside the joined ones
             kept += self.compute * self.tokens * self.query
         return kept
 
@@ -208,6 +208,19 @@ class Rank:
         if self.shape.dropout:  # a byte an element; DistilBERT's attention has none behind it
             kept += tokens * hidden * (1 if self.shape.model_type == "distilbert" else 2)
         return kept + self.activation * tokens * self.inner
+
+    @cached_property
+    def joined(self) -> bool:
+        """Whether texts with a class share one sequence; images do not."""
+        return not self.shape.causal and self.shape.vocab > 0
+
+    @cached_property
+    def narrowed(self) -> int:
+        """What the last block keeps less where it computes, behind its attention, only the first
+        token of each text."""
+        if not self.joined or not self.last or self.work.checkpointing != "none":
+            return 0
+        return self.mlp - self.mlp // self.work.sequence
 
     @cached_property
     def activation(self) -> int:

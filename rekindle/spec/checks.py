@@ -11,14 +11,8 @@ from urllib.parse import parse_qsl, urlsplit
 from rekindle.masking import masked, tells
 from rekindle.spec import rates, schedule
 from rekindle.spec.document import KeyPath
-from rekindle.spec.model import (
-    BUILTIN_TASKS,
-    LOWER_IS_BETTER,
-    METRICS,
-    TOKEN_METRICS,
-    Spec,
-    TrainSpec,
-)
+from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TOKEN_METRICS
+from rekindle.spec.model import BUILTIN_TASKS, Spec, TrainSpec
 
 Finding = tuple[KeyPath, str, str]
 

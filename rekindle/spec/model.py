@@ -16,9 +16,6 @@ from rekindle.spec.places import ImageSpec, PlatformsSpec, Section
 from rekindle.spec.schedule import ScheduleSpec
 
 BUILTIN_TASKS = ("causal_lm", "image_classification", "text_classification")
-METRICS = ("accuracy", "macro_f1", "log_loss", "calibration_error")
-TOKEN_METRICS = ("log_loss", "perplexity", "token_accuracy", "bits_per_byte")
-LOWER_IS_BETTER = frozenset({"log_loss", "calibration_error", "perplexity", "bits_per_byte"})
 
 Metric = Literal[
     "accuracy", "macro_f1", "log_loss", "calibration_error",

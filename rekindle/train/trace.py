@@ -116,6 +116,7 @@ class _Run:
         self.tokens = self.task.objective == "tokens"
         self.pipeline: Any = None
         self.last_turn = False
+        self.joined = False  # texts with a class, in one sequence
         self.mesh: Mesh
 
     def result(self) -> Traced:
@@ -124,6 +125,7 @@ class _Run:
         from rekindle.train.pipeline import Pipeline
 
         live, parts = self.live, self._parts()
+        self.joined = parts.stages[0].part.joins_texts
         self._divide_backward(parts)
         with live.counting():
             taught = [_local(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
@@ -286,9 +288,20 @@ class _Run:
         whole = torch.ones(rows, length, dtype=torch.int64)
         count = torch.tensor([1.0])
         if not self.tokens:
-            inputs = {"input_ids": whole, "attention_mask": whole.clone()}
-            labels = torch.zeros(rows, dtype=torch.int64)
-            return Micro(inputs, labels, count, key=0, weights=torch.ones(rows))
+            labels, weights = torch.zeros(rows, dtype=torch.int64), torch.ones(rows)
+            if not self.joined:
+                inputs = {"input_ids": whole, "attention_mask": whole.clone()}
+                return Micro(inputs, labels, count, key=0, weights=weights)
+            joined = whole.view(1, -1)
+            return Micro(
+                inputs={"input_ids": joined, "position_ids": joined.clone()},
+                labels=labels,
+                targets=torch.arange(rows) * length,
+                documents=Documents.of_texts([length] * rows),
+                count=count,
+                key=0,
+                weights=weights,
+            )
         numbers_BS = np.ones((rows, trace.sequence), np.int64)
         return Micro(
             inputs={"input_ids": whole, "position_ids": whole.clone()},

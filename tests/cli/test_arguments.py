@@ -12,8 +12,7 @@ from rekindle.errors import RequestError, SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.ir.values import bind
-from rekindle.spec import load_spec
-from rekindle.spec.load import load_target
+from rekindle.spec.load import load_spec, load_target
 
 NAMES = {
     "name",

@@ -15,7 +15,8 @@ from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.graph import Graph
 from rekindle.ir.read import read
 from rekindle.platforms.code import code_of, hashes, placed
-from rekindle.spec import load_spec, lock
+from rekindle.spec import lock
+from rekindle.spec.load import load_spec
 from rekindle.spec.lock import Pin
 from rekindle.spec.model import Spec
 

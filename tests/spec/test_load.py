@@ -3,7 +3,7 @@
 import pytest
 
 from rekindle.errors import SpecError
-from rekindle.spec import load_spec
+from rekindle.spec.load import load_spec
 from rekindle.spec.model import Spec
 from rekindle.spec.places import Section
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import SpecError
-from rekindle.spec import load_spec, lock
+from rekindle.spec import lock
+from rekindle.spec.load import load_spec
 from rekindle.spec.lock import Pin
 
 DIGEST = "sha256:" + "1" * 64

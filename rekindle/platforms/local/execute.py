@@ -39,11 +39,11 @@ from rekindle.platforms.local.cache import each
 from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
 from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
-from rekindle.platforms.local.store import Store, is_alive, make_home, owner
+from rekindle.platforms.local.store import Store, is_alive, make_home
 from rekindle.platforms.local.walk import Leaf, Ready, Skipped, Walk, dependents
 from rekindle.records import Ignored, RunRecord, StepRecord
 
-__all__ = ["execute", "ignored", "is_alive", "owner"]
+__all__ = ["execute", "ignored"]
 
 GRACE_SECONDS = 30.0
 # a text that UTF-8 or the locale cannot encode is no reason to fail a step that prints it

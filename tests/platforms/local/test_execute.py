@@ -11,8 +11,9 @@ import yaml
 
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.ir.read import read
-from rekindle.platforms.local.execute import ignored, is_alive
+from rekindle.platforms.local.execute import ignored
 from rekindle.platforms.local.results import outputs
+from rekindle.platforms.local.store import is_alive
 from rekindle.records import Ignored, RunRecord
 from tests.ir.test_read import executor, minimal
 from tests.platforms.local.runs import graph, run, stored

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import RekindleError
-from rekindle.platforms.local.execute import is_alive, owner
-from rekindle.platforms.local.store import Store, clear_killed_attempts
+from rekindle.platforms.local.store import Store, clear_killed_attempts, is_alive, owner
 from tests.platforms.local.runs import run, stored
 from tests.platforms.local.test_execute import alive
 
