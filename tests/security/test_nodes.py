@@ -16,18 +16,9 @@ from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.seal import NotAuthenticError, Seal
 from rekindle.launch.torchrun import torchrun
 from rekindle.spec.model import TrainSpec
-from tests.launch.test_nodes import SECRET, Nodes
+from tests.launch.test_nodes import SECRET
+from tests.launch.test_nodes import nodes as nodes
 from tests.security.strangers import NOISE, Wire, hung_up_on, send, tampered, with_another_secret
-
-
-@pytest.fixture
-def nodes():
-    made = Nodes()
-    made.listen()
-    yield made
-    for member in made.members:
-        member.close()
-    made.coordinator.end()
 
 
 def are_well(nodes):
