@@ -72,7 +72,9 @@ class Part(nn.Module):
         self.results: list[torch.Tensor] = []
         # only our attention understands which documents share a sequence
         self.ours = any(hasattr(m, attention.PEERS) for m in network.modules())
-        self.texts: int | None = None  # how many are joined in the sequence
+        # how many texts are joined in the sequence, and documents, with those that fill it
+        self.texts: int | None = None
+        self.documents = 0
         networks = [network, *self.teachers]
         self.joins_texts = isinstance(task, TextClassification) and all(
             family is not None and family.summary is not None
@@ -145,6 +147,7 @@ class Part(nn.Module):
         labels_B, weights_B, count = micro.labels, micro.weights, micro.count[0]
         if micro.documents is not None:
             batch["documents"] = micro.documents  # type: ignore[assignment]
+            self.documents = len(micro.documents.queries)
         if not self.last:
             return self._hidden(batch)
         self.texts = None if micro.targets is None else len(micro.targets)
@@ -192,7 +195,11 @@ def _summarise_each(network: nn.Module, part: Part) -> None:
     family, body = families.require_family(network, "summary"), families.backbone(network)
 
     def each(hidden_BTH: torch.Tensor) -> torch.Tensor:
-        return hidden_BTH if part.texts is None else hidden_BTH[0, : part.texts, None]
+        if part.texts is None:
+            return hidden_BTH
+        if hidden_BTH.shape[1] != part.documents:
+            raise RuntimeError(f"{hidden_BTH.shape[1]} summaries of {part.documents} documents")
+        return hidden_BTH[0, : part.texts, None]
 
     def before(module: nn.Module, args: Any) -> Any:
         return (each(args[0]), *args[1:])

@@ -150,6 +150,9 @@ def _recompute_and_compile(piece: nn.Module, train: TrainSpec) -> None:
         # a block is compiled by itself, so DDP's hooks run between blocks; torch would cut large
         # ones once more, at DDP's buckets
         dynamo.optimize_ddp = False
+        # the last block of a text classifier has hooks that others have not, and the same code:
+        # unasked, it would run as the first block was compiled, without them
+        dynamo.skip_nnmodule_hook_guards = False
     for block in blocks:
         if train.activation_checkpointing != "none":
             context = _selective if train.activation_checkpointing == "selective" else None

@@ -1,6 +1,7 @@
 """Texts with a class share a sequence: no padding but in attention, and each is what it would be alone."""
 
 import dataclasses
+import functools
 import types
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, dropout, families
+from rekindle.train import attention, dropout, families, parallel
 from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
 from rekindle.train.feed import Feed
@@ -135,6 +136,24 @@ def test_the_last_block_computes_first_tokens_alone_behind_its_attention(kind):
     part(micro=micro)
     tokens = micro.inputs["input_ids"].shape[1]
     assert list(rows.values()) == [tokens, tokens, len(ROWS), len(ROWS)]
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_compiled_blocks_compute_what_others_do(kind, monkeypatch):
+    """Blocks share their code, and only the last one has hooks: once compiled it ran without them."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    found = []
+    for compiled in (False, True):
+        net = network(kind).train()
+        attention.install(net, attention.Peers())
+        part = Part(TASK, net, Goal())
+        parallel._recompute_and_compile(net, TrainSpec(compile=compiled))
+        for rows in (ROWS, ROWS[1:]):  # the second makes sizes symbols
+            result = part(micro=on_cpu(batches().arranged(rows, np.arange(len(rows)))))
+            result[0, 0].backward()
+            found += [result[0].detach(), *(p.grad.clone() for p in net.parameters())]
+    half = len(found) // 2
+    torch.testing.assert_close(found[:half], found[half:])
 
 
 @pytest.mark.slow
