@@ -77,7 +77,8 @@ def test_a_training_that_is_under_way_is_measured_by_its_first_steps(home, tmp_p
         step.model_copy(update={"status": "running", "artifacts": {}})
         if step.name.endswith("finetune") else step for step in run.steps
     )  # fmt: skip
-    under_way = run.model_copy(update={"steps": steps, "status": "running"})
+    there = str(tmp_path.resolve())  # a home that was not moved: its records name what lies elsewhere
+    under_way = run.model_copy(update={"steps": steps, "status": "running", "home": there})
     under_way.write(tmp_path / "runs" / run.run_id / "run.json")
     (curve,) = (home / "checkpoints").glob(f"*/{HISTORY}")
     there = tmp_path / "checkpoints" / curve.parent.name / HISTORY
@@ -110,7 +111,8 @@ def test_what_cannot_be_measured_is_refused(home, tmp_path, capsys):
     assert invoke(["plan", "--home", str(home)]) == 2
     assert "a CONFIG to plan is missing" in capsys.readouterr().err
     run = find_run(home, "latest")
-    unplanned = run.model_copy(update={"plan": {}, "run_id": "unplanned"})
+    there = str(tmp_path.resolve())
+    unplanned = run.model_copy(update={"plan": {}, "run_id": "unplanned", "home": there})
     unplanned.write(tmp_path / "runs" / "unplanned" / "run.json")
     assert invoke(["plan", "--calibrate", "unplanned", "--home", str(tmp_path)]) == 2
     assert "was not planned" in capsys.readouterr().err
@@ -122,7 +124,7 @@ def test_what_cannot_be_measured_is_refused(home, tmp_path, capsys):
         assert "planned CPU, trained NVIDIA H200" in capsys.readouterr().err
     finally:
         wrong.write(summary)
-    older = run.model_copy(update={"plan": {"name": "old"}, "run_id": "older"})
+    older = unplanned.model_copy(update={"plan": {"name": "old"}, "run_id": "older"})
     older.write(tmp_path / "runs" / "older" / "run.json")
     assert invoke(["plan", "--calibrate", "older", "--home", str(tmp_path)]) == 2
     assert "by another version" in capsys.readouterr().err

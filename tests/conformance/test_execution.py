@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from rekindle.records import ArtifactRecord, RunRecord
 from rekindle.spec.places import AzureMLSpec, SageMakerSpec
 from tests.conformance.test_conformance import arguments
 from tests.ir.test_corpus import CORPUS
-from tests.platforms.azureml.test_compile import IMAGE
+from tests.platforms.azureml.test_compile import IMAGE as ACR
 from tests.platforms.azureml.test_compile import stored as stored_for_azure
 from tests.platforms.azureml.test_compile import what_came_of_it as left_on_azure
 from tests.platforms.local.runs import PIPELINES, left_by, plain, run, unnamed
@@ -28,6 +29,7 @@ from tests.platforms.sagemaker.conftest import PLACE, stored
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
+from tests.platforms.sagemaker.test_compile import IMAGE as ECR
 from tests.platforms.sagemaker.test_execution import what_came_of_it as left_on_sagemaker
 from tests.servers.azureml import Workspace
 from tests.servers.sagemaker import Pipelines
@@ -110,6 +112,11 @@ def graph_of(name: str) -> Any:
     return read((CORPUS / name).read_text())
 
 
+def copied(name: str, image: str) -> Any:
+    """The same with the images that it names copied to where the platform pulls from."""
+    return read(re.sub(r"(?m)^( +image: ).*$", rf"\g<1>{image}", (CORPUS / name).read_text()))
+
+
 def run_here(name: str, home: Path) -> RunRecord:
     graph = graph_of(name)
     return run(graph, home, arguments(graph), env={"PATH": os.environ["PATH"]})
@@ -139,7 +146,7 @@ def test_its_outputs_are_those_of_kfp_local(name: str, installed: Any, tmp_path:
 def test_every_step_leaves_on_sagemaker_what_it_leaves_here(
     name: str, service: Pipelines, tmp_path: Path, installed: Any
 ) -> None:
-    graph = graph_of(name)
+    graph = copied(name, ECR)
     made = for_sagemaker("", graph, arguments(graph), SageMakerSpec(**PLACE))
     execution = service.execute(stored(service, made.files))
     here = left_by(run_here(name, tmp_path / "home"))
@@ -150,8 +157,8 @@ def test_every_step_leaves_on_sagemaker_what_it_leaves_here(
 def test_every_step_leaves_on_azure_what_it_leaves_here(
     name: str, service: Pipelines, tmp_path: Path, installed: Any
 ) -> None:
-    graph = graph_of(name)
-    made = for_azure("", graph, arguments(graph), AzureMLSpec(image=IMAGE))
+    graph = copied(name, ACR)
+    made = for_azure("", graph, arguments(graph), AzureMLSpec(image=ACR))
     (tmp_path / "runs").mkdir()
     workspace = Workspace(tmp_path / "runs", service.environment)
     done = workspace.run(stored_for_azure(made, tmp_path))

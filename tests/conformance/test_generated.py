@@ -102,13 +102,18 @@ def test_every_step_leaves_the_same_everywhere(
     taken = {p for p in PLATFORMS if not refused_of(graph, p)}
     for platform in taken:
         on(platform, text, graph)
-    assert taken >= {"local", "kubeflow", "vertex", "azureml"}
+    assert taken >= {"local", "kubeflow", "vertex"}
+    # the two others have no loop over what a step gives
+    assert {f for p in set(PLATFORMS) - taken for f in refused_of(graph, p)} <= {
+        "loops_over_outputs"
+    }
     record = run(graph, tmp_path / "home", {})
     assert record.status == "succeeded"
     here = unnamed(left_by(record))
     if "sagemaker" in taken:
         assert on_sagemaker(graph, service) == here
-    assert on_azure(graph, service, tmp_path) == here
+    if "azureml" in taken:
+        assert on_azure(graph, service, tmp_path) == here
     if not image:
         theirs = in_kfp_local(text, tmp_path)
         ours = {name: plain(value) for name, value in outputs(graph, record).items()}
