@@ -77,7 +77,9 @@ def test_a_training_that_is_under_way_is_measured_by_its_first_steps(home, tmp_p
         step.model_copy(update={"status": "running", "artifacts": {}})
         if step.name.endswith("finetune") else step for step in run.steps
     )  # fmt: skip
-    there = str(tmp_path.resolve())  # a home that was not moved: its records name what lies elsewhere
+    there = str(
+        tmp_path.resolve()
+    )  # a home that was not moved: its records name what lies elsewhere
     under_way = run.model_copy(update={"steps": steps, "status": "running", "home": there})
     under_way.write(tmp_path / "runs" / run.run_id / "run.json")
     (curve,) = (home / "checkpoints").glob(f"*/{HISTORY}")

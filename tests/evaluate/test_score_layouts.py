@@ -22,7 +22,6 @@ from tests.data.dialogues import LLAMA, sharded, source
 from tests.evaluate.scoring import one_rank
 from tests.evaluate.test_scores import SLICES, model_of
 from tests.evaluate.two_ranks import SMALL, case
-from tests.quick import first
 
 DISTILBERT = {
     "model_type": "distilbert",
@@ -108,7 +107,8 @@ def words(models, name, layout):
     return {"model": str(model), "examples": str(examples), "layout": layout, "train": train}
 
 
-@pytest.mark.parametrize("name", first(3, CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_two_ranks_score_as_one_process_does(name, models, ranks, monkeypatch):
     folder, log = ranks
     model, layout = CASES[name]

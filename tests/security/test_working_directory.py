@@ -34,6 +34,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_beside_such_files_is_like_any_other(folder):
     config = {

@@ -214,6 +214,7 @@ def test_an_uninterrupted_run_learns_and_says_so(uninterrupted):
     assert newest(uninterrupted.checkpoints, "key").step == STEPS
 
 
+@pytest.mark.slow
 def test_a_killed_worker_restarts_the_gang_and_changes_no_bit(gang, uninterrupted):
     gang.start().until_step(25)
     gang.workers()[1].send_signal(signal.SIGKILL)

@@ -88,6 +88,7 @@ def test_several_nodes_share_a_secret_that_no_object_but_its_own_holds_and_that_
     assert secret not in cluster.secrets
 
 
+@pytest.mark.slow
 def test_a_launcher_killed_before_it_made_the_secret_is_replaced_by_one_that_does(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ def test_a_launcher_killed_after_the_job_succeeded_brings_the_result_back_later(
     assert len(cluster.created) == 1
 
 
+@pytest.mark.slow
 def test_a_drained_launcher_leaves_the_job_to_the_next_one(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -218,6 +220,7 @@ def test_a_run_that_is_terminated_takes_its_job_along_without_a_signal(
     until(lambda: not cluster.jobs, "the end of the job")
 
 
+@pytest.mark.slow
 def test_a_job_whose_launcher_died_with_the_run_ends_itself(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -286,6 +289,7 @@ def test_a_job_that_fails_fails_the_step_with_the_last_words_of_the_node_that_fa
     assert not Path(step.executor_input["outputs"]["outputFile"]).exists()
 
 
+@pytest.mark.slow
 def test_a_step_without_retries_is_not_attempted_again_unless_it_is_started_anew(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -300,6 +304,7 @@ def test_a_step_without_retries_is_not_attempted_again_unless_it_is_started_anew
     assert cluster.created == [cluster.created[0], f"{cluster.created[0]}-2"]
 
 
+@pytest.mark.slow
 def test_one_launcher_makes_all_attempts_with_the_pauses_of_the_step(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -315,6 +320,7 @@ def test_one_launcher_makes_all_attempts_with_the_pauses_of_the_step(
     assert len(cluster.created) == 2
 
 
+@pytest.mark.slow
 def test_a_launcher_that_pauses_ends_with_its_run(cluster: FakeCluster, tmp_path: Path) -> None:
     step = Step(tmp_path, cluster, pipeline_retried, behave="fail")
     definition = json.loads(step.container["args"][0])
@@ -343,6 +349,7 @@ def test_tries_in_vain_cost_less_than_a_minute_whatever_the_step_asks_for(source
 POD_SECONDS = 8  # to be scheduled, and to read the state of the job
 
 
+@pytest.mark.slow
 def test_a_log_that_breaks_off_again_and_again_is_streamed_whole_and_once(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -356,6 +363,7 @@ def test_a_log_that_breaks_off_again_and_again_is_streamed_whole_and_once(
     assert heard == spoken
 
 
+@pytest.mark.slow
 def test_a_preempted_node_restarts_the_job_and_not_the_launcher(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

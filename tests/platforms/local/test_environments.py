@@ -76,6 +76,7 @@ def values(record):
     return {step.name: dict(step.parameters).get("Output") for step in record.steps}
 
 
+@pytest.mark.slow
 def test_packages_are_installed_beside_what_is_here_and_leave_it_alone(tmp_path, env):
     home, before = tmp_path / "home", metadata.version("iniconfig")
     heard = []
