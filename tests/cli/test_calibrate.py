@@ -77,10 +77,9 @@ def test_a_training_that_is_under_way_is_measured_by_its_first_steps(home, tmp_p
         step.model_copy(update={"status": "running", "artifacts": {}})
         if step.name.endswith("finetune") else step for step in run.steps
     )  # fmt: skip
-    there = str(
-        tmp_path.resolve()
-    )  # a home that was not moved: its records name what lies elsewhere
-    under_way = run.model_copy(update={"steps": steps, "status": "running", "home": there})
+    # a home that was not moved: its records name what lies elsewhere
+    update = {"steps": steps, "status": "running", "home": str(tmp_path.resolve())}
+    under_way = run.model_copy(update=update)
     under_way.write(tmp_path / "runs" / run.run_id / "run.json")
     (curve,) = (home / "checkpoints").glob(f"*/{HISTORY}")
     there = tmp_path / "checkpoints" / curve.parent.name / HISTORY
@@ -113,8 +112,8 @@ def test_what_cannot_be_measured_is_refused(home, tmp_path, capsys):
     assert invoke(["plan", "--home", str(home)]) == 2
     assert "a CONFIG to plan is missing" in capsys.readouterr().err
     run = find_run(home, "latest")
-    there = str(tmp_path.resolve())
-    unplanned = run.model_copy(update={"plan": {}, "run_id": "unplanned", "home": there})
+    update = {"plan": {}, "run_id": "unplanned", "home": str(tmp_path.resolve())}
+    unplanned = run.model_copy(update=update)
     unplanned.write(tmp_path / "runs" / "unplanned" / "run.json")
     assert invoke(["plan", "--calibrate", "unplanned", "--home", str(tmp_path)]) == 2
     assert "was not planned" in capsys.readouterr().err
