@@ -62,6 +62,12 @@ class TaskError(Exception):
     """The task cannot be started, or what it left behind is not what it promised."""
 
 
+def end_when_told() -> None:
+    """Let SIGTERM end this process until a step runs in it, which is told instead. The kernel keeps
+    signals without a handler from process 1, which a container's first process is."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 def main(argv: list[str], fork: Fork | None = None) -> int:
     """Run the task in the file `argv[1]`; the exit code says how it ended."""
     task = json.loads(Path(argv[1]).read_text(encoding="utf-8"))

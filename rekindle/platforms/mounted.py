@@ -24,6 +24,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -289,10 +290,11 @@ def _installed(pip: dict[str, list[str]]) -> int:
 
 
 def _attempts(task: Task, file: Path, here: Place) -> int:
-    """Run the step until it succeeds or no retry is left."""
+    """Run the step until it succeeds, was told to end, or has no retry left."""
     retry, code = task["retry"], 1
     for attempt in range(int(retry["count"]) + 1):
         if attempt:
+            shim.end_when_told()
             pause = retry["pause_seconds"] * retry["factor"] ** (attempt - 1)
             sys.stderr.write(f"--- attempt {attempt} failed; the next one begins in {pause:g} s\n")
             time.sleep(min(pause, retry["cap_seconds"]))
@@ -300,7 +302,7 @@ def _attempts(task: Task, file: Path, here: Place) -> int:
                 shutil.rmtree(here.outputs[name])
                 here.outputs[name].mkdir()
         code = shim.main(["", str(file)])
-        if code == 0 or code == shim.PREEMPTED:
+        if code in (0, shim.PREEMPTED, 128 + signal.SIGTERM):
             break
     return code
 

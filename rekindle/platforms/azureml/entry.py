@@ -16,12 +16,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the bundle's own rekindle
 
+from rekindle.launch import shim  # noqa: E402
 from rekindle.platforms import mounted  # noqa: E402
 from rekindle.platforms.mounted import Place, Task  # noqa: E402
 
 
 def main(words: list[str]) -> int:
     """Run the step of the bundle."""
+    shim.end_when_told()
     parser = argparse.ArgumentParser()
     parser.add_argument("--values", type=Path, default=None)
     parser.add_argument("--input", action="append", default=[])

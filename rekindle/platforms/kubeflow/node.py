@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 def main(words: list[str]) -> int:
     """Run the node; the exit code says how it ended."""
+    shim.end_when_told()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     task = unpacked(words)
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the bundle's own rekindle
 
+from rekindle.launch import shim  # noqa: E402
 from rekindle.platforms import mounted  # noqa: E402
 from rekindle.platforms.mounted import Place, Task  # noqa: E402
 
@@ -29,6 +30,7 @@ TRAINING = Path("/opt/ml/model"), Path("/opt/ml/output/failure")
 
 def main() -> int:
     """Run the step of the bundle."""
+    shim.end_when_told()
     task = mounted.load_task(HERE)
     place = _place(task, *(TRAINING if "training" in task else PROCESSING))
     if channel := task.get("copies"):

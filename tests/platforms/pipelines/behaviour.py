@@ -527,6 +527,7 @@ def gather(folder: str, model: dsl.Output[dsl.Model], bad_node: int = -1) -> str
     """Every node tells node rank 0 its number over the network; no torch."""
     import os
     import socket
+    from pathlib import Path
 
     from rekindle.launch.rendezvous import Rendezvous
 
@@ -534,6 +535,8 @@ def gather(folder: str, model: dsl.Output[dsl.Model], bad_node: int = -1) -> str
     with open(os.path.join(folder, f"node-{place.node_rank}"), "a") as file:
         file.write(model.path)
     if place.node_rank == bad_node:
+        while len(list(Path(folder).glob("node-*"))) < place.nodes:
+            pass  # a container that only just starts does not hear a signal
         raise ValueError(f"node {place.node_rank} is bad")
     if place.node_rank:
         while True:
