@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from rekindle.answers import Collected, HomeItem
-from rekindle.cli.options import answer, shared
-from rekindle.cli.submit import agree
+from rekindle.cli.options import agree, answer, shared, yes
 from rekindle.records import RunRecord
 
 
@@ -27,7 +26,7 @@ def _days(_context: click.Context, _option: click.Parameter, value: str | None) 
               "their config.")  # fmt: skip
 @click.option("--older-than", "days", metavar="30d", callback=_days,
               help="For how long every run stays; default: retention.older_than_days.")  # fmt: skip
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes
 @shared
 def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> int:
     """Show what no run needs any more, ask, and remove it: old runs that newer ones of their name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ TRAINING = "finetune"  # the step of the shipped pipeline
 ON_MACHINES = (TRAINING, "score")  # those that `resources` are for
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
+yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+wait = click.option("--wait", is_flag=True,
+                    help="Stay until the run is over, and end as it does.")  # fmt: skip
+
 
 class _Masking(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
@@ -40,6 +45,19 @@ def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -
 def answer(record: Record) -> None:
     """Say it as one JSON object on stdout: what `--json` asks for."""
     click.echo(record.to_json())
+
+
+def agree(yes: bool, question: str) -> None:
+    """Return if the user agrees; RequestError if not, or if there is no terminal to ask at."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise RequestError(
+            "stdin is not a terminal, so this cannot be confirmed; nothing was changed",
+            where="--yes", fix="pass --yes",
+        )  # fmt: skip
+    if not click.confirm(question, err=True):
+        raise RequestError("nothing was changed", fix="answer y, or pass --yes")
 
 
 def shared(function: Decorated) -> Decorated:

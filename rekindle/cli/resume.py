@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import answer, find_run, shared
-from rekindle.cli.submit import wait
+from rekindle.cli.options import answer, find_run, shared, wait
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord
 

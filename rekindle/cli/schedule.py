@@ -14,9 +14,9 @@ import click
 
 from rekindle.answers import ScheduleDeleted, ScheduleRow, Schedules
 from rekindle.cli.doctor import refuse_early
-from rekindle.cli.options import answer, config, overrides, shared
+from rekindle.cli.options import agree, answer, config, overrides, shared, yes
 from rekindle.cli.submission import client_of, ready
-from rekindle.cli.submit import agree, platform, show, yes
+from rekindle.cli.submit import platform, show
 from rekindle.errors import Problem, RequestError
 
 if TYPE_CHECKING:

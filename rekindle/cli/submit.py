@@ -4,7 +4,6 @@ once, and says where to look."""
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,8 @@ import click
 
 from rekindle.answers import PlannedStep, Submitted
 from rekindle.cli.compile import PLATFORMS
-from rekindle.cli.options import answer, config, overrides, shared
+from rekindle.cli.options import agree, answer, config, overrides, shared, wait, yes
 from rekindle.cli.submission import submitted
-from rekindle.errors import RequestError
 from rekindle.records import RunRecord
 
 if TYPE_CHECKING:
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
 platform = click.option(
     "--platform", type=click.Choice(list(PLATFORMS)), required=True, help="Where it shall run.",
 )  # fmt: skip
-yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-wait = click.option("--wait", is_flag=True,
-                    help="Stay until the run is over, and end as it does.")  # fmt: skip
 
 
 @click.command("submit")
@@ -122,16 +117,3 @@ def show(outline: Outline, what: str) -> None:
         spot = " (spot)" if planned.spot else ""
         machine = f"{planned.machines} x {planned.machine}{spot}"
         click.echo(f"  {planned.step:<{width}}  {machine}", err=True)
-
-
-def agree(yes: bool, question: str) -> None:
-    """Return if the user agrees; RequestError if not, or if there is no terminal to ask at."""
-    if yes:
-        return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise RequestError(
-            "stdin is not a terminal, so this cannot be confirmed; nothing was changed",
-            where="--yes", fix="pass --yes",
-        )  # fmt: skip
-    if not click.confirm(question, err=True):
-        raise RequestError("nothing was changed", fix="answer y, or pass --yes")
