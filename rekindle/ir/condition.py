@@ -39,6 +39,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
+_MOST_TOKENS, _MOST_LEVELS, _MOST_DIGITS = 800, 50, 400  # nobody writes that by hand
 _KINDS: Mapping[str, Kind] = {
     "STRING": "text",
     "NUMBER_INTEGER": "number",
@@ -169,7 +170,7 @@ class _Parser:
     """Recursive descent over a token list; `self.at` is the next token."""
 
     def __init__(self, text: str, where: str) -> None:
-        self.text, self.where, self.at = text, where, 0
+        self.text, self.where, self.at, self.levels = text, where, 0, 0
         self.tokens: list[tuple[str, str]] = []
         position, end = 0, len(text.rstrip())
         while position < end:
@@ -180,13 +181,25 @@ class _Parser:
             if match["reference"]:
                 kind = "parameter"
             self.tokens.append((kind, match[kind]))
+            if len(self.tokens) > _MOST_TOKENS or (
+                kind == "number" and len(match[kind]) > _MOST_DIGITS
+            ):
+                self.refuse_size()
             position = match.end()
 
     def refuse(self, near: str) -> NoReturn:
         raise UnsupportedError(
-            f"the condition cannot be read near {near!r}: {self.text}",
+            f"the condition cannot be read near {near[:200]!r}: {self.text[:2_000]}",
             where=self.where,
             fix="branch on a bool that a component computes; KFP does not escape quotes in text",
+        )
+
+    def refuse_size(self) -> NoReturn:
+        raise UnsupportedError(
+            f"the condition has more than {_MOST_TOKENS} words, {_MOST_LEVELS} levels of brackets, "
+            f"or {_MOST_DIGITS} digits in a number: {self.text[:200]}...",
+            where=self.where,
+            fix="branch on a bool that a component computes",
         )
 
     def peek(self) -> tuple[str, str]:
@@ -225,7 +238,11 @@ class _Parser:
         if not negated and self.peek() != ("mark", "("):
             return self.compare()
         self.take("(")
+        self.levels += 1
+        if self.levels > _MOST_LEVELS:
+            self.refuse_size()
         inner = self.either()
+        self.levels -= 1
         self.take(")")
         return Not(inner) if negated else inner
 
@@ -246,7 +263,11 @@ class _Parser:
         if kind != "cast":
             return Value(_literal(kind, value))
         self.take("(")
+        self.levels += 1
+        if self.levels > _MOST_LEVELS:
+            self.refuse_size()
         inner = self.term()
+        self.levels -= 1
         self.take(")")
         return Cast("int" if value == "int" else "double", inner)
 

@@ -2,7 +2,8 @@
 
 JSON is read as JSON, although nearly all of it is YAML, too: to YAML 1.1 `1e-07` is text, the two
 halves of an emoji are an error, and so is a tab. A text that would fill the memory, by aliases that
-multiply or by nesting, is refused before its values are made."""
+multiply or by nesting, or take hours, by numbers of many digits (YAML 1.1 has them to the base 60,
+too), is refused before its values are made."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import yaml
 MAX_BYTES = 32 << 20
 MAX_VALUES = 1_000_000
 MAX_LEVELS = 100
+MAX_DIGITS = 400  # the largest float has 309
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -34,7 +36,11 @@ def documents(text: str) -> list[Any]:
             _check_values(found)
             return found
     _check_events(text)
-    return [document for document in yaml.load_all(text, _LOADER) if document is not None]
+    try:
+        return [document for document in yaml.load_all(text, _LOADER) if document is not None]
+    except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError) as error:
+        # a date such as 2024-99-99, or a tag that its text does not fit
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
 
 
 def _too_much() -> yaml.YAMLError:
@@ -67,6 +73,8 @@ def _check_events(text: str) -> None:
             count += sizes.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
+            if len(event.value) > MAX_DIGITS and _is_number(event):
+                raise yaml.YAMLError(f"a number of more than {MAX_DIGITS} digits")
             if event.anchor:
                 sizes[event.anchor] = 1
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -78,3 +86,12 @@ def _check_events(text: str) -> None:
                 sizes[anchor] = count - before
         if count > MAX_VALUES or len(opened) > MAX_LEVELS:
             raise _too_much()
+
+
+def _is_number(event: yaml.ScalarEvent) -> bool:
+    if not event.implicit[0]:
+        return str(event.tag).endswith((":int", ":float"))
+    kinds = _LOADER.yaml_implicit_resolvers.get(event.value[0], ())
+    return any(
+        tag.endswith((":int", ":float")) and regex.match(event.value) for tag, regex in kinds
+    )

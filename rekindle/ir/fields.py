@@ -8,7 +8,9 @@ raises RequestError at once.
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -51,9 +53,13 @@ class Fields:
         if (value := self.data.get(key)) is None:
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            if abs(value) > sys.float_info.max:
+                raise malformed("a number of many digits", "a float", self.at(key))
             return kind(value)  # type: ignore[call-arg]
         if not isinstance(value, kind):
             raise malformed(value, f"a {kind.__name__}", self.at(key))
+        if isinstance(value, float) and not math.isfinite(value):
+            raise malformed(value, "a finite number", self.at(key))
         return value
 
     def any(self, key: str) -> Any:

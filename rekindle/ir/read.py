@@ -11,6 +11,7 @@ and the KFP compiler's output, ../shared/facts/kfp.md §2.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, cast, get_args
@@ -362,6 +363,9 @@ def _retry(fields: Fields) -> Retry:
 def _duration(fields: Fields, key: str, default: float) -> float:
     text = fields.take(key, str, f"{default}s")
     try:
-        return float(text.removesuffix("s"))
-    except ValueError as error:
-        raise malformed(text, "a duration such as 60s", fields.at(key)) from error
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise malformed(text, "a duration such as 60s", fields.at(key))
+    return seconds
