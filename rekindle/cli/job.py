@@ -22,6 +22,7 @@ from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import Ignored, RunRecord, RunSummary
 from rekindle.report.summary import summarised
 from rekindle.spec.identity import source_hash
+from rekindle.spec.imports import INCLUDED
 from rekindle.spec.model import Spec
 
 if TYPE_CHECKING:
@@ -200,12 +201,15 @@ def _imports(spec: Spec) -> tuple[str, ...]:
 
 def environment_of(spec: Spec) -> dict[str, str]:
     """What the steps of a local run see: ours, their secrets, and how ranks find each other."""
+    from rekindle.platforms.code import included_hash
+
     secrets_of = {
         name: os.environ[ref.removeprefix("env:")]
         for name, ref in spec.platforms.local.secrets.items()
     }
     rendezvous = Rendezvous(ranks_per_node=spec.platforms.local.ranks)
-    return {**os.environ, **secrets_of, **rendezvous.environment()}
+    included = {INCLUDED: hash_} if (hash_ := included_hash(spec)) else {}
+    return {**os.environ, **secrets_of, **rendezvous.environment(), **included}
 
 
 def resolved(spec: Spec, home: Path) -> Spec:

@@ -11,9 +11,12 @@ checkpoint is made) are left out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 from rekindle.data.columns import wanted_columns
 from rekindle.data.files import content_hash
@@ -25,7 +28,7 @@ from rekindle.data.window import Window, resolve
 from rekindle.errors import DataError, RequestError
 from rekindle.records import Fingerprint
 from rekindle.spec.identity import TRAINING, digest, file_sha256, source_hash
-from rekindle.spec.imports import closure, folders_of, own_folders
+from rekindle.spec.imports import INCLUDED, as_import, closure, contents, folders_of, own_folders
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, load_task
 
@@ -70,6 +73,7 @@ def fingerprint(
             ],
             "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
             "code": source_hash(TRAINING),
+            **({"included": included} if (included := os.environ.get(INCLUDED)) else {}),
         }
     )
     init_from = _init_from(model, work_key, champion)
@@ -90,25 +94,40 @@ def fingerprint(
     )
 
 
-def _own_task(task: str) -> list[str]:
+def _own_task(task: str) -> list[Any]:
     path, _, name = task.rpartition(":")
     return [name, *_own_files(Path(path))]
 
 
-def _own_script(words: str) -> list[str]:
-    """The bytes of the script and its arguments; a module behind `-m` counts by name only."""
+def _own_script(words: str) -> list[Any]:
+    """The bytes of the script, or of the module behind `-m`, its arguments, and the bytes of files
+    that these name."""
     script, *arguments = shlex.split(words)
-    return [*(["-m"] if script == "-m" else _own_files(Path(script))), *arguments]
+    if script != "-m":
+        code: list[Any] = _own_files(Path(script))
+    else:
+        source = {"train.entrypoint": as_import(arguments[0])} if arguments else {}
+        code = ["-m", *_hashes([], source, own_folders())]
+    named: list[str] = []
+    for word in arguments:
+        path = Path(word.rpartition("=")[2])
+        with contextlib.suppress(OSError):  # a text that is too long for a name
+            named += [file_sha256(path)] if path.is_file() else []
+    return [*code, *arguments, *named]
 
 
-def _own_files(path: Path) -> list[str]:
-    """Hashes of a file of one's own and of the modules of one's own that it imports, wherever they
-    lie."""
-    folders = (*folders_of(path.absolute()), *own_folders())
+def _own_files(path: Path) -> list[list[str]]:
+    """A file of one's own and the modules of one's own that it imports, as `contents` has them."""
+    return _hashes([path], {}, (*folders_of(path.absolute()), *own_folders()))
+
+
+def _hashes(
+    files: list[Path], sources: dict[str, str], folders: tuple[Path, ...]
+) -> list[list[str]]:
     try:
-        return sorted(file_sha256(file) for file in closure([path], {}, folders))
+        return contents(closure(files, sources, folders))
     except OSError as error:
-        raise RequestError(f"cannot read {path}: {error}", fix="check the path") from None
+        raise RequestError(f"cannot read {error.filename}: {error}", fix="check the path") from None
 
 
 def _init_from(model: ModelSpec, work_key: str, champion: ChampionState | None) -> str:

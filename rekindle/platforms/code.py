@@ -8,23 +8,25 @@ that is not on this machine is taken for one in the image, which is then one's o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from rekindle.errors import Problem, RequestError
 from rekindle.ir.graph import Graph, Step
+from rekindle.ir.placeholders import lower
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.platforms.included import included
 from rekindle.platforms.sagemaker.site import ECR
 from rekindle.spec import lock
 from rekindle.spec.identity import digest, file_sha256
-from rekindle.spec.imports import closure, folders_of
+from rekindle.spec.imports import as_import, closure, contents, folders_of, own_folders
 from rekindle.spec.model import Spec
 
 log = logging.getLogger(__name__)
@@ -37,13 +39,14 @@ _BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
 @dataclasses.dataclass(frozen=True)
 class Code:
     """Files by their path below `HOME`; the `folders` below it that modules are imported from; who
-    wants any of it, as fields of the config and paths of steps; and the folder here (`root`) that
-    becomes `HOME`."""
+    wants any of it, as fields of the config and paths of steps; the folder here (`root`) that
+    becomes `HOME`; and what stands for the files that `image.include` names."""
 
     files: Mapping[str, bytes]
     folders: tuple[str, ...]
     wanted_by: tuple[str, ...]
     root: Path
+    included: str = ""
 
     @property
     def digest(self) -> str:
@@ -84,18 +87,52 @@ def code_of(spec: Spec, graph: Graph) -> Code:
         tuple(sorted(folder.relative_to(root).as_posix() for folder in importing)),
         (*files, *needing, *(["image.include"] if taken else [])),
         root,
+        _included_hash(taken, Path(spec.origin[0]).resolve().parent),
     )
 
 
 def hashes(spec: Spec, graph: Graph) -> dict[str, str]:
     """What stands for files of one's own in the cache of this machine: by the value of the
-    parameter that names the task, and by the paths of steps that import modules."""
+    parameter that names the task, and by the components that import modules, whose command names
+    files, or that may read what `image.include` names."""
     folders = _folders(spec, dict(_named(spec)))
-    sources = _sources(spec, graph)
     task = [file for field, file in _named(spec) if field == "task" and file.is_file()]
     found = {spec.task: closure(task, {}, folders)} if task else {}
-    found |= {path: closure([], {path: text}, folders) for path, text in sources.items()}
-    return {name: digest(sorted(map(file_sha256, files))) for name, files in found.items() if files}
+    for step in graph.steps() if spec.pipeline else ():
+        source = step.container.source
+        found[step.component] = (
+            closure([], {step.path: source}, folders) if source else _called(step, folders)
+        )
+    beside = included_hash(spec)
+    return {
+        name: digest([contents(files), beside]) for name, files in found.items() if files or beside
+    }
+
+
+def included_hash(spec: Spec) -> str:
+    """What stands for the files that `image.include` names; empty for none."""
+    folder = Path(spec.origin[0]).resolve().parent
+    return _included_hash(included(spec.image.include, folder), folder)
+
+
+def _included_hash(files: Iterable[Path], folder: Path) -> str:
+    found = sorted([os.path.relpath(file, folder), file_sha256(file)] for file in files)
+    return digest(found) if found else ""
+
+
+def _called(step: Step, folders: Sequence[Path]) -> dict[Path, Path]:
+    """Files of one's own that a command has among its words, with what they import, as `closure`
+    has them."""
+    found: dict[Path, Path] = {}
+    for word in (*step.container.command, *step.container.args):
+        with contextlib.suppress(OSError, ValueError):  # a script of many lines is no file's name
+            text = lower(word)
+            file = Path(text).resolve() if isinstance(text, str) else None
+            if file and file.is_file() and any(file.is_relative_to(place) for place in folders):
+                found[file] = file.parent
+                with contextlib.suppress(RequestError):  # a file for another Python than this one
+                    found |= closure([file], {}, folders)
+    return found
 
 
 def placed(spec: Spec, code: Code) -> Spec:
@@ -171,7 +208,7 @@ def _sources(spec: Spec, graph: Graph) -> dict[str, str]:
     found = {step.path: step.container.source for step in graph.steps() if step.container.source}
     words = _words(spec.train.entrypoint or "")
     if words[:1] == ["-m"] and len(words) > 1:
-        found["train.entrypoint"] = f"import {words[1]}, {words[1]}.__main__"
+        found["train.entrypoint"] = as_import(words[1])
     return found if spec.pipeline or words[:1] == ["-m"] else {}
 
 
@@ -181,7 +218,7 @@ def _folders(spec: Spec, files: Mapping[str, Path]) -> tuple[Path, ...]:
     if spec.pipeline and ".py:" in spec.pipeline:
         around.append(Path(spec.pipeline.rpartition(":")[0]).resolve())
     found = [folder for file in around for folder in folders_of(file)]
-    return tuple(dict.fromkeys([*found, Path.cwd().resolve()]))
+    return tuple(dict.fromkeys([*found, Path.cwd().resolve(), *own_folders()]))
 
 
 def _abroad(platform: str, spec: Spec, graph: Graph, image: str) -> Iterator[tuple[Step, str]]:

@@ -15,6 +15,7 @@ from rekindle.errors import PlatformError, RequestError
 from rekindle.platforms.code import HOME, Code
 from rekindle.platforms.local.docker import Docker
 from rekindle.spec import lock
+from rekindle.spec.imports import INCLUDED
 from rekindle.spec.lock import Pin
 
 CODE_LABEL = "rekindle.code"
@@ -61,6 +62,8 @@ def _dockerfile(code: Code, base: str, below: str) -> str:
     lines = [f"FROM {base}", f"COPY --chown=0:0 code {HOME}"]
     if places:
         lines.append(f"ENV PYTHONPATH={':'.join(places)}${{PYTHONPATH:+:$PYTHONPATH}}")
+    if code.included:
+        lines.append(f"ENV {INCLUDED}={code.included}")
     lines.append(f'LABEL {CODE_LABEL}="{code.digest}" rekindle.base="{below}"')
     return "\n".join([*lines, ""])
 

@@ -14,10 +14,20 @@ from pathlib import Path
 
 import rekindle
 from rekindle.errors import RequestError
+from rekindle.spec.identity import file_sha256
 
 _INSTALLED = frozenset({*sys.stdlib_module_names, "rekindle", "kfp"})
 # what pip and Debian call the folders that packages are installed in
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
+
+
+# the variable of a step's environment with a hash of the files that `image.include` names
+INCLUDED = "REKINDLE_INCLUDED"
+
+
+def as_import(module: str) -> str:
+    """Python that needs what `python -m MODULE` runs."""
+    return f"import {module}, {module}.__main__"
 
 
 def folders_of(file: Path) -> tuple[Path, ...]:
@@ -59,6 +69,14 @@ def closure(
                 found[module] = folder
                 waiting.append((module, _read(module)))
     return found
+
+
+def contents(files: Mapping[Path, Path]) -> list[list[str]]:
+    """What stands for the files that `closure` found, wherever they lie: the name under which each
+    is imported, and a hash of its bytes."""
+    return sorted(
+        [file.relative_to(top).as_posix(), file_sha256(file)] for file, top in files.items()
+    )
 
 
 def _modules(

@@ -104,7 +104,7 @@ def identify(
 ) -> Identity:
     """The identity of `step` on `inputs`, in a container if there is an `image_id`; a `cache_key`
     of the user's stands in for everything but the outputs. `own_code` are hashes of files of one's
-    own, by the path of the step that imports them, or the value of a parameter that names them.
+    own, by the component that uses them, or the value of a parameter that names them.
     Paths under `home` count relative to it."""
     container = step.container
     outputs = {
@@ -129,7 +129,7 @@ def identify(
     facts = {"component": _hash(component), "outputs": _hash(outputs), "rekindle": source_hash}
     if image_id:
         facts["image"] = image_id
-    named = [step.path, *(v for v in inputs.parameters.values() if isinstance(v, str))]
+    named = [step.component, *(v for v in inputs.parameters.values() if isinstance(v, str))]
     if used := sorted({own_code[name] for name in named if name in own_code}):
         facts["own code"] = _hash(used)
     given: dict[str, Any] = dict(inputs.parameters)

@@ -2,7 +2,8 @@
 
 The digest of a file is the sha256 of its bytes; that of a folder hashes one line a file and empty
 folder (relative path, size, sha256), sorted by path, so that neither times nor the place on disk
-count. Links to files count as the file, links to folders as their target's name.
+count. Links to files count as the file; links to folders as their target's name, or, in data that
+a user imports, as the folder: what a step left may name anything of this machine.
 
 A recorded file is hashed again, the smallest files first, up to `_READ_AGAIN_BYTES` per artifact.
 Beyond that, a file whose size, times and inode are as recorded keeps its hash: every write changes
@@ -15,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 _READ_AGAIN_BYTES = 1 << 30
@@ -36,12 +37,14 @@ class FileFact:
         return cls(found.st_size, found.st_mtime_ns, sha256, found.st_ctime_ns, found.st_ino)
 
 
-def describe(path: Path, known: Mapping[str, FileFact] | None = None) -> dict[str, FileFact]:
+def describe(
+    path: Path, known: Mapping[str, FileFact] | None = None, *, follow: bool = False
+) -> dict[str, FileFact]:
     """Every file under `path` by its relative name ("" where `path` is a file; empty where it is
-    not there); `known` is what was recorded of it."""
+    not there), links to folders followed if so asked; `known` is what was recorded of it."""
     facts: dict[str, FileFact] = {}
     left = _READ_AGAIN_BYTES
-    for name, entry in sorted(_walk(path), key=_size):
+    for name, entry in sorted(_walk(path, follow), key=_size):
         if isinstance(entry, str):
             facts[name] = FileFact(0, 0, entry)
             continue
@@ -75,15 +78,15 @@ def local_path(uri: str) -> Path | None:
     return None if "://" in uri or not uri else Path(uri)
 
 
-def _walk(path: Path) -> Iterator[tuple[str, os.stat_result | str]]:
+def _walk(path: Path, follow: bool = False) -> Iterator[tuple[str, os.stat_result | str]]:
     """Relative names with their stat, or with a text for what is no file: an empty folder, a linked
     one."""
     if path.is_file():
         yield "", path.stat()
         return
-    pending = [(path, "")] if path.is_dir() else []
+    pending = [(path, "", {path.resolve()})] if path.is_dir() else []
     while pending:
-        folder, prefix = pending.pop()
+        folder, prefix, around = pending.pop()
         empty = True
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -92,14 +95,18 @@ def _walk(path: Path) -> Iterator[tuple[str, os.stat_result | str]]:
                 if Path(entry.path).is_file():  # unlike the entry's, False for a link to itself
                     yield name, entry.stat()
                 elif entry.is_dir(follow_symlinks=False):
-                    pending.append((Path(entry.path), name + "/"))
+                    pending.append((Path(entry.path), name + "/", around))
+                elif follow and _leads_on(target := Path(entry.path), around):
+                    pending.append((target, name + "/", {*around, target.resolve()}))
                 else:
-                    yield (
-                        name,
-                        _kind_of(Path(entry.path)),
-                    )
+                    yield name, _kind_of(Path(entry.path))
         if empty:
             yield prefix or "/", "empty"
+
+
+def _leads_on(link: Path, around: Collection[Path]) -> bool:
+    """Whether a link is to a folder, and not to one that this is in."""
+    return link.is_dir() and link.resolve() not in around
 
 
 def _kind_of(path: Path) -> str:

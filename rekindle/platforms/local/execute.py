@@ -74,7 +74,7 @@ def execute(
     `imports` are modules that most steps import, beside KFP's executor: it is done once for all.
     `containers` says which steps docker runs.
     `env` is the environment of the steps; `source_hash` stands for our own code in cache keys,
-    `own_code` for files of the user's, by the path of a step or the value of a parameter;
+    `own_code` for files of the user's, by the component or the value of a parameter;
     `fresh` runs every step, `from_step` that one and all that depend on it. `on_change` sees the
     record whenever it changes, `on_event` the step and each event it emits; both are called in this
     thread.

@@ -149,7 +149,7 @@ def _import(job: Job, node: Importer) -> Outcome:
         schema_title=node.artifact.schema_title,
         schema_version=node.artifact.schema_version,
         metadata=filled(dict(node.metadata)),
-        files=describe(path) if path is not None else {},
+        files=describe(path, follow=True) if path is not None else {},
     )
     return Outcome(
         node, "succeeded", Values({}, {node.artifact.name: artifact}), reason=f"imported {uri}"

@@ -66,7 +66,7 @@ def test_code_of_ones_own_is_part_of_the_key_of_the_steps_that_use_it(
     home: Path, folder: Path
 ) -> None:
     arguments = {"folder": str(folder), "text": "task.py:Mine"}
-    mine = {"task.py:Mine": "1", "count": "1"}  # a parameter's value, and the path of a step
+    mine = {"task.py:Mine": "1", "count": "1"}  # a value of a parameter, and a component
     run("chain", home, arguments, own_code=mine, run_id="one")
     record = run("chain", home, arguments, own_code={**mine, "task.py:Mine": "2"})
     assert reasons(record)["make"] == "ran: code of yours that it uses changed"
