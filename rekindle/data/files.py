@@ -17,7 +17,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import fsspec
@@ -268,7 +268,12 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
         return [filesystem.info(path)], _parent(path)
     if filesystem.isdir(path):
         details = filesystem.find(path, detail=True).values()
-        return [info for info in details if _visible(_below(info["name"], path))], path
+        found = [info for info in details if _visible(_below(info["name"], path))]
+        for info in found if isinstance(filesystem, LocalFileSystem) else ():
+            place = Path(info["name"])
+            if place.exists() and not place.is_file():  # a pipe would be waited for
+                raise DataError("this is no file", where=str(place), fix="move it elsewhere")
+        return found, path
     fixed = re.split(r"[*?\[]", path, maxsplit=1)[0]
     if fixed == path:
         return [], path

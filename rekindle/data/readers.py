@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
@@ -27,9 +28,15 @@ from rekindle.data.validate import Findings
 
 BLOCK_BYTES = 4 << 20
 MOST_LINE_BYTES = 64 << 20
-_PARQUET_ROWS = 4_096
+_PARQUET_ROWS, _LEAST_PARQUET_ROWS = 4_096, 16
+_PARQUET_BYTES = 128 << 20  # that one read may take, if a row group has one value in all rows
+_HELD_BYTES = 64 << 20
 _HEADER_BYTES = 1 << 20
 _PROBED_LINES = 100
+
+_LONG_TYPES = (
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
+)  # fmt: skip
 
 Reader = Callable[[SourceFile, Mapping[str, Kind], Findings], Iterator[RawBatch]]
 
@@ -76,13 +83,63 @@ def read_parquet(
             if _twice(file, columns, names, findings):
                 return
             row = 1
-            for batch in parquet.iter_batches(
-                batch_size=_PARQUET_ROWS, columns=list(columns), use_threads=False
-            ):
+            for batch in _parquet_batches(parquet, list(columns)):
                 yield _raw(batch, np.arange(row, row + len(batch)), file)
                 row += len(batch)
         except (pa.ArrowInvalid, OSError) as error:
             findings.add("malformed", file.name, f"no Parquet file: {error}")
+
+
+def _parquet_batches(
+    parquet: pa.parquet.ParquetFile, columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """Batches of `_PARQUET_ROWS` rows, or of fewer that are large: a file holds a long value once,
+    and its rows repeat it."""
+    groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+    largest = max((group.total_byte_size for group in groups), default=0)  # not compressed
+    at_once = min(max(_PARQUET_BYTES // max(largest, 1), _LEAST_PARQUET_ROWS), _PARQUET_ROWS)
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in parquet.iter_batches(batch_size=at_once, columns=columns, use_threads=False):
+        for piece in _plain(batch):
+            if held and (rows + len(piece) > _PARQUET_ROWS or size + piece.nbytes > _HELD_BYTES):
+                yield _joined(held)
+                held, rows, size = [], 0, 0
+            held.append(piece)
+            rows, size = rows + len(piece), size + piece.nbytes
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
+
+
+def _plain(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch without dictionaries, in pieces of some `_HELD_BYTES`."""
+    found = [i for i, field in enumerate(batch.schema) if pa.types.is_dictionary(field.type)]
+    if not found:
+        yield batch
+        return
+    size = sum(map(_decoded_bytes, map(batch.column, found)))
+    at_once = max(len(batch) * _HELD_BYTES // max(size, _HELD_BYTES), 1)
+    for start in range(0, len(batch), at_once):
+        piece = batch.slice(start, at_once)
+        for i in found:
+            column = piece.column(i).dictionary_decode()
+            piece = piece.set_column(i, piece.schema.field(i).with_type(column.type), column)
+        yield piece
+
+
+def _decoded_bytes(column: pa.DictionaryArray) -> int:
+    values = column.dictionary
+    if not any(is_text(values.type) for is_text in _LONG_TYPES):
+        return int(values.nbytes)
+    lengths = pc.binary_length(values).take(column.indices)
+    return int(pc.sum(lengths).as_py() or 0)
 
 
 def read_jsonl(

@@ -2,7 +2,8 @@
 
 A row is data. Whoever wrote it must not choose what is read with the credentials, from the network
 or from the disk of those who train on it: not another scheme or bucket, not a chained URI
-(`a::b`, whose filesystems render templates), not a path through `..`, a hidden name or a link.
+(`a::b`, whose filesystems render templates), not a path through `..`, a hidden name or a link, and
+not one whose folders are replaced by links between the check and the reading.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from fsspec.implementations.local import LocalFileSystem
 
 MOST_BYTES = 256 << 20
 """What one file that a row names may hold."""
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 def path_of(filesystem: Any, root: str, folder: str, value: str) -> str:
     """The path of the file that a row in `folder` names as `value`: relative to `folder`, absolute,
     or a URI of the filesystem's own scheme. Raises ValueError for all that is not below `root`."""
+    if not root:  # all buckets, or the whole disk
+        raise ValueError(f"{value!r} cannot be below the source's folder, for it has none")
     if "::" in value or not value.isprintable():
         raise ValueError(f"{value!r} is a chained URI or holds control characters")
     scheme, has_scheme, _ = value.partition("://")
@@ -29,7 +33,7 @@ def path_of(filesystem: Any, root: str, folder: str, value: str) -> str:
     path = str(filesystem._strip_protocol(value)) if has_scheme else value
     if not has_scheme and not value.startswith("/"):
         path = f"{folder}/{value}"
-    prefix = f"{root.rstrip('/')}/" if root else ""
+    prefix = f"{root.rstrip('/')}/"
     if not path.startswith(prefix):
         raise ValueError(f"{value!r} is not below {root}, where the source lies")
     below = _decoded(path.removeprefix(prefix))
@@ -38,16 +42,34 @@ def path_of(filesystem: Any, root: str, folder: str, value: str) -> str:
     if not {*names} - {"", "."} or any(name.startswith(".") and name != "." for name in names):
         raise ValueError(f"{value!r} is empty, or goes through `..` or a hidden name")
     if isinstance(filesystem, LocalFileSystem):
-        return _without_links(prefix or "/", path, value)
+        return _without_links(prefix, path, value)
     return path
 
 
 def read(filesystem: Any, path: str) -> bytes:
     """The bytes of a file; raises ValueError beyond `MOST_BYTES`."""
-    content: bytes = filesystem.cat_file(path, 0, MOST_BYTES + 1)
+    if isinstance(filesystem, LocalFileSystem):
+        with open(path, "rb", opener=_open_without_links) as file:
+            content = file.read(MOST_BYTES + 1)
+    else:
+        content = filesystem.cat_file(path, 0, MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise ValueError(f"{path} holds more than {MOST_BYTES >> 20} MiB")
     return content
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    """Opens folder by folder, none of which may be a link by now; OSError where one is."""
+    folder = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+    *folders, name = Path(path).parts[1:]
+    try:
+        for part in folders:
+            within = os.open(part, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = within
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:
@@ -63,7 +85,10 @@ def _decoded(path: str) -> str:
 
 
 def _without_links(root: str, path: str, value: str) -> str:
-    real, top = Path(os.path.realpath(path)), Path(os.path.realpath(root))
+    try:
+        real, top = Path(os.path.realpath(path)), Path(os.path.realpath(root))
+    except OSError as error:
+        raise ValueError(f"{value!r} cannot be followed: {error.strerror}") from error
     if not real.is_relative_to(top):
         raise ValueError(f"{value!r} is a link that leads out of {root}; copy what it leads to")
     if real.exists() and not real.is_file():  # a pipe would be waited for

@@ -7,7 +7,7 @@ import contextlib
 import copy
 import lzma
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from rekindle.data import bundled, hub
 from rekindle.data.columns import Kind, RawBatch, content_of
 from rekindle.data.files import Files, SourceFile, locate
 from rekindle.data.readers import READERS
+from rekindle.data.reference import MOST_BYTES
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window
 from rekindle.errors import RequestError
@@ -127,10 +128,11 @@ class FileSource:
         for file in self._files.files:
             if "/" not in file.name:
                 findings.add("no class", file.name)
+            elif file.size > MOST_BYTES:
+                findings.add("malformed", file.name, f"it holds more than {MOST_BYTES >> 20} MiB")
             elif self._has_split(file, findings):
                 chosen.append(file)
-        for start in range(0, len(chosen), _IMAGES_AT_ONCE):
-            files = chosen[start : start + _IMAGES_AT_ONCE]
+        for files in _held_at_once(chosen):
             for split in dict.fromkeys(file.split for file in files):
                 group = [file for file in files if file.split == split]
                 yield RawBatch(
@@ -152,6 +154,20 @@ class FileSource:
         fix = "name files or folders train, validation, test; or split by hash"
         findings.note("its name tells no split", where=file.name, fix=fix)
         return False
+
+
+def _held_at_once(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
+    """Files in groups that fit into the memory together."""
+    group: list[SourceFile] = []
+    size = 0
+    for file in files:
+        size += file.size
+        if group and (len(group) == _IMAGES_AT_ONCE or size > MOST_BYTES):
+            yield group
+            group, size = [], file.size
+        group.append(file)
+    if group:
+        yield group
 
 
 def open_source(data: DataSpec, modality: str, window: Window | None = None) -> Source:

@@ -17,7 +17,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from rekindle.data import reference
 from rekindle.data.files import SourceFile
+from rekindle.data.source import _held_at_once, open_source
 from rekindle.errors import DataError
 from tests.data.corpora import ingested, text_spec, write_jsonl
 from tests.data.test_images import png
@@ -156,3 +158,48 @@ def test_one_file_has_a_largest_size(lake, monkeypatch):
     monkeypatch.setattr("rekindle.data.reference.MOST_BYTES", 5)
     with pytest.raises(ValueError, match="holds more than"):
         table(lake).fetch("a.png")
+
+
+def test_a_folder_that_became_a_link_since_it_was_checked_is_not_followed(tmp_path):
+    root = tmp_path / "root"
+    for folder, content in ((root / "in", b"inside"), (tmp_path / "out", b"secret")):
+        folder.mkdir(parents=True)
+        (folder / "a.png").write_bytes(content)
+    filesystem = fsspec.filesystem("file")
+    path = reference.path_of(filesystem, str(root), str(root), "in/a.png")
+    assert reference.read(filesystem, path) == b"inside"
+    (root / "in").rename(root / "was")
+    (root / "in").symlink_to(tmp_path / "out")
+    with pytest.raises(OSError, match=r"Not a directory|symbolic"):
+        reference.read(filesystem, path)
+
+
+@pytest.mark.parametrize("uri", ["/", "memory://"])
+def test_without_a_folder_of_its_own_a_source_names_no_files(uri):
+    file = SourceFile(fsspec.core.url_to_fs(uri)[0], "", "x.jsonl", "x.jsonl", 1)
+    for value in ("/etc/hostname", "other/key", "memory://other/key"):
+        with pytest.raises(ValueError, match=r"has none|own scheme"):
+            file.fetch(value)
+
+
+def test_a_pipe_among_the_files_is_refused_and_not_waited_for(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": "x"}] * 60)
+    os.mkfifo(tmp_path / "b.jsonl")
+    with pytest.raises(DataError, match="this is no file"):
+        ingested(text_spec(tmp_path), tmp_path.with_name("out"))
+
+
+def test_images_are_held_by_their_size(tmp_path, monkeypatch):
+    for i in range(60):
+        (tmp_path / "in" / f"c{i % 2}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / f"c{i % 2}" / f"{i}.png").write_bytes(png([[i, 1], [2, 3]]))
+    files = open_source(text_spec(tmp_path / "in"), "image")._files.files
+    assert [len(group) for group in _held_at_once(files)] == [60]
+    monkeypatch.setattr("rekindle.data.source.MOST_BYTES", 7 * files[0].size)
+    groups = list(_held_at_once(files))
+    assert sum(map(len, groups)) == 60
+    assert max(sum(file.size for file in group) for group in groups) <= 7 * files[0].size
+    with (tmp_path / "in" / "c0" / "huge.png").open("wb") as file:
+        file.truncate(8 * files[0].size)
+    with pytest.raises(DataError, match="holds more than"):
+        ingested(text_spec(tmp_path / "in"), tmp_path / "out", modality="image")
