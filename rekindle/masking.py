@@ -33,7 +33,8 @@ _TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}"
     r"|ya29\.[A-Za-z0-9._-]+|eyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
     r"|(?<=[?&]sig=)[^&\s\"']+|(?<=[?&]X-Amz-Signature=)[^&\s\"']+"
-    r"|(?<=[?&]X-Amz-Security-Token=)[^&\s\"']+|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"|(?<=[?&]X-Amz-Security-Token=)[^&\s\"']+|(?<=[?&]X-Goog-Signature=)[^&\s\"']+"
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
     r"|(?<=\bBearer )[A-Za-z0-9._~+/=-]{8,}"
 )
 _STEERS = re.compile(

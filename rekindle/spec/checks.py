@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from rekindle.masking import masked, tells
 from rekindle.spec import rates, schedule
@@ -16,6 +16,11 @@ from rekindle.spec.model import BUILTIN_TASKS, Spec, TrainSpec
 
 Finding = tuple[KeyPath, str, str]
 
+_PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
+_HTTP_USER = re.compile(r"https?://[^/?#@]+@", re.IGNORECASE)
+# name=value of a query, a fragment, or a part of a path; a value may hold such pairs itself
+_PARAMETERS = re.compile(r"(?<=[?&#;=])([\w.-]+)=(?=[^&#;])")
+_KEYS = frozenset({"sig", "auth", "key", "pwd"})
 _TOKEN = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|ghp_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})"
     r"|[?&]sig=[^&]{20,}"
@@ -195,16 +200,9 @@ def _secrets(spec: Spec) -> Iterator[Finding]:
     )
     for path, uri in places:
         try:
-            password = urlsplit(uri).password
+            urlsplit(uri)
         except ValueError:
             yield path, f"{uri!r} is not a URI", "check brackets and port"
-            continue
-        if password:
-            yield (
-                path,
-                "holds a password, and a config is no place for one",
-                "put it into the environment",
-            )
     texts = list(_texts(spec.model_dump(mode="json"), ()))
     everything = "\n".join(text for _, text in texts)
     suspicious = masked(everything) != everything
@@ -216,24 +214,23 @@ def _secrets(spec: Spec) -> Iterator[Finding]:
             yield path, "looks like a secret token, and a config is no place for one", fix
         elif "secrets" in path:
             continue  # a reference, which may well be called what a variable says
-        elif suspicious and masked(text) != text and not urlsplit(text).password:
+        elif suspicious and masked(text) != text:
             yield path, "holds what is secret in this environment, and would be written down", fix
 
 
 def _secret_in_uri(text: str) -> str:
-    """What of a URI lets its reader in, if anything does; who it is (`postgresql://me@host/db`)
-    does not, but over HTTP a name alone may be a token."""
-    if "://" not in text or any(letter.isspace() for letter in text):
-        return ""
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        return ""
-    if parts.username and parts.scheme in ("http", "https") and not parts.password:
-        return "names a user or a token before the host"
-    for name, value in parse_qsl(parts.query):
-        if value and (tells(name) or name.lower() in ("sig", "auth")):
-            return f"holds a secret, `{name}`"
+    """What of the URIs in a text lets their reader in, if anything does; who it is
+    (`postgresql://me@host/db`) does not, but over HTTP a name alone may be a token."""
+    for word in text.split():
+        if "://" not in word and not word.startswith("hub:"):
+            continue
+        if _PASSWORD.search(word):
+            return "holds a password"
+        if _HTTP_USER.search(word):
+            return "names a user or a token before the host"
+        for name in _PARAMETERS.findall(unquote(word)):
+            if tells(name) or name.lower() in _KEYS or name.lower().endswith("signature"):
+                return f"holds a secret, `{name}`"
     return ""
 
 

@@ -84,11 +84,37 @@ def config(folder, field, uri):
         ("data", "https://data.example/a.csv?sig=abcdef"),
         ("data", "https://data.example/a.csv?api_key=abcdef"),
         ("data", "https://me:word@data.example/a.csv"),
+        ("data", "HTTPS://me:word@data.example/a.csv"),
+        ("data", "simplecache::https://me:word@data.example/a.csv"),
+        ("data", "https://data.example/a.csv?X-Goog-Signature=abcdef"),
+        ("data", "https://data.example/a.csv#token=abcdef"),
+        ("data", "https://data.example/a;token=abcdef/a.csv"),
+        ("data", "https://data.example/a.csv?key=abcdef"),
+        ("data", "hub:org/name?hf_token=abcdef"),
+        ("register", "mssql+pyodbc:///?odbc_connect=UID%3Dme%3BPWD%3Dabcdef"),
     ],
 )
 def test_a_secret_in_a_uri_is_refused(tmp_path, field, uri):
     with pytest.raises(SpecError, match="a config is no place for one"):
         load_spec(config(tmp_path, field, uri))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"model": {"teacher": {"source": "https://me:word@h.example/m"}}},
+        {"model": {"tokenizer": "https://me:word@h.example/m"}},
+        {"train": {"entrypoint": "train.py --db postgresql://me:word@h.example/db"}},
+        {"pipeline": "p.py:p", "arguments": {"db": "postgresql://me:word@h.example/db"}},
+        {"pipeline": "p.py:p", "arguments": {"all": [{"db": "https://word@h.example"}]}},
+    ],
+    ids=str,
+)
+def test_a_secret_in_a_uri_is_refused_wherever_it_stands(tmp_path, sections):
+    path = config(tmp_path, "data", "sklearn:digits")
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **sections}))
+    with pytest.raises(SpecError, match="a config is no place for one"):
+        load_spec(path)
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,8 @@ def _tier(step: Step, cluster: str) -> Problem:
 def _shell(
     given: list[tuple[str, str]], mounted: Mapping[str, tuple[str, Output]], left: Mapping[str, str]
 ) -> str:
-    """The command: values go through files, so that nothing in them is read by the shell."""
+    """The command: values go through files, so that nothing in them is read by the shell; but for a
+    line that ends their here-document, which only whoever starts the job can write."""
     lines, words = [], ["exec python3 entry.py"]
     if given:
         lines.append("values=$(mktemp -d)")
