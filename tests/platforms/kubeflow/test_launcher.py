@@ -167,7 +167,7 @@ def test_a_launcher_killed_after_the_job_succeeded_brings_the_result_back_later(
     go = tmp_path / "go"
     step = Step(tmp_path, cluster, gate=str(go))
     first = step.pod(node=f"{STEP}(0)")
-    until(cluster.active, "a job")
+    until(lambda: cluster.owned, "the Secret that its nodes wait for")
     kill(first)
     go.touch()
     until(lambda: not cluster.active(), "the end of the job")
