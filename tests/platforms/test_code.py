@@ -153,6 +153,19 @@ def test_the_cache_here_knows_the_files_behind_a_task_and_a_component(project: P
     assert hashes(spec, graph)[spec.task] != before[spec.task]
 
 
+def test_two_modules_that_change_places_are_other_code(project: Path) -> None:
+    spec = spec_of(project)
+    graph = graph_of(spec)[1]
+    shapes, words = project / "tasks" / "shapes.py", project / "lib" / "words.py"
+    (project / "tasks" / "linear.py").write_text("import shapes\nfrom lib import words\n")
+    found = []
+    for one, other in (("A = 1\n", "A = 2\n"), ("A = 2\n", "A = 1\n")):
+        shapes.write_text(one)
+        words.write_text(other)
+        found.append(hashes(spec, graph)[spec.task])
+    assert found[0] != found[1]
+
+
 def test_ones_own_script_is_called_where_the_image_has_it(project: Path) -> None:
     spec = spec_of(project, f"train.entrypoint={project}/train.py --data {{data}} --name 'a b'")
     inside = placed(spec, code_of(spec, graph_of(spec)[1]))

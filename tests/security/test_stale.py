@@ -115,13 +115,14 @@ def test_what_a_step_left_names_links_and_does_not_follow_them(project: Path) ->
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["module", "argument", "included"])
+@pytest.mark.parametrize("how", ["module", "swapped", "argument", "included"])
 def test_a_training_of_ones_own_is_known_by_all_its_files(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "my_training.py").write_text("import my_parts\n")
+    (tmp_path / "my_training.py").write_text("import my_parts, my_rest\n")
     (tmp_path / "my_parts.py").write_text("RATE = 1\n")
+    (tmp_path / "my_rest.py").write_text("RATE = 3\n")
     (tmp_path / "settings.json").write_text("{}")
     train = TrainSpec(lr=1e-3, entrypoint=f"-m my_training --settings={tmp_path}/settings.json")
 
@@ -134,6 +135,9 @@ def test_a_training_of_ones_own_is_known_by_all_its_files(
     match how:
         case "module":
             (tmp_path / "my_parts.py").write_text("RATE = 2\n")
+        case "swapped":
+            (tmp_path / "my_parts.py").write_text("RATE = 3\n")
+            (tmp_path / "my_rest.py").write_text("RATE = 1\n")
         case "argument":
             (tmp_path / "settings.json").write_text('{"rate": 2}')
         case "included":
