@@ -61,6 +61,8 @@ def fingerprint(
 ) -> Fingerprint:
     """What the source holds now, and the keys of the work; raises DataError if it holds nothing."""
     window, content, (files, size) = _content(data, load_task(task).modality)
+    own = task not in TASKS or train.entrypoint  # rekindle's code reads no file of the author's
+    included = os.environ.get(INCLUDED, "") if own else ""
     work_key = digest(
         {
             "task": task if task in TASKS else _own_task(task),
@@ -73,7 +75,7 @@ def fingerprint(
             ],
             "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
             "code": source_hash(TRAINING),
-            **({"included": included} if (included := os.environ.get(INCLUDED)) else {}),
+            **({"included": included} if included else {}),
         }
     )
     init_from = _init_from(model, work_key, champion)

@@ -143,3 +143,15 @@ def test_a_training_of_ones_own_is_known_by_all_its_files(
         case "included":
             monkeypatch.setenv(INCLUDED, "another")
     assert key() != before
+
+
+def test_files_for_code_of_ones_own_are_no_part_of_a_training_by_rekindle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def key() -> str:
+        data, train = DataSpec(source="sklearn:digits"), TrainSpec(lr=1e-3)
+        return fingerprint("image_classification", data, ModelSpec(), train, champion=None).run_key
+
+    before = key()
+    monkeypatch.setenv(INCLUDED, "another")
+    assert key() == before
