@@ -14,6 +14,7 @@ from rekindle.cli.compile import compiled
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.spec.load import load_target
+from tests.quick import first
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")
@@ -141,7 +142,7 @@ def test_a_wrong_request_writes_nothing_and_says_what_to_do(asked, says, tmp_pat
     assert not (tmp_path / "no").exists()
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", first(2, PLATFORMS))
 def test_the_config_of_its_page_in_the_docs_compiles(platform, tmp_path):
     page = (ROOT / "docs" / f"{platform}.md").read_text()
     (tmp_path / "c.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])

@@ -137,6 +137,7 @@ def test_a_submission_shows_the_plan_and_leaves_it_on_record(
     assert len(service.jobs) == 1
 
 
+@pytest.mark.slow
 def test_other_steps_are_counted_as_they_were(service, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     home = tmp_path / ".rekindle"

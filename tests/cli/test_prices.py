@@ -148,7 +148,7 @@ def test_for_a_program_it_is_one_object(market: Market, capsys: pytest.CaptureFi
     assert (error.code, error.where) == ("E-REQUEST", "https://prices.azure.com/api/retail/prices")
 
 
-@pytest.mark.parametrize("call", ["pricing:", "ec2:", "google:", "azure:"])
+@pytest.mark.parametrize("call", first(2, ["pricing:", "google:", "ec2:", "azure:"]))
 @pytest.mark.parametrize("status", first(1, [429, 503, 0]))
 def test_a_cloud_that_is_busy_is_asked_again(market: Market, call: str, status: int) -> None:
     market.faults += [Fault(call, status, "ThrottlingException")] * 3
@@ -159,7 +159,10 @@ def test_a_cloud_that_is_busy_is_asked_again(market: Market, call: str, status: 
 
 @pytest.mark.parametrize(
     ("call", "cloud", "tries"),
-    [("pricing:", "aws", 5), ("ec2:", "aws", 5), ("google:", "gcp", 8), ("azure:", "azure", 8)],
+    first(
+        1,
+        [("ec2:", "aws", 5), ("pricing:", "aws", 5), ("google:", "gcp", 8), ("azure:", "azure", 8)],
+    ),
 )
 @pytest.mark.parametrize("status", first(1, [0, 429, 500]))
 def test_a_cloud_that_stays_busy_keeps_its_prices_and_the_others_change(
@@ -295,6 +298,7 @@ def test_of_other_regions_what_was_refreshed_stays(market: Market) -> None:
     assert told()[("p5.48xlarge", "us-west-2")] == (51.0, None)
 
 
+@pytest.mark.slow
 def test_what_is_sold_no_more_goes_from_what_was_refreshed(
     market: Market, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -218,7 +218,7 @@ def careless(
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("platform", first(2, ("kubeflow", "sagemaker", "vertex", "azureml")))
+@pytest.mark.parametrize("platform", first(1, ("kubeflow", "sagemaker", "vertex", "azureml")))
 def test_what_a_service_sends_back_is_not_passed_on(
     platform: str, careless: dict[str, list[str]], capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,

@@ -110,6 +110,7 @@ def test_the_efa_installer_is_not_even_fetched_without_its_hash():
     assert "apt-get" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_sbom_names_every_package_with_its_hashes(tmp_path):
     pytest.importorskip("cyclonedx_py", reason="cyclonedx-bom is a developer's dependency")
     made = tmp_path / "all.lock"

@@ -78,6 +78,7 @@ def test_it_runs_and_the_second_candidate_replaces_the_first(executed):
     assert {"ingest", "shard"}.isdisjoint(ran)
 
 
+@pytest.mark.slow
 def test_a_plan_shows_itself_as_a_table_with_bars(executed_plan):
     folder, notebook = executed_plan
     outputs = [out.get("data", {}) for c in notebook.cells for out in c.get("outputs", [])]

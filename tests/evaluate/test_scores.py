@@ -33,6 +33,7 @@ from rekindle.train.score import job_of
 from tests.data.dialogues import FORMS, model, sharded, source
 from tests.evaluate import reference
 from tests.evaluate.scoring import judged, scored
+from tests.quick import first
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SLICES = {"slices": ["topic"], "split": {"train": 0.4, "validation": 0.1, "test": 0.5}}
@@ -194,7 +195,7 @@ def test_another_tokenizer_is_compared_in_bits_per_byte(chat, tmp_path):
     assert all("bits_per_byte" in check.detail for check in rise)
 
 
-@pytest.mark.parametrize("longest", [36, 40])
+@pytest.mark.parametrize("longest", first(1, [36, 40]))
 def test_texts_of_which_one_contender_sees_less_are_left_out_for_both(chat, tmp_path, longest):
     """What comes late in a text is easier to guess: a model that cuts it earlier would look worse."""
     short = saved(tmp_path, seed=1, max_length=longest)
@@ -320,6 +321,7 @@ def test_evaluate_needs_no_torch_and_no_model():
     assert done.stdout == "[] []\n"
 
 
+@pytest.mark.slow
 def test_a_registered_model_writes(chat, tmp_path, monkeypatch):
     import mlflow
 

@@ -90,6 +90,7 @@ def test_a_teacher_takes_memory_and_time_and_is_never_divided_by_the_axes_of_a_s
     assert refused.value.problems[0].where == "model.teacher.source"
 
 
+@pytest.mark.slow
 def test_what_six_scenarios_are_known_to_want():
     layouts = {path.stem: planned(path.stem).chosen.option.work.layout for path in SCENARIOS}
     assert layouts["distilbert"].only_replicates, "66 million parameters need nothing else"

@@ -350,6 +350,7 @@ def test_weights_leave_in_files_that_transformers_reads(tmp_path, model, cell):
             assert read[name].shape == value.shape
 
 
+@pytest.mark.slow
 def test_documents_that_see_each_other_are_noticed_before_the_first_step(tmp_path):
     right, wrong = (Case(Cell("tokens", ("dp",)), fault=fault) for fault in ("", "one document"))
     launch(tmp_path, [right, wrong])

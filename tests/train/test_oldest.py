@@ -44,6 +44,7 @@ def test_the_versions_that_are_tested_are_the_ends_of_the_range_that_is_promised
     assert not torch_range.contains(f"2.{minor[1] + 1}.0")
 
 
+@pytest.mark.slow
 def test_this_torch_has_every_name_and_keyword_that_rekindle_uses():
     folder = Path(torch.__file__).parents[1]
     assert missing(Wheel(folder), sources()) == []

@@ -425,6 +425,7 @@ def test_a_pipeline_sees_few_lengths_however_many_texts_have(task):
     assert max(lengths) < PACK
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_evaluates_asks_the_device_for_a_shape_once(tmp_path):
     script = (
         "import json, os, torch.distributed as dist\n"
