@@ -309,8 +309,9 @@ class HistoryRow(Record):
 
     The other group is measured and differs between identical runs: throughput of the whole gang
     (wall clock, smoothed over recent steps), `step_seconds` of this step, `data_wait`, the share of
-    it in which rank 0 waited for data, `memory_bytes`, rank 0's peak, and `mfu`, the share of the
-    devices' peak that the model's FLOPs were (see train/throughput.py)."""
+    it in which rank 0 waited for data, `tokens` of the whole gang without padding, `memory_bytes`,
+    rank 0's peak, and `mfu`, the share of the devices' peak that the model's FLOPs were (see
+    train/throughput.py)."""
 
     step: int
     epoch: float
@@ -321,6 +322,7 @@ class HistoryRow(Record):
     validation_accuracy: float | None = None
     samples_per_second: float
     tokens_per_second: float | None = None
+    tokens: int | None = None
     step_seconds: float | None = None
     data_wait: float | None = None
     memory_bytes: int | None = None

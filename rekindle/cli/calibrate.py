@@ -124,8 +124,7 @@ def _planned(run: RunRecord, had: PlannedLayout) -> tuple[Work, Cluster]:
 
 def _sequence(rows: Sequence[HistoryRow], work: Work, run: RunRecord) -> int:
     """Tokens of an example as it came, which may be shorter than the longest that may come."""
-    each = [row.tokens_per_second * row.step_seconds for row in rows
-            if row.tokens_per_second and row.step_seconds]  # fmt: skip
+    each = [row.tokens for row in rows if row.tokens]
     if not each:
         return work.sequence
     examples = spec_of(run).train.global_batch_size

@@ -283,8 +283,7 @@ def _remarks(plan: Planned, run: RunRecord, found: Findings) -> Iterator[str]:
 
 def _of_tokens(plan: Planned, rows: Sequence[HistoryRow]) -> Iterator[str]:
     """Examples that are shorter than they may be make steps shorter than planned."""
-    each = [row.tokens_per_second * row.step_seconds for row in rows
-            if row.tokens_per_second and row.step_seconds]  # fmt: skip
+    each = [row.tokens for row in rows if row.tokens]
     if each and abs((mean := statistics.mean(each)) / plan.tokens_per_step - 1) > 0.1:
         yield (
             f"A step had about {words.count(mean)} tokens, and was planned with"

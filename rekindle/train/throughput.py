@@ -96,6 +96,7 @@ class Clock:
         }
         if self.cost is not None:
             row["tokens_per_second"] = round(work.tokens / self.smooth, 1)
+            row["tokens"] = work.tokens
             if self.peak is not None:
                 row["mfu"] = round(self.cost.step(work) / self.smooth / self.peak, 4)
         return row

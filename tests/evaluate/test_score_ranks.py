@@ -4,7 +4,6 @@ unlike each other are refused."""
 import dataclasses
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from rekindle.train.score import job_of
 from tests.data.dialogues import model, sharded, source
 from tests.evaluate.test_score_layouts import GPT2
 from tests.evaluate.test_scores import OWN, SLICES, model_of
+from tests.ports import free_port
 
 STEP = Path(__file__).with_name("step.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
@@ -104,8 +104,7 @@ def test_nodes_that_would_compute_unlike_each_other_are_refused(worlds, tmp_path
     job = job_of(
         folder, None, "", "", folder.parent / "examples", TrainSpec(), str(tmp_path), ANY_CODE
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = []
     for rank, precision in enumerate(("bf16", "fp32")):
         train = job.train.model_copy(update={"precision": precision})

@@ -11,6 +11,7 @@ from rekindle.launch.blame import Cause
 from rekindle.launch.gang import Report
 from rekindle.launch.nodes import Coordinator, Disconnected, Line, Member, judge
 from rekindle.launch.rendezvous import Rendezvous
+from tests.ports import free_port
 
 SECRET = "5" * 64
 KILLED = Cause("killed", 3, 100.0, "rank 3 was killed by SIGKILL in step 7")
@@ -46,8 +47,7 @@ class Nodes:
     """Members of three nodes in this process, and the coordinator of the first."""
 
     def __init__(self, patience=20.0):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.places = [
             Rendezvous(3, node, 2, "127.0.0.1", port, patience, SECRET) for node in range(3)
         ]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from rekindle.errors import StepError
 from rekindle.launch.profile import PROFILE, profiled
 from rekindle.launch.rendezvous import Rendezvous
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 
@@ -61,8 +61,7 @@ def test_ranks_on_several_nodes_are_told_and_the_log_says_by_whom(tmp_path: Path
     script, rank = tmp_path / "profile.sh", tmp_path / "rank.py"
     script.write_text(SCRIPT)
     rank.write_text(RANK)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     train = json.dumps({"entrypoint": "rank.py"})
     nodes = []
     for node in range(2):

@@ -38,7 +38,7 @@ def rows(
         found.append(
             HistoryRow(
                 step=step, epoch=step / count, loss=8.0 / step**0.5, lr=1e-4, grad_norm=0.4,
-                samples_per_second=512 / took, tokens_per_second=2**20 / took,
+                samples_per_second=512 / took, tokens_per_second=2**20 / took, tokens=2**20,
                 step_seconds=took, memory_bytes=memory, mfu=17.33 / took if mfu else None,
             )
         )  # fmt: skip

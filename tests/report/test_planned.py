@@ -178,10 +178,7 @@ def test_a_run_under_way_shows_its_plan(tmp_path):
 
 def test_other_lengths_and_other_numbers_of_steps_are_said(tmp_path):
     run = planned(Home(tmp_path), count=20, steps=4000)
-    history = [
-        each.model_copy(update={"tokens_per_second": each.tokens_per_second / 4})
-        for each in rows(30.0, 20)
-    ]
+    history = [each.model_copy(update={"tokens": 2**18}) for each in rows(30.0, 20)]
     found = dataclasses.replace(collect(run), history=tuple(history))
     remarks = " ".join(compared(run, found).remarks).replace("\u202f", " ")
     assert "A step had about 262 144 tokens, and was planned with 1 048 576" in remarks

@@ -18,6 +18,7 @@ from rekindle.launch.torchrun import torchrun
 from rekindle.spec.model import TrainSpec
 from tests.launch.test_nodes import SECRET
 from tests.launch.test_nodes import nodes as nodes
+from tests.ports import free_port
 from tests.security.strangers import NOISE, Wire, hung_up_on, send, tampered, with_another_secret
 
 
@@ -169,11 +170,6 @@ def test_a_new_coordinator_takes_up_where_its_nodes_are_but_not_beyond_what_the_
                 coordinator._join(None, message)
     coordinator.selector.close()
     coordinator.server.close()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def test_an_impostor_in_node_zeros_place_cannot_halt_or_start_the_others():

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from rekindle.launch.rendezvous import Rendezvous
 from tests.launch.test_torchrun import until
+from tests.ports import free_port
 from tests.security.strangers import NOISE, Wire, send, with_another_secret
 
 ROOT = Path(__file__).parents[2]
@@ -40,8 +41,7 @@ class ThreeNodes:
 
     def __init__(self, folder):
         self.folder, self.address = folder, outer_address()
-        with socket.create_server((self.address, 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port(self.address)
         self.wire, self.heard, self.met = Wire((self.address, self.port)), [], threading.Event()
         self.nodes = [self.start(node, self.port) for node in (0, 1)]
         until(self.listens, _First(self))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.ports import free_port
 
 _JOB = {
     "type",
@@ -85,8 +86,7 @@ class Workspace:
         text = re.sub(r"\$\{\{([\w.]+)\}\}", lambda match: values[match[1]], component["command"])
         nodes = command["resources"]["instance_count"]
         assert (nodes > 1) <= ("distribution" in component)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         running = []
         for rank in range(nodes):
             shutil.copytree(base / component["code"], home / f"code-{rank}")

@@ -7,7 +7,6 @@ import http.client
 import http.server
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.ports import free_port
+
 
 @contextlib.contextmanager
 def mlflow_server(folder: Path, host: str = "127.0.0.1") -> Iterator[str]:
     """Its URL; it keeps its models itself."""
-    with socket.create_server((host, 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port(host)
     command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--port={port}",
                f"--host={host}", "--allowed-hosts=*", f"--backend-store-uri=sqlite:///{folder}/m.db",
                f"--artifacts-destination={folder}/a"]  # fmt: skip

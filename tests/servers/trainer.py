@@ -8,7 +8,6 @@ import datetime
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.platforms.kubeflow.trainjob import packed, unpacked
+from tests.ports import free_port
 from tests.servers.trainer_pods import mount, template_of, variable
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ class Job:
         """One life of all nodes: their exit codes. When one fails, the others are told to end."""
         trainer = self.object["spec"]["trainer"]
         self.wait_for_secret(trainer)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         with self.cluster.lock:
             for name in [
                 n for n, p in self.cluster.pods.items() if labels(p).get(JOBSET) == self.name

@@ -6,7 +6,6 @@ import datetime
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from typing import Any
 
 from google.cloud import aiplatform_v1 as api
 from google.protobuf import json_format
+
+from tests.ports import free_port
 
 # a /gcs that no other container sees
 MOUNT = ["unshare", "-m", "sh", "-c", 'mkdir -p /gcs && mount --bind "$0" /gcs && exec "$@"']
@@ -122,7 +123,7 @@ class Job:
         ]
         counts = [int(pool["replicaCount"]) for pool in pools]
         cluster = {
-            f"workerpool{i}": [f"127.0.0.1:{_free_port()}" for _ in range(count)]
+            f"workerpool{i}": [f"127.0.0.1:{free_port()}" for _ in range(count)]
             for i, count in enumerate(counts)
         }
         for i, pool in enumerate(pools):
@@ -158,8 +159,3 @@ class Job:
 
 def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])

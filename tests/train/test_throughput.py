@@ -16,7 +16,7 @@ from rekindle.spec.support import Cell, tested
 from rekindle.train import families
 from rekindle.train.batches import Work
 from rekindle.train.profile import exposed_seconds, is_collective, tips, verdict
-from rekindle.train.throughput import Cost
+from rekindle.train.throughput import Clock, Cost
 
 
 def network(kind, **fields):
@@ -39,6 +39,15 @@ def test_flops_count_matrix_products_and_the_squares_of_document_lengths():
     assert Cost.of(llama, frozen=True).per_token == 4.0 * weights
     work = Work((), (), examples=2, targets=30, tokens=30, squares=10**2 + 20**2)
     assert cost.step(work) == 6 * weights * 30 + 1536 * 500
+
+
+def test_the_tokens_of_a_step_are_its_own_however_times_scatter():
+    clock = Clock(3, Cost(1.0, 0.0), torch.device("cpu"), 1, TrainSpec())
+    rows = [
+        clock.tick(Work((), (), examples=2, targets=n, tokens=n, squares=0), 0.0, seconds)
+        for n, seconds in ((30, 1.0), (50, 9.0), (40, 0.1))
+    ]
+    assert [row["tokens"] for row in rows] == [30, 50, 40]
 
 
 def test_attention_that_sees_both_ways_costs_twice_as_much():
