@@ -271,7 +271,7 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> Parameter | None:
     if kind not in _TYPES:
         fields.refusals.add(f"parameters of type {kind or 'none'}", fields.where)
         return None
-    type_ = cast(ParameterType, kind)
+    type_ = cast("ParameterType", kind)
     try:
         values = [from_ir(value, type_) for value in (default, *literals)]
     except ValueError as error:

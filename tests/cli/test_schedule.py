@@ -11,7 +11,6 @@ import socket
 import pytest
 
 from rekindle.cli.main import invoke
-from rekindle.cli.schedule import SCHEDULES
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
 from tests.cli.test_submit import WORKSPACE
 from tests.cli.test_submit import home as home
@@ -50,7 +49,7 @@ def sent(monkeypatch):
     assert tried == []
 
 
-@pytest.mark.parametrize("platform", SCHEDULES)
+@pytest.mark.parametrize("platform", PLATFORMS)
 def test_what_a_platform_will_do_is_said_before_one_is_asked(platform, capsys):
     assert invoke(words(platform, "{cron: 30 3 * * mon, timezone: Europe/Berlin}")) == 2
     said = capsys.readouterr().err

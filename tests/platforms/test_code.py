@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cli.compile import compiled
-from rekindle.cli.job import pipeline_of
+from rekindle.app.compile import compiled
+from rekindle.app.pipeline import pipeline_of
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.graph import Graph

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
-from rekindle.platforms.azureml.outline import SUFFIX, job_file, steps
+from rekindle.platforms.azureml.outline import steps
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.spec.places import AzureMLSpec
@@ -53,7 +53,7 @@ def submit(definition: Definition, place: AzureMLSpec, mark: Mark) -> Placed:
 
 def job_name(definition: Definition, token: str) -> str:
     """Name of the job of this submission."""
-    job = job_file(definition).removesuffix(SUFFIX)
+    job = definition.name
     return f"{job[:80]}-{digest_of(definition.files, token)}"
 
 
@@ -162,7 +162,7 @@ def written(definition: Definition, folder: Path) -> Path:
     for name, content in definition.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    return folder / job_file(definition)
+    return folder / definition.entry
 
 
 def _loaded(file: Path, name: str, tags: dict[str, str]) -> Any:

@@ -30,7 +30,7 @@ from rekindle.errors import (
 )
 from rekindle.ir.compile import LOADER
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.kubeflow.outline import pipeline_file, steps
+from rekindle.platforms.kubeflow.outline import steps
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.spec.places import KubeflowSpec
 
@@ -201,7 +201,7 @@ def _run(
     """The body of a run; the client's own has no place for a description."""
     import kfp_server_api
 
-    documents = list(yaml.load_all(definition.files[pipeline_file(definition)], LOADER))
+    documents = list(yaml.load_all(definition.text, LOADER))
     spec = documents[0]
     if len(documents) > 1:
         spec = {"pipeline_spec": documents[0], "platform_spec": documents[1]}
@@ -218,13 +218,13 @@ def _run(
 def written(definition: Definition) -> Iterator[Path]:
     """The pipeline as a file, as the client wants it."""
     with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
-        file = Path(folder) / pipeline_file(definition)
+        file = Path(folder) / definition.entry
         file.write_bytes(definition.files[file.name])
         yield file
 
 
 def _pipeline(definition: Definition) -> str:
-    return pipeline_file(definition).removesuffix(".yaml")
+    return definition.name
 
 
 def experiment_of(server: Server, definition: Definition) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.sagemaker.outline import SUFFIX, definition_file, steps
+from rekindle.platforms.sagemaker.outline import steps
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.spec.places import SageMakerSpec
 
@@ -54,7 +54,7 @@ def submit(definition: Definition, place: SageMakerSpec, mark: Mark) -> Placed:
 
 def pipeline_name(definition: Definition) -> str:
     """The pipeline that the definition is a version of."""
-    return definition_file(definition).removesuffix(SUFFIX)
+    return definition.name
 
 
 def execution_name(definition: Definition, token: str) -> str:
@@ -158,7 +158,7 @@ def _is_there(s3: Any, bucket: str, key: str, size: int) -> bool:
 def version_of(sagemaker: Any, name: str, definition: Definition, place: SageMakerSpec) -> int:
     """The number of the pipeline's version with this definition: the newest one, or one that is
     made now."""
-    text = definition.files[definition_file(definition)].decode()
+    text = definition.text.decode()
     body = {"PipelineName": name, "PipelineDefinition": text, "RoleArn": place.role_arn}
     newest = _newest(sagemaker, name)
     if newest is None:

@@ -9,14 +9,6 @@ from typing import Any
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Planned
 
-SUFFIX = ".sagemaker.json"
-
-
-def definition_file(definition: Definition) -> str:
-    """Name of the definition's file; the others are bundles of its steps."""
-    (name,) = (name for name in definition.files if name.endswith(SUFFIX))
-    return name
-
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
     """The jobs by name, those of every branch: on machines of which type."""
@@ -25,7 +17,7 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
 
 def jobs(definition: Definition) -> Iterator[tuple[Planned, str, str]]:
     """The same, each with its kind, `processing` or `training`, and its image."""
-    found = json.loads(definition.files[definition_file(definition)])
+    found = json.loads(definition.text)
     return _jobs(found["Steps"])
 
 
