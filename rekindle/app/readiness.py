@@ -22,12 +22,10 @@ LOCAL = "local"
 
 def ready(platform: str, spec: Spec) -> Definition:
     """The definition; RequestError with everything that is wrong with it or not said."""
-    problems: list[Problem] = list(Platform.of(platform, spec.platforms).lacks())
+    problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
     try:
         definition = compiled(platform, spec, *graph_of(spec))
     except RequestError as error:
-        named = {(problem.what, problem.where) for problem in error.problems}
-        problems = [one for one in problems if (one.what, one.where) not in named]
         problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))

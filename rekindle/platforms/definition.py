@@ -15,7 +15,7 @@ class Definition:
 
     @property
     def entry(self) -> str:
-        """The name of the definition itself, `NAME.SUFFIX`."""
+        """The name of the definition itself."""
         (name,) = (name for name in self.files if "/" not in name)
         return name
 
@@ -23,8 +23,3 @@ class Definition:
     def text(self) -> bytes:
         """The definition itself."""
         return self.files[self.entry]
-
-    @property
-    def name(self) -> str:
-        """That of the pipeline."""
-        return self.entry.partition(".")[0]

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import RequestError
 
 if TYPE_CHECKING:
     from rekindle.answers import ReadinessCheck
@@ -60,10 +60,6 @@ class Platform:
     def units(self, files: Mapping[str, bytes]) -> tuple[Unit, ...]:
         """The steps of a definition's files as the platform's cache sees them."""
         return self._module("units").units(files)
-
-    def lacks(self) -> tuple[Problem, ...]:
-        """Settings that a submission needs and that the config does not have."""
-        return self._module("client").lacks(self.settings)
 
     def outline(self, definition: Definition, token: str) -> Outline:
         """What a submission will make; asks nothing."""

@@ -10,7 +10,7 @@ from rekindle.spec.places import PlatformsSpec
 
 # method of Platform -> module and function of a platform
 FUNCTIONS = {
-    "compile": "compile.compile", "units": "units.units", "lacks": "client.lacks",
+    "compile": "compile.compile", "units": "units.units",
     "outline": "client.outline", "submit": "client.submit", "look": "watch.look",
     "read_log": "watch.read_log", "cancel": "watch.cancel", "resume": "watch.resume",
     "artifacts": "watch.artifacts", "read": "watch.read", "found": "watch.found",

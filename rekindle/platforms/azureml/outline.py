@@ -12,6 +12,7 @@ from rekindle.ir.compile import LOADER
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Planned
 
+SUFFIX = ".azureml.yaml"
 _READ = re.compile(r"parent\.jobs\.(\w+)\.outputs")
 
 

@@ -24,7 +24,6 @@ import yaml
 
 from rekindle.errors import (
     PlatformError,
-    Problem,
     SpecError,
     UnreachableError,
 )
@@ -127,15 +126,6 @@ def outline(definition: Definition, place: KubeflowSpec, token: str) -> Outline:
     return Outline(where(place), run_name(definition, token), steps(definition))
 
 
-def lacks(place: KubeflowSpec) -> tuple[Problem, ...]:
-    """What the config does not say about the server."""
-    if place.host:
-        return ()
-    at = f"{_SECTION}.host"
-    fix = f"set {at}: https://kubeflow.example.com/pipeline, or http://localhost:8080 behind "
-    return (Problem("Kubeflow Pipelines needs `host`", at, f"{fix}kubectl port-forward"),)
-
-
 def where(place: KubeflowSpec) -> str:
     """The server and namespace, for people."""
     return f"{place.host}, namespace {place.namespace}"
@@ -149,7 +139,7 @@ def page(place: KubeflowSpec, id: str) -> str:
 @contextlib.contextmanager
 def connected(place: KubeflowSpec) -> Iterator[Server]:
     """KFP's client; what it raises becomes a PlatformError, what it prints is dropped."""
-    if problems := lacks(place):
+    if problems := place.missing():
         raise SpecError(problems)
     import warnings
 
@@ -224,7 +214,7 @@ def written(definition: Definition) -> Iterator[Path]:
 
 
 def _pipeline(definition: Definition) -> str:
-    return definition.name
+    return definition.entry.removesuffix(".yaml")
 
 
 def experiment_of(server: Server, definition: Definition) -> str:

@@ -83,17 +83,7 @@ def compile(
 
 def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
     """What the config's section lacks."""
-    examples = {
-        "region": "eu-central-1", "role_arn": "arn:aws:iam::123456789012:role/NAME",
-        "artifact_root": "s3://my-bucket/rekindle",
-    }  # fmt: skip
-    for name, example in examples.items():
-        if not getattr(place, name):
-            yield Problem(
-                f"SageMaker needs `{name}`",
-                f"{_SECTION}.{name}",
-                f"set {_SECTION}.{name}: {example}",
-            )
+    yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("s3://"):
         yield Problem(
             f"`{place.artifact_root}` is out of reach for SageMaker, which keeps everything in S3",

@@ -9,6 +9,8 @@ from typing import Any
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Planned
 
+SUFFIX = ".sagemaker.json"
+
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
     """The jobs by name, those of every branch: on machines of which type."""

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.platforms.vertex.labels import labels_of
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 _SECTION = "platforms.vertex"
 _PATIENCE_SECONDS, FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 120.0, 1.0, 60.0
-_EXAMPLES = {
-    "project": "my-project", "region": "europe-west4", "artifact_root": "gs://my-bucket/rekindle",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,15 +103,6 @@ def outline(definition: Definition, place: VertexSpec, token: str) -> Outline:
     return Outline(where(place), job_id(definition, token), steps(definition))
 
 
-def lacks(place: VertexSpec) -> tuple[Problem, ...]:
-    """What the config does not say about the project."""
-    return tuple(
-        Problem(f"Vertex AI needs `{name}`", at := f"{_SECTION}.{name}", f"set {at}: {value}")
-        for name, value in _EXAMPLES.items()
-        if not getattr(place, name)
-    )
-
-
 def where(place: VertexSpec) -> str:
     """The project and region, for people."""
     return f"project {place.project} in {place.region}"
@@ -129,7 +117,7 @@ def page(place: VertexSpec, id: str) -> str:
 @contextlib.contextmanager
 def connected(place: VertexSpec) -> Iterator[Project]:
     """The project's clients; what they raise becomes a PlatformError."""
-    if problems := lacks(place):
+    if problems := place.missing():
         raise SpecError(problems)
     try:
         from google.api_core import exceptions, retry

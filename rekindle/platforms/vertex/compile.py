@@ -116,14 +116,7 @@ def _asked(step: Step, place: VertexSpec) -> list[Secret]:
 
 def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     """What the config's section lacks."""
-    for name in ("project", "region", "artifact_root"):
-        if not getattr(place, name):
-            fix = {"project": "my-project", "region": "europe-west4", "artifact_root": "gs://..."}
-            yield Problem(
-                f"Vertex AI needs `{name}`",
-                f"{_SECTION}.{name}",
-                f"set {_SECTION}.{name}: {fix[name]}",
-            )
+    yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("gs://"):
         yield Problem(
             f"`{place.artifact_root}` is out of reach for Vertex AI, which keeps artifacts in "
