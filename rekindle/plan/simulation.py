@@ -13,7 +13,7 @@ and stay on them. Theirs keeps two changeovers in hand and asks while idle; ours
 last committed checkpoint, so one suffices. It does not count on the notice, because a deadline is a
 promise and a notice is not. With j segments committed, an uninterrupted run would be at a_j and the
 rest on demand takes b_j; a_j + b_j is the same for all j, so spot machines are given up once a run
-is `slack` behind an uninterrupted one, and a segment is begun if it can end before that.
+is `slack` behind an uninterrupted one.
 
 numpy is imported inside functions, because the verb that prints a plan has to start quickly."""
 
@@ -144,16 +144,17 @@ class _Attempts:
         import numpy as np
 
         first, *others = segments(work, every)
-        self.work, self.rate, self.slack = work, rate, slack
+        self.work, self.rate = work, rate
         self.rng = np.random.default_rng(SEED)
         counts = [segment.count for segment in others]
         through = np.repeat([segment.through for segment in others], counts)
         # from the first commit on, when each is made in an uninterrupted run
         self.made = np.concatenate([[0.0], np.cumsum(through)])
         self.anew = np.concatenate([[first.anew], np.repeat([s.anew for s in others], counts)])
-        # the first is never passed through from a commit
-        self.next = np.concatenate([[first.through], through, [0.0]])
         self.started = first.anew
+        # by what is saved, the moment of giving up; the first segment is never passed through
+        next_through = np.concatenate([[first.through], through])
+        self.give_up = slack + self.started + self.made - next_through
         self.saved = np.zeros(runs, np.int64)  # segments
         self.wall, self.running, self.rest = (np.zeros(runs) for _ in range(3))
         self.active: Counts = np.arange(runs)
@@ -169,35 +170,16 @@ class _Attempts:
         # segment k from `saved` on is committed anew + made[k] - before after the start
         reached = np.searchsorted(self.made, alive - anew + before, side="right")
         reached = np.where(alive >= anew, np.maximum(reached, saved + 1), saved)
-        done = reached > self.made.size - 1
+        done = reached == self.made.size
         ran = np.where(done, anew + self.made[-1] - before, alive)
-        up = np.zeros(who.size, bool)
-        if math.isfinite(self.slack):
-            up, reached, ran = self._given_up(saved, began, anew, reached, ran)
-            done &= ~up
-            self.rest[who[up]] = self._on_demand(reached[up])
-        self.saved[who], self.wall[who] = reached, began + np.maximum(ran, 0.0)
-        self.running[who] += np.maximum(ran, 0.0)
+        # no segment is longer than the one before: a run that makes the next is not given up in it
+        left = self.give_up[saved] - began
+        up = (ran > left) & (anew > left)
+        ran = np.where(up, np.maximum(left, 0.0), ran)
+        self.rest[who[up]] = self._on_demand(saved[up])
+        self.saved[who], self.wall[who] = reached, began + ran
+        self.running[who] += ran
         self.active = who[~(done | up)]
-
-    def _given_up(
-        self, saved: Counts, began: Numbers, anew: Numbers, reached: Counts, ran: Numbers
-    ) -> tuple[NDArray[np.bool_], Counts, Numbers]:
-        """Which runs are given up in this attempt, what they have saved by then, and how long it
-        runs, less than nothing where that is while it waits."""
-        import numpy as np
-
-        # time of the next commit in an uninterrupted run, and how far behind it this one would be
-        due = self.started + self.made[saved]
-        behind = began + anew - due
-        # seconds left from the start of the attempt for what is not saved yet
-        left = self.slack - behind + anew - self.next[saved]
-        late = (ran > left) & (anew > left)  # not even the first commit is made by then
-        more = reached > saved
-        stops = more & ~late & (saved + 1 < self.made.size)
-        stops &= behind + self.next[np.minimum(saved + 1, self.made.size)] > self.slack
-        reached = np.where(late, saved, np.where(stops, saved + 1, reached))
-        return late | stops, reached, np.where(late, left, np.where(stops, anew, ran))
 
     def _on_demand(self, saved: Counts) -> Numbers:
         """Seconds that the rest takes on machines that stay."""
