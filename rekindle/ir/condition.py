@@ -1,7 +1,7 @@
 """The conditions of KFP's If, Elif and Else: tokenizer, parser, type check and evaluator. Never
 `eval`.
 
-KFP writes a small part of CEL (../shared/facts/kfp.md §2.5):
+The KFP compiler writes a small part of CEL:
 
     or      := and ('||' and)*        and := factor ('&&' factor)*
     factor  := '!' '(' or ')' | '(' or ')' | compare

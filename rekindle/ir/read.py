@@ -5,8 +5,7 @@ Understood is all that KFP 2 writes: containers, importers, nested pipelines, If
 loops and what they collect, exit handlers, `ignore_upstream_failure`, retries, caching, and
 kfp-kubernetes' second document. Which platform can do which of it is not decided here. Refused:
 custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority: pipeline_spec.proto 2.1.0
-and the KFP compiler's output, ../shared/facts/kfp.md §2.
-"""
+and the output of the KFP compiler."""
 
 from __future__ import annotations
 

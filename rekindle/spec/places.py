@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from rekindle.errors import Problem
+from rekindle.errors import Problem, SpecError
 from rekindle.masking import name_secret
 
 
@@ -107,6 +107,7 @@ class PlatformSection(Section):
                 f"{self.TITLE} needs `{name}`",
                 f"{self.PATH}.{name}",
                 f"set {self.PATH}.{name}: {needed.example}",
+                SpecError.code if needed.to == "compile" else "",
             )
             for name, field in type(self).model_fields.items()
             for needed in field.metadata

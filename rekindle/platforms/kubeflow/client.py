@@ -5,7 +5,7 @@ The service gives ids. A run is called by its definition and the submission's to
 by that name before it is created and after a call that failed; of two that were created at once the
 older one stays.
 
-Authority: kfp 2.17's client, ../shared/facts/kfp.md. No cluster has run it."""
+Authority: kfp 2.17's client. Untested against a real cluster."""
 
 from __future__ import annotations
 

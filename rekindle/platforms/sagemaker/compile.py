@@ -8,8 +8,8 @@ several machines or GPUs, a Processing job if not. Outputs go under
 cache key (image, environment, inputs) survives a recompile. Every request is checked against the
 service's shapes and limits, since no SDK does.
 
-Authority: the SDK's own step classes (sagemaker 3.27) and botocore's model; ../shared/facts/
-sagemaker.md. No account has run it yet."""
+Authority: the SDK's own step classes (sagemaker 3.27) and botocore's model. Untested
+against a real account."""
 
 from __future__ import annotations
 

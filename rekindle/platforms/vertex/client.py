@@ -5,8 +5,7 @@ A job's id is ours and follows from its definition and the submission's token: c
 refused by the service, and that is how it is found. Reads, and what may be said twice, are repeated
 after 429, 5xx and broken connections for two minutes.
 
-Authority: aiplatform_v1 of google-cloud-aiplatform 2.7, ../shared/facts/vertex.md. No project has
-run it."""
+Authority: aiplatform_v1 of google-cloud-aiplatform 2.7. Untested against a real project."""
 
 from __future__ import annotations
 

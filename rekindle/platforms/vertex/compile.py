@@ -3,8 +3,7 @@
 Pure: the same input gives the same bytes. Vertex AI runs KFP's own encoding, one document of it;
 what the second one holds is refused by the feature table, but for distributed steps, which become
 launchers (lowering.py). Limits are those of catalog/vertex.yaml.
-Authority: the proto of aiplatform_v1.PipelineJob, ../shared/facts/vertex.md.
-"""
+Authority: the proto of aiplatform_v1.PipelineJob."""
 
 from __future__ import annotations
 
