@@ -15,7 +15,7 @@ from typing import Any
 from rekindle.errors import Problem, RekindleError, RequestError
 from rekindle.launch.process import has_gpu
 from rekindle.plan.request import model_config
-from rekindle.platforms.local.docker import find
+from rekindle.platforms.docker import find
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import BUILTIN_TASKS, Spec
 from rekindle.spec.support import KIND_OF, cell_of, refusal, require

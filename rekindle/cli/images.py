@@ -15,8 +15,8 @@ from rekindle.cli.options import answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.platforms import images
 from rekindle.platforms.code import Code, code_of
+from rekindle.platforms.docker import Docker, find
 from rekindle.platforms.images import code_label
-from rekindle.platforms.local.docker import Docker, find
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec import lock
 from rekindle.spec.load import load_target

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rekindle.errors import PlatformError, RequestError
 from rekindle.platforms.code import HOME, Code
-from rekindle.platforms.local.docker import Docker
+from rekindle.platforms.docker import Docker
 from rekindle.spec import lock
 from rekindle.spec.imports import INCLUDED
 from rekindle.spec.lock import Pin

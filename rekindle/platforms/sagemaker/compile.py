@@ -25,12 +25,12 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit, known_secrets, refusal
 from rekindle.platforms.bundle import RESULT
+from rekindle.platforms.code import ECR
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, requests, shapes
 from rekindle.platforms.sagemaker.control import divided, loops
 from rekindle.platforms.sagemaker.jobs import Jobs
 from rekindle.platforms.sagemaker.site import (
-    ECR,
     Site,
     condition_name,
     gets_secrets,
