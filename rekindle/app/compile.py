@@ -42,9 +42,7 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
         raise RequestError(dict.fromkeys(problems))
     _say_what_is_needed(platform, graph)
     if (image := there.settings.image) and "@" not in image:
-        log.warning(
-            "%s may be another image tomorrow; `rekindle images push` notes its digest", image
-        )
+        log.warning("%s is a mutable tag; `rekindle images push` notes its digest", image)
     return definition
 
 

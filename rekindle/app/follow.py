@@ -45,8 +45,9 @@ def place_of(record: RunRecord) -> tuple[Platform, Submission]:
     sent = record.submission
     if sent is None or not sent.id:
         raise RequestError(
-            f"nobody knows whether {record.run_id} arrived on {record.platform}",
-            fix=f"say it again, it goes on with this one: {record.command}",
+            f"the submission of {record.run_id} was interrupted before {record.platform} "
+            "confirmed it",
+            fix=f"rerun the command to continue it: {record.command}",
         )
     sections = PlatformsSpec.model_validate(record.spec["platforms"])
     return Platform.of(record.platform, sections), sent

@@ -78,5 +78,5 @@ def unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
     """Nothing at all could be asked: that is no readiness."""
     return PlatformError(
         f"{platform} could not be asked: {first.said}", where=first.where,
-        fix="see whether the network is there, and say it again",
+        fix="check the network, and retry the command",
     )  # fmt: skip

@@ -30,7 +30,7 @@ _SHOWN = 3  # of the next starts
 
 @click.group("schedule")
 def command() -> None:
-    """Have a platform run the pipeline of a config by itself, or no longer."""
+    """Create, list, pause or delete a schedule on a platform."""
 
 
 @command.command("set")

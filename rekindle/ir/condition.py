@@ -292,7 +292,7 @@ def _kind_of_term(term: Term, types: Mapping[str, str], where: str) -> Kind | No
             return _kind_of_value(value)
         case Cast(to, inner):
             if _kind_of_term(inner, types, where) != "number":
-                raise UnsupportedError(f"{to}() of `{inner}`, which is no number", where=where)
+                raise UnsupportedError(f"{to}() of `{inner}`, which is not a number", where=where)
             return "number"
         case Reference(name):
             if name not in types:

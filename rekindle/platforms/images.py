@@ -84,8 +84,8 @@ def push(docker: Docker, local: str, name: str) -> Pin:
         if done.returncode:
             raise PlatformError(
                 f"{name} cannot be pushed: {_last(done)}", where=name,
-                fix=f"docker login {lock.repository(name).partition('/')[0]} as whom may push "
-                "there, or mend the name; then push again",
+                fix=f"docker login {lock.repository(name).partition('/')[0]} with push rights, or "
+                "correct the image name; then push again",
             )  # fmt: skip
     digests = _DIGEST.findall(done.stdout)
     if not digests:

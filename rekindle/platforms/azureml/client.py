@@ -205,9 +205,12 @@ def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     elif isinstance(error, MlException):
         fix = f"what {_SECTION} names has to be in the workspace"
     elif _open(error):
-        kind, fix = UnreachableError, "say it again; what was done already is found"
+        kind, fix = UnreachableError, "retry the command; submitting is idempotent"
     else:
-        fix = "this may be a mistake of rekindle's: the workspace refuses what was sent"
+        fix = (
+            "the workspace rejected the request; this is probably a bug in rekindle, please report "
+        )
+        fix += "it"
     return kind(_said(error), where=where(place), fix=fix)
 
 

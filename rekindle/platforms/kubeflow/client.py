@@ -256,9 +256,11 @@ def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
     elif code == 404:
         fix = f"see whether {_SECTION}.host is the API of Kubeflow Pipelines, and what is there"
     elif code and not _may_succeed(error):
-        fix = "this may be a mistake of rekindle's: the service refuses what was sent"
+        fix = (
+            "the service rejected the request; this is probably a bug in rekindle, please report it"
+        )
     else:
-        fix = f"see whether {_SECTION}.host answers; say it again, what was done already is found"
+        fix = f"see whether {_SECTION}.host answers; retry the command: submitting is idempotent"
         return UnreachableError(_said(error), where=where(place), fix=fix)
     return PlatformError(_said(error), where=where(place), fix=fix)
 

@@ -198,11 +198,13 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
     elif isinstance(error, of.ConnectionError | of.HTTPClientError) or (
         isinstance(error, ClientError) and _later(error)
     ):
-        fix = f"see whether the network is there, and {_SECTION}.region a region; say it again, "
-        fix += "what was done already is found"
+        fix = f"check the network and {_SECTION}.region; retry the command: "
+        fix += "submitting is idempotent"
         return UnreachableError(_said(error), where=where(place), fix=fix)
     else:
-        fix = "this may be a mistake of rekindle's: the service refuses what was sent"
+        fix = (
+            "the service rejected the request; this is probably a bug in rekindle, please report it"
+        )
     return PlatformError(_said(error), where=where(place), fix=fix)
 
 

@@ -109,7 +109,7 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
         )
     if place.image and "@sha256:" not in place.image:
         yield Problem(
-            f"`{place.image}` may be another image tomorrow",
+            f"`{place.image}` is a mutable tag",
             f"{_SECTION}.image",
             "rekindle images push CONFIG notes its digest; or say ...amazonaws.com/NAME@sha256:...",
         )

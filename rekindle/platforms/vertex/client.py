@@ -170,9 +170,11 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
     elif isinstance(error, exceptions.NotFound):
         fix = f"see whether {_SECTION} names the right project and region, and what is there"
     elif isinstance(error, exceptions.ClientError) and error.code != 429:
-        fix = "this may be a mistake of rekindle's: the service refuses what was sent"
+        fix = (
+            "the service rejected the request; this is probably a bug in rekindle, please report it"
+        )
     else:
-        kind, fix = UnreachableError, "say it again; what was done already is found"
+        kind, fix = UnreachableError, "retry the command; submitting is idempotent"
     text = str(getattr(error, "message", "") or error).strip()
     said = text.splitlines()[0] if text else type(error).__name__
     return kind(said, where=where(place), fix=fix)

@@ -114,7 +114,7 @@ def problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
         )
     if how == "spot" and not wanted.spot:
         yield Problem(
-            f"`{step.path}` does not say that its machines may be taken away",
+            f"`{step.path}` is not marked as interruptible",
             "platforms.vertex.provisioning",
             "distribute(..., spot=True, checkpoint='NAME') in the pipeline, or take standard",
         )
