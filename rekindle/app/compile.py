@@ -48,9 +48,9 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
 
 def _say_what_is_needed(platform: str, graph: Graph) -> None:
     """Warn of what images need that no compiler can look into."""
-    carried = table()["container_components"].on[platform]
+    carried = table()["container_components"].on.get(platform)
     paths = [use.path for use in uses(graph) if use.feature == "container_components"]
-    if paths and carried.verdict == "emulated":
+    if paths and carried and carried.verdict == "emulated":
         log.warning("%s on %s: %s", ", ".join(paths), platform, carried.how)
 
 

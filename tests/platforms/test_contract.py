@@ -7,6 +7,7 @@ import pytest
 
 from rekindle.platforms.platform import PLATFORMS, Platform
 from rekindle.spec.places import PlatformsSpec
+from tests.platforms.toy import ToySpec
 
 # method of Platform -> module and function of a platform
 FUNCTIONS = {
@@ -33,6 +34,10 @@ def test_every_question_of_the_seam_is_compared_here():
 @pytest.mark.parametrize("method", FUNCTIONS)
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_a_platform_answers_as_the_seam_asks(name, method):
+    _compare(name, type(getattr(PlatformsSpec(), name)), method)
+
+
+def _compare(name, settings, method):
     module, _, function = FUNCTIONS[method].partition(".")
     found = inspect.signature(
         getattr(importlib.import_module(f"{PLATFORMS[name]}.{module}"), function)
@@ -40,9 +45,15 @@ def test_a_platform_answers_as_the_seam_asks(name, method):
     parameters = dict(found.parameters)
     if method != "units":
         place = parameters.pop("place")
-        assert place.annotation == type(getattr(PlatformsSpec(), name)).__name__
+        assert place.annotation == settings.__name__
     asked = inspect.signature(getattr(Platform, method))
     _, *wanted = asked.parameters.values()
     described = {p.name: (p.annotation, p.default) for p in wanted}
     assert {p.name: (p.annotation, p.default) for p in parameters.values()} == described
     assert found.return_annotation == asked.return_annotation
+
+
+@pytest.mark.parametrize("method", FUNCTIONS)
+def test_the_toy_answers_as_the_seam_asks(method, monkeypatch):
+    monkeypatch.setitem(PLATFORMS, "toy", "tests.platforms.toy")
+    _compare("toy", ToySpec, method)
