@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rekindle.cli.api import Run, load, planned, run, runs, submit
-    from rekindle.cli.forecast import Forecast
+    from rekindle.app.api import Run, load, planned, run, runs, submit
+    from rekindle.app.forecast import Forecast
     from rekindle.errors import RekindleError
     from rekindle.ir.distribution import distribute
     from rekindle.spec.model import Spec
     from rekindle.tasks.base import Task
 
 _PUBLIC = {
-    "Forecast": "rekindle.cli.forecast",
+    "Forecast": "rekindle.app.forecast",
     "RekindleError": "rekindle.errors",
-    "Run": "rekindle.cli.api",
+    "Run": "rekindle.app.api",
     "Spec": "rekindle.spec.model",
     "Task": "rekindle.tasks.base",
     "distribute": "rekindle.ir.distribution",
-    "load": "rekindle.cli.api",
-    "planned": "rekindle.cli.api",
-    "run": "rekindle.cli.api",
-    "runs": "rekindle.cli.api",
-    "submit": "rekindle.cli.api",
+    "load": "rekindle.app.api",
+    "planned": "rekindle.app.api",
+    "run": "rekindle.app.api",
+    "runs": "rekindle.app.api",
+    "submit": "rekindle.app.api",
 }
 
 __all__ = [

@@ -57,7 +57,7 @@ def table() -> Mapping[str, Feature]:
 
 def _carried(cell: str | dict[str, str]) -> Carried:
     if isinstance(cell, str):
-        return Carried(cast(Verdict, cell))
+        return Carried(cast("Verdict", cell))
     verdict = next(word for word in get_args(Verdict) if word in cell)
     return Carried(verdict, cell[verdict], cell.get("source", ""))
 

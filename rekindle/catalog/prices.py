@@ -240,7 +240,9 @@ class _Reader:
             self._wrong((*path, "machine"), error.problems[0].what, error.problems[0].fix)
             return
         if cloud != "local" and cloud_of(region) != cloud:
-            self._wrong((*path, "region"), f"`{region}` is no region of {cloud}", "mend the name")
+            self._wrong(
+                (*path, "region"), f"`{region}` is no region of {cloud}", "correct the name"
+            )
 
     def _known(self, row: Mapping[str, Any], keys: Sequence[str], path: tuple[Any, ...]) -> None:
         for key in row:

@@ -5,16 +5,20 @@ submitted last or a folder; sends nothing.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from pathlib import Path
-from typing import Any
 
 import click
 
 from rekindle.answers import Difference, StepDifference
-from rekindle.cli.compile import PLATFORMS, compiled
-from rekindle.cli.options import FOLDER, answer, config, newest_first, overrides, shared
+from rekindle.app.compile import compiled
+from rekindle.app.definition import files_in, last_sent
+from rekindle.app.pipeline import graph_of
+from rekindle.app.plan import on_machines
+from rekindle.cli.options import FOLDER, answer, config, overrides, shared
 from rekindle.errors import RequestError
+from rekindle.platforms.difference import compare
+from rekindle.platforms.platform import PLATFORMS, Platform
+from rekindle.spec.load import load_target
 
 
 @click.command("diff")
@@ -35,28 +39,18 @@ def command(
 ) -> int:
     """Say which steps of CONFIG the platform will run again, compared with what was submitted
     last, and why. Steps that it takes from its cache are listed as such."""
-    from rekindle.cli.job import graph_of
-    from rekindle.cli.planning import on_machines
-    from rekindle.platforms.difference import compare
-    from rekindle.spec.load import load_target
-
     spec = on_machines(load_target(config, overrides), platform, home)
-    against = against or _last_sent(spec.name, platform, home)
-    before = {
-        path.relative_to(against).as_posix(): path.read_bytes()
-        for path in sorted(against.rglob("*"))
-        if path.is_file()
-    }
-    module: Any = importlib.import_module(PLATFORMS[platform].replace(".compile", ".units"))
-    after = compiled(platform, spec, *graph_of(spec)).files
-    (definition,) = (name for name in after if "/" not in name)
-    if definition not in before:
+    against = against or last_sent(spec.name, platform, home)
+    before = files_in(against)
+    there = Platform.of(platform, spec.platforms)
+    after = compiled(platform, spec, *graph_of(spec))
+    if after.entry not in before:
         raise RequestError(
-            f"{against} holds no {definition}", where="--against",
+            f"{against} holds no {after.entry}", where="--against",
             fix=f"rekindle compile {config} --platform {platform} -o {against}",
         )  # fmt: skip
-    known = {n: c for n, c in before.items() if n == definition or n.startswith("bundles/")}
-    verdicts = compare(module.units(known), module.units(after))
+    known = {n: c for n, c in before.items() if n == after.entry or n.startswith("bundles/")}
+    verdicts = compare(there.units(known), there.units(after.files))
     if as_json:
         steps = tuple(StepDifference(**dataclasses.asdict(verdict)) for verdict in verdicts)
         answer(Difference(platform=platform, steps=steps))
@@ -66,17 +60,3 @@ def command(
     for verdict in verdicts:
         click.echo(f"{verdict.step:<{width}}  {words[verdict.again]:<13}  {verdict.why}")
     return 0
-
-
-def _last_sent(name: str, platform: str, home: Path) -> Path:
-    """The folder with what was submitted last to the platform; RequestError if nothing was."""
-    from rekindle.cli.remote import DEFINITION
-
-    for record in newest_first(home):
-        folder = home / "runs" / record.run_id / DEFINITION
-        if (record.platform, record.name) == (platform, name) and folder.is_dir():
-            return folder
-    raise RequestError(
-        f"nothing of {name} was submitted to {platform} from {home}", where="--against",
-        fix="name a folder that `rekindle compile` wrote",
-    )  # fmt: skip

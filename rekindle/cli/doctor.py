@@ -3,38 +3,25 @@ with its answer, every problem at once with its fix; nothing is made or changed.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from rekindle.answers import Readiness, ReadinessCheck, rows_of
+from rekindle.answers import ReadinessCheck, rows_of
+from rekindle.app.readiness import ready_here, ready_there, unanswered
 from rekindle.cli.options import answer, overrides, shared
-from rekindle.errors import PlatformError, Problem, RequestError
-
-if TYPE_CHECKING:
-    from rekindle.platforms.definition import Definition
-    from rekindle.spec.model import Spec
-
-LOCAL = "local"
-# each has `permissions(place)`, the least that steps need, and `checks(place, definition, early)`,
-# the questions that the platform could be asked, with their answers
-PLATFORMS = {
-    "azureml": "rekindle.platforms.azureml.doctor",
-    "kubeflow": "rekindle.platforms.kubeflow.doctor",
-    "sagemaker": "rekindle.platforms.sagemaker.doctor",
-    "vertex": "rekindle.platforms.vertex.doctor",
-}
+from rekindle.errors import Problem, RequestError
+from rekindle.platforms.platform import PLATFORMS
+from rekindle.spec.load import load_target
 
 
 @click.command("doctor")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @overrides
 @click.option(
-    "--platform", type=click.Choice([LOCAL, *PLATFORMS]), default=LOCAL, show_default=True,
+    "--platform", type=click.Choice(["local", *PLATFORMS]), default="local", show_default=True,
     help="Where it shall run.",
 )  # fmt: skip
 @shared
@@ -43,15 +30,17 @@ def command(
 ) -> int:
     """Say what CONFIG and a platform lack for each other, and which permissions steps need at
     least. Asks the platform, and changes nothing."""
-    from rekindle.spec.load import load_target
-
-    if config is None and platform == LOCAL:
+    if config is None and platform == "local":
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
     spec = load_target(config, overrides) if config else None
-    found = _here(spec, home) if platform == LOCAL else _there(spec, platform, home)
+    found = (
+        ready_here(spec, home)
+        if spec and platform == "local"
+        else ready_there(spec, platform, home)
+    )
     silent = bool(found.checks) and all(check.state == "not asked" for check in found.checks)
     if silent:
-        error = _unanswered(platform, found.checks[0])
+        error = unanswered(platform, found.checks[0])
         found = found.model_copy(update={"errors": (*found.errors, *rows_of(error))})
     if as_json:
         answer(found)
@@ -68,67 +57,6 @@ def command(
         more = f", but for {unasked} that could not be asked" if unasked else ""
         click.echo(f"{platform} is ready{more}", err=True)
     return 0
-
-
-def refuse_early(platform: str, place: Any, definition: Definition) -> None:
-    """RequestError with what would make a submission fail later: who is logged in, the bucket, the
-    image. What cannot be asked is left to the platform."""
-    from rekindle.platforms.asking import problems
-
-    doctor: Any = importlib.import_module(PLATFORMS[platform])
-    if found := problems(doctor.checks(place, definition, early=True)):
-        raise RequestError(dict.fromkeys(found))
-
-
-def _here(spec: Spec | None, home: Path) -> Readiness:
-    from rekindle.cli.preflight import preflight
-
-    assert spec is not None
-    try:
-        preflight(spec, home)
-    except RequestError as error:
-        return Readiness(platform=LOCAL, errors=rows_of(error))
-    return Readiness(platform=LOCAL)
-
-
-def _there(spec: Spec | None, platform: str, home: Path) -> Readiness:
-    from rekindle.platforms.asking import problems
-    from rekindle.spec.places import PlatformsSpec
-
-    place = getattr(spec.platforms if spec else PlatformsSpec(), platform)
-    doctor: Any = importlib.import_module(PLATFORMS[platform])
-    definition, lacks = _compiled(spec, platform, home) if spec else (None, ())
-    # without a config nobody has said which account, project or workspace it is about
-    asks = spec is not None or platform == "kubeflow"
-    found = doctor.checks(place, definition) if asks else ()
-    errors = dict.fromkeys((*lacks, *problems(found)))
-    return Readiness(
-        platform=platform,
-        permissions=doctor.permissions(place),
-        checks=found,
-        errors=rows_of(RequestError(errors)) if errors else (),
-    )
-
-
-def _compiled(
-    spec: Spec, platform: str, home: Path
-) -> tuple[Definition | None, tuple[Problem, ...]]:
-    """What would be submitted, or why there is no such thing."""
-    from rekindle.cli.planning import on_machines
-    from rekindle.cli.submission import client_of, ready
-
-    try:
-        return ready(client_of(platform), platform, on_machines(spec, platform, home)), ()
-    except RequestError as error:
-        return None, error.problems
-
-
-def _unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
-    """Nothing at all could be asked: that is no readiness."""
-    return PlatformError(
-        f"{platform} could not be asked: {first.said}", where=first.where,
-        fix="see whether the network is there, and say it again",
-    )  # fmt: skip
 
 
 _COLOURS = {"ok": "green", "problem": "red", "not asked": "yellow"}

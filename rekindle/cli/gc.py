@@ -10,7 +10,11 @@ import click
 
 from rekindle.answers import Collected, HomeItem
 from rekindle.cli.options import agree, answer, shared, yes
+from rekindle.platforms.local.removal import remove
 from rekindle.records import RunRecord
+from rekindle.report.index import render_index
+from rekindle.report.retention import Retention
+from rekindle.spec.model import Spec
 
 
 def _days(_context: click.Context, _option: click.Parameter, value: str | None) -> int | None:
@@ -33,10 +37,6 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
     followed, what only these refer to, checkpoints of finished trainings, and what killed processes
     left. Runs stay that made a version with an alias in the registry, or whose candidate waits for
     approval; nothing is removed from the registry."""
-    from rekindle.platforms.local.removal import remove
-    from rekindle.report.index import render_index
-    from rekindle.report.retention import Retention
-
     place = home.resolve()
     retention = Retention(place, lambda record: _aliases(record, place), keep_runs, days)
     shown = list(retention.look())
@@ -55,7 +55,6 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
 
 def _aliases(record: RunRecord, home: Path) -> Mapping[str, str]:
     from rekindle.registry.models import Registry, aliases
-    from rekindle.spec.model import Spec
 
     spec = Spec.model_validate(record.spec)
     return aliases(Registry(spec.registration, spec.model_name, str(home)))

@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from rekindle.answers import ImageBuilt, ImagesPushed
-from rekindle.cli.compile import PLATFORMS, Several
+from rekindle.app.pipeline import graph_of
+from rekindle.cli.compile import Several
 from rekindle.cli.options import answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
-
-if TYPE_CHECKING:
-    from rekindle.platforms.code import Code
-    from rekindle.platforms.local.docker import Docker
-    from rekindle.spec.model import Spec
+from rekindle.platforms import images
+from rekindle.platforms.code import Code, code_of
+from rekindle.platforms.docker import Docker, find
+from rekindle.platforms.images import code_label
+from rekindle.platforms.platform import PLATFORMS
+from rekindle.spec import lock
+from rekindle.spec.load import load_target
+from rekindle.spec.model import Spec
 
 
 @click.group("images")
@@ -32,8 +35,6 @@ def command() -> None:
 def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -> int:
     """Build an image on this machine: that of rekindle (`image.base`) with the files in it that the
     steps of CONFIG need."""
-    from rekindle.platforms import images
-
     spec, code = _read(config, overrides)
     name = images.local_name(spec.name)
     image_id = images.build(_docker(), code, spec.image.base, name)
@@ -62,9 +63,6 @@ def push(
 ) -> int:
     """Push that image as `platforms.P.image` (REGISTRY/NAME:TAG), and write its digest into
     rekindle.lock beside CONFIG, from where every later command takes it."""
-    from rekindle.platforms import images
-    from rekindle.spec import lock
-
     spec, code = _read(config, overrides)
     names = _names(spec, platforms)
     docker, local = _docker(), images.local_name(spec.name)
@@ -86,10 +84,6 @@ def push(
 
 def _read(config: Path, overrides: tuple[str, ...]) -> tuple[Spec, Code]:
     """The spec, with images as it names them, and the code that its steps need."""
-    from rekindle.cli.job import graph_of
-    from rekindle.platforms.code import code_of
-    from rekindle.spec.load import load_target
-
     spec = load_target(config, overrides, pinned=False)
     return spec, code_of(spec, graph_of(spec)[1])
 
@@ -116,8 +110,6 @@ def _names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
 
 def _check(docker: Docker, local: str, code: Code, config: Path) -> None:
     """RequestError unless the image here has the code that is here."""
-    from rekindle.platforms.images import code_label
-
     held = code_label(docker, local)
     if held != code.digest:
         what = f"{local} was built from other files than those that are here now"
@@ -128,8 +120,6 @@ def _check(docker: Docker, local: str, code: Code, config: Path) -> None:
 
 
 def _docker() -> Docker:
-    from rekindle.platforms.local.docker import find
-
     try:
         return find(os.environ)
     except RequestError as error:

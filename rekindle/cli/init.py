@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rekindle.answers import LaidOut
+from rekindle.app.pipeline import PIPELINE, shipped
 from rekindle.cli.options import answer, shared
 from rekindle.errors import RequestError
 
@@ -19,8 +20,6 @@ def command(folder: Path, home: Path, as_json: bool) -> int:
     """Lay out configs/, pipelines/ and components/ in FOLDER (default: here). Never overwrites a
     file.
     """
-    from rekindle.cli.job import PIPELINE, shipped
-
     files = {
         Path(part) / path.relative_to(shipped(part)): path
         for part in ("configs", "pipelines", "components")

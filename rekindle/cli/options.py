@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rekindle.app.runs import DEFAULT_HOME
 from rekindle.errors import RequestError
 from rekindle.masking import masked
-from rekindle.records import Record, RunRecord
+from rekindle.records import Record
 
 log = logging.getLogger(__name__)
 
 Decorated = Callable[..., Any]
 
-DEFAULT_HOME = Path(".rekindle")
-TRAINING = "finetune"  # the step of the shipped pipeline
-ON_MACHINES = (TRAINING, "score")  # those that `resources` are for
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -88,62 +86,3 @@ def overrides(function: Decorated) -> Decorated:
 def config(function: Decorated) -> Decorated:
     """The argument CONFIG."""
     return click.argument("config", type=click.Path(path_type=Path))(function)
-
-
-def all_runs(home: Path, name: str = "") -> list[RunRecord]:
-    """All runs under `home`, or those of a name, in the order in which they began; a record that
-    cannot be read is left out, with a warning.
-    """
-    return list(newest_first(home, name))[::-1]
-
-
-def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[RunRecord]:
-    """The same, the one that began last first, those on `platform` before all others; each record
-    is read when its turn comes."""
-    from rekindle.report.ledger import ledger
-
-    entries = ledger(home).entries[::-1]
-    for entry in sorted(entries, key=lambda entry: entry.platform != platform):
-        if name in ("", entry.name):
-            try:
-                yield read_run(home, entry.run_id)
-            except (OSError, ValueError) as error:  # since a moment ago
-                log.warning("%s cannot be read: %s", entry.run_id, str(error).splitlines()[0])
-
-
-def numbered(record: RunRecord, home: Path) -> RunRecord:
-    """The record of a run that begins, with a number above all others under `home`: the clock may
-    say anything."""
-    from rekindle.report.ledger import ledger
-
-    number = 1 + max((entry.number for entry in ledger(home).entries), default=0)
-    return record.model_copy(update={"number": number, "home": str(home.absolute())})
-
-
-def read_run(home: Path, run_id: str) -> RunRecord:
-    """The record of the run with exactly this id."""
-    return RunRecord.read(home / "runs" / run_id / "run.json")
-
-
-def find_run(home: Path, wanted: str) -> RunRecord:
-    """The run whose id is `wanted`, starts with it, or is the latest; raises RequestError."""
-    from rekindle.report.ledger import ledger
-
-    ids = [entry.run_id for entry in ledger(home).entries]
-    if wanted == "latest" and ids:
-        return read_run(home, ids[-1])
-    found = [run_id for run_id in ids if run_id == wanted]
-    found = found or [run_id for run_id in ids if run_id.startswith(wanted)]
-    if len(found) == 1:
-        return read_run(home, found[0])
-    if found:
-        names = ", ".join(found[:5])
-        raise RequestError(f"`{wanted}` fits {len(found)} runs: {names}", fix="give more of its id")
-    if not ids:
-        raise RequestError(
-            f"there are no runs under {home}", fix="`rekindle run CONFIG`, or name another --home"
-        )
-    raise RequestError(
-        f"there is no run `{wanted}` under {home}",
-        fix=f"the latest is {ids[-1]}; `rekindle runs` lists all that `rekindle gc` left",
-    )

@@ -17,6 +17,10 @@ from rekindle.catalog.machines import machine, machines
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.cli.options import answer, shared
 from rekindle.errors import PlatformError, RekindleError, RequestError
+from rekindle.platforms.azureml.prices import ask as of_azure
+from rekindle.platforms.sagemaker.prices import ask as of_aws
+from rekindle.platforms.vertex.prices import KEY
+from rekindle.platforms.vertex.prices import ask as of_google
 from rekindle.records import write_atomically
 
 CLOUDS = ("aws", "gcp", "azure")
@@ -147,16 +151,9 @@ def _asked(cloud: str, regions: Sequence[str], today: datetime.date) -> list[Pri
 
 def _asker(cloud: str) -> Ask:
     if cloud == "aws":
-        from rekindle.platforms.sagemaker.prices import ask as of_aws
-
         return of_aws
     if cloud == "azure":
-        from rekindle.platforms.azureml.prices import ask as of_azure
-
         return of_azure
-    from rekindle.platforms.vertex.prices import KEY
-    from rekindle.platforms.vertex.prices import ask as of_google
-
     return lambda names, regions, today: of_google(names, regions, today, os.environ.get(KEY, ""))
 
 

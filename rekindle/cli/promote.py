@@ -6,8 +6,11 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import answer, find_run, shared
+from rekindle.app.runs import find_run
+from rekindle.cli.options import answer, shared
 from rekindle.errors import RequestError
+from rekindle.report.collect import collect
+from rekindle.spec.model import Spec
 
 
 @click.command("promote")
@@ -15,9 +18,6 @@ from rekindle.errors import RequestError
 @shared
 def command(run: str, home: Path, as_json: bool) -> int:
     """Make the candidate of RUN the champion; its evidence is checked once more first."""
-    from rekindle.report.collect import collect
-    from rekindle.spec.model import Spec
-
     record = find_run(home, run)
     found = collect(record, history=False)
     if found.registration is None or found.evidence is None:

@@ -1,227 +1,36 @@
-"""`rekindle run CONFIG --rehearse-preemption kill@step=5`: a proof that training survives a fault.
-
-Decides how: the pipeline is cut behind its step `finetune` and runs in two scratch homes, first
-left alone, then with a real fault and as many further attempts as it takes; data steps come from
-the cache of the real home. Then losses and weights are compared bit for bit. A full disk is a small
-file system in memory that nobody else sees (a mount namespace), filled to the last byte."""
+"""`rekindle run CONFIG --rehearse-preemption FAULT@step=N`: proof that a fault changes nothing."""
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import os
-import secrets
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.cli.job import (
-    arguments_of,
-    environment_of,
-    graph_of,
-    new_record,
-    resolved,
-)
-from rekindle.cli.options import TRAINING
-from rekindle.cli.planning import planned_here
-from rekindle.cli.preflight import preflight
-from rekindle.cli.progress import Progress
-from rekindle.errors import PreemptedError, RekindleError, RequestError, StepError
-from rekindle.ir.graph import Graph
-from rekindle.launch import signs
-from rekindle.launch.fault import FILLER, Fault
-from rekindle.records import HistoryRow, Rehearsal, RehearsalRecord, RunRecord, TrainingSummary
-from rekindle.spec.identity import source_hash
+import click
+
+from rekindle.app.rehearse import rehearse
+from rekindle.cli.options import answer
+from rekindle.errors import RequestError
+from rekindle.launch.fault import Fault
+from rekindle.records import RehearsalRecord
 from rekindle.spec.model import Spec
-from rekindle.train.history import read_history
 
-HANG_SECONDS = 30.0
 _PRIVATE = "REKINDLE_PRIVATE_MOUNTS"
-_SPARE_BYTES = 64 << 20
 
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """What a training left: its summary, its curve, and how many attempts it took."""
-
-    summary: TrainingSummary
-    rows: tuple[HistoryRow, ...]
-    attempts: int
-
-    @property
-    def losses(self) -> list[tuple[object, ...]]:
-        """What has to be equal, step by step."""
-        return [(row.step, row.loss, row.lr, row.grad_norm) for row in self.rows]
-
-
-def rehearse(spec: Spec, text: str, home: Path, as_json: bool) -> int:
-    """Train twice and compare; 0 when equal, 1 when not. Raises RequestError for a fault that
-    cannot be caused here, StepError when a training fails."""
+def rehearsed(spec: Spec, text: str, home: Path, as_json: bool) -> int:
+    """Train twice and compare; 0 when equal, 1 when not."""
     fault = Fault.parse(text)
-    preflight(spec, home)
-    if spec.train.entrypoint:
-        raise RequestError(
-            "a rehearsal needs rekindle's own training loop, which causes the fault",
-            where="train.entrypoint",
-            fix="try your script with `kill` by hand; the launcher restarts it the same way",
-        )
     if fault.kind == "disk-full":
         _need_private_mounts()
-    stage = _Stage(spec, home.resolve())
-    try:
-        return _rehearse(stage, fault, as_json)
-    except StepError:
-        print(f"what it left is in {stage.folder}", file=sys.stderr)
-        raise
-    except BaseException:
-        stage.clear()
-        raise
-
-
-def _rehearse(stage: _Stage, fault: Fault, as_json: bool) -> int:
-    began = time.monotonic()
-    whole = stage.train("whole", None)
-    if fault.step > whole.summary.steps:
-        raise RequestError(
-            f"step {fault.step} never comes: the training has {whole.summary.steps}",
-            where="--rehearse-preemption",
-        )
-    checkpoints = stage.folder / "faulted" / "checkpoints"
-    checkpoints.mkdir(parents=True)
-    if fault.kind == "disk-full":
-        _mount_small_disk(checkpoints, stage.folder / "whole" / "checkpoints")
-    fault = dataclasses.replace(fault, folder=str(checkpoints))
-    faulted = stage.train("faulted", fault)
-    if not fault.mark.exists():
-        raise StepError(f"the fault {fault.kind} did not happen", fix="report this: it is a bug")
-    resumed, done = _resumed_from(checkpoints, faulted.summary.steps)
-    found = Rehearsal(
-        fault=fault.kind,
-        step=fault.step,
-        resumed_from_step=resumed,
-        samples_lost=max(0, fault.step - 1 - resumed, done - resumed)
-        * stage.spec.train.global_batch_size,
-        losses_equal=whole.losses == faulted.losses,
-        weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
-    )
-    seconds = round(time.monotonic() - began, 1)
-    record = stage.keep(found, faulted.attempts, seconds)
-    print(record.to_json() if as_json else _words(record))
+    record = rehearse(spec, fault, home)
+    if as_json:
+        answer(record)
+    else:
+        click.echo(_words(record))
+    found = record.rehearsal
     return 0 if found.losses_equal and found.weights_equal else 1
-
-
-class _Stage:
-    """Scratch homes of one rehearsal, below the real one; removed when it has succeeded."""
-
-    def __init__(self, spec: Spec, home: Path) -> None:
-        model, train = spec.model, spec.train
-        if model.init_from == "champion":  # the registry is left alone
-            model = model.model_copy(update={"init_from": "base"})
-        train = train.model_copy(update={"hang_seconds": min(train.hang_seconds, HANG_SECONDS)})
-        register = spec.registration.model_copy(update={"tracking_uri": ""})
-        update = {"model": model, "train": train, "registration": register}
-        self.spec, _ = planned_here(resolved(spec.model_copy(update=update), home), home)
-        self.graph = _until_training(graph_of(self.spec)[1])
-        self.home = home
-        self.started = datetime.datetime.now(datetime.UTC)
-        self.name = f"{spec.name}-{self.started:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-        self.folder = home / "rehearsals" / self.name
-
-    def train(self, name: str, fault: Fault | None) -> Trained:
-        """Run the cut pipeline in the scratch home `name`; once more if the fault ended it."""
-        from rekindle.platforms.local.cache import lend
-        from rekindle.platforms.local.store import Store
-
-        home = self.folder / name
-        earlier = self.folder / "whole"
-        lend(Store(earlier if earlier.exists() else self.home), Store(home))
-        environment = fault.environment() if fault else {}
-        try:
-            return _trained(self._attempt(home, environment), 1)
-        except (PreemptedError, StepError) as error:
-            asked = isinstance(error, PreemptedError)  # perhaps not by the fault
-            if fault is None or asked != (fault.kind == "term"):
-                raise
-            print(f"{error}\n\nthe same command again:", file=sys.stderr)
-        (home / "checkpoints" / FILLER).unlink(missing_ok=True)
-        return _trained(self._attempt(home, environment), 2)
-
-    def _attempt(self, home: Path, environment: Mapping[str, str]) -> RunRecord:
-        from rekindle.platforms.local import execute as local
-
-        with Progress() as progress:
-            return local.execute(
-                self.graph,
-                arguments_of(self.spec, self.graph, str(home)),
-                home=home,
-                record=new_record(self.spec, ()),
-                env={**environment_of(self.spec), **environment},
-                source_hash=source_hash(),
-                from_step=TRAINING,
-                on_change=progress.changed,
-                on_event=progress.event,
-                grace_seconds=self.spec.train.grace_seconds,
-            )
-
-    def keep(self, found: Rehearsal, attempts: int, seconds: float) -> RehearsalRecord:
-        """Write the record; forget the rest."""
-        record = RehearsalRecord(
-            rehearsal_id=self.name,
-            config=self.spec.origin[0],
-            started_at=self.started.isoformat(timespec="seconds"),
-            seconds=seconds,
-            ranks=self.spec.platforms.local.ranks,
-            attempts=attempts,
-            rehearsal=found,
-        )
-        record.write(self.folder.with_suffix(".json"))
-        self.clear()
-        return record
-
-    def clear(self) -> None:
-        """Remove the scratch homes."""
-        disk = self.folder / "faulted" / "checkpoints"
-        if disk.is_mount():
-            subprocess.run(["umount", str(disk)], check=True)  # noqa: S607 - found on PATH
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _until_training(graph: Graph) -> Graph:
-    """The pipeline's step `finetune` and what it needs."""
-    nodes = graph.dag.nodes
-    if TRAINING not in nodes:
-        raise RequestError(
-            f"the pipeline has no step `{TRAINING}` to rehearse",
-            where="pipeline",
-            fix="a rehearsal knows the shipped component `finetune` only",
-        )
-    needed, waiting = set(), [TRAINING]
-    while waiting:
-        name = waiting.pop()
-        needed.add(name)
-        waiting += nodes[name].upstream
-    kept = {name: node for name, node in nodes.items() if name in needed}
-    dag = dataclasses.replace(graph.dag, nodes=kept, parameters={}, artifacts={})
-    return dataclasses.replace(graph, dag=dag)
-
-
-def _trained(record: RunRecord, attempts: int) -> Trained:
-    artifacts = record.step(TRAINING).artifacts.values()
-    folder = next(Path(a.uri) for a in artifacts if a.metadata.get("record") == "training")
-    summary = TrainingSummary.read(folder / "training.json")
-    return Trained(summary, tuple(read_history(folder / "history.jsonl")), attempts)
-
-
-def _resumed_from(checkpoints: Path, steps: int) -> tuple[int, int]:
-    """The step after which the last gang went on (all of them if there was nothing left to train),
-    and how many the attempt before it had done."""
-    found = checkpoints.glob("*/attempts/*/rank-0.signs")
-    *before, last = sorted(found, key=lambda path: path.stat().st_mtime)
-    done = signs.read(before[-1].parent)[0].step - 1 if before else 0
-    return (signs.read(last.parent)[0].first_step or steps + 1) - 1, done
 
 
 def _need_private_mounts() -> None:
@@ -242,23 +51,6 @@ def _need_private_mounts() -> None:
     sys.stdout.flush()
     again = [*words, sys.executable, "-m", "rekindle.cli.main", *sys.argv[1:]]
     os.execvpe(words[0], again, {**os.environ, _PRIVATE: "1"})  # noqa: S606 - no shell is meant
-
-
-def _mount_small_disk(folder: Path, like: Path) -> None:
-    """A file system in memory with room for what `like` holds, three times over."""
-    held = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
-    size = 3 * held + _SPARE_BYTES
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > free // 2:
-        raise RequestError(
-            f"a full disk cannot be rehearsed here: checkpoints need {size >> 20:,} MB of memory",
-            where="--rehearse-preemption",
-            fix="rehearse with a smaller model; the code is the same",
-        )
-    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "rekindle", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise RekindleError(f"cannot mount a small file system: {done.stderr.strip()}")
 
 
 def _words(record: RehearsalRecord) -> str:

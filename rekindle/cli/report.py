@@ -7,7 +7,10 @@ from pathlib import Path
 import click
 
 from rekindle.answers import Card
-from rekindle.cli.options import answer, find_run, shared
+from rekindle.app.runs import find_run
+from rekindle.cli.options import answer, shared
+from rekindle.report.card import render_card
+from rekindle.report.index import render_index
 
 
 @click.command("report")
@@ -17,9 +20,6 @@ def command(run: str, home: Path, as_json: bool) -> int:
     """Write the card of RUN (default: the latest) and the index of all runs; prints where they
     are.
     """
-    from rekindle.report.card import render_card
-    from rekindle.report.index import render_index
-
     record = find_run(home, run)
     card, index = render_card(home, record), render_index(home)
     if as_json:

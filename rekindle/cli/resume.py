@@ -7,9 +7,17 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import answer, find_run, shared, wait
+from rekindle.app.follow import asked, place_of, resumed
+from rekindle.app.run import Options
+from rekindle.app.runs import find_run
+from rekindle.cli.options import answer, shared, wait
+from rekindle.cli.run import carry_out
+from rekindle.cli.submit import told
 from rekindle.errors import RequestError
+from rekindle.platforms.local.store import is_alive
+from rekindle.platforms.watch import OVER
 from rekindle.records import RunRecord
+from rekindle.spec.model import Spec
 
 
 @click.command("resume")
@@ -27,11 +35,6 @@ def command(run: str, wait: bool, home: Path, as_json: bool) -> int:
 
 
 def _here(record: RunRecord, home: Path, as_json: bool) -> int:
-    from rekindle.cli.job import Options
-    from rekindle.cli.run import carry_out
-    from rekindle.platforms.local.store import is_alive
-    from rekindle.spec.model import Spec
-
     if record.status == "running" and is_alive(home, record.run_id):
         raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")
     words = shlex.split(record.command)
@@ -45,11 +48,7 @@ def _here(record: RunRecord, home: Path, as_json: bool) -> int:
 
 
 def _there(record: RunRecord, home: Path, wait: bool, as_json: bool) -> int:
-    from rekindle.cli.remote import asked, resumed, watch_of
-    from rekindle.cli.submit import told
-    from rekindle.platforms.watch import OVER
-
-    watch_of(record)  # which says so if it may not be there
+    place_of(record)  # which says so if it may not be there
     record = asked(record, home)
     if record.status not in OVER:
         raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from rekindle.app.progress import Progress, RunConsole, step_table
+from rekindle.app.run import Options, execute, windows
+from rekindle.app.runs import summary
 from rekindle.cli.options import answer, config, overrides, shared
+from rekindle.cli.rehearse import rehearsed
 from rekindle.errors import RekindleError
 from rekindle.records import RunRecord, RunSummary
-
-if TYPE_CHECKING:
-    from rekindle.cli.job import Options
-    from rekindle.spec.model import Spec
+from rekindle.spec.load import load_spec
+from rekindle.spec.model import Spec
 
 
 @click.command("run")
@@ -53,14 +54,9 @@ def command(
     A rehearsal proves that an interrupted training ends with the same losses and weights as one
     that was left alone: exit code 0 if so, else 1. It registers nothing and leaves only its record,
     in the home's folder `rehearsals`."""
-    from rekindle.cli.job import Options, windows
-    from rekindle.spec.load import load_spec
-
     spec = load_spec(config, overrides)
     if fault is not None:
-        from rekindle.cli.rehearse import rehearse
-
-        return rehearse(windows(spec)[-1], fault, home, as_json)
+        return rehearsed(windows(spec)[-1], fault, home, as_json)
     options = Options(home, fresh, from_step)
     results = [carry_out(one, options, as_json) for one in windows(spec)]
     last = results[-1]
@@ -73,9 +69,6 @@ def command(
 
 def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
     """Execute one window; prints what came of it."""
-    from rekindle.cli.job import execute, summary
-    from rekindle.cli.progress import Progress
-
     progress = Progress()
     try:
         with progress:
@@ -92,8 +85,6 @@ def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
 
 def conclude(record: RunRecord, result: RunSummary) -> None:
     """The step table, the gate, the model, the card."""
-    from rekindle.cli.progress import RunConsole, step_table
-
     console = RunConsole(soft_wrap=False)
     console.print(step_table(record))
     console.print()

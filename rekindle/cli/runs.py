@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rekindle.answers import Runs
-from rekindle.cli.compile import PLATFORMS
 from rekindle.cli.options import overrides, shared
 from rekindle.errors import RequestError
-
-if TYPE_CHECKING:
-    from rekindle.report.ledger import Entry
+from rekindle.platforms.local.store import is_alive
+from rekindle.platforms.platform import PLATFORMS
+from rekindle.report.ledger import Entry, ledger
 
 
 @click.command("runs")
@@ -32,13 +31,11 @@ def command(
     as_json: bool,
 ) -> int:
     """Every run, newest first: status, time, metric, gate, model."""
-    from rekindle.report.ledger import ledger
-
     folder = f"{os.path.realpath(home)}/runs"
     if recover is not None:
         if platform is None:
             raise RequestError("which platform?", where="--platform", fix=f"{', '.join(PLATFORMS)}")
-        from rekindle.cli.remote import recovered
+        from rekindle.app.recover import recovered  # loads the planner
         from rekindle.spec.load import load_target
 
         for run_id in recovered(load_target(recover, overrides), platform, home):
@@ -60,8 +57,6 @@ def _row(entry: Entry, home: Path, runs: str) -> dict[str, Any]:
 
 def _status(home: Path, entry: Entry) -> str:
     """The record's status, or `killed` where it was never closed and no process works on it."""
-    from rekindle.platforms.local.store import is_alive
-
     here = entry.platform == "local" and entry.status == "running"
     return "killed" if here and not is_alive(home, entry.run_id) else entry.status
 

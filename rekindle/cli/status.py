@@ -7,8 +7,11 @@ from pathlib import Path
 
 import click
 
-from rekindle.cli.options import answer, find_run, shared
+from rekindle.app.runs import find_run
+from rekindle.cli.options import answer, shared
 from rekindle.masking import plain
+from rekindle.platforms.local.store import is_alive
+from rekindle.platforms.watch import first_failed
 from rekindle.records import RunRecord
 
 _TAIL_LINES = 10
@@ -20,11 +23,9 @@ _TAIL_LINES = 10
 def command(run: str, home: Path, as_json: bool) -> int:
     """The step table of RUN (default: the latest); says so when the run was killed, and of one that
     failed how its first step that did ended."""
-    from rekindle.platforms.local.store import is_alive
-
     record = find_run(home, run)
     if record.platform != "local":
-        from rekindle.cli.remote import asked
+        from rekindle.app.follow import asked
 
         record = asked(record, home)
     elif record.status == "running" and not is_alive(home, record.run_id):
@@ -42,8 +43,7 @@ def show(record: RunRecord) -> None:
     """The run for people, on stdout."""
     from rich.console import Console
 
-    from rekindle.cli.progress import step_table
-    from rekindle.platforms.watch import first_failed
+    from rekindle.app.progress import step_table
 
     console = Console()
     where = "" if record.platform == "local" else f" on {record.platform}"

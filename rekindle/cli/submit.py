@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.answers import PlannedStep, Submitted
-from rekindle.cli.compile import PLATFORMS
+from rekindle.answers import Planned, PlannedStep, Submitted
+from rekindle.app.follow import exit_code, waited_for
+from rekindle.app.plan_text import outlook
+from rekindle.app.progress import Progress
+from rekindle.app.runs import summary
+from rekindle.app.submit import submitted
 from rekindle.cli.options import agree, answer, config, overrides, shared, wait, yes
-from rekindle.cli.submission import submitted
+from rekindle.cli.run import conclude
+from rekindle.platforms.platform import PLATFORMS
+from rekindle.platforms.submission import Outline, Placed
 from rekindle.records import RunRecord
-
-if TYPE_CHECKING:
-    from rekindle.answers import Planned
-    from rekindle.platforms.submission import Outline, Placed
+from rekindle.spec.load import load_target
 
 platform = click.option(
     "--platform", type=click.Choice(list(PLATFORMS)), required=True, help="Where it shall run.",
@@ -45,9 +47,6 @@ def command(
     as_json: bool,
 ) -> int:
     """Compile CONFIG, show what the platform will get, ask, and have the platform run it."""
-    from rekindle.cli.planning import outlook
-    from rekindle.spec.load import load_target
-
     spec = load_target(config, overrides)
 
     def consent(outline: Outline, plan: Planned | None) -> None:
@@ -91,11 +90,6 @@ def told(
 
 
 def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
-    from rekindle.cli.job import summary
-    from rekindle.cli.progress import Progress
-    from rekindle.cli.remote import exit_code, waited_for
-    from rekindle.cli.run import conclude
-
     with Progress() as progress:
         progress.changed(record)
         record = waited_for(record, home, progress.changed)

@@ -1,7 +1,7 @@
 """The conditions of KFP's If, Elif and Else: tokenizer, parser, type check and evaluator. Never
 `eval`.
 
-KFP writes a small part of CEL (../shared/facts/kfp.md §2.5):
+The KFP compiler writes a small part of CEL:
 
     or      := and ('||' and)*        and := factor ('&&' factor)*
     factor  := '!' '(' or ')' | '(' or ')' | compare
@@ -292,7 +292,7 @@ def _kind_of_term(term: Term, types: Mapping[str, str], where: str) -> Kind | No
             return _kind_of_value(value)
         case Cast(to, inner):
             if _kind_of_term(inner, types, where) != "number":
-                raise UnsupportedError(f"{to}() of `{inner}`, which is no number", where=where)
+                raise UnsupportedError(f"{to}() of `{inner}`, which is not a number", where=where)
             return "number"
         case Reference(name):
             if name not in types:

@@ -8,8 +8,7 @@ Each node carries two addresses: `path`, by which people and records call it
 
 A node's inputs are bound to constants, to inputs of the Dag around it, to outputs of a sibling, or
 to how a sibling ended. Follows pipeline_spec.proto, schema 2.1.0, and kubernetes_executor_config.
-proto of kfp-kubernetes; ../shared/facts/kfp.md lists what real pipelines use of both.
-"""
+proto of kfp-kubernetes."""
 
 from __future__ import annotations
 
@@ -355,44 +354,3 @@ class Graph:
         assert isinstance(step, Step), name
         nodes = {**self.dag.nodes, name: dataclasses.replace(step, distribution=over)}
         return dataclasses.replace(self, dag=dataclasses.replace(self.dag, nodes=nodes))
-
-    def drawing(self) -> Drawing:
-        """The Graph as plain data for whoever draws it."""
-        boxes = tuple(
-            Box(
-                path=node.path,
-                parent=node.path.rpartition("/")[0],
-                component=node.component,
-                condition=str(node.condition.expression) if node.condition else "",
-                is_step=not isinstance(node, SubDag),
-            )
-            for node in self.nodes()
-        )
-        edges = tuple(
-            (_sibling(node, up), node.path) for node in self.nodes() for up in node.upstream
-        )
-        return Drawing(boxes, edges)
-
-
-@dataclasses.dataclass(frozen=True)
-class Box:
-    """A node to draw inside its `parent` ("" = the pipeline itself)."""
-
-    path: str
-    parent: str
-    component: str
-    condition: str
-    is_step: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawing:
-    """Boxes, and edges between the paths of siblings."""
-
-    boxes: tuple[Box, ...]
-    edges: tuple[tuple[str, str], ...]
-
-
-def _sibling(node: Node, name: str) -> str:
-    parent = node.path.rpartition("/")[0]
-    return f"{parent}/{name}" if parent else name

@@ -115,7 +115,7 @@ def parse_argument(text: str, where: str) -> Argument:
             return _structure(json.loads(text), where)
         except json.JSONDecodeError as error:
             raise UnsupportedError(
-                f"a Concat or IfPresent is no JSON: {error}", where=where
+                f"a Concat or IfPresent is not valid JSON: {error}", where=where
             ) from error
     return parse(text, where)
 

@@ -5,8 +5,7 @@ Understood is all that KFP 2 writes: containers, importers, nested pipelines, If
 loops and what they collect, exit handlers, `ignore_upstream_failure`, retries, caching, and
 kfp-kubernetes' second document. Which platform can do which of it is not decided here. Refused:
 custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority: pipeline_spec.proto 2.1.0
-and the KFP compiler's output, ../shared/facts/kfp.md §2.
-"""
+and the output of the KFP compiler."""
 
 from __future__ import annotations
 
@@ -271,7 +270,7 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> Parameter | None:
     if kind not in _TYPES:
         fields.refusals.add(f"parameters of type {kind or 'none'}", fields.where)
         return None
-    type_ = cast(ParameterType, kind)
+    type_ = cast("ParameterType", kind)
     try:
         values = [from_ir(value, type_) for value in (default, *literals)]
     except ValueError as error:

@@ -74,7 +74,7 @@ def mismatch(value: Any, kind: ParameterType) -> str | None:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        return f"{_shown(value)} is no JSON: {error}"
+        return f"{_shown(value)} is not valid JSON: {error}"
     return None
 
 

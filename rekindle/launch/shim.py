@@ -351,7 +351,7 @@ def collect_outputs(task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         try:
             written = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise TaskError(f"executor_output.json is no JSON: {error}") from error
+            raise TaskError(f"executor_output.json is not valid JSON: {error}") from error
     values = written.get("parameterValues", {})
     parameters = {
         name: _typed(name, values[name], kind)

@@ -12,9 +12,6 @@ import math
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-from rekindle.plan.fallback import Fallback, fallback
-from rekindle.plan.joint import chance_of_both
-from rekindle.plan.odds import Curve, hopeless, odds
 from rekindle.plan.risk import (
     Expectation,
     Hazard,
@@ -24,11 +21,13 @@ from rekindle.plan.risk import (
     interval,
     uninterrupted_seconds,
 )
+from rekindle.plan.simulation import Fallback, Range, fallback, hopeless, simulate
 
 # Below so many saves and starts between two interruptions time grows like an exponential of the
 # hazard, which nobody knows to a factor of two.
 FEWEST_CHANGEOVERS = 5.0
 HALVINGS = 6  # of the interval, in search of one that suits a deadline
+SEARCH_RUNS = 1024  # of each: they share their interruptions, so that costs compare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,19 +61,10 @@ class Reason:
 
 
 @dataclasses.dataclass(frozen=True)
-class Range:
-    """What suffices with a chance of 10, 50 and 90 %."""
-
-    p10: float
-    p50: float
-    p90: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Outlook:
     """Spot machines at one rate of interruptions. Ranges are missing where it is hopeless, chances
-    where no limit was given. `in_both` are the least and the largest chance of keeping time and
-    budget at once, mostly the same; `fallback_usd` is the expected cost with on-demand machines at
+    where no limit was given. `in_both` is the chance of keeping time and budget at once;
+    `fallback_usd` is the expected cost with on-demand machines at
     the end."""
 
     reclaims: Reclaims
@@ -85,7 +75,7 @@ class Outlook:
     cost_usd: Range | None
     in_time: float | None
     in_budget: float | None
-    in_both: tuple[float, float] | None
+    in_both: float | None
     fallback: Fallback | None
     fallback_usd: float | None
     reasons: tuple[Reason, ...] = ()
@@ -147,7 +137,7 @@ def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> in
     halves = {max(1, shortest, math.ceil(longest / 2**n)) for n in range(HALVINGS)} | {longest}
 
     def cost_usd(every: int) -> float:
-        mixed = fallback(work, every, per_hour, deadline, offer.on_demand_wait_seconds)
+        mixed = fallback(work, every, per_hour, deadline, offer.on_demand_wait_seconds, SEARCH_RUNS)
         return mixed.cost_usd(offer.spot_usd_per_hour, offer.on_demand_usd_per_hour)
 
     return min(sorted(halves, reverse=True), key=cost_usd)
@@ -159,40 +149,31 @@ def outlook(
     """What to expect at `per_hour` interruptions of all machines together; no reasons yet."""
     mean = expected(work, every, per_hour)
     price = offer.spot_usd_per_hour
-    both = None if hopeless(work, every, per_hour) else odds(work, every, per_hour)
+    runs = None if hopeless(work, every, per_hour) else simulate(work, every, per_hour)
     paid_hours = None if needs.budget_usd is None else needs.budget_usd / price
     mixed, mixed_usd = None, None
     if needs.deadline_hours is not None:
         wait = offer.on_demand_wait_seconds
         mixed = fallback(work, every, per_hour, needs.deadline_hours, wait)
         mixed_usd = mixed.cost_usd(price, offer.on_demand_usd_per_hour)
-    in_both = None
-    if needs.max_run_hours is not None and paid_hours is not None:
-        limits = needs.max_run_hours, paid_hours
-        in_both = chance_of_both(both, work, every, per_hour, *limits) if both else (0.0, 0.0)
+
+    def within(wall_hours: float | None, running_hours: float | None) -> float:
+        return runs.at_most(wall_hours, running_hours) if runs else 0.0
+
+    limits = needs.max_run_hours, paid_hours
     return Outlook(
         reclaims=reclaims,
         mtbf_hours=1 / per_hour if per_hour else math.inf,
         expected=mean,
         expected_usd=mean.cost_usd(price),
-        wall_hours=_range(both.wall, 1.0) if both else None,
-        cost_usd=_range(both.running, price) if both else None,
-        in_time=_within(both.wall if both else None, needs.max_run_hours),
-        in_budget=_within(both.running if both else None, paid_hours),
-        in_both=in_both,
+        wall_hours=runs.range("wall") if runs else None,
+        cost_usd=runs.range("running", price) if runs else None,
+        in_time=None if needs.max_run_hours is None else within(needs.max_run_hours, None),
+        in_budget=None if paid_hours is None else within(None, paid_hours),
+        in_both=None if None in limits else within(*limits),
         fallback=mixed,
         fallback_usd=mixed_usd,
     )
-
-
-def _range(curve: Curve, factor: float) -> Range:
-    return Range(*(factor * curve.quantile(chance) for chance in (0.1, 0.5, 0.9)))
-
-
-def _within(curve: Curve | None, hours: float | None) -> float | None:
-    if hours is None:
-        return None
-    return curve.at_most(hours) if curve else 0.0
 
 
 def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[Reason]:
@@ -215,7 +196,7 @@ def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> 
     missed = tuple(_missed(found, needs))
     yield from missed
     if not missed and found.fallback is None and found.in_both is not None:
-        chance = found.in_both[0]
+        chance = found.in_both
         if chance < needs.chance:
             limits = f"{needs.max_run_hours:g} h and ${needs.budget_usd:,.2f}"
             yield Reason("both", f"{chance:.0%} chance of at most {limits}", chance, needs.chance)

@@ -3,6 +3,7 @@ with its place in the IR before anything is sent or run, what it ignores is said
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -61,7 +62,7 @@ def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:
     is a step's, or "" for the pipeline."""
     who = f"`{path}`" if path else "the pipeline"
     what = f"{who} uses {table()['limits'].what}, which {platform} refuses: {how}"
-    return Problem(what, where, fix)
+    return Problem(what, where, fix, UnsupportedError.code)
 
 
 def python_problems(platform: str, step: Step, image: str) -> Iterator[Problem]:
@@ -76,9 +77,9 @@ def refusal(problems: Iterable[Problem]) -> RequestError:
     """UnsupportedError if all of them are limits of the platform, SpecError if something else is
     wrong as well."""
     found = tuple(dict.fromkeys(problems))
-    limit = f" uses {table()['limits'].what}, which "
-    kind = UnsupportedError if all(limit in problem.what for problem in found) else SpecError
-    return kind(found)
+    if all(problem.code == UnsupportedError.code for problem in found):
+        return UnsupportedError(found)
+    return SpecError(dataclasses.replace(problem, code="") for problem in found)
 
 
 def _refusal(use: Use, row: Feature, platform: str, why: str) -> Problem:

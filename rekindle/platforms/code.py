@@ -23,7 +23,6 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.ir.placeholders import lower
 from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.platforms.included import included
-from rekindle.platforms.sagemaker.site import ECR
 from rekindle.spec import lock
 from rekindle.spec.identity import digest, file_sha256
 from rekindle.spec.imports import as_import, closure, contents, folders_of, own_folders
@@ -32,6 +31,8 @@ from rekindle.spec.model import Spec
 log = logging.getLogger(__name__)
 
 HOME = PurePosixPath("/opt/rekindle/code")
+# names of images that SageMaker pulls
+ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
 # has nobody's modules; of other images only their makers know
 _BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
 

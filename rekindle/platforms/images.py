@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rekindle.errors import PlatformError, RequestError
 from rekindle.platforms.code import HOME, Code
-from rekindle.platforms.local.docker import Docker
+from rekindle.platforms.docker import Docker
 from rekindle.spec import lock
 from rekindle.spec.imports import INCLUDED
 from rekindle.spec.lock import Pin
@@ -84,8 +84,8 @@ def push(docker: Docker, local: str, name: str) -> Pin:
         if done.returncode:
             raise PlatformError(
                 f"{name} cannot be pushed: {_last(done)}", where=name,
-                fix=f"docker login {lock.repository(name).partition('/')[0]} as whom may push "
-                "there, or mend the name; then push again",
+                fix=f"docker login {lock.repository(name).partition('/')[0]} with push rights, or "
+                "correct the image name; then push again",
             )  # fmt: skip
     digests = _DIGEST.findall(done.stdout)
     if not digests:

@@ -116,7 +116,7 @@ def _answer(request: urllib.request.Request) -> dict[str, Any]:
     try:
         told = json.loads(text)
     except ValueError:
-        raise Said(200, "", "the answer is no JSON", {}) from None
+        raise Said(200, "", "the answer is not valid JSON", {}) from None
     return told if isinstance(told, dict) else {"value": told}
 
 

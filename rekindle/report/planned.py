@@ -1,7 +1,7 @@
 """What was planned before the run against what happened: layout, speed, memory, hours and money.
 
 Only like is compared with like, and what is not is said: other machines or another layout than
-planned, resident memory of a CPU, a model from the cache. Dollars are reckoned, never billed."""
+planned, resident memory of a CPU, a model from the cache. Dollars are estimated, never billed."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _spent(plan: Planned, run: RunRecord) -> Iterator[_Figure]:
         "Training time", plan.hours, spot.hours if spot else None, hours, _hours, times
     )
     yield from _spending(
-        "Dollars, reckoned", plan.on_demand_usd, spot.usd if spot else None, usd, words.usd
+        "Dollars, estimated", plan.on_demand_usd, spot.usd if spot else None, usd, words.usd
     )
 
 
@@ -310,7 +310,7 @@ def _of_time(plan: Planned, run: RunRecord, trained: TrainingSummary | None) -> 
     if step is not None and price is not None and plan.on_demand_usd is not None:
         where = f" in {plan.chosen.region}" if plan.chosen.region else ""
         an_hour = f"{words.usd(price)} an hour {kind}{where}"
-        yield f"Dollars are these hours at the plan's price, {an_hour}: reckoned, not billed."
+        yield f"Dollars are these hours at the plan's price, {an_hour}: estimated, not billed."
 
 
 # In words and drawn

@@ -4,10 +4,12 @@ Secrets are named here, each in the way of its platform; never their values."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import dataclasses
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from rekindle.errors import Problem, SpecError
 from rekindle.masking import name_secret
 
 
@@ -83,10 +85,50 @@ class LocalSpec(Section):
     """Environment variables of the steps, by reference: `{HF_TOKEN: env:MY_TOKEN}`."""
 
 
-class KubeflowSpec(Section):
+@dataclasses.dataclass(frozen=True)
+class Needed:
+    """Metadata of a setting that nothing goes to the platform without, nor is compiled for it where
+    that is what it is needed `to` do; with an `example` of its value."""
+
+    example: str
+    to: Literal["compile", "submit"] = "submit"
+
+
+class PlatformSection(Section):
+    """Base of the sections of platforms."""
+
+    TITLE: ClassVar[str]
+    PATH: ClassVar[str]
+
+    def missing(self, to: Literal["compile", "submit"] = "submit") -> tuple[Problem, ...]:
+        """The settings that are needed to do that, and to compile first, and that are empty."""
+        return tuple(
+            Problem(
+                f"{self.TITLE} needs `{name}`",
+                f"{self.PATH}.{name}",
+                f"set {self.PATH}.{name}: {needed.example}",
+                SpecError.code if needed.to == "compile" else "",
+            )
+            for name, field in type(self).model_fields.items()
+            for needed in field.metadata
+            if isinstance(needed, Needed)
+            and to in (needed.to, "submit")
+            and not getattr(self, name)
+        )
+
+
+class KubeflowSpec(PlatformSection):
     """Kubeflow Pipelines."""
 
-    host: str = Field("", pattern=r"^(https?://\S+)?$")
+    TITLE, PATH = "Kubeflow Pipelines", "platforms.kubeflow"
+
+    host: Annotated[
+        str,
+        Needed(
+            "https://kubeflow.example.com/pipeline, or http://localhost:8080 behind kubectl "
+            "port-forward"
+        ),
+    ] = Field("", pattern=r"^(https?://\S+)?$")
     """API of Kubeflow Pipelines: `https://kubeflow.example.com/pipeline`, or `http://localhost:8080`
     behind `kubectl port-forward`."""
     token: SecretReference | None = None
@@ -123,14 +165,18 @@ class KubeflowSpec(Section):
     name-of-secret/key}`."""
 
 
-class VertexSpec(Section):
+class VertexSpec(PlatformSection):
     """Vertex AI Pipelines."""
 
-    project: str = Field("", max_length=63)
+    TITLE, PATH = "Vertex AI", "platforms.vertex"
+
+    project: Annotated[str, Needed("my-project", to="compile")] = Field("", max_length=63)
     """Google Cloud project."""
-    region: str = Field("", pattern=r"^([a-z]+-[a-z]+[0-9]+)?$")
+    region: Annotated[str, Needed("europe-west4", to="compile")] = Field(
+        "", pattern=r"^([a-z]+-[a-z]+[0-9]+)?$"
+    )
     """Region of the pipeline, such as `europe-west4`."""
-    artifact_root: str = ""
+    artifact_root: Annotated[str, Needed("gs://my-bucket/rekindle", to="compile")] = ""
     """Folder of a bucket for artifacts and checkpoints: `gs://my-bucket/rekindle`."""
     service_account: str = Field("", pattern=r"^([^@\s]+@[^@\s]+)?$")
     """E-mail of the account that steps run as; default: the project's Compute Engine account."""
@@ -154,16 +200,22 @@ class VertexSpec(Section):
     `{HF_TOKEN: projects/my-project/secrets/hf/versions/latest}`."""
 
 
-class SageMakerSpec(Section):
+class SageMakerSpec(PlatformSection):
     """SageMaker Pipelines."""
 
-    region: str = Field("", pattern=r"^([a-z]{2}(-[a-z]+)+-[0-9])?$")
+    TITLE, PATH = "SageMaker", "platforms.sagemaker"
+
+    region: Annotated[str, Needed("eu-central-1", to="compile")] = Field(
+        "", pattern=r"^([a-z]{2}(-[a-z]+)+-[0-9])?$"
+    )
     """Region of the pipeline, such as `eu-central-1`."""
-    role_arn: str = Field("", pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:role/.+)?$")
+    role_arn: Annotated[str, Needed("arn:aws:iam::123456789012:role/NAME", to="compile")] = Field(
+        "", pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:role/.+)?$"
+    )
     """Role that jobs run as: `arn:aws:iam::123456789012:role/NAME`."""
     schedule_role_arn: str = Field("", pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:role/.+)?$")
     """Role that EventBridge Scheduler starts scheduled runs as; default: `role_arn`."""
-    artifact_root: str = ""
+    artifact_root: Annotated[str, Needed("s3://my-bucket/rekindle", to="compile")] = ""
     """Folder of a bucket for bundles, artifacts and checkpoints: `s3://my-bucket/rekindle`."""
     image: str | None = None
     """Container image of rekindle's steps and of Python components, in ECR, by digest."""
@@ -193,16 +245,22 @@ class SageMakerSpec(Section):
     """Group of SageMaker's model registry that gets each promoted model too."""
 
 
-class AzureMLSpec(Section):
+class AzureMLSpec(PlatformSection):
     """Azure Machine Learning pipelines."""
 
-    subscription: str = Field(
+    TITLE, PATH = "Azure ML", "platforms.azureml"
+
+    subscription: Annotated[str, Needed("00000000-0000-0000-0000-000000000000")] = Field(
         "", pattern=r"^([0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12})?$"
     )
     """Subscription of the workspace, by its id; `rekindle submit` needs it."""
-    resource_group: str = Field("", pattern=r"^([-\w.()]{0,89}[-\w()])?$")
+    resource_group: Annotated[str, Needed("my-group")] = Field(
+        "", pattern=r"^([-\w.()]{0,89}[-\w()])?$"
+    )
     """Resource group of the workspace."""
-    workspace: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{2,32})?$")
+    workspace: Annotated[str, Needed("my-workspace")] = Field(
+        "", pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{2,32})?$"
+    )
     """Workspace that runs the pipeline."""
     identity: Literal["managed", "user"] | None = None
     """Whom steps act as: `managed`, the identity of their compute; `user`, whoever submits; null:

@@ -45,7 +45,7 @@ def findings(schedule: ScheduleSpec) -> Iterator[tuple[str, str, str]]:
     zone = schedule.timezone
     if zone in _FIXED:
         fix = f"name {_FIXED[zone]}, or UTC"
-        yield "timezone", f"`{zone}` is a clock that knows no summer time", fix
+        yield "timezone", f"`{zone}` is a fixed-offset zone without daylight saving time", fix
     elif zone not in known:
         near = difflib.get_close_matches(zone, sorted(known - _FIXED.keys()), n=1, cutoff=0.75)
         fix = f"did you mean `{near[0]}`?" if near else "name one of IANA's, such as Europe/Berlin"

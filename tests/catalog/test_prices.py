@@ -258,7 +258,7 @@ GOOD = "machine: p5.48xlarge, region: us-east-1, on_demand: 1, source: ours, as_
     ("row", "what", "fix"),
     [
         (GOOD.replace("p5.48", "p5.84"), "the catalog has no machine `p5.84xlarge`", "p5.48xlarge"),
-        (GOOD.replace("us-east-1", "us-east1"), "`us-east1` is no region of aws", "mend the name"),
+        (GOOD.replace("us-east-1", "us-east1"), "`us-east1` is no region of aws", "correct the name"),
         (GOOD.replace("on_demand", "ondemand"), "a file of prices has no `ondemand`", "on_demand"),
         (GOOD.replace("on_demand: 1,", ""), "the row has no price", "on_demand: or spot:"),
         (GOOD.replace(": 1,", ": -1,"), "`on_demand` is -1", "a number above zero"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from rekindle.cli.job import arguments_of, graph_of
+from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.errors import RequestError, SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read

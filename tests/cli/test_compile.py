@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from rekindle.cli.compile import compiled
+from rekindle.app.compile import compiled
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.spec.load import load_target

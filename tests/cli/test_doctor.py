@@ -113,7 +113,7 @@ def test_a_platform_that_nobody_could_ask_is_not_ready(facts, folder, capsys):
     assert invoke(words("--json")) == 1
     (problem,) = json.loads(capsys.readouterr().out)["errors"]
     assert (problem["code"], problem["fix"]) == (
-        "E-PLATFORM", "see whether the network is there, and say it again",
+        "E-PLATFORM", "check the network, and retry the command",
     )  # fmt: skip
 
 

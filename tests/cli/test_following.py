@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import rekindle
-from rekindle.cli import remote
+from rekindle.app import follow
 from rekindle.cli.main import invoke
 from rekindle.platforms.kubeflow import client
 from tests.servers.kfp_rest import TOKEN, Server, serving
@@ -54,7 +54,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     server = Server(tmp_path / "workflows")
     monkeypatch.setenv("KFP_TOKEN", TOKEN)
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(follow, "PAUSE_SECONDS", 0.05)
     with serving(server) as url:
         yield Here(tmp_path, server, url)
         for workflow in server.workflows.values():
@@ -176,7 +176,7 @@ def test_what_cannot_be_followed_is_said(here: Here, capsys: Out) -> None:
     for verb in ("logs", "cancel", "resume"):
         assert here.say(verb) == 2
         error = capsys.readouterr().err
-        assert "nobody knows whether" in error or "has no log" in error
+        assert "was interrupted before" in error or "has no log" in error
     assert here.submit("--token", "No Token") == 2
     assert "a-z, 0-9" in capsys.readouterr().err
     assert here.say("runs", "--recover", str(here.config)) == 2

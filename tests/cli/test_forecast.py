@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 import rekindle
-from rekindle.cli.forecast import COLOURS, Forecast
-from rekindle.cli.plan import lines
+from rekindle.app.forecast import COLOURS, Forecast
+from rekindle.app.plan_text import lines
 from rekindle.report.words import binary
 from tests.contrast import contrast
 

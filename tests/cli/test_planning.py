@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.app.history import rest_of
+from rekindle.app.plan import on_machines, planned, settled
+from rekindle.app.plan_text import outlook
+from rekindle.app.runs import all_runs
 from rekindle.catalog.prices import Price, PriceBook, shipped
-from rekindle.cli.experience import rest_of
 from rekindle.cli.main import invoke
-from rekindle.cli.options import all_runs
-from rekindle.cli.planning import on_machines, outlook, planned, settled
 from rekindle.errors import RequestError
 from rekindle.plan.plan import make
 from rekindle.spec.load import load_spec

@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-from rekindle.cli.job import summary
-from rekindle.cli.progress import Progress, step_table
+from rekindle.app.progress import Progress, step_table
+from rekindle.app.runs import summary
 from rekindle.records import Ignored, RunRecord, StepRecord
 
 RECORD = RunRecord(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cli.job import resolved
+from rekindle.app.run import resolved
 from rekindle.errors import RequestError
 from rekindle.platforms.local.content import describe, digest
 from rekindle.records import ArtifactRecord, RunRecord, StepRecord

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib
 import json
 import os
 import pty
@@ -15,8 +14,6 @@ import sys
 import pytest
 
 from rekindle.cli.main import invoke
-from rekindle.cli.schedule import SCHEDULES
-from rekindle.cli.submission import CLIENTS
 from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
 from tests.platforms.azureml.conftest import service as service
 from tests.quick import first
@@ -48,16 +45,6 @@ def home(tmp_path, monkeypatch):
 
 def told(capsys):
     return json.loads(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("name", CLIENTS)
-def test_every_client_has_what_the_verbs_call(name):
-    client = importlib.import_module(CLIENTS[name])
-    for function in ("lacks", "outline", "submit"):
-        assert callable(getattr(client, function))
-    schedules = importlib.import_module(SCHEDULES[name])
-    for function in ("set_", "list_", "pause", "delete"):
-        assert callable(getattr(schedules, function))
 
 
 def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys):
@@ -133,15 +120,11 @@ def test_everything_that_lacks_is_said_at_once(service, capsys):
     assert service.calls == {}
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", PLATFORMS)
 def test_nothing_that_lacks_is_said_twice(name, capsys):
     assert invoke(["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", name, "--yes", "--json"]) == 2  # fmt: skip
     said = [(problem["what"], problem["where"]) for problem in told(capsys)["errors"]]
     assert len(said) == len(set(said)) > 1
-
-
-def test_there_is_a_client_for_every_platform():
-    assert CLIENTS.keys() == PLATFORMS.keys()
 
 
 def test_what_the_workspace_refuses_fails_with_a_way_to_say_it_again(service, capsys):

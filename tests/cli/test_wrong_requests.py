@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.cli.compile import _only_here
+from rekindle.app.compile import _only_here
 from rekindle.cli.main import invoke
 from tests.cli.test_compile import ROOT
 from tests.cli.world import ACCOUNT, DIGEST, World

@@ -19,7 +19,7 @@ from rekindle.data.ingest import ingest
 from rekindle.data.shard import shard
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.platforms.local.docker import Docker, find
+from rekindle.platforms.docker import Docker, find
 from rekindle.records import TrainingSummary
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
 from rekindle.train.history import read_history

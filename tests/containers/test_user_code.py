@@ -20,7 +20,7 @@ import yaml
 from rekindle.cli.main import invoke
 from rekindle.data.ingest import ingest
 from rekindle.errors import RequestError
-from rekindle.platforms.local.docker import Docker, find
+from rekindle.platforms.docker import Docker, find
 from rekindle.records import TrainingSummary
 from rekindle.spec import lock
 from rekindle.spec.lock import Pin

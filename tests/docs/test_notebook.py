@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 import rekindle
-from rekindle.cli.api import Run
+from rekindle.app.api import Run
 from tests.docs.conftest import NOTEBOOK, PLANNED
 
 LIBRARIES = {"matplotlib", "numpy", "pandas", "rekindle"}

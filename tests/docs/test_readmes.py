@@ -28,7 +28,7 @@ import pytest
 
 import rekindle
 from rekindle import errors
-from rekindle.cli.api import Run
+from rekindle.app.api import Run
 from rekindle.cli.main import VERBS, cli
 from rekindle.spec.load import load_spec
 from tests.docs.blocks import ROOT, blocks, commands, lay_out, pages

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.app.runs import all_runs
 from rekindle.cli.main import invoke
-from rekindle.cli.options import all_runs
 from tests.homes.make import HOMES, RUNS, arguments
 from tests.platforms.local.runs import run
 

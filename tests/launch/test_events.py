@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rekindle.cli.progress import Progress
+from rekindle.app.progress import Progress
 from rekindle.launch.events import MARK, parse
 
 SHOWN = [

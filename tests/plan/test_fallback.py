@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.plan.fallback import fallback, give_up_hours
 from rekindle.plan.risk import Work, interval, uninterrupted_seconds
+from rekindle.plan.simulation import fallback
+from tests.plan.events import Deadline, simulate, standard_error
 from tests.plan.scenarios import MTBF_HOURS, RUNS, SETTINGS
-from tests.plan.simulation import Deadline, simulate, standard_error
 from tests.plan.test_risk import everys, rates, works
 
 SPOT, ON_DEMAND, WAIT_SECONDS = 1.0, 3.0, 200.0
@@ -55,11 +55,9 @@ def test_chance_and_cost_of_the_fallback_are_those_of_many_runs(
 
 def test_the_latest_moment_is_the_deadline_less_what_the_rest_takes_on_demand() -> None:
     work = Work(steps=720, step_seconds=10, save_seconds=30, restart_seconds=120)
-    # an hour left: 2 min to start, 6 saves of half a minute, 5 min until machines are there
-    assert give_up_hours(work, 60, 4.0, 300, saved_steps=360) == pytest.approx(2.8333, abs=5e-5)
-    assert give_up_hours(work, 60, 4.0, 300, saved_steps=720) == pytest.approx(4 - 300 / 3600)
+    # two hours of steps, 2 min to start, 12 saves of half a minute, 5 min until machines are there
     found = fallback(work, 60, 1.0, 4.0, 300)
-    assert found.give_up_hours == pytest.approx(give_up_hours(work, 60, 4.0, 300, saved_steps=0))
+    assert found.give_up_hours == pytest.approx(4 - (7200 + 120 + 12 * 30 + 300) / 3600)
 
 
 def test_a_deadline_that_on_demand_machines_miss_is_not_feasible() -> None:

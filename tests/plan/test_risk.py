@@ -28,8 +28,8 @@ from rekindle.plan.risk import (
     interval,
     uninterrupted_seconds,
 )
+from tests.plan.events import Runs, simulate, standard_error
 from tests.plan.scenarios import MTBF_HOURS, RUNS, SETTINGS
-from tests.plan.simulation import Runs, simulate, standard_error
 
 ROOT = Path(__file__).parents[2]
 HOUR = Work(steps=360, step_seconds=10.0, save_seconds=30.0, restart_seconds=120.0)

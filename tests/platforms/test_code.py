@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cli.compile import compiled
-from rekindle.cli.job import pipeline_of
+from rekindle.app.compile import compiled
+from rekindle.app.pipeline import pipeline_of
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.graph import Graph
@@ -229,8 +229,7 @@ def test_an_image_by_tag_is_warned_of_once_and_one_by_digest_is_not(
     words = "task=image_classification"
     compile_for("kubeflow", spec_of(project, words))
     assert [record.getMessage() for record in caplog.records] == [
-        "registry.example.com/own:1 may be another image tomorrow; `rekindle images push` notes "
-        "its digest"
+        "registry.example.com/own:1 is a mutable tag; `rekindle images push` notes its digest"
     ]
     caplog.clear()
     pin(project, words)

@@ -16,7 +16,6 @@ from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import VARIABLE, Rendezvous
 from rekindle.platforms.azureml import rendezvous as azureml
 from rekindle.platforms.kubeflow import rendezvous as kubeflow
-from rekindle.platforms.local import rendezvous as local
 from rekindle.platforms.sagemaker import rendezvous as sagemaker
 from rekindle.platforms.vertex import rendezvous as vertex
 
@@ -81,50 +80,6 @@ def test_azureml(gang: tuple[int, int, int]) -> None:
     assert azureml.rendezvous({**env, "NODE_RANK": ""}, gpus) == wanted
 
 
-@given(gangs, st.integers(0, 10**9))
-def test_slurm(gang: tuple[int, int, int], job: int) -> None:
-    nodes, rank, gpus = gang
-    env = {
-        "SLURM_NNODES": str(nodes), "SLURM_NODEID": str(rank), "SLURM_JOB_ID": str(job),
-        "SLURM_JOB_NODELIST": "gpu[07-09,12],cpu1",
-    }  # fmt: skip
-    found = local.from_slurm(env, gpus)
-    assert (found.nodes, found.node_rank, found.address) == (nodes, rank, "gpu07")
-    assert 20_000 <= found.port < 30_000
-
-
-@pytest.mark.parametrize(
-    ("hostlist", "first"),
-    [("a", "a"), ("a,b", "a"), ("n[1-2]", "n1"), ("n[003]x,b", "n003x"), ("login-1", "login-1")],
-)
-def test_the_first_host_of_a_slurm_job(hostlist: str, first: str) -> None:
-    env = {
-        "SLURM_NNODES": "2", "SLURM_NODEID": "0", "SLURM_JOB_ID": "1",
-        "SLURM_JOB_NODELIST": hostlist,
-    }  # fmt: skip
-    assert local.from_slurm(env, 0).address == first
-
-
-def test_torchrun() -> None:
-    env = {
-        "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1", "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "a", "MASTER_PORT": "29500",
-    }  # fmt: skip
-    assert local.from_torchrun(env, 8) == Rendezvous(2, 1, 8, "a", 29501)
-
-
-@pytest.mark.parametrize("read", [local.from_slurm, local.from_torchrun])
-def test_slurm_and_torchrun_hand_the_secret_of_the_environment_over(read) -> None:  # type: ignore[no-untyped-def]
-    env = {
-        "SLURM_NNODES": "2", "SLURM_NODEID": "0", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a",
-        "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500",
-        "REKINDLE_JOB_SECRET": "5" * 64,
-    }  # fmt: skip
-    assert read(env, 0).secret == "5" * 64
-    with pytest.raises(RequestError, match="less than 32 characters"):
-        read({**env, "REKINDLE_JOB_SECRET": "five"}, 0)
-
-
 @pytest.mark.parametrize("secret", ["5" * 64, ""])
 def test_a_node_on_azure_has_the_secret_of_its_platform_or_the_name_of_its_job(
     secret: str, monkeypatch: pytest.MonkeyPatch
@@ -158,8 +113,6 @@ MISTAKES = {
     "no pool 0": (vertex.rendezvous, {"CLUSTER_SPEC": '{"cluster": {}, "task": {"type": "workerpool0", "index": 0}}'}, "cannot be read"),
     "not in the cluster": (vertex.rendezvous, {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool1", "index": 0}}'}, "not in its cluster"),
     "a process's rank": (azureml.rendezvous, {"AZUREML_NODE_COUNT": "2", "RANK": "7", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "node 7 of 2"),
-    "tasks a node": (local.from_slurm, {"SLURM_NTASKS_PER_NODE": "8"}, "several tasks a node"),
-    "processes a node": (local.from_torchrun, {"LOCAL_WORLD_SIZE": "8"}, "several processes"),
 }  # fmt: skip
 
 

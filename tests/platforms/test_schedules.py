@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rekindle.cli.schedule import SCHEDULES
 from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.platform import PLATFORMS, Platform
 from rekindle.platforms.submission import Lowered, Schedule
 from rekindle.spec.places import PlatformsSpec
 from rekindle.spec.schedule import ScheduleSpec
@@ -49,7 +49,7 @@ class Stage:
     faults: dict[str, list[Any]]
 
     def __post_init__(self) -> None:
-        self.schedules: Any = importlib.import_module(SCHEDULES[self.name])
+        self.schedules: Any = importlib.import_module(f"{PLATFORMS[self.name]}.schedule")
 
     def set(self, number: int, schedule: ScheduleSpec, name: str = "digits") -> Schedule:
         found: Schedule = self.schedules.set_(self.definition(number), self.place, schedule, name)
@@ -172,9 +172,7 @@ EXPRESSIONS = {
 
 
 def lowered(platform: str, asked: ScheduleSpec) -> Lowered:
-    schedules: Any = importlib.import_module(SCHEDULES[platform])
-    found: Lowered = schedules.lowered(asked, getattr(PlatformsSpec(), platform))
-    return found
+    return Platform.of(platform, PlatformsSpec()).lowered(asked)
 
 
 def _number(text: str) -> str:
@@ -290,7 +288,7 @@ def test_what_cannot_become_of_late_starts_is_refused_with_a_fix_that_is_taken(
     assert lowered(platform, asked.model_copy(update={"catch_up": False, "overlap": fix}))
 
 
-@pytest.mark.parametrize("platform", SCHEDULES)
+@pytest.mark.parametrize("platform", PLATFORMS)
 def test_what_a_platform_does_by_itself_is_said_in_words(platform: str) -> None:
     said = lowered(platform, MONDAYS)
     assert said.expression == EXPRESSIONS[platform][0]

@@ -230,7 +230,7 @@ def test_the_plan_lies_beside_what_came_of_it(reader: Reader, width: int) -> Non
         rows = page.locator("#plan tbody tr").all()
         assert [row.locator("th").inner_text() for row in rows] == [
             "Time of a step", "Tokens a second", "Model FLOPs utilisation",
-            "Tensors on the fullest GPU", "Training time", "Dollars, reckoned",
+            "Tensors on the fullest GPU", "Training time", "Dollars, estimated",
         ]  # fmt: skip
         ruler = page.locator("#plan svg.ruler").bounding_box()
         assert ruler

@@ -70,11 +70,11 @@ def test_a_training_that_went_as_planned(tmp_path):
         "Training time": (
             "43 h 42 min", "32 h 22 min to 2 d 11 h", "42 h 12 min", "", "−3.4 %, inside", "quiet",
         ),
-        "Dollars, reckoned": ("$1 200", "$889 to $1 619", "$1 158", "", "−3.4 %, inside", "quiet"),
+        "Dollars, estimated": ("$1 200", "$889 to $1 619", "$1 158", "", "−3.4 %, inside", "quiet"),
     }  # fmt: skip
     remarks = " ".join(found.remarks)
     assert "medians of 55 steps, without the first 5, which warm up" in remarks
-    assert "$27.45 an hour on demand in us-east-1: reckoned, not billed" in remarks
+    assert "$27.45 an hour on demand in us-east-1: estimated, not billed" in remarks
 
 
 def test_one_that_was_slower_says_how_the_next_plan_learns_from_it(tmp_path):
@@ -109,16 +109,16 @@ def test_a_few_steps_are_not_enough_to_learn_from(tmp_path):
 def test_on_spot_machines_hours_and_dollars_are_those_of_spot(tmp_path):
     found = said(tmp_path, spot=True)
     assert row(found, "Training time")[0] == "44 h 22 min"
-    assert row(found, "Dollars, reckoned")[0::2] == ("$505", "$484", "−4.2 %")
+    assert row(found, "Dollars, estimated")[0::2] == ("$505", "$484", "−4.2 %")
     assert "$11.46 an hour spot in us-east-1" in " ".join(found.remarks)
     rough = seven("resources.nodes=8", "resources.hazard=rough")
     between = said(tmp_path / "8", spot=True, plan=rough, world_size=64, layout=rough.chosen.layout)
     assert rough.spot
     low, high = sorted(rough.spot.usd)
-    assert row(between, "Dollars, reckoned")[1].split(" to ") == [
+    assert row(between, "Dollars, estimated")[1].split(" to ") == [
         words.usd(each).replace("\u202f", " ") for each in (low, high)
     ]
-    assert "side" not in row(between, "Dollars, reckoned")[4], "nobody is sure of the ends"
+    assert "side" not in row(between, "Dollars, estimated")[4], "nobody is sure of the ends"
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ def test_a_plan_for_a_cpu_has_neither_utilisation_nor_memory_of_tensors(tmp_path
     chosen = plan.chosen.model_copy(update={"gpu": "CPU"})
     found = said(tmp_path, plan=plan.model_copy(update={"chosen": chosen}), device="cpu")
     names = [one.name for one in found.rows]
-    assert names == ["Time of a step", "Tokens a second", "Training time", "Dollars, reckoned"]
+    assert names == ["Time of a step", "Tokens a second", "Training time", "Dollars, estimated"]
     assert found.tone == "good"
 
 
 def test_a_model_from_the_cache_has_no_hours_of_its_own(tmp_path):
     found = said(tmp_path, step={"cached": True, "seconds": 0.1})
-    assert row(found, "Training time")[2] == row(found, "Dollars, reckoned")[2] == "–"
+    assert row(found, "Training time")[2] == row(found, "Dollars, estimated")[2] == "–"
     assert "from the cache" in " ".join(found.remarks)
     assert found.tone == "good"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rekindle.platforms.docker import Docker
 from rekindle.platforms.local.containers import Containers
-from rekindle.platforms.local.docker import Docker
 from tests.platforms.local.runs import graph
 
 

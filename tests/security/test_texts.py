@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from rekindle.cli.progress import Progress
+from rekindle.app.progress import Progress
 from rekindle.errors import DataError, SpecError
 from rekindle.masking import MASK, masked, plain, plain_but_colour
 from rekindle.platforms.local.store import slug

@@ -5,7 +5,7 @@ Unknown paths, fields and filters are refused and stand in `refused`; a pipeline
 KFP's proto; cron has six fields. `faults` are answered in place of, or after, the next call that
 they fit.
 
-Authority: kfp_server_api 2.17's models; ../shared/facts/kfp.md §5."""
+Authority: kfp_server_api 2.17's models."""
 
 from __future__ import annotations
 

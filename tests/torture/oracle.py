@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from rekindle.cli.options import all_runs
+from rekindle.app.runs import all_runs
 from rekindle.records import HistoryRow, RunRecord
 from tests.torture.chaos import left_in
 

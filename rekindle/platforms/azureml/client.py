@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
-from rekindle.platforms.azureml.outline import SUFFIX, job_file, steps
+from rekindle.errors import PlatformError, SpecError, UnreachableError
+from rekindle.platforms.azureml.outline import SUFFIX, steps
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.spec.places import AzureMLSpec
@@ -34,11 +34,6 @@ PATIENCE: dict[str, Any] = {
 }  # fmt: skip
 _PAUSES_SECONDS = (1.0, 4.0)
 _TAGS = {"run_id": "rekindle-run", "definition": "rekindle-definition", "token": "rekindle-token"}
-_EXAMPLES = {
-    "subscription": "00000000-0000-0000-0000-000000000000",
-    "resource_group": "my-group",
-    "workspace": "my-workspace",
-}
 
 
 def submit(definition: Definition, place: AzureMLSpec, mark: Mark) -> Placed:
@@ -53,7 +48,7 @@ def submit(definition: Definition, place: AzureMLSpec, mark: Mark) -> Placed:
 
 def job_name(definition: Definition, token: str) -> str:
     """Name of the job of this submission."""
-    job = job_file(definition).removesuffix(SUFFIX)
+    job = definition.entry.removesuffix(SUFFIX)
     return f"{job[:80]}-{digest_of(definition.files, token)}"
 
 
@@ -72,15 +67,6 @@ def mark_of(tags: Mapping[str, str]) -> Mark | None:
     if not all(key in tags for key in _TAGS.values()):
         return None
     return Mark(**{name: tags[key] for name, key in _TAGS.items()})
-
-
-def lacks(place: AzureMLSpec) -> tuple[Problem, ...]:
-    """What the config does not say about the workspace."""
-    return tuple(
-        Problem(f"Azure ML needs `{name}`", f"{_SECTION}.{name}", f"set {_SECTION}.{name}: {value}")
-        for name, value in _EXAMPLES.items()
-        if not getattr(place, name)
-    )
 
 
 def where(place: AzureMLSpec) -> str:
@@ -107,7 +93,7 @@ def connected(place: AzureMLSpec) -> Iterator[MLClient]:
 def logged_in(place: AzureMLSpec) -> Iterator[TokenCredential]:
     """Who asks, without the SDK, which takes more than a second to be imported; what Azure's
     libraries raise becomes a PlatformError."""
-    if problems := lacks(place):
+    if problems := place.missing():
         raise SpecError(problems)
     try:
         from azure.core.exceptions import AzureError
@@ -162,7 +148,7 @@ def written(definition: Definition, folder: Path) -> Path:
     for name, content in definition.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    return folder / job_file(definition)
+    return folder / definition.entry
 
 
 def _loaded(file: Path, name: str, tags: dict[str, str]) -> Any:
@@ -219,9 +205,12 @@ def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     elif isinstance(error, MlException):
         fix = f"what {_SECTION} names has to be in the workspace"
     elif _open(error):
-        kind, fix = UnreachableError, "say it again; what was done already is found"
+        kind, fix = UnreachableError, "retry the command; submitting is idempotent"
     else:
-        fix = "this may be a mistake of rekindle's: the workspace refuses what was sent"
+        fix = (
+            "the workspace rejected the request; this is probably a bug in rekindle, please report "
+        )
+        fix += "it"
     return kind(_said(error), where=where(place), fix=fix)
 
 

@@ -83,7 +83,7 @@ def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
         )  # fmt: skip
     if place.image and "@sha256:" not in place.image:
         yield Problem(
-            f"`{place.image}` may be another image tomorrow", f"{_SECTION}.image",
+            f"`{place.image}` is a mutable tag", f"{_SECTION}.image",
             "rekindle images push CONFIG notes its digest; or say NAME.azurecr.io/NAME@sha256:...",
         )  # fmt: skip
     if place.secrets and not place.image:
@@ -303,17 +303,21 @@ def dangling(job: Mapping[str, Any]) -> Iterator[Problem]:
             match = _REFERENCE.fullmatch(str(text))
             at = f"jobs.{name}.inputs.{where}"
             if match is None or (match[1] and match[1] not in job.get("inputs", {})):
-                yield Problem(f"{text} is nothing", at, "this is a mistake of rekindle's")
+                yield Problem(
+                    f"{text} is nothing", at, "this is a bug in rekindle, please report it"
+                )
             elif match[2]:
                 waits[name].add(match[2])
                 if match[3] not in job["jobs"].get(match[2], {}).get("outputs", {}):
-                    yield Problem(f"{text} is nothing", at, "this is a mistake of rekindle's")
+                    yield Problem(
+                        f"{text} is nothing", at, "this is a bug in rekindle, please report it"
+                    )
     while ready := [name for name, on in waits.items() if not on & waits.keys()]:
         for name in ready:
             del waits[name]
     if waits:
         what = f"these steps wait for each other: {', '.join(sorted(waits))}"
-        yield Problem(what, "jobs", "this is a mistake of rekindle's")
+        yield Problem(what, "jobs", "this is a bug in rekindle, please report it")
 
 
 def identifiers(names: Mapping[str, Any]) -> dict[str, str]:

@@ -16,15 +16,9 @@ SUFFIX = ".azureml.yaml"
 _READ = re.compile(r"parent\.jobs\.(\w+)\.outputs")
 
 
-def job_file(definition: Definition) -> str:
-    """Name of the job's file; the others are code of its steps."""
-    (name,) = (name for name in definition.files if name.endswith(SUFFIX))
-    return name
-
-
 def steps(definition: Definition) -> tuple[Planned, ...]:
     """The steps by name, as they may begin: on which cluster, or on machines of which size."""
-    job = yaml.load(definition.files[job_file(definition)], LOADER)  # noqa: S506 - the safe one
+    job = yaml.load(definition.text, LOADER)  # noqa: S506 - the safe one
     jobs = job["jobs"]
     needs = {name: _READ.findall(str(command["inputs"])) for name, command in jobs.items()}
     return tuple(
@@ -42,5 +36,5 @@ def _planned(name: str, command: dict[str, Any]) -> Planned:
 
 def images(definition: Definition) -> frozenset[str]:
     """Images of the steps."""
-    job = yaml.load(definition.files[job_file(definition)], LOADER)  # noqa: S506 - the safe one
+    job = yaml.load(definition.text, LOADER)  # noqa: S506 - the safe one
     return frozenset(one["component"]["environment"]["image"] for one in job["jobs"].values())

@@ -131,7 +131,7 @@ def _get(url: str, token: str) -> dict[str, Any]:
             error.code, f"HTTP {error.code} {_code(error)}".strip(), _wait(error)
         ) from None
     except ValueError:  # what was answered may hold the value
-        raise _Failed(0, "the answer is no JSON") from None
+        raise _Failed(0, "the answer is not valid JSON") from None
     except (OSError, http.client.HTTPException) as error:
         raise _Failed(0, f"no answer: {getattr(error, 'reason', error)}") from None
     return told if isinstance(told, dict) else {}

@@ -28,7 +28,7 @@ from rekindle.platforms.azureml.client import (
     where,
 )
 from rekindle.platforms.azureml.compile import identifiers
-from rekindle.platforms.azureml.outline import SUFFIX, job_file
+from rekindle.platforms.azureml.outline import SUFFIX
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.submission import Mark, Placed
@@ -140,7 +140,7 @@ def read(place: AzureMLSpec, uri: str) -> bytes:
 
 def found(definition: Definition, place: AzureMLSpec) -> tuple[Found, ...]:
     """The pipeline's jobs that rekindle submitted, the oldest first."""
-    pipeline = job_file(definition).removesuffix(SUFFIX)
+    pipeline = definition.entry.removesuffix(SUFFIX)
     with connected(place) as client:
         marked = [
             Found(mark, Placed(job.name, job.studio_url or "", anew=False), _made_at(job))

@@ -5,7 +5,7 @@ The service gives ids. A run is called by its definition and the submission's to
 by that name before it is created and after a call that failed; of two that were created at once the
 older one stays.
 
-Authority: kfp 2.17's client, ../shared/facts/kfp.md. No cluster has run it."""
+Authority: kfp 2.17's client. Untested against a real cluster."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ import yaml
 
 from rekindle.errors import (
     PlatformError,
-    Problem,
     SpecError,
     UnreachableError,
 )
 from rekindle.ir.compile import LOADER
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.kubeflow.outline import pipeline_file, steps
+from rekindle.platforms.kubeflow.outline import steps
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.spec.places import KubeflowSpec
 
@@ -127,15 +126,6 @@ def outline(definition: Definition, place: KubeflowSpec, token: str) -> Outline:
     return Outline(where(place), run_name(definition, token), steps(definition))
 
 
-def lacks(place: KubeflowSpec) -> tuple[Problem, ...]:
-    """What the config does not say about the server."""
-    if place.host:
-        return ()
-    at = f"{_SECTION}.host"
-    fix = f"set {at}: https://kubeflow.example.com/pipeline, or http://localhost:8080 behind "
-    return (Problem("Kubeflow Pipelines needs `host`", at, f"{fix}kubectl port-forward"),)
-
-
 def where(place: KubeflowSpec) -> str:
     """The server and namespace, for people."""
     return f"{place.host}, namespace {place.namespace}"
@@ -149,7 +139,7 @@ def page(place: KubeflowSpec, id: str) -> str:
 @contextlib.contextmanager
 def connected(place: KubeflowSpec) -> Iterator[Server]:
     """KFP's client; what it raises becomes a PlatformError, what it prints is dropped."""
-    if problems := lacks(place):
+    if problems := place.missing():
         raise SpecError(problems)
     import warnings
 
@@ -201,7 +191,7 @@ def _run(
     """The body of a run; the client's own has no place for a description."""
     import kfp_server_api
 
-    documents = list(yaml.load_all(definition.files[pipeline_file(definition)], LOADER))
+    documents = list(yaml.load_all(definition.text, LOADER))
     spec = documents[0]
     if len(documents) > 1:
         spec = {"pipeline_spec": documents[0], "platform_spec": documents[1]}
@@ -218,13 +208,13 @@ def _run(
 def written(definition: Definition) -> Iterator[Path]:
     """The pipeline as a file, as the client wants it."""
     with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
-        file = Path(folder) / pipeline_file(definition)
+        file = Path(folder) / definition.entry
         file.write_bytes(definition.files[file.name])
         yield file
 
 
 def _pipeline(definition: Definition) -> str:
-    return pipeline_file(definition).removesuffix(".yaml")
+    return definition.entry.removesuffix(".yaml")
 
 
 def experiment_of(server: Server, definition: Definition) -> str:
@@ -266,9 +256,11 @@ def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
     elif code == 404:
         fix = f"see whether {_SECTION}.host is the API of Kubeflow Pipelines, and what is there"
     elif code and not _may_succeed(error):
-        fix = "this may be a mistake of rekindle's: the service refuses what was sent"
+        fix = (
+            "the service rejected the request; this is probably a bug in rekindle, please report it"
+        )
     else:
-        fix = f"see whether {_SECTION}.host answers; say it again, what was done already is found"
+        fix = f"see whether {_SECTION}.host answers; retry the command: submitting is idempotent"
         return UnreachableError(_said(error), where=where(place), fix=fix)
     return PlatformError(_said(error), where=where(place), fix=fix)
 

@@ -15,15 +15,9 @@ from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.submission import Planned
 
 
-def pipeline_file(definition: Definition) -> str:
-    """Name of the compiled pipeline."""
-    (name,) = definition.files
-    return name
-
-
 def steps(definition: Definition) -> tuple[Planned, ...]:
     """The steps by name, those of nested pipelines too: what their pods ask for."""
-    text = definition.files[pipeline_file(definition)]
+    text = definition.text
     spec = next(iter(yaml.load_all(text, LOADER)))
     return tuple(_planned(path, container) for path, container in executors(spec))
 
@@ -39,7 +33,7 @@ def _planned(step: str, container: Mapping[str, Any]) -> Planned:
 
 def images(definition: Definition) -> frozenset[str]:
     """Images of the steps, and of the nodes of distributed ones."""
-    spec = next(iter(yaml.load_all(definition.files[pipeline_file(definition)], LOADER)))
+    spec = next(iter(yaml.load_all(definition.text, LOADER)))
     found = set[str]()
     for executor in spec["deploymentSpec"].get("executors", {}).values():
         container = executor.get("container", {})

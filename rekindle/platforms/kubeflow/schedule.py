@@ -93,7 +93,7 @@ def set_(
             time.sleep(client.FIRST_PAUSE_SECONDS)  # two of one second: the next one is newer
     raise PlatformError(
         f"somebody else sets the schedule `{name}` at this moment", where=where(place),
-        fix="see whose it is, rekindle schedule list, and say it again",
+        fix="see whose it is, rekindle schedule list, and retry the command",
     )  # fmt: skip
 
 

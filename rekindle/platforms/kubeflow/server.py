@@ -76,7 +76,7 @@ def anonymously(wanted: Image) -> str:
             return manifest(wanted, {"Authorization": f"Bearer {_token(challenge)}"})
     except Said as error:
         if error.status != 404:
-            raise Unasked(f"{wanted.host} answers not anybody: {error}") from error
+            raise Unasked(f"{wanted.host} does not allow anonymous pulls: {error}") from error
         what = f"{wanted.host} has no image {wanted.name} {wanted.version}"
         raise RequestError(what, fix="push it, then name its digest") from None
 

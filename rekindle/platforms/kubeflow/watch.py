@@ -287,10 +287,6 @@ def _message(error: Any) -> str:
     return str(error.message or "") if error else ""
 
 
-def _begin(node: Any) -> tuple[datetime.datetime, str]:
-    return _moment(node.start_time) or _EPOCH, node.pod_name
-
-
 def _moment(time: datetime.datetime | None) -> datetime.datetime | None:
     return time if time and time > _EPOCH else None
 

@@ -53,7 +53,7 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
     node = metadata.get("annotations", {}).get(NODE_NAME, "")
     if not owners or not node:
         raise StepError(
-            "this pod is none of an Argo Workflow, and cannot be told from others",
+            "this pod does not belong to an Argo Workflow",
             where=f"pod {namespace}/{pod_name}",
             fix="run the pipeline on Kubeflow Pipelines with Argo",
         )

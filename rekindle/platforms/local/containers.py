@@ -24,8 +24,8 @@ from rekindle.errors import Problem, RequestError
 from rekindle.ir.graph import Graph, Resources, Step
 from rekindle.ir.placeholders import lower
 from rekindle.launch.rendezvous import VARIABLE
+from rekindle.platforms.docker import WHERE, Docker, find
 from rekindle.platforms.local.content import local_path
-from rekindle.platforms.local.docker import WHERE, Docker, find
 from rekindle.platforms.machines import amount
 from rekindle.records import Ignored
 

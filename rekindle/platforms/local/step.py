@@ -22,11 +22,11 @@ from rekindle.launch.failure import failure_from_log
 from rekindle.launch.nursery import Nursery
 from rekindle.launch.shim import PREEMPTED
 from rekindle.masking import masked
+from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
 from rekindle.platforms.local import cache, nodes
 from rekindle.platforms.local.cache import NOTHING, Identity, Stored, Values
 from rekindle.platforms.local.containers import Containers
 from rekindle.platforms.local.content import describe, local_path
-from rekindle.platforms.local.docker import HOME_LABEL, RUN_LABEL
 from rekindle.platforms.local.environments import Packages, packages_of
 from rekindle.platforms.local.log import Log
 from rekindle.platforms.local.process import Control, Ended, run_shim

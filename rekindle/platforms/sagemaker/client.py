@@ -15,9 +15,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.sagemaker.outline import SUFFIX, definition_file, steps
+from rekindle.platforms.sagemaker.outline import SUFFIX, steps
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.spec.places import SageMakerSpec
 
@@ -25,11 +25,6 @@ _SECTION = "platforms.sagemaker"
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
 ANSWER_SECONDS = 60.0
 _MOST_LISTED = 1_000
-_EXAMPLES = {
-    "region": "eu-central-1",
-    "role_arn": "arn:aws:iam::123456789012:role/NAME",
-    "artifact_root": "s3://my-bucket/rekindle",
-}
 
 
 def submit(definition: Definition, place: SageMakerSpec, mark: Mark) -> Placed:
@@ -54,7 +49,7 @@ def submit(definition: Definition, place: SageMakerSpec, mark: Mark) -> Placed:
 
 def pipeline_name(definition: Definition) -> str:
     """The pipeline that the definition is a version of."""
-    return definition_file(definition).removesuffix(SUFFIX)
+    return definition.entry.removesuffix(SUFFIX)
 
 
 def execution_name(definition: Definition, token: str) -> str:
@@ -65,15 +60,6 @@ def execution_name(definition: Definition, token: str) -> str:
 def outline(definition: Definition, place: SageMakerSpec, token: str) -> Outline:
     """What `submit` with the same arguments will start; asks nobody."""
     return Outline(where(place), execution_name(definition, token), steps(definition))
-
-
-def lacks(place: SageMakerSpec) -> tuple[Problem, ...]:
-    """What the config does not say about the account."""
-    return tuple(
-        Problem(f"SageMaker needs `{name}`", at := f"{_SECTION}.{name}", f"set {at}: {value}")
-        for name, value in _EXAMPLES.items()
-        if not getattr(place, name)
-    )
 
 
 def where(place: SageMakerSpec) -> str:
@@ -94,7 +80,7 @@ def connected(
 ) -> Iterator[Callable[[str], Any]]:
     """Clients by the name of a service, of boto3's `session` if there is one, with `more` of
     botocore's settings; what they raise becomes a PlatformError."""
-    if problems := lacks(place):
+    if problems := place.missing():
         raise SpecError(problems)
     try:
         from boto3.session import Session
@@ -158,7 +144,7 @@ def _is_there(s3: Any, bucket: str, key: str, size: int) -> bool:
 def version_of(sagemaker: Any, name: str, definition: Definition, place: SageMakerSpec) -> int:
     """The number of the pipeline's version with this definition: the newest one, or one that is
     made now."""
-    text = definition.files[definition_file(definition)].decode()
+    text = definition.text.decode()
     body = {"PipelineName": name, "PipelineDefinition": text, "RoleArn": place.role_arn}
     newest = _newest(sagemaker, name)
     if newest is None:
@@ -212,11 +198,13 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
     elif isinstance(error, of.ConnectionError | of.HTTPClientError) or (
         isinstance(error, ClientError) and _later(error)
     ):
-        fix = f"see whether the network is there, and {_SECTION}.region a region; say it again, "
-        fix += "what was done already is found"
+        fix = f"check the network and {_SECTION}.region; retry the command: "
+        fix += "submitting is idempotent"
         return UnreachableError(_said(error), where=where(place), fix=fix)
     else:
-        fix = "this may be a mistake of rekindle's: the service refuses what was sent"
+        fix = (
+            "the service rejected the request; this is probably a bug in rekindle, please report it"
+        )
     return PlatformError(_said(error), where=where(place), fix=fix)
 
 

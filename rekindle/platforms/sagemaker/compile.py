@@ -8,8 +8,8 @@ several machines or GPUs, a Processing job if not. Outputs go under
 cache key (image, environment, inputs) survives a recompile. Every request is checked against the
 service's shapes and limits, since no SDK does.
 
-Authority: the SDK's own step classes (sagemaker 3.27) and botocore's model; ../shared/facts/
-sagemaker.md. No account has run it yet."""
+Authority: the SDK's own step classes (sagemaker 3.27) and botocore's model. Untested
+against a real account."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit, known_secrets, refusal
 from rekindle.platforms.bundle import RESULT
+from rekindle.platforms.code import ECR
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import conditions, requests, shapes
 from rekindle.platforms.sagemaker.control import divided, loops
 from rekindle.platforms.sagemaker.jobs import Jobs
 from rekindle.platforms.sagemaker.site import (
-    ECR,
     Site,
     condition_name,
     gets_secrets,
@@ -83,17 +83,7 @@ def compile(
 
 def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
     """What the config's section lacks."""
-    examples = {
-        "region": "eu-central-1", "role_arn": "arn:aws:iam::123456789012:role/NAME",
-        "artifact_root": "s3://my-bucket/rekindle",
-    }  # fmt: skip
-    for name, example in examples.items():
-        if not getattr(place, name):
-            yield Problem(
-                f"SageMaker needs `{name}`",
-                f"{_SECTION}.{name}",
-                f"set {_SECTION}.{name}: {example}",
-            )
+    yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("s3://"):
         yield Problem(
             f"`{place.artifact_root}` is out of reach for SageMaker, which keeps everything in S3",
@@ -119,7 +109,7 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
         )
     if place.image and "@sha256:" not in place.image:
         yield Problem(
-            f"`{place.image}` may be another image tomorrow",
+            f"`{place.image}` is a mutable tag",
             f"{_SECTION}.image",
             "rekindle images push CONFIG notes its digest; or say ...amazonaws.com/NAME@sha256:...",
         )

@@ -12,12 +12,6 @@ from rekindle.platforms.submission import Planned
 SUFFIX = ".sagemaker.json"
 
 
-def definition_file(definition: Definition) -> str:
-    """Name of the definition's file; the others are bundles of its steps."""
-    (name,) = (name for name in definition.files if name.endswith(SUFFIX))
-    return name
-
-
 def steps(definition: Definition) -> tuple[Planned, ...]:
     """The jobs by name, those of every branch: on machines of which type."""
     return tuple(planned for planned, _, _ in jobs(definition))
@@ -25,7 +19,7 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
 
 def jobs(definition: Definition) -> Iterator[tuple[Planned, str, str]]:
     """The same, each with its kind, `processing` or `training`, and its image."""
-    found = json.loads(definition.files[definition_file(definition)])
+    found = json.loads(definition.text)
     return _jobs(found["Steps"])
 
 

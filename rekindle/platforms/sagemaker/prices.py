@@ -98,7 +98,9 @@ def _explained(error: Exception) -> PlatformError | RequestError:
     if silent or status == 429 or status >= 500 or code.startswith(_LATER):
         fix = "ask again later; the prices that are known stay"
         return UnreachableError(what, where="aws", fix=fix)
-    return PlatformError(what, where="aws", fix="this may be a mistake of rekindle's")
+    return PlatformError(
+        what, where="aws", fix="this is probably a bug in rekindle, please report it"
+    )
 
 
 def _on_demand(

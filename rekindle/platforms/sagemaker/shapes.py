@@ -74,7 +74,9 @@ def _of_structure(
 ) -> Iterator[Problem]:
     for member in shape.get("required", ()):
         if member not in value and member not in given:
-            yield Problem(f"`{member}` is missing", where, "this is a mistake of rekindle's")
+            yield Problem(
+                f"`{member}` is missing", where, "this is a bug in rekindle, please report it"
+            )
     for member, item in value.items():
         if member not in shape["members"]:
             yield Problem(f"`{member}` is unknown to the service", where, "leave it out")

@@ -11,9 +11,8 @@ from typing import Any
 from rekindle.ir.flatten import Flat, Given, Guard, Item, Output, sources
 from rekindle.ir.graph import Importer, Step
 from rekindle.ir.rewrite import OWN_IMAGES
+from rekindle.platforms.code import ECR
 from rekindle.spec.places import SageMakerSpec
-
-ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
 
 
 @dataclasses.dataclass(frozen=True)

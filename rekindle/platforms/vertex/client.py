@@ -5,8 +5,7 @@ A job's id is ours and follows from its definition and the submission's token: c
 refused by the service, and that is how it is found. Reads, and what may be said twice, are repeated
 after 429, 5xx and broken connections for two minutes.
 
-Authority: aiplatform_v1 of google-cloud-aiplatform 2.7, ../shared/facts/vertex.md. No project has
-run it."""
+Authority: aiplatform_v1 of google-cloud-aiplatform 2.7. Untested against a real project."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import PlatformError, Problem, SpecError, UnreachableError
+from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
 from rekindle.platforms.vertex.labels import labels_of
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 _SECTION = "platforms.vertex"
 _PATIENCE_SECONDS, FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 120.0, 1.0, 60.0
-_EXAMPLES = {
-    "project": "my-project", "region": "europe-west4", "artifact_root": "gs://my-bucket/rekindle",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,15 +102,6 @@ def outline(definition: Definition, place: VertexSpec, token: str) -> Outline:
     return Outline(where(place), job_id(definition, token), steps(definition))
 
 
-def lacks(place: VertexSpec) -> tuple[Problem, ...]:
-    """What the config does not say about the project."""
-    return tuple(
-        Problem(f"Vertex AI needs `{name}`", at := f"{_SECTION}.{name}", f"set {at}: {value}")
-        for name, value in _EXAMPLES.items()
-        if not getattr(place, name)
-    )
-
-
 def where(place: VertexSpec) -> str:
     """The project and region, for people."""
     return f"project {place.project} in {place.region}"
@@ -129,7 +116,7 @@ def page(place: VertexSpec, id: str) -> str:
 @contextlib.contextmanager
 def connected(place: VertexSpec) -> Iterator[Project]:
     """The project's clients; what they raise becomes a PlatformError."""
-    if problems := lacks(place):
+    if problems := place.missing():
         raise SpecError(problems)
     try:
         from google.api_core import exceptions, retry
@@ -183,9 +170,11 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
     elif isinstance(error, exceptions.NotFound):
         fix = f"see whether {_SECTION} names the right project and region, and what is there"
     elif isinstance(error, exceptions.ClientError) and error.code != 429:
-        fix = "this may be a mistake of rekindle's: the service refuses what was sent"
+        fix = (
+            "the service rejected the request; this is probably a bug in rekindle, please report it"
+        )
     else:
-        kind, fix = UnreachableError, "say it again; what was done already is found"
+        kind, fix = UnreachableError, "retry the command; submitting is idempotent"
     text = str(getattr(error, "message", "") or error).strip()
     said = text.splitlines()[0] if text else type(error).__name__
     return kind(said, where=where(place), fix=fix)

@@ -3,8 +3,7 @@
 Pure: the same input gives the same bytes. Vertex AI runs KFP's own encoding, one document of it;
 what the second one holds is refused by the feature table, but for distributed steps, which become
 launchers (lowering.py). Limits are those of catalog/vertex.yaml.
-Authority: the proto of aiplatform_v1.PipelineJob, ../shared/facts/vertex.md.
-"""
+Authority: the proto of aiplatform_v1.PipelineJob."""
 
 from __future__ import annotations
 
@@ -116,14 +115,7 @@ def _asked(step: Step, place: VertexSpec) -> list[Secret]:
 
 def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     """What the config's section lacks."""
-    for name in ("project", "region", "artifact_root"):
-        if not getattr(place, name):
-            fix = {"project": "my-project", "region": "europe-west4", "artifact_root": "gs://..."}
-            yield Problem(
-                f"Vertex AI needs `{name}`",
-                f"{_SECTION}.{name}",
-                f"set {_SECTION}.{name}: {fix[name]}",
-            )
+    yield from place.missing("compile")
     if place.artifact_root and not place.artifact_root.startswith("gs://"):
         yield Problem(
             f"`{place.artifact_root}` is out of reach for Vertex AI, which keeps artifacts in "

@@ -7,8 +7,7 @@ and how long the job may take. The service never restarts anything (`disableRetr
 of attempts, the launcher's, is what bounds the bill. What only the run knows (command, attempt,
 the label by which a launcher finds its job) is added by launcher.py.
 
-Authority: aiplatform_v1.CustomJob, ../shared/facts/vertex.md §2. No account has run one of these.
-"""
+Authority: aiplatform_v1.CustomJob. Untested against a real project."""
 
 from __future__ import annotations
 
@@ -115,7 +114,7 @@ def problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
         )
     if how == "spot" and not wanted.spot:
         yield Problem(
-            f"`{step.path}` does not say that its machines may be taken away",
+            f"`{step.path}` is not marked as interruptible",
             "platforms.vertex.provisioning",
             "distribute(..., spot=True, checkpoint='NAME') in the pipeline, or take standard",
         )

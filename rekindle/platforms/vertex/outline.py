@@ -11,15 +11,12 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Planned
 from rekindle.platforms.vertex.lowering import LAUNCHER
 
-SUFFIX = ".vertex.json"
 _DEFAULT = "the service's default machine"
 
 
 def job_of(definition: Definition) -> dict[str, Any]:
     """The body of the PipelineJob."""
-    ((name, content),) = definition.files.items()
-    assert name.endswith(SUFFIX), name
-    found: dict[str, Any] = json.loads(content)
+    found: dict[str, Any] = json.loads(definition.text)
     return found
 
 

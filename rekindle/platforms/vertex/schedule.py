@@ -80,7 +80,7 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
             if (made := _settled(project, name)) is None:
                 raise PlatformError(
                     f"somebody else took the schedule `{name}` away at this moment",
-                    where=where(place), fix="say it again",
+                    where=where(place), fix="retry the command",
                 )  # fmt: skip
             return _shown(made)
         wanted.name = found.name

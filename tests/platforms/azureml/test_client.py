@@ -119,8 +119,8 @@ REFUSALS: dict[str, tuple[list[Fault], str]] = {
     "no permission to create": ([Fault("PUT jobs", 403)], "`AzureML Data Scientist`"),
     "no permission to upload": ([Fault("PUT blob", 403)], "`Storage Blob Data Contributor`"),
     "nobody knows who it is": ([Fault("PUT components", 401)], "az login"),
-    "the service is away": ([Fault("GET jobs", 503) for _ in range(9)], "say it again"),
-    "something the service does not like": ([Fault("PUT environments", 400)], "mistake of rekindle's"),
+    "the service is away": ([Fault("GET jobs", 503) for _ in range(9)], "retry the command"),
+    "something the service does not like": ([Fault("PUT environments", 400)], "bug in rekindle"),
 }  # fmt: skip
 
 

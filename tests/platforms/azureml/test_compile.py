@@ -182,7 +182,7 @@ def test_references_to_nothing_are_found() -> None:
 
 
 WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
-    "an image without a digest": (two_steps, {"n": 1}, {"image": "a.azurecr.io/b:1"}, "another image tomorrow"),
+    "an image without a digest": (two_steps, {"n": 1}, {"image": "a.azurecr.io/b:1"}, "is a mutable tag"),
     "a missing argument": (two_steps, {}, {}, "needs `n`"),
     "more CPUs than there are": (changed(set_cpu_limit=["500"]), {}, {}, "no machine has the 500 CPUs"),
     "an unknown accelerator": (changed(set_accelerator_type=["NVIDIA_X99"], set_accelerator_limit=[1]), {}, {}, "1 GPUs X99"),

@@ -96,7 +96,7 @@ def test_of_two_that_submit_the_same_at_once_one_run_stays(server: Served) -> No
 REFUSALS: dict[str, tuple[Fault, str]] = {
     "no permission": (Fault("POST runs", 403), "ask for the rights to run pipelines"),
     "no such API": (Fault("GET experiments", 404), "host is the API of Kubeflow Pipelines"),
-    "something the service does not like": (Fault("POST runs", 400), "mistake of rekindle's"),
+    "something the service does not like": (Fault("POST runs", 400), "bug in rekindle"),
 }
 
 
@@ -129,7 +129,7 @@ def test_what_the_config_lacks_and_tokens_that_are_not_good_are_said(
 def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
     nowhere = KubeflowSpec(host="http://127.0.0.1:9")
-    with pytest.raises(PlatformError, match="host answers; say it again"):
+    with pytest.raises(PlatformError, match="host answers; retry the command"):
         submit(definition(), nowhere, mark("a"))
 
 

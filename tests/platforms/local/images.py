@@ -13,7 +13,7 @@ from pathlib import Path
 
 import kfp
 
-from rekindle.platforms.local.docker import Docker
+from rekindle.platforms.docker import Docker
 
 PROGRAMS = ("sh", "cat", "ls", "grep", "id", "touch", "sleep", "mkdir", "dirname", "mktemp", "sed")
 _LEFT_OUT = re.compile(r"/(__pycache__|test|idlelib|tkinter|lib2to3|ensurepip|site-packages|config-.*)$")  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.cli.options import numbered
+from rekindle.app.runs import numbered
 from rekindle.ir.compile import compile_function
 from rekindle.ir.graph import Graph
 from rekindle.ir.read import read

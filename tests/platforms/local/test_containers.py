@@ -18,8 +18,8 @@ import yaml
 
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.ir.graph import Graph
+from rekindle.platforms.docker import Docker, find
 from rekindle.platforms.local.containers import NO_CONTAINERS, When, prepare
-from rekindle.platforms.local.docker import Docker, find
 from rekindle.platforms.local.execute import ignored
 from rekindle.platforms.local.results import outputs
 from rekindle.records import RunRecord

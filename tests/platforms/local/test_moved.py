@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.app.runs import all_runs, find_run
 from rekindle.cli.main import invoke
-from rekindle.cli.options import all_runs, find_run
 from rekindle.errors import RekindleError, StepError
 from rekindle.records import RunRecord, moved
 from tests.platforms.local.runs import run, stored

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.app.runs import all_runs
 from rekindle.cli.main import invoke
-from rekindle.cli.options import all_runs
 from rekindle.launch.process import owned
 from rekindle.platforms.local.removal import remove
 from rekindle.platforms.local.store import Store, locked, put

@@ -110,7 +110,7 @@ def test_whatever_befalls_a_submission_is_one_execution(case: str, account: Acco
 
 def test_a_submission_that_was_given_up_is_found_by_the_next(account: Account) -> None:
     account.faults = [Fault("StartPipelineExecution", 500, after=True) for _ in range(5)]
-    with pytest.raises(PlatformError, match="say it again"):
+    with pytest.raises(PlatformError, match="retry the command"):
         submit(definition(), PLACE, mark("a"))
     account.tokens.clear()  # the service remembers them for some hours
     placed = submit(definition(), PLACE, mark("a"))
@@ -129,7 +129,7 @@ REFUSALS: dict[str, tuple[Fault, str]] = {
     "a token that expired": (Fault("ListPipelineExecutions", 400, "ExpiredTokenException"), "aws sso"),
     "a quota": (Fault("CreatePipeline", 400, "ResourceLimitExceeded"), "Service Quotas"),
     "something the service does not like": (
-        Fault("StartPipelineExecution", 400, "ValidationException"), "mistake of rekindle's",
+        Fault("StartPipelineExecution", 400, "ValidationException"), "bug in rekindle",
     ),
 }  # fmt: skip
 

@@ -252,7 +252,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "another store": (pipeline, {"n": 1}, {"artifact_root": "gs://b"}, "out of reach"),
     "no image": (pipeline, {"n": 1}, {"image": None}, "is not in ECR"),
     "an image of another registry": (pipeline, {"n": 1}, {"image": "ghcr.io/a@sha256:0"}, "not in ECR"),
-    "an image without a digest": (pipeline, {"n": 1}, {"image": IMAGE.partition("@")[0]}, "another image tomorrow"),
+    "an image without a digest": (pipeline, {"n": 1}, {"image": IMAGE.partition("@")[0]}, "is a mutable tag"),
     "an unknown machine": (pipeline, {"n": 1}, {"machine": "ml.m5.huge"}, "none that the service knows"),
     "a subnet without a group": (pipeline, {"n": 1}, {"subnets": ("subnet-1",)}, "less than the 1"),
     "a wrong subnet": (pipeline, {"n": 1}, {"subnets": ("x y",), "security_groups": ("sg-1",)}, "the form"),

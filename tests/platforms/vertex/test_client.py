@@ -79,7 +79,7 @@ REFUSALS: dict[str, tuple[Fault, str]] = {
     "no permission": (Fault("POST pipelineJobs", 403), "rekindle doctor CONFIG --platform vertex"),
     "nobody knows who it is": (Fault("POST pipelineJobs", 401), "gcloud auth application-default"),
     "no such project": (Fault("POST pipelineJobs", 404), "names the right project and region"),
-    "something the service does not like": (Fault("POST pipelineJobs", 400), "mistake of rekindle's"),
+    "something the service does not like": (Fault("POST pipelineJobs", 400), "bug in rekindle"),
 }  # fmt: skip
 
 

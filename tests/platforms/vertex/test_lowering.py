@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a great many CPUs": ({}, {"cpu": "900"}, "that much CPU or memory"),
     "a small H100 on demand": ({}, {"gpus_per_node": 1, "accelerator": "H100"}, "as spot or flex-start only"),
     "a T4 by flex-start": ({"provisioning": "flex-start"}, {"gpus_per_node": 1, "accelerator": "T4"}, "flex-start is for L4"),
-    "spot unasked": ({"provisioning": "spot"}, {}, "does not say that its machines may be taken away"),
+    "spot unasked": ({"provisioning": "spot"}, {}, "is not marked as interruptible"),
     "too long": ({}, {"max_run_hours": 200.0}, "longer than a job does, 168 h"),
     "accelerators of the task": ({}, {"on_task": "NVIDIA_L4"}, "say it in distribute"),
 }  # fmt: skip

@@ -6,17 +6,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rekindle.answers import Calibration, PlannedRest
-from rekindle.cli.options import TRAINING, newest_first
+from rekindle.app.pipeline import TRAINING
+from rekindle.app.runs import newest_first
+from rekindle.catalog.prices import PriceBook
+from rekindle.plan.calibration import Known, Speeds
+from rekindle.plan.plan import Plan
+from rekindle.records import RunRecord
 from rekindle.report.collect import collect
-
-if TYPE_CHECKING:
-    from rekindle.catalog.prices import PriceBook
-    from rekindle.plan.calibration import Known
-    from rekindle.plan.plan import Plan
-    from rekindle.records import RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +24,6 @@ SPEEDS = "speeds"  # folder of a home
 def known(home: Path, name: str) -> Known:
     """What `rekindle plan --calibrate` has measured, and the examples of an epoch (packed,
     sequences) in the last run called `name`."""
-    from rekindle.plan.calibration import Known, Speeds
-
     for run in newest_first(home, name):
         training = collect(run, history=False).training
         if training is not None and training.epochs:

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import Problem, RekindleError, RequestError
+from rekindle.launch.process import has_gpu
+from rekindle.plan.request import model_config
+from rekindle.platforms.docker import find
+from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import BUILTIN_TASKS, Spec
+from rekindle.spec.support import KIND_OF, cell_of, refusal, require
 
 NEEDED = {
     "pyarrow": "data",
@@ -131,11 +136,6 @@ def _task(spec: Spec) -> Iterator[Problem]:
 def _layout(spec: Spec) -> Iterator[Problem]:
     """What the ranks here would refuse, once the data is ready: a layout that does not divide them
     or the model, a combination that no test has trained."""
-    from rekindle.launch.process import has_gpu
-    from rekindle.plan.request import model_config
-    from rekindle.spec.layout import Shape, resolve
-    from rekindle.spec.support import KIND_OF, cell_of, refusal, require
-
     kind, train = KIND_OF.get(spec.task), spec.train
     if kind is None or train.entrypoint:
         return
@@ -174,8 +174,6 @@ def _secrets(spec: Spec) -> Iterator[Problem]:
 
 def _docker(spec: Spec) -> Iterator[Problem]:
     if spec.platforms.local.containers == "always":
-        from rekindle.platforms.local.docker import find
-
         try:
             find(os.environ)
         except RequestError as error:

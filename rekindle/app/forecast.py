@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from rekindle.answers import Planned, PlannedLayout, PlannedTerm
-from rekindle.cli.plan import facts, lines, title
+from rekindle.app.plan_text import facts, lines, title
 from rekindle.report import words
 from rekindle.report.svg import join, tag
 

@@ -7,7 +7,6 @@ All of it goes to stderr; stdout belongs to the result.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -161,8 +160,3 @@ def _progress_line(event: dict[str, Any]) -> str:
     if event.get("eta_seconds") and event["step"] < event["steps"]:
         parts.append(f"{time.strftime('%H:%M:%S', time.gmtime(event['eta_seconds']))} left")
     return "  ".join(parts)
-
-
-def out(text: str = "") -> None:
-    """A line of the result, on stdout."""
-    print(text, file=sys.stdout, flush=True)

@@ -6,31 +6,32 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from rekindle.answers import Calibration, Planned, PlannedLayout
-from rekindle.cli.experience import SPEEDS
-from rekindle.cli.options import find_run
+from rekindle.app.history import SPEEDS
+from rekindle.app.runs import find_run
+from rekindle.catalog.prices import PriceBook
 from rekindle.errors import RequestError
+from rekindle.plan.calibration import job_of
+from rekindle.plan.cluster import Cluster
+from rekindle.plan.constants import profile_of, spread_of, stamp
+from rekindle.plan.fleet import fleets
+from rekindle.plan.request import asked_of
+from rekindle.plan.search import on_gpu, work_of
+from rekindle.plan.steptime import step_time
+from rekindle.plan.work import Work
 from rekindle.records import HistoryRow, RunRecord
 from rekindle.report.collect import Findings, collect, history_beside
 from rekindle.report.planned import FEWEST, measured, otherwise_trained
-
-if TYPE_CHECKING:
-    from rekindle.plan.cluster import Cluster
-    from rekindle.plan.work import Work
-    from rekindle.spec.model import Spec
+from rekindle.spec.layout import Layout
+from rekindle.spec.model import Spec
 
 
 def calibrate(home: Path, wanted: str) -> Calibration:
     """Measure a training that is over, or under way, and keep what it says under `home`; the same
     run again replaces what it said. RequestError where it says nothing."""
-    from rekindle.plan.calibration import job_of
-    from rekindle.plan.constants import profile_of, stamp
-    from rekindle.plan.steptime import step_time
-
     run = find_run(home, wanted)
     found = collect(run)
     rows, left_out = measured(found.history or _growing(found, home))
@@ -68,8 +69,6 @@ def _growing(found: Findings, home: Path) -> tuple[HistoryRow, ...]:
 
 def lines(found: Calibration) -> list[str]:
     """The same for people."""
-    from rekindle.plan.constants import spread_of
-
     low, high = sorted((found.measured, found.predicted))
     word = "faster" if found.measured < found.predicted else "slower"
     return [
@@ -84,8 +83,6 @@ def lines(found: Calibration) -> list[str]:
 
 def spec_of(run: RunRecord) -> Spec:
     """The config that a run had."""
-    from rekindle.spec.model import Spec
-
     return Spec.model_validate(dict(run.spec))
 
 
@@ -105,12 +102,6 @@ def _plan_of(run: RunRecord) -> Planned:
 
 def _planned(run: RunRecord, had: PlannedLayout) -> tuple[Work, Cluster]:
     """What every rank of the run did, on which machines, as its plan has it."""
-    from rekindle.catalog.prices import PriceBook
-    from rekindle.plan.fleet import fleets
-    from rekindle.plan.request import asked_of
-    from rekindle.plan.search import on_gpu, work_of
-    from rekindle.spec.layout import Layout
-
     spec = spec_of(run)
     layout = Layout(**had.degrees, schedule=had.schedule, micro_batch_size=had.micro_batch_size)  # type: ignore[arg-type]
     machines = spec.resources.model_copy(

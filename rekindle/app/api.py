@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.cli.job import Options, execute
-from rekindle.cli.options import DEFAULT_HOME, all_runs
+from rekindle.app.runs import DEFAULT_HOME, all_runs, read_run
 from rekindle.records import Evidence, RunRecord, StepRecord
 from rekindle.report.collect import Findings, collect
 from rekindle.report.summary import gate_of, model_of
@@ -22,7 +21,7 @@ from rekindle.spec.load import load_spec
 from rekindle.spec.model import Spec
 
 if TYPE_CHECKING:
-    from rekindle.cli.forecast import Forecast
+    from rekindle.app.forecast import Forecast
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -54,16 +53,15 @@ class Run:
 
     def refreshed(self) -> Run:
         """The run as it is now: of one on a platform, what that says of it."""
-        from rekindle.cli.options import read_run
-        from rekindle.cli.remote import asked
+        from rekindle.app.follow import asked
 
         record = read_run(self.home, self.id)
         return Run(record if record.platform == "local" else asked(record, self.home), self.home)
 
     def wait(self) -> Run:
         """The run when it is over, however it ended; says what changes meanwhile."""
-        from rekindle.cli.progress import Progress
-        from rekindle.cli.remote import waited_for
+        from rekindle.app.follow import waited_for
+        from rekindle.app.progress import Progress
 
         if self.record.platform == "local":
             return self.refreshed()
@@ -73,8 +71,7 @@ class Run:
     def logs(self, step: str | None = None) -> str:
         """What a step printed, without a name the first that failed or the last that began; raises
         RequestError for one that is not there or has printed nothing."""
-        from rekindle.cli.logs import chosen
-        from rekindle.cli.remote import log_of
+        from rekindle.app.follow import chosen, log_of
 
         now = self.refreshed().record
         found = chosen(now, step)
@@ -84,7 +81,7 @@ class Run:
 
     def cancel(self) -> None:
         """Have it stop."""
-        from rekindle.cli.cancel import cancelled
+        from rekindle.app.follow import cancelled
 
         cancelled(self.record, self.home)
 
@@ -208,7 +205,8 @@ def run(
 
     `spec` is a spec, or the path of a config to load with `overrides`. Raises RekindleError; the
     same call goes on where it stopped."""
-    from rekindle.cli.progress import Progress
+    from rekindle.app.progress import Progress
+    from rekindle.app.run import Options, execute
 
     resolved = spec if isinstance(spec, Spec) else load_spec(spec, overrides)
     options = Options(Path(home), fresh, from_step)
@@ -235,10 +233,10 @@ def planned(
     The arguments are the options of `rekindle plan`. What cannot end in time, or would cost more
     than it may, is in `refused`. Raises RekindleError where it cannot be planned, or nothing
     fits."""
-    from rekindle.cli.compile import PLATFORMS
-    from rekindle.cli.forecast import Forecast
-    from rekindle.cli.plan import figures
+    from rekindle.app.forecast import Forecast
+    from rekindle.app.plan import figures
     from rekindle.errors import RequestError
+    from rekindle.platforms.platform import PLATFORMS
 
     known = ("local", *PLATFORMS)
     if platform and platform not in known:
@@ -263,11 +261,8 @@ def submit(
 
     With the same `token` nothing is sent twice. Raises RekindleError; the same call goes on with
     what was cut off. Nothing is asked: call `rekindle submit` for that."""
-    from rekindle.cli.submission import CLIENTS, submitted
-    from rekindle.errors import RequestError
+    from rekindle.app.submit import submitted
 
-    if platform not in CLIENTS:
-        raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(CLIENTS)}")
     resolved, root = spec if isinstance(spec, Spec) else load_spec(spec, overrides), Path(home)
     record, _, _ = submitted(resolved, platform, root, token, lambda outline, plan: None)
     return Run(record, root.resolve())

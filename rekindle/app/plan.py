@@ -1,4 +1,4 @@
-"""What the plan decides for a job that is run here or sent, and says to whoever sends it.
+"""What the plan decides for a job that is run here or submitted.
 
 A config that leaves the layout open, on GPUs that the planner knows, is run and compiled with the
 plan's: the same config gives the same layout, because neither prices nor measured speeds have a say
@@ -6,34 +6,56 @@ in it."""
 
 from __future__ import annotations
 
+import datetime
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rekindle.cli.experience import known, rest_of
+from rekindle.answers import Planned
+from rekindle.app.history import known, rest_of
+from rekindle.catalog.prices import PriceBook, book
 from rekindle.errors import RequestError
+from rekindle.plan.calibration import Known
+from rekindle.plan.constants import CPU
+from rekindle.plan.fleet import CLOUDS, fleets
+from rekindle.plan.plan import Plan, make, refusals
+from rekindle.plan.request import asked_of, left_open
+from rekindle.plan.search import on_gpu
+from rekindle.plan.told import told
+from rekindle.platforms.platform import PLATFORMS
+from rekindle.spec.layout import AXES
+from rekindle.spec.model import AUTO, LayoutSpec, Spec
 
 log = logging.getLogger(__name__)
 
-if TYPE_CHECKING:
-    from rekindle.answers import Planned
-    from rekindle.catalog.prices import PriceBook
-    from rekindle.plan.calibration import Known
-    from rekindle.plan.plan import Plan
-    from rekindle.spec.model import Spec
 
-_TOLD = ("machines", "layout", "memory", "step", "training", "on demand", "spot", "besides")
+def figures(
+    spec: Spec, platform: str, region: str, examples: int | None, home: Path, own: Sequence[Path],
+    *, with_trace: bool,
+) -> Planned:  # fmt: skip
+    """The plan with all that it says; RequestError where it cannot be planned, or nothing fits."""
+    named = platform or _platform(spec)
+    there = region or str(getattr(getattr(spec.platforms, named, None), "region", ""))
+    today = datetime.datetime.now(datetime.UTC).date()
+    prices = book(home, own)
+    before = known(home, spec.name)
+    found = make(spec, prices, named, there, examples, today=today, known=before)
+    if with_trace:
+        from rekindle.plan.finalists import traced
+
+        found = traced(found, spec)
+    return told(found, refusals(found, spec), rest_of(found, named, home, prices))
+
+
+def _platform(spec: Spec) -> str:
+    """The one that the config has a section of."""
+    named = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
+    return named[0] if len(named) == 1 else ""
 
 
 def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
     """`spec` with the machines that its plan takes for `machine: auto`, at the prices that are
     known under `home`. RequestError where nothing keeps the limits, or nobody can know."""
-    from rekindle.catalog.prices import book
-    from rekindle.plan.fleet import CLOUDS
-    from rekindle.plan.plan import make, refusals
-    from rekindle.spec.model import AUTO
-
     asked = spec.resources
     if asked.machine != AUTO:
         return spec
@@ -63,12 +85,6 @@ def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
 def settled(spec: Spec, platform: str) -> Spec:
     """`spec` with the layout, the micro-batch and the recomputation of its plan, where it leaves
     them open. RequestError where no layout fits. What the planner does not know stays as it is."""
-    from rekindle.catalog.prices import PriceBook
-    from rekindle.plan.constants import CPU
-    from rekindle.plan.request import left_open
-    from rekindle.spec.layout import AXES
-    from rekindle.spec.model import LayoutSpec
-
     plan = _plan(spec, platform, PriceBook(()))
     if plan is None:
         return spec
@@ -89,10 +105,6 @@ def settled(spec: Spec, platform: str) -> Spec:
 def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
     """The plan's figures; None where there is no plan. RequestError where training could not end in
     time, or would cost more than it may."""
-    from rekindle.catalog.prices import book
-    from rekindle.plan.plan import refusals
-    from rekindle.plan.told import told
-
     prices = book(home)
     plan = _plan(spec, platform, prices, known(home, spec.name))
     if plan is None:
@@ -105,9 +117,6 @@ def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
 def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
     """`spec` as this machine runs it, and its figures. What seems not to fit is tried all the same:
     here that costs nothing."""
-    from rekindle.catalog.prices import PriceBook
-    from rekindle.plan.told import told
-
     try:
         spec = settled(spec, "local")
         plan = _plan(spec, "local", PriceBook(()), known(home, spec.name))
@@ -117,26 +126,9 @@ def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
     return spec, told(plan) if plan else None
 
 
-def outlook(plan: Planned | None) -> Iterator[str]:
-    """The figures in a few lines, for whoever decides."""
-    from rekindle.cli.plan import HEAD, facts
-
-    told = False
-    for head, text in facts(plan) if plan else ():
-        told = head in _TOLD if head else told
-        if told:
-            yield f"  {head:<{HEAD}}{text}"
-
-
 def _plan(spec: Spec, platform: str, prices: PriceBook, before: Known | None = None) -> Plan | None:
     """None where the planner knows the model or the GPUs not, or training is not ours. Nobody is
     asked: what is compiled must not depend on a network."""
-    from rekindle.plan.calibration import Known
-    from rekindle.plan.fleet import fleets
-    from rekindle.plan.plan import make
-    from rekindle.plan.request import asked_of
-    from rekindle.plan.search import on_gpu
-
     region = str(getattr(getattr(spec.platforms, platform), "region", ""))
     local = platform == "local"
     if spec.pipeline is not None or not (local or spec.resources.gpus_per_node):

@@ -1,0 +1,113 @@
+"""A spec's pipeline as one platform's Definition; sends nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from rekindle.app.pipeline import ON_MACHINES, arguments_of
+from rekindle.app.plan import settled
+from rekindle.catalog.features import table
+from rekindle.errors import Problem, RequestError
+from rekindle.ir.distribution import Distribution
+from rekindle.ir.features import uses
+from rekindle.ir.graph import Graph
+from rekindle.platforms import code as own
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.platform import Platform
+from rekindle.spec.model import ResourcesSpec, Spec
+
+log = logging.getLogger(__name__)
+
+_CHECKPOINT = "artifact_root"
+
+
+def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
+    """The definition for one platform, with the steps that train and score on the machines that the
+    config asks for; RequestError with everything that is wrong."""
+    problems = list(_lacks(platform, spec))
+    there = Platform.of(platform, spec.platforms)
+    try:
+        spec = settled(spec, platform)
+        code = own.code_of(spec, graph)
+        problems += own.problems(platform, spec, graph, code)
+        spec = own.placed(spec, code)
+        graph = spread(spec, graph)
+        arguments = arguments_of(spec, graph, there.settings.artifact_root)
+        definition = there.compile(text, graph, arguments)
+    except RequestError as error:
+        problems += error.problems
+    if problems:
+        raise RequestError(dict.fromkeys(problems))
+    _say_what_is_needed(platform, graph)
+    if (image := there.settings.image) and "@" not in image:
+        log.warning("%s is a mutable tag; `rekindle images push` notes its digest", image)
+    return definition
+
+
+def _say_what_is_needed(platform: str, graph: Graph) -> None:
+    """Warn of what images need that no compiler can look into."""
+    carried = table()["container_components"].on.get(platform)
+    paths = [use.path for use in uses(graph) if use.feature == "container_components"]
+    if paths and carried and carried.verdict == "emulated":
+        log.warning("%s on %s: %s", ", ".join(paths), platform, carried.how)
+
+
+def spread(spec: Spec, graph: Graph) -> Graph:
+    """The steps that train and score on the machines that the config asks for."""
+    asked = spec.resources
+    machines = {name: getattr(asked, name) for name in ResourcesSpec.MACHINES}
+    if machines == {name: getattr(ResourcesSpec(), name) for name in machines}:
+        return graph
+    if spec.pipeline is not None:
+        raise RequestError(
+            "`resources` are for the steps of rekindle's own pipeline that train and score",
+            where="resources",
+            fix="call rekindle.distribute(task, nodes=...) in your pipeline",
+        )
+    wanted = Distribution(checkpoint=_CHECKPOINT, **machines)
+    if problems := wanted.problems(frozenset([_CHECKPOINT]), "resources"):
+        raise RequestError(problems)
+    for step in ON_MACHINES:
+        graph = graph.spread(step, wanted)
+    return graph
+
+
+def _only_here(uri: str) -> str:
+    """What a tracking URI means that steps elsewhere do not see, or ""."""
+    found = urlsplit(uri)
+    if not uri:
+        return "the embedded registry"
+    if uri == "databricks":  # MLflow's own word for one that the environment names
+        return ""
+    if found.scheme in ("", "file", "sqlite") or found.scheme.startswith("sqlite+"):
+        return f"`{uri}`"
+    if found.hostname in ("localhost", "127.0.0.1", "::1", "0.0.0.0"):  # noqa: S104 - refused
+        return f"`{uri}`"
+    return ""
+
+
+_ROOTS = {
+    "azureml": "abfs://container@account.dfs.core.windows.net/rekindle",
+    "kubeflow": "s3://my-bucket/rekindle, or the mount point of a volume that all pods share",
+}
+
+
+def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
+    """What rekindle's own pipeline needs of a platform beside what its compiler asks for."""
+    if spec.pipeline is not None:
+        return
+    if what := _only_here(spec.registration.tracking_uri):
+        yield Problem(
+            f"{what} lives on this machine, and a cluster cannot reach it",
+            "register.tracking_uri",
+            "name a tracking server, such as https://mlflow.example.com",
+        )
+    root = getattr(spec.platforms, platform).artifact_root
+    if platform in _ROOTS and "://" not in root and not root.startswith("/"):
+        yield Problem(
+            "checkpoints need a place that outlives a step",
+            f"platforms.{platform}.artifact_root",
+            f"set platforms.{platform}.artifact_root: {_ROOTS[platform]}",
+        )

@@ -1,0 +1,111 @@
+"""The pipeline of a spec: where it is, its Graph, and values for its parameters."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import rekindle
+from rekindle.errors import Problem, RequestError
+from rekindle.ir.graph import Graph, Parameter
+from rekindle.ir.read import read
+from rekindle.spec.model import Spec
+
+TRAINING = "finetune"  # the step of the shipped pipeline
+ON_MACHINES = (TRAINING, "score")  # those that `resources` are for
+PIPELINE = "pipelines/continuous_training.py:continuous_training"
+
+
+def shipped(path: str) -> Path:
+    """A file or folder that comes with rekindle: inside the wheel, or beside the package in a
+    checkout.
+    """
+    package = Path(rekindle.__file__).resolve().parent
+    inside = package / "shipped" / path
+    return inside if inside.exists() else package.parent / path
+
+
+def pipeline_of(spec: Spec) -> str:
+    """`path.py:function`, or the path of a compiled pipeline."""
+    if spec.pipeline:
+        return spec.pipeline
+    path, _, function = PIPELINE.partition(":")
+    return f"{shipped(path)}:{function}"
+
+
+def graph_of(spec: Spec) -> tuple[str, Graph]:
+    """The IR of the spec's pipeline, and the Graph read from it."""
+    from rekindle.ir.compile import compile_pipeline
+
+    text = compile_pipeline(pipeline_of(spec))
+    return text, read(text)
+
+
+def arguments_of(spec: Spec, graph: Graph, artifact_root: str) -> dict[str, Any]:
+    """Values for the pipeline's parameters: what the config says for those that it `receives`, and
+    the user's own `arguments`. The shipped pipeline receives everything.
+
+    Raises RequestError where a parameter has no value, and where a section that the config sets has
+    the name of a parameter without anything that says that they belong together."""
+    filled: dict[str, Any] = {
+        "name": spec.model_name,
+        "task": spec.task,
+        "data": spec.data.model_dump_json() if spec.data else "",
+        "model": spec.model.model_dump_json(),
+        "train": spec.train.model_dump_json(),
+        "evaluate": spec.evaluate.model_dump_json(),
+        "register": spec.registration.model_dump_json(),
+        "artifact_root": artifact_root,
+        "code_commit": code_commit(),
+    }
+    parameters = graph.inputs.parameters
+    wanted: Iterable[str] = spec.receives
+    if spec.pipeline is None or spec.receives == "all":
+        wanted = [name for name in filled if name in parameters]
+    values = {**{name: filled[name] for name in wanted}, **spec.arguments}
+    open_ones = [parameter for name, parameter in parameters.items() if name not in values]
+    if problems := list(_open(spec, open_ones, filled)):
+        raise RequestError(problems)
+    return values
+
+
+_SECTIONS = {"task", "data", "model", "train", "evaluate", "register"}
+
+
+def _open(
+    spec: Spec, parameters: Iterable[Parameter], filled: Collection[str]
+) -> Iterator[Problem]:
+    """Parameters that need a value and have none, or that a section of the config may be for."""
+    for parameter in parameters:
+        name, fix = parameter.name, f"write arguments: {{{parameter.name}: VALUE}}"
+        if name in filled:
+            fix = f"write receives: [{name}] for what the config says, or {fix[6:]}"
+        field = "registration" if name == "register" else name
+        if parameter.required:
+            yield Problem(f"the pipeline needs a value for `{name}`", "pipeline", fix)
+        elif name in _SECTIONS and field in spec.model_fields_set:
+            what = (
+                f"the config sets `{name}`, and the pipeline has a parameter `{name}`: nothing "
+                "says whether it receives the one or keeps its default"
+            )
+            yield Problem(what, name, f"{fix}; or remove the section")
+
+
+def code_commit() -> str:
+    """The commit of the working directory, `+changes` when it is not clean, or nothing outside of
+    git.
+    """
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return (
+            f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True)  # noqa: S607 - found on PATH
+    return done.stdout.strip()

@@ -1,0 +1,82 @@
+"""Whether a config, this machine and a platform have what a run needs: every problem at once, each
+with its fix; nothing is made or changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rekindle.answers import Readiness, ReadinessCheck, rows_of
+from rekindle.app.compile import compiled
+from rekindle.app.pipeline import graph_of
+from rekindle.app.plan import on_machines
+from rekindle.app.preflight import preflight
+from rekindle.errors import PlatformError, Problem, RequestError
+from rekindle.platforms.asking import problems as wrong_ones
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.platform import Platform
+from rekindle.spec.model import Spec
+from rekindle.spec.places import PlatformsSpec
+
+LOCAL = "local"
+
+
+def ready(platform: str, spec: Spec) -> Definition:
+    """The definition; RequestError with everything that is wrong with it or not said."""
+    problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
+    try:
+        definition = compiled(platform, spec, *graph_of(spec))
+    except RequestError as error:
+        problems += error.problems
+    if problems:
+        raise RequestError(dict.fromkeys(problems))
+    return definition
+
+
+def refuse_early(platform: Platform, definition: Definition) -> None:
+    """RequestError with what would make a submission fail later: who is logged in, the bucket, the
+    image. What cannot be asked is left to the platform."""
+    if found := wrong_ones(platform.checks(definition, early=True)):
+        raise RequestError(dict.fromkeys(found))
+
+
+def ready_here(spec: Spec, home: Path) -> Readiness:
+    """What this machine and the config lack for a run here."""
+    try:
+        preflight(spec, home)
+    except RequestError as error:
+        return Readiness(platform=LOCAL, errors=rows_of(error))
+    return Readiness(platform=LOCAL)
+
+
+def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
+    """What a platform and the config lack for each other; the permissions that steps need."""
+    there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
+    definition, lacks = _compiled(spec, platform, home) if spec else (None, ())
+    # without a config nobody has said which account, project or workspace it is about
+    asks = spec is not None or platform == "kubeflow"
+    found = there.checks(definition) if asks else ()
+    errors = dict.fromkeys((*lacks, *wrong_ones(found)))
+    return Readiness(
+        platform=platform,
+        permissions=there.permissions(),
+        checks=found,
+        errors=rows_of(RequestError(errors)) if errors else (),
+    )
+
+
+def _compiled(
+    spec: Spec, platform: str, home: Path
+) -> tuple[Definition | None, tuple[Problem, ...]]:
+    """What would be submitted, or why there is no such thing."""
+    try:
+        return ready(platform, on_machines(spec, platform, home)), ()
+    except RequestError as error:
+        return None, error.problems
+
+
+def unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
+    """Nothing at all could be asked: that is no readiness."""
+    return PlatformError(
+        f"{platform} could not be asked: {first.said}", where=first.where,
+        fix="check the network, and retry the command",
+    )  # fmt: skip

@@ -1,0 +1,169 @@
+"""Runs a spec's pipeline on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rekindle.app.pipeline import arguments_of, graph_of
+from rekindle.app.plan import planned_here
+from rekindle.app.preflight import preflight
+from rekindle.app.runs import find_run, new_record, numbered, write_card
+from rekindle.errors import RequestError
+from rekindle.launch.rendezvous import Rendezvous
+from rekindle.platforms.code import hashes, included_hash
+from rekindle.platforms.local import execute as local
+from rekindle.platforms.local.containers import prepare
+from rekindle.platforms.local.content import describe, digest, local_path
+from rekindle.records import Ignored, RunRecord
+from rekindle.spec.identity import source_hash
+from rekindle.spec.imports import INCLUDED
+from rekindle.spec.model import Spec
+
+log = logging.getLogger(__name__)
+
+OnChange = Callable[[RunRecord], None]
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to run, as opposed to what."""
+
+    home: Path
+    fresh: bool = False
+    from_step: str | None = None
+
+
+def execute(
+    spec: Spec,
+    options: Options,
+    on_change: OnChange = lambda record: None,
+    on_event: OnEvent = lambda step, event: None,
+) -> RunRecord:
+    """Run the spec's pipeline on this machine; the record says what happened.
+
+    Raises RequestError before anything is written; StepError, PreemptedError or InterruptedRunError
+    after the record and the card are."""
+    preflight(spec, options.home)
+    spec, plan = planned_here(resolved(spec, options.home), options.home)
+    _, graph = graph_of(spec)
+    own_code = hashes(spec, graph)
+    home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
+    containers = prepare(graph, here.containers, env, tuple(here.secrets))
+    arguments = arguments_of(spec, graph, str(home))
+    ignored = local.ignored(graph, containers, arguments) + _ignored(spec)
+    record = numbered(new_record(spec, ignored, plan=plan), home)
+    try:
+        return local.execute(
+            graph,
+            arguments,
+            home=home,
+            record=record,
+            env=env,
+            containers=containers,
+            source_hash=source_hash(),
+            own_code=own_code,
+            fresh=options.fresh,
+            from_step=options.from_step,
+            imports=_imports(spec),
+            on_change=on_change,
+            on_event=on_event,
+            grace_seconds=spec.train.grace_seconds,
+        )
+    finally:
+        try:
+            write_card(home, record.run_id)
+        except OSError as error:  # what the run came to matters more
+            log.warning("the card could not be written: %s", error.strerror)
+
+
+def _imports(spec: Spec) -> tuple[str, ...]:
+    """What most steps of the shipped pipeline import; the first sets what the second reads."""
+    if spec.pipeline is not None:
+        return ()
+    stores = (
+        "mlflow.store.tracking.sqlalchemy_store",
+        "mlflow.store.model_registry.sqlalchemy_store",
+    )
+    embedded = () if spec.registration.tracking_uri else stores
+    return ("rekindle.registry.client", "mlflow", *embedded)
+
+
+def environment_of(spec: Spec) -> dict[str, str]:
+    """What the steps of a local run see: ours, their secrets, and how ranks find each other."""
+    secrets_of = {
+        name: os.environ[ref.removeprefix("env:")]
+        for name, ref in spec.platforms.local.secrets.items()
+    }
+    rendezvous = Rendezvous(ranks_per_node=spec.platforms.local.ranks)
+    included = {INCLUDED: hash_} if (hash_ := included_hash(spec)) else {}
+    return {**os.environ, **secrets_of, **rendezvous.environment(), **included}
+
+
+def resolved(spec: Spec, home: Path) -> Spec:
+    """`model.init_from: run:ID` becomes the folder of that run's model."""
+    if not spec.model.init_from.startswith("run:"):
+        return spec
+    run = find_run(home, spec.model.init_from.removeprefix("run:"))
+    for step in run.steps:
+        for artifact in step.artifacts.values():
+            if artifact.schema_title == "system.Model":
+                path = local_path(artifact.uri)
+                if path and artifact.digest and digest(describe(path)) != artifact.digest:
+                    raise RequestError(
+                        f"the model of the run {run.run_id} changed on disk, or is gone",
+                        where=str(path),
+                        fix="run that run's config again: the model is made again",
+                    )
+                model = spec.model.model_copy(update={"init_from": artifact.uri})
+                return spec.model_copy(update={"model": model})
+    raise RequestError(
+        f"the run {run.run_id} left no model",
+        where="model.init_from",
+        fix="name a run whose finetune step succeeded",
+    )
+
+
+def _ignored(spec: Spec) -> tuple[Ignored, ...]:
+    """What the spec asks of a platform that this machine does not give."""
+    asked = spec.resources
+    ranks = spec.platforms.local.ranks
+    notes = []
+    if asked.nodes > 1 or asked.gpus_per_node:
+        what = f"{ranks} processes share this machine"
+        fields = (
+            f"resources.nodes={asked.nodes}",
+            f"resources.gpus_per_node={asked.gpus_per_node}",
+        )
+        notes.append(Ignored(what=what, asked_by=fields))
+    if asked.spot:
+        notes.append(Ignored(what="This machine is not taken away", asked_by=("resources.spot",)))
+    return tuple(notes)
+
+
+def windows(spec: Spec) -> Sequence[Spec]:
+    """The spec for each window to run: `backfill` earlier ones, oldest first, then the one asked
+    for.
+    """
+    if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
+        return [spec]
+    window = spec.data.window
+    return [
+        _with_window(spec, {"offset": window.offset + back, "backfill": 0})
+        for back in range(window.backfill, -1, -1)
+    ]
+
+
+def _with_window(spec: Spec, update: Mapping[str, Any]) -> Spec:
+    assert spec.data is not None
+    assert spec.data.window is not None
+    data = spec.data.model_copy(update={"window": spec.data.window.model_copy(update=update)})
+    config, overrides = spec.origin
+    moved = spec.model_copy(update={"data": data})
+    moved._origin = (config, (*overrides, *(f"data.window.{k}={v}" for k, v in update.items())))
+    return moved

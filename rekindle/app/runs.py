@@ -1,0 +1,121 @@
+"""The records of runs under a home: read, found by name, numbered, begun; their cards."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import secrets
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rekindle
+from rekindle.errors import RequestError
+from rekindle.records import Ignored, RunRecord, RunSummary
+from rekindle.report.ledger import ledger
+from rekindle.report.summary import summarised
+
+if TYPE_CHECKING:
+    from rekindle.answers import Planned
+    from rekindle.spec.model import Spec
+
+log = logging.getLogger(__name__)
+
+DEFAULT_HOME = Path(".rekindle")
+
+
+def all_runs(home: Path, name: str = "") -> list[RunRecord]:
+    """All runs under `home`, or those of a name, in the order in which they began; a record that
+    cannot be read is left out, with a warning.
+    """
+    return list(newest_first(home, name))[::-1]
+
+
+def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[RunRecord]:
+    """The same, the one that began last first, those on `platform` before all others; each record
+    is read when its turn comes."""
+    entries = ledger(home).entries[::-1]
+    for entry in sorted(entries, key=lambda entry: entry.platform != platform):
+        if name in ("", entry.name):
+            try:
+                yield read_run(home, entry.run_id)
+            except (OSError, ValueError) as error:  # since a moment ago
+                log.warning("%s cannot be read: %s", entry.run_id, str(error).splitlines()[0])
+
+
+def numbered(record: RunRecord, home: Path) -> RunRecord:
+    """The record of a run that begins, with a number above all others under `home`: the clock may
+    say anything."""
+    number = 1 + max((entry.number for entry in ledger(home).entries), default=0)
+    return record.model_copy(update={"number": number, "home": str(home.absolute())})
+
+
+def read_run(home: Path, run_id: str) -> RunRecord:
+    """The record of the run with exactly this id."""
+    return RunRecord.read(home / "runs" / run_id / "run.json")
+
+
+def find_run(home: Path, wanted: str) -> RunRecord:
+    """The run whose id is `wanted`, starts with it, or is the latest; raises RequestError."""
+    ids = [entry.run_id for entry in ledger(home).entries]
+    if wanted == "latest" and ids:
+        return read_run(home, ids[-1])
+    found = [run_id for run_id in ids if run_id == wanted]
+    found = found or [run_id for run_id in ids if run_id.startswith(wanted)]
+    if len(found) == 1:
+        return read_run(home, found[0])
+    if found:
+        names = ", ".join(found[:5])
+        raise RequestError(f"`{wanted}` fits {len(found)} runs: {names}", fix="give more of its id")
+    if not ids:
+        raise RequestError(
+            f"there are no runs under {home}", fix="`rekindle run CONFIG`, or name another --home"
+        )
+    raise RequestError(
+        f"there is no run `{wanted}` under {home}",
+        fix=f"the latest is {ids[-1]}; `rekindle runs` lists all that `rekindle gc` left",
+    )
+
+
+def new_record(
+    spec: Spec, ignored: tuple[Ignored, ...], platform: str = "local", plan: Planned | None = None
+) -> RunRecord:
+    """The record of a run that is about to begin."""
+    now = datetime.datetime.now(datetime.UTC)
+    config, overrides = spec.origin
+    verb = ["run"] if platform == "local" else ["submit", f"--platform={platform}"]
+    words = ["rekindle", *verb, config or "CONFIG", *(f"--set={text}" for text in overrides)]
+    return RunRecord(
+        run_id=f"{spec.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        name=spec.name,
+        platform=platform,
+        status="running",
+        started_at=now.isoformat(timespec="seconds"),
+        config=config,
+        command=shlex.join(words),
+        spec=spec.model_dump(mode="json"),
+        ignored=ignored,
+        plan=plan.model_dump(mode="json") if plan else {},
+        versions={"rekindle": rekindle.__version__},
+    )
+
+
+def write_card(home: Path, run_id: str) -> None:
+    """The card of a run, and the index of all."""
+    from rekindle.report.card import render_card
+    from rekindle.report.index import render_index
+
+    if (home / "runs" / run_id / "run.json").exists():
+        render_card(home, RunRecord.read(home / "runs" / run_id / "run.json"))
+        render_index(home)
+
+
+def summary(record: RunRecord, home: Path) -> RunSummary:
+    """What `run --json` ends with."""
+    return summarised(record, card=card_of(record.run_id, home))
+
+
+def card_of(run_id: str, home: Path) -> str:
+    """The path of a run's card."""
+    return str(home.resolve() / "runs" / run_id / "card.html")

@@ -1,0 +1,222 @@
+"""Many trainings on spot machines side by side, from a fixed seed: how wall and paid hours scatter,
+and when a deadline needs machines that stay.
+
+The model is that of risk.py, and so are its exact means; what is drawn here are the times between
+interruptions and the waits. One turn of the loop is one attempt of every run that is not over: it
+commits all segments that end before its interruption. So a run costs as many turns as it is
+interrupted, however long it is. With a notice only starts are ever made again, and the numbers of
+struck steps and of failed starts are drawn at once.
+
+The rule of the deadline is the safety net of Can't Be Late (Wu et al., NSDI 2024, section 3):
+change over once what is left of the time is what the rest of the work takes on machines that stay,
+and stay on them. Theirs keeps two changeovers in hand and asks while idle; ours counts from the
+last committed checkpoint, so one suffices. It does not count on the notice, because a deadline is a
+promise and a notice is not. With j segments committed, an uninterrupted run would be at a_j and the
+rest on demand takes b_j; a_j + b_j is the same for all j, so spot machines are given up once a run
+is `slack` behind an uninterrupted one.
+
+numpy is imported inside functions, because the verb that prints a plan has to start quickly."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Literal
+
+from rekindle.plan.risk import Work, expected, segments, uninterrupted_seconds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+    Counts = NDArray[np.int64]
+
+RUNS, FEWEST_RUNS = 8192, 256
+SEED = 20261124
+MOST_ATTEMPTS = 1_500_000  # of all runs together: with more interruptions there are fewer runs
+MOST_INTERRUPTIONS = 20_000.0  # beyond, time has no distribution to speak of
+
+
+@dataclasses.dataclass(frozen=True)
+class Fallback:
+    """What becomes of a training with a deadline. `slack_hours`: how far it may fall behind an
+    uninterrupted run; where that is less than a segment takes, on-demand machines start at once.
+    `give_up_hours`: the latest moment if nothing has been committed by then, below zero if not even
+    they make it (`feasible`). `chance`: that on-demand machines are needed. Hours of running are
+    expected ones, both paid."""
+
+    feasible: bool
+    slack_hours: float
+    give_up_hours: float
+    chance: float
+    spot_hours: float
+    on_demand_hours: float
+
+    def cost_usd(self, spot_usd_per_hour: float, on_demand_usd_per_hour: float) -> float:
+        """Expected cost at the prices of all machines together."""
+        spot = self.spot_hours * spot_usd_per_hour
+        return spot + self.on_demand_hours * on_demand_usd_per_hour
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """What suffices with a chance of 10, 50 and 90 %."""
+
+    p10: float
+    p50: float
+    p90: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """Hours of many runs, one entry each: with the waits, and those that are paid."""
+
+    wall: Numbers
+    running: Numbers
+
+    def at_most(self, wall_hours: float | None = None, running_hours: float | None = None) -> float:
+        """The chance of keeping both limits, as far as they are given."""
+        wall = self.wall <= (math.inf if wall_hours is None else wall_hours)
+        running = self.running <= (math.inf if running_hours is None else running_hours)
+        return float((wall & running).mean())
+
+    def range(self, of: Literal["wall", "running"], factor: float = 1.0) -> Range:
+        """What suffices with a chance of 10, 50 and 90 %."""
+        import numpy as np
+
+        low, middle, high = np.quantile(getattr(self, of), (0.1, 0.5, 0.9)) * factor
+        return Range(float(low), float(middle), float(high))
+
+
+def hopeless(work: Work, every: int, per_hour: float) -> bool:
+    """Whether there would be so many interruptions that the time has no distribution to speak
+    of."""
+    return expected(work, every, per_hour).interruptions > MOST_INTERRUPTIONS
+
+
+def simulate(work: Work, every: int, per_hour: float) -> Runs:
+    """Trainings with a save every `every` steps; the same arguments give the same runs. Raises
+    ValueError where it is `hopeless`."""
+    if hopeless(work, every, per_hour):
+        raise ValueError("an attempt has next to no chance to get through")
+    if work.saves_on_notice:
+        return _noticed(work, every, per_hour / 3600)
+    attempts = _Attempts(work, every, per_hour / 3600, _count(work, every, per_hour, RUNS))
+    while attempts.active.size:
+        attempts.turn()
+    return Runs(attempts.wall / 3600, attempts.running / 3600)
+
+
+def fallback(
+    work: Work, every: int, per_hour: float, deadline_hours: float, on_demand_wait_seconds: float,
+    runs: int = RUNS,
+) -> Fallback:  # fmt: skip
+    """Chance of the fallback and expected paid hours of both kinds. Right where a save is committed
+    before the next one is due, as `interval` sees to, and a hair early elsewhere."""
+    total = uninterrupted_seconds(work, every)
+    latest = deadline_hours * 3600 - on_demand_wait_seconds - total
+    slack = latest - work.restart_seconds - work.commit_seconds
+    hours = slack / 3600, latest / 3600
+    if slack < segments(work, every)[0].through:
+        return Fallback(latest >= 0, *hours, 1.0, 0.0, total / 3600)
+    work = dataclasses.replace(work, notice_seconds=0.0)
+    attempts = _Attempts(work, every, per_hour / 3600, _count(work, every, per_hour, runs), slack)
+    while attempts.active.size:
+        attempts.turn()
+    chance = float((attempts.rest > 0).mean())
+    spot, on_demand = attempts.running.mean() / 3600, attempts.rest.mean() / 3600
+    return Fallback(True, *hours, chance, float(spot), float(on_demand))
+
+
+def _count(work: Work, every: int, per_hour: float, runs: int) -> int:
+    """How many runs: fewer where each is interrupted often, whose times scatter less."""
+    often = 1 + expected(work, every, per_hour).interruptions
+    return int(min(runs, max(FEWEST_RUNS, MOST_ATTEMPTS / often)))
+
+
+class _Attempts:
+    """Runs from one interruption to the next; with a `slack` until they are given up."""
+
+    def __init__(
+        self, work: Work, every: int, rate: float, runs: int, slack: float = math.inf
+    ) -> None:
+        import numpy as np
+
+        first, *others = segments(work, every)
+        self.work, self.rate = work, rate
+        self.rng = np.random.default_rng(SEED)
+        counts = [segment.count for segment in others]
+        through = np.repeat([segment.through for segment in others], counts)
+        # from the first commit on, when each is made in an uninterrupted run
+        self.made = np.concatenate([[0.0], np.cumsum(through)])
+        self.anew = np.concatenate([[first.anew], np.repeat([s.anew for s in others], counts)])
+        self.started = first.anew
+        # by what is saved, the moment of giving up; the first segment is never passed through
+        next_through = np.concatenate([[first.through], through])
+        self.give_up = slack + self.started + self.made - next_through
+        self.saved = np.zeros(runs, np.int64)  # segments
+        self.wall, self.running, self.rest = (np.zeros(runs) for _ in range(3))
+        self.active: Counts = np.arange(runs)
+
+    def turn(self) -> None:
+        """Wait for machines, and run until they go, the work is done, or they are given up."""
+        import numpy as np
+
+        who = self.active
+        saved, began = self.saved[who], self.wall[who] + self._waits(who.size)
+        alive = self.rng.exponential(1 / self.rate, who.size) if self.rate else math.inf
+        anew, before = self.anew[saved], self.made[saved]
+        # segment k from `saved` on is committed anew + made[k] - before after the start
+        reached = np.searchsorted(self.made, alive - anew + before, side="right")
+        reached = np.where(alive >= anew, np.maximum(reached, saved + 1), saved)
+        done = reached == self.made.size
+        ran = np.where(done, anew + self.made[-1] - before, alive)
+        # no segment is longer than the one before: a run that makes the next is not given up in it
+        left = self.give_up[saved] - began
+        up = (ran > left) & (anew > left)
+        ran = np.where(up, np.maximum(left, 0.0), ran)
+        self.rest[who[up]] = self._on_demand(saved[up])
+        self.saved[who], self.wall[who] = reached, began + ran
+        self.running[who] += ran
+        self.active = who[~(done | up)]
+
+    def _on_demand(self, saved: Counts) -> Numbers:
+        """Seconds that the rest takes on machines that stay."""
+        import numpy as np
+
+        total = self.started + self.made[-1]
+        again = self.work.restart_seconds + self.work.commit_seconds
+        made = self.made[np.maximum(saved - 1, 0)]
+        rest: Numbers = np.where(saved > 0, again + self.made[-1] - made, total)
+        return rest
+
+    def _waits(self, count: int) -> Numbers | float:
+        mean = self.work.wait_seconds
+        return mean if self.work.wait == "fixed" else mean * self.rng.standard_exponential(count)
+
+
+def _noticed(work: Work, every: int, rate: float) -> Runs:
+    """Runs that save when they are warned: the step at hand is finished, and where a save is due
+    after it, that is the one."""
+    import numpy as np
+
+    rng, saves = np.random.default_rng(SEED), math.ceil(work.steps / every)
+    exposed = work.step_seconds, work.step_seconds + work.save_seconds
+    plain, due = (
+        rng.binomial(count, -math.expm1(-rate * seconds), RUNS)
+        for count, seconds in zip((work.steps - saves, saves - 1), exposed, strict=True)
+    )
+    starts = 1 + plain + due
+    failed = rng.negative_binomial(starts, math.exp(-rate * work.restart_seconds))
+    # when a start is cut off: exponential, given that it is
+    cut = -math.expm1(-rate * work.restart_seconds) * rng.random(int(failed.sum()))
+    seconds = -np.log1p(-cut) / rate if rate else cut
+    running = uninterrupted_seconds(work, every) + np.bincount(
+        np.repeat(np.arange(RUNS), failed), weights=seconds, minlength=RUNS
+    )
+    running += plain * work.whole_save_seconds + due * work.commit_seconds
+    running += (starts - 1) * work.restart_seconds
+    waits = starts + failed
+    waited = waits if work.wait == "fixed" else rng.standard_gamma(waits)
+    return Runs((running + waited * work.wait_seconds) / 3600, running / 3600)

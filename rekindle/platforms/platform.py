@@ -1,0 +1,132 @@
+"""The seam between the application and platforms: what each of them does, and the table of all.
+
+A platform is a folder with one module for each question: compile, client, watch, schedule, doctor,
+units. They hold functions of the names below, which take the platform's settings, its section of
+the config, where a `Platform` has them already. A module is imported when it is first needed: an
+SDK is needed by what speaks to the platform only."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rekindle.errors import RequestError
+
+if TYPE_CHECKING:
+    from rekindle.answers import ReadinessCheck
+    from rekindle.ir.graph import Graph
+    from rekindle.platforms.definition import Definition
+    from rekindle.platforms.difference import Unit
+    from rekindle.platforms.submission import Lowered, Mark, Outline, Placed, Schedule
+    from rekindle.platforms.watch import Found, Log, Look
+    from rekindle.records import ArtifactRecord, StepRecord
+    from rekindle.spec.places import PlatformsSpec
+    from rekindle.spec.schedule import ScheduleSpec
+
+PLATFORMS = {
+    "azureml": "rekindle.platforms.azureml",
+    "kubeflow": "rekindle.platforms.kubeflow",
+    "sagemaker": "rekindle.platforms.sagemaker",
+    "vertex": "rekindle.platforms.vertex",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+    """A platform and the settings of one config for it.
+
+    What speaks to the platform raises PlatformError, and UnreachableError where the same question
+    may be answered later. `id` is the one that a run has there."""
+
+    name: str
+    settings: Any
+
+    @classmethod
+    def of(cls, name: str, sections: PlatformsSpec) -> Platform:
+        """The platform called `name`; RequestError where there is none."""
+        if name not in PLATFORMS:
+            raise RequestError(
+                f"there is no platform `{name}`", fix=f"one of {', '.join(PLATFORMS)}"
+            )
+        return cls(name, getattr(sections, name))
+
+    def compile(self, ir_text: str, graph: Graph, arguments: Mapping[str, Any]) -> Definition:
+        """The definition of a pipeline: the same input gives the same bytes. RequestError with all
+        that the platform cannot express."""
+        return self._module("compile").compile(ir_text, graph, arguments, self.settings)
+
+    def units(self, files: Mapping[str, bytes]) -> tuple[Unit, ...]:
+        """The steps of a definition's files as the platform's cache sees them."""
+        return self._module("units").units(files)
+
+    def outline(self, definition: Definition, token: str) -> Outline:
+        """What a submission will make; asks nothing."""
+        return self._module("client").outline(definition, self.settings, token)
+
+    def submit(self, definition: Definition, mark: Mark) -> Placed:
+        """Start a run of the definition, unless one of the same submission is there."""
+        return self._module("client").submit(definition, self.settings, mark)
+
+    def look(self, id: str) -> Look:
+        """The run as it is now, its steps by the names of the outline."""
+        return self._module("watch").look(self.settings, id)
+
+    def read_log(self, id: str, step: StepRecord, cursor: str) -> Log:
+        """What a step printed since `cursor`; all of it where that is empty."""
+        return self._module("watch").read_log(self.settings, id, step, cursor)
+
+    def cancel(self, id: str) -> None:
+        """Cancel the run; one that has ended stays as it is."""
+        self._module("watch").cancel(self.settings, id)
+
+    def resume(self, definition: Definition, id: str, mark: Mark) -> Placed:
+        """Run failed steps again, and keep those that succeeded."""
+        return self._module("watch").resume(definition, self.settings, id, mark)
+
+    def artifacts(self, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
+        """What a step that succeeded made, and where it lies."""
+        return self._module("watch").artifacts(self.settings, id, step)
+
+    def read(self, uri: str) -> bytes:
+        """A file of an artifact; FileNotFoundError where there is none."""
+        return self._module("watch").read(self.settings, uri)
+
+    def found(self, definition: Definition) -> tuple[Found, ...]:
+        """The runs that carry a mark of rekindle."""
+        return self._module("watch").found(definition, self.settings)
+
+    def lowered(self, schedule: ScheduleSpec) -> Lowered:
+        """The schedule in the platform's words; RequestError where it cannot keep to it."""
+        return self._module("schedule").lowered(schedule, self.settings)
+
+    def set_schedule(self, definition: Definition, schedule: ScheduleSpec, name: str) -> Schedule:
+        """Create the schedule called `name`, or change it to this."""
+        return self._module("schedule").set_(definition, self.settings, schedule, name)
+
+    def list_schedules(self) -> tuple[Schedule, ...]:
+        """The schedules that rekindle set here, also those of other configs."""
+        return self._module("schedule").list_(self.settings)
+
+    def pause_schedule(self, name: str) -> Schedule:
+        """Start nothing by it until it is set again."""
+        return self._module("schedule").pause(self.settings, name)
+
+    def delete_schedule(self, name: str) -> bool:
+        """Whether there was one; runs that it started go on."""
+        return self._module("schedule").delete(self.settings, name)
+
+    def permissions(self) -> str:
+        """The least that steps need, as a file of the platform's own kind."""
+        return self._module("doctor").permissions(self.settings)
+
+    def checks(
+        self, definition: Definition | None, early: bool = False
+    ) -> tuple[ReadinessCheck, ...]:
+        """The questions that the platform was asked, with their answers; `early`: the few that are
+        asked before a submission."""
+        return self._module("doctor").checks(self.settings, definition, early)
+
+    def _module(self, name: str) -> Any:
+        return importlib.import_module(f"{PLATFORMS[self.name]}.{name}")

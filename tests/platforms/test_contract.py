@@ -1,0 +1,59 @@
+"""Every platform has the functions that the seam calls, with the seam's own signatures."""
+
+import importlib
+import inspect
+
+import pytest
+
+from rekindle.platforms.platform import PLATFORMS, Platform
+from rekindle.spec.places import PlatformsSpec
+from tests.platforms.toy import ToySpec
+
+# method of Platform -> module and function of a platform
+FUNCTIONS = {
+    "compile": "compile.compile", "units": "units.units",
+    "outline": "client.outline", "submit": "client.submit", "look": "watch.look",
+    "read_log": "watch.read_log", "cancel": "watch.cancel", "resume": "watch.resume",
+    "artifacts": "watch.artifacts", "read": "watch.read", "found": "watch.found",
+    "lowered": "schedule.lowered", "set_schedule": "schedule.set_",
+    "list_schedules": "schedule.list_", "pause_schedule": "schedule.pause",
+    "delete_schedule": "schedule.delete", "permissions": "doctor.permissions",
+    "checks": "doctor.checks",
+}  # fmt: skip
+
+
+def test_the_table_has_a_section_of_the_config_for_each_platform():
+    assert {"local", *PLATFORMS} == set(PlatformsSpec.model_fields)
+
+
+def test_every_question_of_the_seam_is_compared_here():
+    methods = {n for n, _ in inspect.getmembers(Platform, inspect.isfunction) if n[0] != "_"}
+    assert methods == FUNCTIONS.keys()
+
+
+@pytest.mark.parametrize("method", FUNCTIONS)
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_a_platform_answers_as_the_seam_asks(name, method):
+    _compare(name, type(getattr(PlatformsSpec(), name)), method)
+
+
+def _compare(name, settings, method):
+    module, _, function = FUNCTIONS[method].partition(".")
+    found = inspect.signature(
+        getattr(importlib.import_module(f"{PLATFORMS[name]}.{module}"), function)
+    )
+    parameters = dict(found.parameters)
+    if method != "units":
+        place = parameters.pop("place")
+        assert place.annotation == settings.__name__
+    asked = inspect.signature(getattr(Platform, method))
+    _, *wanted = asked.parameters.values()
+    described = {p.name: (p.annotation, p.default) for p in wanted}
+    assert {p.name: (p.annotation, p.default) for p in parameters.values()} == described
+    assert found.return_annotation == asked.return_annotation
+
+
+@pytest.mark.parametrize("method", FUNCTIONS)
+def test_the_toy_answers_as_the_seam_asks(method, monkeypatch):
+    monkeypatch.setitem(PLATFORMS, "toy", "tests.platforms.toy")
+    _compare("toy", ToySpec, method)
