@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,7 @@ def execute(
     preflight(spec, options.home)
     spec, plan = planned_here(resolved(spec, options.home), options.home)
     _, graph = graph_of(spec)
-    own_code = hashes(spec, graph)
+    hashes(spec, graph)  # refuses what cannot be read before anything is written
     home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
     containers = prepare(graph, here.containers, env, tuple(here.secrets))
     arguments = arguments_of(spec, graph, str(home))
@@ -67,7 +68,7 @@ def execute(
             env=env,
             containers=containers,
             source_hash=source_hash(),
-            own_code=own_code,
+            own_code=functools.partial(hashes, spec, graph),
             fresh=options.fresh,
             from_step=options.from_step,
             imports=_imports(spec),

@@ -127,7 +127,7 @@ def _hashes(
     files: list[Path], sources: dict[str, str], folders: tuple[Path, ...]
 ) -> list[list[str]]:
     try:
-        return contents(closure(files, sources, folders))
+        return contents(closure(files, sources, folders, everywhere=True))
     except OSError as error:
         raise RequestError(f"cannot read {error.filename}: {error}", fix="check the path") from None
 

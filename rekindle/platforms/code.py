@@ -98,11 +98,13 @@ def hashes(spec: Spec, graph: Graph) -> dict[str, str]:
     files, or that may read what `image.include` names."""
     folders = _folders(spec, dict(_named(spec)))
     task = [file for field, file in _named(spec) if field == "task" and file.is_file()]
-    found = {spec.task: closure(task, {}, folders)} if task else {}
+    found = {spec.task: closure(task, {}, folders, everywhere=True)} if task else {}
     for step in graph.steps() if spec.pipeline else ():
-        source = step.container.source
+        source, places = step.container.source, [*_path_of(step), *folders]
         found[step.component] = (
-            closure([], {step.path: source}, folders) if source else _called(step, folders)
+            closure([], {step.path: source}, places, everywhere=True)
+            if source
+            else _called(step, places)
         )
     beside = included_hash(spec)
     return {
@@ -121,19 +123,47 @@ def _included_hash(files: Iterable[Path], folder: Path) -> str:
     return digest(found) if found else ""
 
 
+def _path_of(step: Step) -> list[Path]:
+    """The folders that a step sets PYTHONPATH to."""
+    said = lower(step.container.env.get("PYTHONPATH", ""))
+    return [Path(place).absolute() for place in str(said).split(os.pathsep) if place]
+
+
 def _called(step: Step, folders: Sequence[Path]) -> dict[Path, Path]:
-    """Files of one's own that a command has among its words, with what they import, as `closure`
-    has them."""
+    """Files that a command has among its words, with what they import, as `closure` has them; of
+    folders their `__main__.py`, and behind `-m` a module."""
     found: dict[Path, Path] = {}
-    for word in (*step.container.command, *step.container.args):
-        with contextlib.suppress(OSError, ValueError):  # a script of many lines is no file's name
-            text = lower(word)
-            file = Path(text).resolve() if isinstance(text, str) else None
-            if file and file.is_file() and any(file.is_relative_to(place) for place in folders):
-                found[file] = file.parent
-                with contextlib.suppress(RequestError):  # a file for another Python than this one
-                    found |= closure([file], {}, folders)
+    lowered = [lower(word) for word in (*step.container.command, *step.container.args)]
+    words = [word for word in lowered if isinstance(word, str)]
+    for before, text in zip(["", *words], words, strict=False):
+        # a script of a shell, and an option with its value, hold words too
+        inner = _shell_words(text) if before == "-c" else [text, text.partition("=")[2]]
+        for option, word in zip([before, *inner], inner, strict=False):
+            if option == "-m":
+                source = {step.path: as_import(word)}
+                with contextlib.suppress(RequestError):  # no name of a module
+                    found |= closure([], source, folders, everywhere=True)
+            with contextlib.suppress(OSError, ValueError):  # a text that is no name of a file
+                found |= _file_called(Path(word).absolute(), folders) if word else {}
     return found
+
+
+def _file_called(file: Path, folders: Sequence[Path]) -> dict[Path, Path]:
+    file = file / "__main__.py" if file.is_dir() else file
+    if not file.is_file():
+        return {}
+    try:
+        # Python looks beside a script first
+        return closure([file], {}, [file.parent, *folders], everywhere=True)
+    except RequestError:  # no Python, or for another one than this
+        return {file: file.parent}
+
+
+def _shell_words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return []
 
 
 def placed(spec: Spec, code: Code) -> Spec:

@@ -7,6 +7,7 @@ run time do not (`image.include` is for those)."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ import rekindle
 from rekindle.errors import RequestError
 from rekindle.spec.identity import file_sha256
 
-_INSTALLED = frozenset({*sys.stdlib_module_names, "rekindle", "kfp"})
+_OURS = frozenset({"rekindle", "kfp"})
+_INSTALLED = frozenset({*sys.stdlib_module_names, *_OURS})
 # what pip and Debian call the folders that packages are installed in
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
@@ -53,10 +55,18 @@ def own_folders() -> tuple[Path, ...]:
 
 
 def closure(
-    files: Iterable[Path], sources: Mapping[str, str], folders: Sequence[Path]
+    files: Iterable[Path],
+    sources: Mapping[str, str],
+    folders: Sequence[Path],
+    *,
+    everywhere: bool = False,
 ) -> dict[Path, Path]:
     """The `files` and all modules that they and the `sources` (code by what it is called) import;
-    each with the folder that it is imported from. RequestError for what is no Python."""
+    each with the folder that it is imported from. RequestError for what is no Python.
+
+    A module of several folders is that of the first one, or with `everywhere` that of each, also
+    under the name of one of the standard library: which of them a process finds first depends on
+    its own path."""
     found = {file.absolute(): file.absolute().parent for file in files}
     waiting: list[tuple[Path | None, ast.AST]] = [
         (file, _read(file)) for file in found if file.suffix == ".py"
@@ -64,10 +74,11 @@ def closure(
     waiting += [(None, _parsed(text, name)) for name, text in sources.items()]
     while waiting:
         file, tree = waiting.pop()
-        for module, folder in _modules(tree, file, found, folders):
+        for module, folder in _modules(tree, file, found, folders, everywhere):
             if module not in found:
                 found[module] = folder
-                waiting.append((module, _read(module)))
+                with contextlib.suppress(RequestError) if everywhere else contextlib.nullcontext():
+                    waiting.append((module, _read(module)))
     return found
 
 
@@ -80,32 +91,36 @@ def contents(files: Mapping[Path, Path]) -> list[list[str]]:
 
 
 def _modules(
-    tree: ast.AST, file: Path | None, found: Mapping[Path, Path], folders: Sequence[Path]
-) -> Iterator[tuple[Path, Path]]:
+    tree: ast.AST, file: Path | None, found: Mapping[Path, Path], folders: Sequence[Path],
+    everywhere: bool,
+) -> Iterator[tuple[Path, Path]]:  # fmt: skip
     """The files behind the imports of a tree, each with its folder."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _under(folders, alias.name.split("."))
+                yield from _under(folders, alias.name.split("."), everywhere)
         elif isinstance(node, ast.ImportFrom):
             parts = node.module.split(".") if node.module else []
             for alias in node.names:
                 name = [*parts, alias.name]
                 if not node.level:
-                    yield from _under(folders, name)
+                    yield from _under(folders, name, everywhere)
                 elif file is not None:
                     package = file.parents[node.level - 1]
                     yield from ((module, found[file]) for module in _files(package, name))
 
 
-def _under(folders: Sequence[Path], parts: Sequence[str]) -> Iterator[tuple[Path, Path]]:
-    """A module, and the packages around it, in the first folder that has any of it."""
-    if parts[0] in _INSTALLED:
+def _under(
+    folders: Sequence[Path], parts: Sequence[str], everywhere: bool
+) -> Iterator[tuple[Path, Path]]:
+    """A module, and the packages around it, in the first folder that has any of it, or in each."""
+    if parts[0] in (_OURS if everywhere else _INSTALLED):
         return
     for folder in folders:
         if files := list(_files(folder, parts)):
             yield from ((file, folder) for file in files)
-            return
+            if not everywhere:
+                return
 
 
 def _files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:

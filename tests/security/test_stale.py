@@ -7,15 +7,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rekindle.data.fingerprint import fingerprint
+from rekindle.ir.compile import compile_pipeline
+from rekindle.ir.read import read
+from rekindle.platforms.code import hashes
 from rekindle.platforms.local.content import describe, digest
 from rekindle.spec.imports import INCLUDED
-from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
+from rekindle.spec.model import DataSpec, ModelSpec, Spec, TrainSpec
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = """
@@ -155,3 +159,137 @@ def test_files_for_code_of_ones_own_are_no_part_of_a_training_by_rekindle(
     before = key()
     monkeypatch.setenv(INCLUDED, "another")
     assert key() == before
+
+
+PLACES = """
+from kfp import dsl
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def shadowed() -> str:
+    import helper
+    return helper.WORD
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def builtin() -> str:
+    import profile
+    return profile.WORD
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def folder() -> str:
+    from utils import load
+    return load
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def elsewhere() -> str:
+    import other
+    return other.WORD
+
+@dsl.container_component
+def beside_script(said: dsl.OutputPath(str)):
+    return dsl.ContainerSpec("python:3.11", ["python3", "scripts/run.py"], [said])
+
+@dsl.container_component
+def module(said: dsl.OutputPath(str)):
+    return dsl.ContainerSpec("python:3.11", ["python3", "-m", "mymod"], [said])
+
+@dsl.container_component
+def far(said: dsl.OutputPath(str)):
+    return dsl.ContainerSpec("python:3.11", ["python3", "FAR/tool.py"], [said])
+
+@dsl.container_component
+def shell(said: dsl.OutputPath(str)):
+    return dsl.ContainerSpec("python:3.11", ["sh", "-c", "python3 sh.py $0"], [said])
+
+@dsl.container_component
+def program(said: dsl.OutputPath(str)):
+    return dsl.ContainerSpec("python:3.11", ["python3", "app"], [said])
+
+@dsl.container_component
+def option(said: dsl.OutputPath(str)):
+    return dsl.ContainerSpec("python:3.11", ["tool", "--script=option.py"], [said])
+
+@dsl.pipeline(name="places")
+def places():
+    shadowed(); builtin(); folder(); beside_script(); module(); far(); shell(); program(); option()
+    elsewhere().set_env_variable("PYTHONPATH", "FAR")
+"""
+# what Python finds when the step runs, whatever lies in a folder that is looked at first -> its reader
+FOUND = {
+    "w/helper.py": "shadowed", "lib/profile.py": "builtin", "lib/utils.py": "folder",
+    "far/other.py": "elsewhere", "w/scripts/near.py": "beside-script", "w/mymod.py": "module",
+    "far/tool.py": "far", "w/sh.py": "shell", "w/app/__main__.py": "program", "w/option.py": "option",
+}  # fmt: skip
+
+
+def test_a_file_counts_wherever_python_finds_it_when_the_step_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = dict.fromkeys(FOUND, "WORD = load = 'old'\n") | {
+        "w/pipes/helper.py": "WORD = 'unused'\n", "w/pipes/utils/load.py": "",
+        "w/scripts/run.py": "from near import WORD\n",
+        "w/pipes/p.py": PLACES.replace("FAR", str(tmp_path / "far")),
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path / "w")
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    spec = Spec(name="places", pipeline=f"{tmp_path}/w/pipes/p.py:places")
+    graph = read(compile_pipeline(spec.pipeline))
+    for name, reader in FOUND.items():
+        before = hashes(spec, graph)
+        (tmp_path / name).write_text("WORD = load = 'new'\n")
+        after = hashes(spec, graph)
+        assert {k for k in after if after[k] != before.get(k)} == {reader}, name
+
+
+EDITED = """
+from kfp import dsl
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def slow(folder: dsl.Input[dsl.Dataset], busy: str) -> str:
+    import pathlib, time
+    import beside
+    with open(folder.path + "/words.txt") as words:
+        found = beside.WORD + words.read()
+    pathlib.Path(busy, "ready").touch()
+    while not pathlib.Path(busy, "go").exists():
+        time.sleep(0.05)
+    return found
+
+@dsl.pipeline(name="edited")
+def edited(folder: str, busy: str):
+    data = dsl.importer(artifact_uri=folder, artifact_class=dsl.Dataset, reimport=True)
+    slow(folder=data.output, busy=busy)
+"""
+
+
+@pytest.mark.parametrize("name", ["beside.py", "data/words.txt"])
+def test_what_changed_while_a_step_ran_is_not_served_under_what_was_before(
+    name: str, tmp_path: Path
+) -> None:
+    files = {"p.py": EDITED, "beside.py": "WORD = 'old'\n", "data/words.txt": "WORD = 'old'\n"}
+    for folder in ("data", "busy"):
+        (tmp_path / folder).mkdir()
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+    arguments = {"folder": str(tmp_path / "data"), "busy": str(tmp_path / "busy")}
+    config = {"name": "edited", "pipeline": "p.py:edited", "arguments": arguments}
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    words = [sys.executable, "-m", "rekindle.cli.main", "run", "c.yaml", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as run:
+        while not (tmp_path / "busy" / "ready").exists():
+            assert run.poll() is None
+            time.sleep(0.02)
+        (tmp_path / name).write_text("WORD = 'new'\n")
+        (tmp_path / "busy" / "go").touch()
+    assert run.returncode == 0
+    (tmp_path / name).write_text("WORD = 'old'\n")
+    subprocess.run(words, cwd=tmp_path, env=env, check=True, stdout=subprocess.DEVNULL)
+    records = sorted((tmp_path / ".rekindle" / "runs").glob("*/run.json"))
+    steps = [json.loads(record.read_text())["steps"] for record in records]
+    assert [[s["cached"] for s in found if s["name"] == "slow"] for found in steps] == [
+        [False],
+        [False],
+    ]

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from rekindle.errors import (
@@ -58,7 +57,7 @@ def execute(
     record: RunRecord,
     env: Mapping[str, str],
     source_hash: str,
-    own_code: Mapping[str, str] = MappingProxyType({}),
+    own_code: Callable[[], Mapping[str, str]] = dict,
     fresh: bool = False,
     from_step: str | None = None,
     max_parallel: int | None = None,
@@ -74,10 +73,10 @@ def execute(
     `imports` are modules that most steps import, beside KFP's executor: it is done once for all.
     `containers` says which steps docker runs.
     `env` is the environment of the steps; `source_hash` stands for our own code in cache keys,
-    `own_code` for files of the user's, by the component or the value of a parameter;
-    `fresh` runs every step, `from_step` that one and all that depend on it. `on_change` sees the
-    record whenever it changes, `on_event` the step and each event it emits; both are called in this
-    thread.
+    `own_code` says what stands now for files of the user's, by the component or the value of a
+    parameter; `fresh` runs every step, `from_step` that one and all that depend on it. `on_change`
+    sees the record whenever it changes, `on_event` the step and each event it emits; both are
+    called in this thread.
 
     Raises RequestError before anything runs; StepError if a step failed; PreemptedError if one
     saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on SIGTERM when nothing

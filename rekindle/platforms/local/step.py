@@ -26,7 +26,7 @@ from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
 from rekindle.platforms.local import cache, nodes
 from rekindle.platforms.local.cache import NOTHING, Identity, Stored, Values
 from rekindle.platforms.local.containers import Containers
-from rekindle.platforms.local.content import describe, local_path
+from rekindle.platforms.local.content import describe, digest, local_path
 from rekindle.platforms.local.environments import Packages, packages_of
 from rekindle.platforms.local.log import Log
 from rekindle.platforms.local.process import Control, Ended, run_shim
@@ -44,7 +44,7 @@ class Surroundings:
     started_at: str
     env: Mapping[str, str]
     source_hash: str
-    own_code: Mapping[str, str]
+    own_code: Callable[[], Mapping[str, str]]
     grace_seconds: float
     control: Control
     nursery: Nursery | None
@@ -157,12 +157,8 @@ def _import(job: Job, node: Importer) -> Outcome:
 
 
 def _perform(job: Job, step: Step) -> Outcome:
-    store = job.around.store
-    image_id = job.around.containers.image_of(step)
-    around = job.around
-    identity = cache.identify(
-        step, job.inputs, around.source_hash, image_id, around.own_code, str(store.home)
-    )
+    store, around = job.around.store, job.around
+    identity = _identity(job, step, job.inputs)
     if not step.cache:
         return _run(job, step, identity, "caching is off for this step", keep=False)
     if _in_workspace(job, step):
@@ -184,6 +180,40 @@ def _perform(job: Job, step: Step) -> Outcome:
             return Outcome(step, "succeeded", entry.outputs, True, reason, identity.key)
         reason = reason or cache.explain_miss(store, job.slug, identity)
         return _run(job, step, identity, reason, keep=True)
+
+
+def _identity(job: Job, step: Step, inputs: Values) -> Identity:
+    around = job.around
+    image_id = around.containers.image_of(step)
+    return cache.identify(
+        step, inputs, around.source_hash, image_id, around.own_code(), str(around.store.home)
+    )
+
+
+def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
+    """Whether the user's code and imported files are still those that the step was known by: what
+    changed while it ran may have been read before or after."""
+
+    def again(artifact: Stored) -> Stored:
+        path = local_path(artifact.uri)
+        if path is None or path.is_relative_to(job.around.store.home):
+            return artifact
+        for follow in (True, False):  # as an importer does, or of what a step left elsewhere
+            files = describe(path, artifact.files, follow=follow)
+            if digest(files) == artifact.digest:
+                return artifact
+        return dataclasses.replace(artifact, files=files)
+
+    artifacts = {
+        name: tuple(again(a) for a in given) if isinstance(given, tuple) else again(given)
+        for name, given in job.inputs.artifacts.items()
+    }
+    now = Values(job.inputs.parameters, artifacts)
+    if _identity(job, step, now).key == identity.key:
+        return True
+    text = "its code or its files changed meanwhile: the result counts for this run only"
+    job.event({"event": "notice", "text": text})
+    return False
 
 
 def _in_workspace(job: Job, step: Step) -> bool:
@@ -236,7 +266,7 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
             outputs = Values(
                 ended.result["parameters"], cache.stored(step, ended.result["artifacts"])
             )
-            if keep:
+            if keep and _is_what_it_was(job, step, identity):
                 cache.save(around.store, job.slug, identity, around.run_id, outputs)
     except _AttemptFailed as failure:
         return failure.outcome
