@@ -126,7 +126,7 @@ def test_what_makes_no_sense_is_an_error_at_the_start(case: str) -> None:
 def test_a_host_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "resourceconfig.json"
     path.write_text('{"hosts": ["algo-1"], "current_host": "algo-2"}')
-    with pytest.raises(RequestError, match="algo-2 is none of algo-1"):
+    with pytest.raises(RequestError, match="algo-2 is not one of algo-1"):
         sagemaker.rendezvous(0, path)
     with pytest.raises(RequestError, match="cannot be read"):
         sagemaker.rendezvous(0, tmp_path / "gone.json")

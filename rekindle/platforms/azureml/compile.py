@@ -279,8 +279,10 @@ def _tier(step: Step, cluster: str) -> Problem:
 def _shell(
     given: list[tuple[str, str]], mounted: Mapping[str, tuple[str, Output]], left: Mapping[str, str]
 ) -> str:
-    """The command: values go through files, so that nothing in them is read by the shell; but for a
-    line that ends their here-document, which only whoever starts the job can write."""
+    """The command: values go through files, so that the shell reads nothing in them.
+
+    The exception is a line that ends their here-document: only the user who starts the job can
+    write one."""
     lines, words = [], ["exec python3 entry.py"]
     if given:
         lines.append("values=$(mktemp -d)")

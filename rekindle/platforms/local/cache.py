@@ -102,10 +102,11 @@ def identify(
     own_code: Mapping[str, str] = _NO_CODE,
     home: str = "",
 ) -> Identity:
-    """The identity of `step` on `inputs`, in a container if there is an `image_id`; a `cache_key`
-    of the user's stands in for everything but the outputs. `own_code` are hashes of files of one's
-    own, by the component that uses them, or the value of a parameter that names them.
-    Paths under `home` count relative to it."""
+    """The identity of `step` on `inputs`, in a container if there is an `image_id`.
+
+    A `cache_key` of the user's stands in for everything but the outputs. `own_code` are hashes of
+    the user's own files, by the component that uses them, or the value of a parameter that names
+    them. Paths under `home` count relative to it."""
     container = step.container
     outputs = {
         "parameters": {n: p.type for n, p in step.outputs.parameters.items()},

@@ -8,8 +8,8 @@
     cache/<key>.json                   a cached result: written last, it is what makes it count
     cache/last/<step>.json             what the newest result of a step was made of
 
-An attempt marks its folder with `<folder>.partial`, locked for as long as it runs; a marker that
-nobody locks is a killed attempt's, and the next attempt of the same step clears both away. Folders
+An attempt marks its folder with `<folder>.partial`, locked for as long as it runs; an unlocked
+marker is a killed attempt's, and the next attempt of the same step clears both away. Folders
 are not renamed when complete: their paths stand in what steps wrote and returned.
 """
 
@@ -157,7 +157,7 @@ def is_alive(home: Path, run_id: str) -> bool:
 
 
 def owner(home: Path, run_id: str) -> int | None:
-    """Process id of whoever works on this run, to send a SIGINT to; None if nobody does."""
+    """Id of the process that works on this run, to send a SIGINT to; None if no process does."""
     if not is_alive(home, run_id):
         return None
     text = (Store(home).run(run_id) / "lock").read_text().strip()

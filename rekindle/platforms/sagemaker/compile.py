@@ -345,7 +345,7 @@ def _data_of(uri: dict[str, Any]) -> dict[str, Any]:
 
 
 def _at_any_end(step: str) -> dict[str, str]:
-    """To wait for a step whether it succeeds or fails; new in the service, and proven by nobody."""
+    """To wait for a step whether it succeeds or fails; new in the service, and not yet proven."""
     return {"Step": step, "Trigger": "Any"}
 
 

@@ -68,7 +68,7 @@ def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> Lo
                 logGroupName=group, logStreamNamePrefix=f"{job}/", limit=_MOST_STREAMS
             )["logStreams"]
         except logs.exceptions.ResourceNotFoundException:
-            return Log("", cursor)  # nobody has printed anything yet
+            return Log("", cursor)  # the job has printed nothing yet
         for stream in streams:
             name = stream["logStreamName"]
             machine = name.removeprefix(f"{job}/").rpartition("-")[0]
