@@ -157,8 +157,9 @@ IgnoredRow = Annotated[Ignored, BeforeValidator(_as_row)]
 
 
 class Submission(Record):
-    """What was sent to a platform: the hash of the `definition`, and the `token` that makes it one
-    submission. `id` and `url` are the platform's, empty while nobody knows whether it arrived.
+    """What was sent to a platform: the hash of the `definition`, and the `token` of the submission.
+
+    `id` and `url` are the platform's, empty while it is not known whether the submission arrived.
     `resumed` counts how often what failed was tried again; `settled` says that the run is over and
     all that it left is known here; `machines` are those of each step, kind and number."""
 

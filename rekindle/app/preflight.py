@@ -202,7 +202,7 @@ def _home(home: Path) -> Iterator[Problem]:
         yield Problem(
             f"the folder {existing} is not writable",
             "--home",
-            "mend its permissions, or name another --home",
+            "correct its permissions, or name another --home",
         )
 
 

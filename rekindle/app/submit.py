@@ -56,8 +56,9 @@ def submitted(
 
 
 def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
-    """The submission that this goes on with: the one with the same token, or without a token the
-    newest of the same definition that nobody knows to have arrived."""
+    """The submission that this goes on with: the one with the same token.
+
+    Without a token: the newest of the same definition that is not known to have arrived."""
     for record in newest_first(home):
         sent = record.submission
         if sent is None or (record.platform, sent.definition) != (platform, definition):

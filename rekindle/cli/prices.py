@@ -145,7 +145,7 @@ def _asked(cloud: str, regions: Sequence[str], today: datetime.date) -> list[Pri
         raise PlatformError(what, where=cloud, fix="report it; known prices stay") from error
     if lacking := sorted(set(regions) - {each.region for each in found}):
         what = f"{cloud} has no price of a machine of the catalog in {', '.join(lacking)}"
-        raise PlatformError(what, where=cloud, fix="leave the region out, or mend its name")
+        raise PlatformError(what, where=cloud, fix="leave the region out, or correct its name")
     return found
 
 
