@@ -119,7 +119,7 @@ def _own_script(words: str) -> list[Any]:
 
 
 def _own_files(path: Path) -> list[list[str]]:
-    """A file of one's own and the modules of one's own that it imports, as `contents` has them."""
+    """A file of the user's and the user's modules that it imports, as `contents` has them."""
     return _hashes([path], {}, (*folders_of(path.absolute()), *own_folders()))
 
 

@@ -111,7 +111,7 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_r
 
     try:
         return str(client.create_experiment(name, artifact_location=location))
-    except MlflowException:  # somebody else was faster
+    except MlflowException:  # another process was faster
         found = client.get_experiment_by_name(name)
         if found is None:
             raise

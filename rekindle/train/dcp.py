@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 METADATA = ".metadata"
 THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
 _NICE = 10
-_FOREIGN = "somebody else wrote it: find out who, and remove it"
+_FOREIGN = "rekindle did not write it: find out who did, and remove it"
 
 _DCP = "torch.distributed.checkpoint"
 _ALLOWED = {
