@@ -39,7 +39,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
-_MOST_TOKENS, _MOST_LEVELS, _MOST_DIGITS = 800, 50, 400  # nobody writes that by hand
+_MOST_TOKENS, _MOST_LEVELS, _MOST_DIGITS = 800, 50, 400  # far beyond what is written by hand
 _KINDS: Mapping[str, Kind] = {
     "STRING": "text",
     "NUMBER_INTEGER": "number",

@@ -97,7 +97,7 @@ class Fields:
             self.refusals.add(what, self.at(key), fix)
 
     def close(self) -> None:
-        """Refuse every key that nobody took."""
+        """Refuse every key that was not taken."""
         for key in sorted(set(map(str, self.data)) - self.taken):
             self.refusals.add(f"`{key}` is nothing that rekindle knows of", self.at(key))
 
@@ -110,5 +110,5 @@ def malformed(value: Any, wanted: str, where: str) -> RequestError:
         f"this is no KFP pipeline: {shown} stands where {wanted} belongs",
         where=where,
         fix="compile it with kfp 2.x; if that wrote it, its compiler went wrong here, as it does "
-        "for a loop in a condition whose item nobody reads: write the pipeline otherwise",
+        "for a loop in a condition whose item no step reads: write the pipeline otherwise",
     )

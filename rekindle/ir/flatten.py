@@ -127,7 +127,7 @@ def flatten(
 
     `values` are the arguments: those that loops go over are constants from here on, others stay
     what a run gives. `kept` are the paths of loops over arguments that the platform runs itself;
-    nobody reads what their steps give.
+    no other step reads what their steps give.
     """
     flattening = _Flattening(kept)
     over = looped_over(graph, kept)

@@ -102,7 +102,7 @@ def _compose(text: str, origin: str) -> yaml.Node | None:
         mark = error.problem_mark
         where = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
         raise SpecError(
-            f"not valid YAML: {error.problem}", where=where, fix="mend the syntax"
+            f"not valid YAML: {error.problem}", where=where, fix="correct the syntax"
         ) from None
     except (yaml.YAMLError, RecursionError) as error:
         raise SpecError(

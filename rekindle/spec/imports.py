@@ -31,7 +31,7 @@ def as_import(module: str) -> str:
 
 
 def folders_of(file: Path) -> tuple[Path, ...]:
-    """Where modules of one's own lie, for a file of one's own: its folder, and the one above."""
+    """Where the user's own modules lie, for a file of theirs: its folder, and the one above."""
     return tuple(dict.fromkeys((file.parent, file.parent.parent)))
 
 
@@ -136,4 +136,5 @@ def _parsed(text: str, name: str) -> ast.AST:
         return ast.parse(text)
     except SyntaxError as error:
         where = f"{name}:{error.lineno}"
-        raise RequestError(f"this is no Python: {error.msg}", where=where, fix="mend it") from None
+        what = f"this is not valid Python: {error.msg}"
+        raise RequestError(what, where=where, fix="correct the syntax") from None
