@@ -1,5 +1,5 @@
 """What a machine costs an hour. prices.yaml has what could be found, with its source and its day;
-what `rekindle prices refresh` reads from the clouds, and files of one's own, override its rows.
+what `rekindle prices refresh` reads from the clouds, and the user's own files, override its rows.
 
 Nothing is guessed: no row, no price. The one thing assumed is what SageMaker adds to EC2's price
 where SageMaker's own is unknown (`factors` in the YAML); such a price says so."""
@@ -86,7 +86,7 @@ class PriceBook:
 
     def find(self, machine: str, region: str) -> Price | None:
         """The price of the machine there, by the platform's own name for it. What the book lacks of
-        `ml.p5.48xlarge` is reckoned from the price of p5.48xlarge, and marked as assumed."""
+        `ml.p5.48xlarge` is calculated from the price of p5.48xlarge, and marked as assumed."""
         found = self._prices.get((machine, region))
         below = self._prices.get((machine.removeprefix("ml."), region))
         if found is below or below is None or (found and found.spot_usd_per_hour is not None):
@@ -240,7 +240,9 @@ class _Reader:
             self._wrong((*path, "machine"), error.problems[0].what, error.problems[0].fix)
             return
         if cloud != "local" and cloud_of(region) != cloud:
-            self._wrong((*path, "region"), f"`{region}` is no region of {cloud}", "correct the name")
+            self._wrong(
+                (*path, "region"), f"`{region}` is no region of {cloud}", "correct the name"
+            )
 
     def _known(self, row: Mapping[str, Any], keys: Sequence[str], path: tuple[Any, ...]) -> None:
         for key in row:
