@@ -185,7 +185,7 @@ def _registry(spec: Spec) -> Iterator[Problem]:
     scheme = uri.partition("://")[0].partition("+")[0]
     if uri and ("://" not in uri or scheme not in REGISTRY_SCHEMES):
         yield Problem(
-            f"{uri!r} is no tracking URI that MLflow 3 takes", "register.tracking_uri",
+            f"{uri!r} is not a tracking URI that MLflow 3 takes", "register.tracking_uri",
             "https://..., postgresql://..., sqlite:///file.db, or empty for the embedded one",
         )  # fmt: skip
 

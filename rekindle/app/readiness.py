@@ -75,7 +75,7 @@ def _compiled(
 
 
 def unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
-    """Nothing at all could be asked: that is no readiness."""
+    """Nothing at all could be asked: the platform is then not ready."""
     return PlatformError(
         f"{platform} could not be asked: {first.said}", where=first.where,
         fix="check the network, and retry the command",

@@ -34,7 +34,7 @@ def submitted(
     sent, and may raise."""
     if token is not None and not TOKEN.fullmatch(token):
         raise RequestError(
-            f"`{token}` is no token", where="--token", fix="up to 63 of a-z, 0-9, - and _"
+            f"`{token}` is not a token", where="--token", fix="up to 63 of a-z, 0-9, - and _"
         )
     there, spec = Platform.of(platform, spec.platforms), on_machines(spec, platform, home)
     definition = ready(platform, spec)

@@ -120,7 +120,7 @@ def _places(
         if cloud not in found:
             asked = " or ".join(clouds) or "any cloud"
             fix = "such as us-east-1 (aws), us-central1 (gcp), eastus (azure)"
-            raise RequestError(f"`{region}` is no region of {asked}", where="--region", fix=fix)
+            raise RequestError(f"`{region}` is not a region of {asked}", where="--region", fix=fix)
         found[cloud].append(region)
     if not regions:
         for each in known.prices:

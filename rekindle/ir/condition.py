@@ -297,7 +297,7 @@ def _kind_of_term(term: Term, types: Mapping[str, str], where: str) -> Kind | No
         case Reference(name):
             if name not in types:
                 raise UnsupportedError(
-                    f"the condition reads `{name}`, which is no input here", where=where
+                    f"the condition reads `{name}`, which is not an input here", where=where
                 )
             return _KINDS.get(types[name])
 

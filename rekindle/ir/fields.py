@@ -2,7 +2,7 @@
 dropped in silence.
 
 `Fields` wraps one mapping of the IR with its place in it. Refusals are collected in a `Refusals`,
-which raises all of them together when the reading is over; a document that is no pipeline at all
+which raises all of them together when the reading is over; a document that is not a pipeline at all
 raises RequestError at once.
 """
 
@@ -107,7 +107,7 @@ def malformed(value: Any, wanted: str, where: str) -> RequestError:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return RequestError(
-        f"this is no KFP pipeline: {shown} stands where {wanted} belongs",
+        f"this is not a KFP pipeline: {shown} stands where {wanted} belongs",
         where=where,
         fix="compile it with kfp 2.x; if that wrote it, its compiler went wrong here, as it does "
         "for a loop in a condition whose item no step reads: write the pipeline otherwise",

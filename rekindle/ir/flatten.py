@@ -256,7 +256,7 @@ class _Flattening:
             )  # fmt: skip
         if not isinstance(items, list | tuple):
             raise UnsupportedError(
-                f"`{path}` loops over {items!r}, which is no list", where=node.where,
+                f"`{path}` loops over {items!r}, which is not a list", where=node.where,
                 fix="give it a list",
             )  # fmt: skip
         return items

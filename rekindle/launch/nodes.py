@@ -85,7 +85,7 @@ class Line:
 
     def receive(self) -> list[Message]:
         """What has arrived; raises Disconnected once all that came before it was handed out, and
-        NotAuthenticError, also for what is no message."""
+        NotAuthenticError, also for what is not a message."""
         if self._ended:
             raise Disconnected
         contents: list[bytes] = []

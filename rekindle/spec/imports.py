@@ -56,7 +56,7 @@ def closure(
     files: Iterable[Path], sources: Mapping[str, str], folders: Sequence[Path]
 ) -> dict[Path, Path]:
     """The `files` and all modules that they and the `sources` (code by what it is called) import;
-    each with the folder that it is imported from. RequestError for what is no Python."""
+    each with the folder that it is imported from. RequestError for what is not Python."""
     found = {file.absolute(): file.absolute().parent for file in files}
     waiting: list[tuple[Path | None, ast.AST]] = [
         (file, _read(file)) for file in found if file.suffix == ".py"

@@ -89,9 +89,7 @@ def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: st
 
 
 def _strict(values: Mapping[str, Any]) -> Spec:
-    """Validated as JSON, in which a list may fill a tuple but `yes` or "3" is no boolean and no
-    number.
-    """
+    """Validated as JSON, in which a list may fill a tuple but `yes` and "3" stay strings."""
     return Spec.model_validate_json(json.dumps(values), strict=True)
 
 

@@ -88,7 +88,7 @@ class Piece:
         return ChunkStorageMetadata(offsets=self.offsets, sizes=self.local.size())
 
     def __create_write_items__(self, fqn: str, piece: Any) -> list[WriteItem]:
-        """DCP's protocol for what is no tensor of torch's."""
+        """DCP's protocol for what is not a tensor of torch's."""
         properties = TensorProperties.create_from_tensor(self.local)
         data = TensorWriteData(chunk=self.chunk, properties=properties, size=self.whole)
         return [WriteItem(MetadataIndex(fqn, self.offsets), WriteItemType.SHARD, tensor_data=data)]

@@ -287,7 +287,7 @@ def check_start(
 
 def digest_of(folder: Path) -> str:
     """Hash over all files of a model folder, names and bytes. Raises DataError for one that holds
-    anything but files and folders of its own: what a link leads to is no part of it."""
+    anything but files and folders of its own: what a link leads to is not part of it."""
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise DataError(

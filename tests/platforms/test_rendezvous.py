@@ -106,7 +106,7 @@ def test_a_secret_stands_in_the_environment_of_the_child_and_in_no_text() -> Non
 
 MISTAKES = {
     "a global rank": (kubeflow.rendezvous, {"PET_NNODES": "2", "PET_NODE_RANK": "9", "PET_MASTER_ADDR": "a"}, "node 9 of 2"),
-    "no number": (kubeflow.rendezvous, {"PET_NNODES": "two", "PET_NODE_RANK": "0"}, "no whole number"),
+    "no number": (kubeflow.rendezvous, {"PET_NNODES": "two", "PET_NODE_RANK": "0"}, "not a whole number"),
     "nothing": (kubeflow.rendezvous, {}, "no `PET_NNODES`"),
     "no address": (kubeflow.rendezvous, {"PET_NNODES": "2", "PET_NODE_RANK": "0"}, "no address"),
     "no JSON": (vertex.rendezvous, {"CLUSTER_SPEC": "{"}, "cannot be read"),

@@ -92,7 +92,7 @@ def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
             f"name it in {_SECTION}.image, or take the secrets out",
         )  # fmt: skip
     if not re.fullmatch(limits("azureml")["name"], graph.name):
-        how = f"`{graph.name}` is no name of a job there"
+        how = f"`{graph.name}` is not a name of a job there"
         yield beyond("azureml", "", "pipelineInfo.name", how, "use letters, digits, - and _")
 
 

@@ -224,7 +224,7 @@ def image(there: Subscription, wanted: Image) -> str:
     """Whether the registry has the image; others than Azure's are not asked with a token."""
     host = wanted.host
     if not host.endswith(".azurecr.io"):
-        raise Unasked(f"{host} is no registry of Azure")
+        raise Unasked(f"{host} is not a registry of Azure")
     who = {"grant_type": "access_token", "service": host, "access_token": there.token(ARM)}
     refresh = read(f"https://{host}/oauth2/exchange", form=who)["refresh_token"]
     scope = {

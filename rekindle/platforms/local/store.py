@@ -41,7 +41,7 @@ class Store:
 
     def run(self, run_id: str) -> Path:
         if not re.fullmatch(r"[\w][\w.-]*", run_id):
-            raise RequestError(f"{run_id!r} is no run id")
+            raise RequestError(f"{run_id!r} is not a run id")
         return self.home / "runs" / run_id
 
     def step(self, run_id: str, path: str) -> Path:

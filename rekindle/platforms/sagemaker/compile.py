@@ -183,7 +183,7 @@ class _Compiler:
     def _check_names(self) -> None:
         rules = limits("sagemaker")
         if not re.fullmatch(rules["pipeline_name"], self.graph.name):
-            how = f"`{self.graph.name}` is no name of a pipeline there"
+            how = f"`{self.graph.name}` is not a name of a pipeline there"
             self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
 
     def _read(self, flat: Flat) -> Iterator[Given | Output]:

@@ -112,7 +112,7 @@ def resume(definition: Definition, place: SageMakerSpec, id: str, mark: Mark) ->
 
 
 def artifacts(place: SageMakerSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
-    """What the step's job left, with its metadata, at `s3://`; nothing of what is no job."""
+    """What the step's job left, with its metadata, at `s3://`; nothing of what is not a job."""
     with connected(place) as session:
         output = _outputs(session("sagemaker"), step.log)
     if (result := output(RESULT)) is None:

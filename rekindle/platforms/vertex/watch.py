@@ -228,7 +228,7 @@ def _tasks(job: Message) -> dict[str, Message]:
 
 
 def _name(task: Message, known: Mapping[str, Message], spec: Mapping[str, Any]) -> str | None:
-    """The step's name: the tasks around it, without the run's own; None of what is no step."""
+    """The step's name: the tasks around it, without the run's own; None of what is not a step."""
     chain = [task["taskName"]]
     while (above := known.get(task.get("parentTaskId", ""))) and len(chain) <= len(known):
         task = above

@@ -114,7 +114,7 @@ def test_an_unknown_accelerator_and_an_unusable_name_are_refused() -> None:
     with pytest.raises(RequestError) as caught:
         compile(text, read(text), {}, VertexSpec(**PLACE))
     first, second = map(str, caught.value.problems)
-    assert "no name of a pipeline" in first
+    assert "not a name of a pipeline" in first
     assert "accelerator NVIDIA_H9000" in second
     assert "NVIDIA_H200_141GB" in second
 
