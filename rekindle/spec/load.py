@@ -89,7 +89,7 @@ def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: st
 
 
 def _strict(values: Mapping[str, Any]) -> Spec:
-    """Validated as JSON, in which a list may fill a tuple but `yes` and "3" stay strings."""
+    """Validated as JSON: a list may fill a tuple, but "3" is not turned into a number."""
     return Spec.model_validate_json(json.dumps(values), strict=True)
 
 
