@@ -24,6 +24,7 @@ def fingerprint(
     [
         ("window", str),
         ("data_key", str),
+        ("tokenizing", str),
         ("run_key", str),
         ("init_from", str),
         ("init_digest", str),
@@ -46,6 +47,7 @@ def fingerprint(
     Returns:
         window: Resolved data window, `start/end`, or empty.
         data_key: Hash of the source's content in the window.
+        tokenizing: Hash of the folders that examples are encoded by, or empty.
         run_key: Identifies the training exactly; its checkpoints live under it.
         init_from: Where the weights start.
         init_digest: Hash of the files there, or empty for the base model.
@@ -68,10 +70,11 @@ def fingerprint(
     )
     found.write(record.path)
     record.metadata["record"] = "fingerprint"
-    names = "window data_key run_key init_from init_digest champion champion_digest"
+    names = "window data_key tokenizing run_key init_from init_digest champion champion_digest"
     return namedtuple("Keys", names)(
         found.window,
         found.data,
+        found.tokenizing,
         found.run_key,
         found.init_from,
         found.init_digest,

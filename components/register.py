@@ -38,7 +38,7 @@ def register(
 
     Returns:
         version: Version in the registry.
-        promote: Whether the gate passed and nobody has to approve first.
+        promote: Whether the gate passed and no approval is needed first.
     """
     from collections import namedtuple
     from pathlib import Path

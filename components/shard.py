@@ -10,6 +10,7 @@ def shard(
     task: str,
     data: str,
     model: str,
+    tokenizing: str,
     examples: dsl.Input[dsl.Dataset],
     shards: dsl.Output[dsl.Dataset],
 ):
@@ -19,6 +20,8 @@ def shard(
         task: Task name, or path.py:Class.
         data: The spec's section `data`, as JSON.
         model: The spec's section `model`, as JSON.
+        tokenizing: Hash of the folders that it names; a changed tokenizer makes a new input and so
+        a new execution.
         examples: What `ingest` wrote.
         shards: Shards, assets such as the tokenizer, and manifest.json.
     """

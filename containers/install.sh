@@ -79,7 +79,7 @@ packages() {
     rm -f /tmp/held /tmp/locked /tmp/names
 }
 
-# Nobody may write it later. Of transformers' models a step imports one or two,
+# No user may write it later. Of transformers' models a step imports one or two,
 # and packages carry templates that are no Python yet.
 bytecode() {
     "$python" -m compileall -q -j 0 -x 'transformers/models/|/tests/' "$prefix/lib" >/dev/null || true

@@ -48,7 +48,9 @@ def continuous_training(
         task=task, data=data, window=keys.outputs["window"], data_key=keys.outputs["data_key"]
     )
     examples = ingested.outputs["examples"]
-    sharded = shard_step(task=task, data=data, model=model, examples=examples)
+    sharded = shard_step(
+        task=task, data=data, model=model, tokenizing=keys.outputs["tokenizing"], examples=examples
+    )
     trained = finetune_step(
         name=name, task=task, model=model, train=train, register=register,
         run_key=keys.outputs["run_key"], init_from=keys.outputs["init_from"],

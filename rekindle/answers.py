@@ -135,8 +135,9 @@ class LaidOut(Answer):
 
 
 class ImageBuilt(Answer):
-    """`images build`: the image here, docker's `id` of it, the hash of one's own `code` and the
-    `files` that are in it."""
+    """`images build`: the image here, docker's `id` of it, and the user's own code in it.
+
+    `code` is the hash of that code, `files` are its files."""
 
     image: str
     id: str
@@ -152,7 +153,7 @@ class ImagesPushed(Answer):
 
 
 class RunRow(RunSummary):
-    """A run in the ledger. `killed`: nobody closed it, and nobody works on it."""
+    """A run in the ledger. `killed`: no process works on it, and none closed it."""
 
     name: str
     started_at: str
@@ -204,9 +205,11 @@ class Readiness(Answer):
 
 
 class PriceRow(Record):
-    """What a machine costs an hour in US dollars, without tax and discounts; null is unknown, or
-    not sold so. `assumed` says what of it is reckoned, not read; `old` marks what is older than 30
-    days. Spot that was read elsewhere has a source and a day of its own."""
+    """What a machine costs an hour in US dollars, without tax and discounts.
+
+    null: unknown, or not sold so. `assumed` says which part is calculated rather than read; `old`
+    marks what is older than 30 days. Spot that was read elsewhere has a source and a day of its
+    own."""
 
     machine: str
     cloud: str

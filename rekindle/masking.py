@@ -29,9 +29,19 @@ _NO_SECRET = re.compile(
     re.IGNORECASE,
 )
 _SHORTEST, _SHORTEST_NAMED, _SHORTEST_LINE = 8, 4, 16
+# what looks like a token of a service, wherever it stands
+SERVICE_KEY = (
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[A-Za-z0-9_-]{20,}"
+    r"|glpat-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|AIza[\w-]{35}|AccountKey=[^;\s]{8,})"
+)
+# SQLAlchemy takes all up to the last @ for a password, also what ends a host elsewhere
+DATABASE_LOGIN = (
+    r"\b(?:postgres|mysql|mariadb|mssql|oracle|cockroach|mongodb|redis|amqp)[\w+.-]*://"
+    r"[^:@/\s]*:[^@\s/?#]*[/?#][^@\s]{0,512}(?=@)"
+)
 _TOKENS = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}"
-    r"|ya29\.[A-Za-z0-9._-]+|eyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
+    rf"{SERVICE_KEY}|{DATABASE_LOGIN}"
+    r"|\b(?:ya29\.[A-Za-z0-9._-]+|eyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
     r"|(?<=[?&]sig=)[^&\s\"']+|(?<=[?&]X-Amz-Signature=)[^&\s\"']+"
     r"|(?<=[?&]X-Amz-Security-Token=)[^&\s\"']+|(?<=[?&]X-Goog-Signature=)[^&\s\"']+"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"

@@ -157,8 +157,9 @@ IgnoredRow = Annotated[Ignored, BeforeValidator(_as_row)]
 
 
 class Submission(Record):
-    """What was sent to a platform: the hash of the `definition`, and the `token` that makes it one
-    submission. `id` and `url` are the platform's, empty while nobody knows whether it arrived.
+    """What was sent to a platform: the hash of the `definition`, and the `token` of the submission.
+
+    `id` and `url` are the platform's, empty while it is not known whether the submission arrived.
     `resumed` counts how often what failed was tried again; `settled` says that the run is over and
     all that it left is known here; `machines` are those of each step, kind and number."""
 
@@ -221,13 +222,15 @@ class Fingerprint(Record):
     """Kind `fingerprint`: what the source held when the run began, and the keys that follow from
     it.
 
-    `data` hashes the bytes in the window; `work_key` the data, the settings and the code; `run_key`
+    `data` hashes the bytes in the window; `tokenizing` the folders that examples are encoded by, ""
+    for none; `work_key` the data, the settings and the code; `run_key`
     adds where the weights started, so that it identifies the training exactly. `champion` is the
     registry version to beat ("" = none), `champion_digest` the hash of its files; `init_digest` of
     those behind `init_from`, "" for a model of the hub."""
 
     schema_version: int = SCHEMA_VERSION
     data: str
+    tokenizing: str = ""
     window: str
     files: int
     bytes: int

@@ -18,7 +18,7 @@ def sent_definition(record: RunRecord, home: Path) -> Definition:
     if not (files := files_in(folder)):
         raise RequestError(
             f"what was submitted as {record.run_id} is not in {folder}",
-            fix=f"submit it anew: {record.command}",
+            fix=f"submit it again: {record.command}",
         )
     return Definition(files)
 

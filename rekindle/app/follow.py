@@ -146,13 +146,13 @@ def cancelled(record: RunRecord, home: Path) -> RunRecord:
 
 
 def _interrupted(record: RunRecord, home: Path) -> RunRecord:
-    """What Ctrl-C does, sent to whoever works on the run."""
+    """What Ctrl-C does, sent to the process that works on the run."""
     if record.status != "running":
         return record
     pid = owner(home, record.run_id)
     if pid is None:
         raise RequestError(
-            f"nobody works on {record.run_id}: it was killed",
+            f"no process works on {record.run_id}: it was killed",
             fix=f"rekindle resume {record.run_id}",
         )
     os.kill(pid, signal.SIGINT)

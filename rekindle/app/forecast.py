@@ -71,8 +71,9 @@ class Forecast:
 
     @property
     def hours(self) -> tuple[float, float, float] | None:
-        """Of training without interruptions: least, expected, most; None where the number of steps
-        depends on data that nobody has counted."""
+        """Of training without interruptions: least, expected, most.
+
+        None where the number of steps depends on data that has not been counted."""
         return self.record.hours
 
     @property
@@ -97,7 +98,7 @@ class Forecast:
 
     @property
     def refused(self) -> list[str]:
-        """Why nobody should submit it, and what to do; empty where nothing speaks against it."""
+        """Why it should not be submitted, and what to do; empty where nothing speaks against it."""
         return [f"{error.what}: {error.fix}" for error in self.record.errors]
 
     @property

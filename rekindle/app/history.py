@@ -58,7 +58,7 @@ def _measured(home: Path) -> list[Calibration]:
 
 
 def _seconds(run: RunRecord) -> dict[str, float] | None:
-    """Of each step but training; None where one came from the cache, or nobody knows."""
+    """Of each step but training; None where one came from the cache, or has no known time."""
     steps = [s for s in run.steps if s.name.rpartition("/")[2] != TRAINING]
     if any(step.cached or step.seconds is None for step in steps if step.status != "skipped"):
         return None

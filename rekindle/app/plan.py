@@ -54,21 +54,22 @@ def _platform(spec: Spec) -> str:
 
 
 def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
-    """`spec` with the machines that its plan takes for `machine: auto`, at the prices that are
-    known under `home`. RequestError where nothing keeps the limits, or nobody can know."""
+    """`spec` with the machines that its plan takes for `machine: auto`, at prices known in `home`.
+
+    RequestError where nothing keeps the limits, or where that cannot be known."""
     asked = spec.resources
     if asked.machine != AUTO:
         return spec
     where, limits = "resources.machine", (asked.deadline_hours, asked.budget_usd)
     if platform not in CLOUDS:
         raise RequestError(
-            f"nobody knows which machines {platform} has", where=where,
+            f"it is not known which machines {platform} has", where=where,
             fix="name the GPUs: accelerator, gpus_per_node and nodes",
         )  # fmt: skip
     before = known(home, spec.name)
     if limits != (None, None) and spec.train.steps is None and before.examples is None:
         raise RequestError(
-            "how long training takes depends on data that nobody has counted", where=where,
+            "how long training takes depends on data that has not been counted", where=where,
             fix="set train.steps, or name a machine that `rekindle plan --examples N` shows: the "
             "first run counts",
         )  # fmt: skip
@@ -127,8 +128,9 @@ def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
 
 
 def _plan(spec: Spec, platform: str, prices: PriceBook, before: Known | None = None) -> Plan | None:
-    """None where the planner knows the model or the GPUs not, or training is not ours. Nobody is
-    asked: what is compiled must not depend on a network."""
+    """None where the planner does not know the model or the GPUs, or training is not ours.
+
+    It asks no service: what is compiled must not depend on a network."""
     region = str(getattr(getattr(spec.platforms, platform), "region", ""))
     local = platform == "local"
     if spec.pipeline is not None or not (local or spec.resources.gpus_per_node):

@@ -29,7 +29,7 @@ _TOLD = ("machines", "layout", "memory", "step", "training", "on demand", "spot"
 
 
 def outlook(plan: Planned | None) -> Iterator[str]:
-    """The figures in a few lines, for whoever decides."""
+    """The figures in a few lines, for the user who confirms."""
     told = False
     for head, text in facts(plan) if plan else ():
         told = head in _TOLD if head else told

@@ -185,7 +185,7 @@ def _registry(spec: Spec) -> Iterator[Problem]:
     scheme = uri.partition("://")[0].partition("+")[0]
     if uri and ("://" not in uri or scheme not in REGISTRY_SCHEMES):
         yield Problem(
-            f"{uri!r} is no tracking URI that MLflow 3 takes", "register.tracking_uri",
+            f"{uri!r} is not a tracking URI that MLflow 3 takes", "register.tracking_uri",
             "https://..., postgresql://..., sqlite:///file.db, or empty for the embedded one",
         )  # fmt: skip
 
@@ -202,7 +202,7 @@ def _home(home: Path) -> Iterator[Problem]:
         yield Problem(
             f"the folder {existing} is not writable",
             "--home",
-            "mend its permissions, or name another --home",
+            "correct its permissions, or name another --home",
         )
 
 

@@ -52,7 +52,7 @@ def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     """What a platform and the config lack for each other; the permissions that steps need."""
     there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
     definition, lacks = _compiled(spec, platform, home) if spec else (None, ())
-    # without a config nobody has said which account, project or workspace it is about
+    # without a config it is not known which account, project or workspace it is about
     asks = spec is not None or platform == "kubeflow"
     found = there.checks(definition) if asks else ()
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))
@@ -75,7 +75,7 @@ def _compiled(
 
 
 def unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
-    """Nothing at all could be asked: that is no readiness."""
+    """Nothing at all could be asked: the platform is then not ready."""
     return PlatformError(
         f"{platform} could not be asked: {first.said}", where=first.where,
         fix="check the network, and retry the command",

@@ -3,7 +3,7 @@
 Decides how: the pipeline is cut behind its step `finetune` and runs in two scratch homes, first
 left alone, then with a real fault and as many further attempts as it takes; data steps come from
 the cache of the real home. Then losses and weights are compared bit for bit. A full disk is a small
-file system in memory that nobody else sees (a mount namespace), filled to the last byte."""
+file system in memory that no other process sees (a mount namespace), filled to the last byte."""
 
 from __future__ import annotations
 

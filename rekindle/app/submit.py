@@ -34,7 +34,7 @@ def submitted(
     sent, and may raise."""
     if token is not None and not TOKEN.fullmatch(token):
         raise RequestError(
-            f"`{token}` is no token", where="--token", fix="up to 63 of a-z, 0-9, - and _"
+            f"`{token}` is not a token", where="--token", fix="up to 63 of a-z, 0-9, - and _"
         )
     there, spec = Platform.of(platform, spec.platforms), on_machines(spec, platform, home)
     definition = ready(platform, spec)
@@ -56,8 +56,9 @@ def submitted(
 
 
 def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
-    """The submission that this goes on with: the one with the same token, or without a token the
-    newest of the same definition that nobody knows to have arrived."""
+    """The submission that this goes on with: the one with the same token.
+
+    Without a token: the newest of the same definition that is not known to have arrived."""
     for record in newest_first(home):
         sent = record.submission
         if sent is None or (record.platform, sent.definition) != (platform, definition):

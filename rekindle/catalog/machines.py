@@ -1,5 +1,6 @@
-"""What a machine has: GPUs, CPUs, memory, and the links inside and between machines; the rows are
-in machines.yaml, in families. What nobody could confirm is None: whoever plans says so."""
+"""What a machine has: GPUs, CPUs, memory, and the links inside and between machines.
+
+The rows are in machines.yaml, in families. What could not be confirmed is None; plans say so."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from rekindle.errors import RequestError
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> RequestError:
-    """To raise for a `name` that is none of `known`: the fix names the nearest, letters of either
-    case."""
+    """To raise for a `name` that is not in `known`: the fix names the nearest, ignoring case."""
     names = list(known)
     folded = {each.casefold(): each for each in names}
     near = difflib.get_close_matches(name.casefold(), folded, n=2, cutoff=0.5)

@@ -1,5 +1,5 @@
 """What a machine costs an hour. prices.yaml has what could be found, with its source and its day;
-what `rekindle prices refresh` reads from the clouds, and files of one's own, override its rows.
+what `rekindle prices refresh` reads from the clouds, and the user's own files, override its rows.
 
 Nothing is guessed: no row, no price. The one thing assumed is what SageMaker adds to EC2's price
 where SageMaker's own is unknown (`factors` in the YAML); such a price says so."""
@@ -35,9 +35,10 @@ _FACTOR_KEYS = ("machines", "factor", "source", "as_of")
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """None is unknown, or not sold so: spot that is not below on-demand is no spot. Where spot was
-    read elsewhere it has a source and a day of its own. `assumed` says what of it is no list price,
-    "" for nothing."""
+    """A price; None is unknown, or not sold so: spot that is not below on-demand counts as none.
+
+    Where spot was read elsewhere it has a source and a day of its own. `assumed` says what of it is
+    not a list price, "" for nothing."""
 
     machine: str
     region: str
@@ -86,7 +87,7 @@ class PriceBook:
 
     def find(self, machine: str, region: str) -> Price | None:
         """The price of the machine there, by the platform's own name for it. What the book lacks of
-        `ml.p5.48xlarge` is reckoned from the price of p5.48xlarge, and marked as assumed."""
+        `ml.p5.48xlarge` is calculated from the price of p5.48xlarge, and marked as assumed."""
         found = self._prices.get((machine, region))
         below = self._prices.get((machine.removeprefix("ml."), region))
         if found is below or below is None or (found and found.spot_usd_per_hour is not None):
@@ -193,11 +194,13 @@ class _Reader:
     def _rows(self, section: str, keys: Sequence[str]) -> Iterator[tuple[dict[str, Any], Any]]:
         given = self.values.get(section) or []
         if not isinstance(given, list):
-            self._wrong((section,), f"`{section}` is no list", "one row a line, each with a dash")
+            self._wrong(
+                (section,), f"`{section}` is not a list", "one row a line, each with a dash"
+            )
             return
         for index, row in enumerate(given):
             if not isinstance(row, dict):
-                self._wrong((section, index), "a row is no mapping", f"{{{keys[0]}: ...}}")
+                self._wrong((section, index), "a row is not a mapping", f"{{{keys[0]}: ...}}")
                 continue
             self._known(row, keys, (section, index))
             yield row, (section, index)
@@ -241,7 +244,7 @@ class _Reader:
             return
         if cloud != "local" and cloud_of(region) != cloud:
             self._wrong(
-                (*path, "region"), f"`{region}` is no region of {cloud}", "correct the name"
+                (*path, "region"), f"`{region}` is not a region of {cloud}", "correct the name"
             )
 
     def _known(self, row: Mapping[str, Any], keys: Sequence[str], path: tuple[Any, ...]) -> None:

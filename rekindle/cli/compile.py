@@ -37,7 +37,7 @@ class Several(click.ParamType):  # type: ignore[type-arg]
         names = tuple(dict.fromkeys(str(value).split(","))) if value else ()
         for name in names:
             if name not in PLATFORMS:
-                self.fail(f"`{name}` is none of {', '.join(PLATFORMS)}", param, context)
+                self.fail(f"`{name}` is not one of {', '.join(PLATFORMS)}", param, context)
         return names
 
 

@@ -32,7 +32,7 @@ class _Masking(logging.Formatter):
 
 
 def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -> None:
-    if logging.lastResort:  # what shows warnings where nobody asked for logs
+    if logging.lastResort:  # shows warnings where no handler is configured
         logging.lastResort.setFormatter(_Masking())
     if value:
         handler = logging.StreamHandler()

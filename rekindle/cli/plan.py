@@ -1,5 +1,6 @@
-"""`rekindle plan CONFIG`: layout, memory, hours, money, and why not the others; asks nobody and
-changes nothing."""
+"""`rekindle plan CONFIG`: layout, memory, hours, money, and why not the others.
+
+It asks no platform and changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from rekindle.spec.load import load_target
               help="Whose machines; default: the platform of CONFIG, else all.")  # fmt: skip
 @click.option("--region", default="", help="Where; default: the platform's, else the cheapest.")
 @click.option("--examples", type=click.IntRange(min=1), default=None,
-              help="Examples in the training split, where nobody has counted them.")  # fmt: skip
+              help="Examples in the training split, where no run has counted them.")  # fmt: skip
 @click.option("--trace", "with_trace", is_flag=True,
               help="Ask the engine what the two best layouts hold; needs torch.")  # fmt: skip
 @click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",

@@ -120,7 +120,7 @@ def _places(
         if cloud not in found:
             asked = " or ".join(clouds) or "any cloud"
             fix = "such as us-east-1 (aws), us-central1 (gcp), eastus (azure)"
-            raise RequestError(f"`{region}` is no region of {asked}", where="--region", fix=fix)
+            raise RequestError(f"`{region}` is not a region of {asked}", where="--region", fix=fix)
         found[cloud].append(region)
     if not regions:
         for each in known.prices:
@@ -145,7 +145,7 @@ def _asked(cloud: str, regions: Sequence[str], today: datetime.date) -> list[Pri
         raise PlatformError(what, where=cloud, fix="report it; known prices stay") from error
     if lacking := sorted(set(regions) - {each.region for each in found}):
         what = f"{cloud} has no price of a machine of the catalog in {', '.join(lacking)}"
-        raise PlatformError(what, where=cloud, fix="leave the region out, or mend its name")
+        raise PlatformError(what, where=cloud, fix="leave the region out, or correct its name")
     return found
 
 

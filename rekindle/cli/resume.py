@@ -55,7 +55,7 @@ def _there(record: RunRecord, home: Path, wait: bool, as_json: bool) -> int:
     if record.status == "succeeded":
         raise RequestError(
             f"{record.run_id} succeeded: nothing is left to do",
-            fix=f"submit it anew: {record.command}",
+            fix=f"submit it again: {record.command}",
         )
     record, placed = resumed(record, home)
     return told(record, placed, home, wait, as_json)

@@ -123,7 +123,7 @@ def _ready(there: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definit
 
 
 def _said(schedule: ScheduleSpec, there: Lowered) -> Iterator[str]:
-    """What the platform will do by itself, for whoever decides."""
+    """What the platform will do by itself, for the user who confirms the schedule."""
     now = datetime.datetime.now(datetime.UTC)
     for number, moment in enumerate(starts(schedule.cron, schedule.timezone, now, _SHOWN)):
         yield f"  {'starts' if number == 0 else '':<9}{moment}"

@@ -104,7 +104,7 @@ def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
 
 
 def show(outline: Outline, what: str) -> None:
-    """What will be made, for whoever decides."""
+    """Show what will be made, for the user who confirms the submission."""
     click.echo(f"{what} in {outline.where}, {len(outline.steps)} steps:", err=True)
     width = max((len(planned.step) for planned in outline.steps), default=0)
     for planned in outline.steps:

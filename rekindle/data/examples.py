@@ -164,7 +164,7 @@ class ExamplesFile:
         except (OSError, pa.ArrowInvalid) as error:
             fix = "run the step `ingest` again"
             raise DataError(
-                f"{path.name} is no file of examples: {error}", where=str(path), fix=fix
+                f"{path.name} is not a file of examples: {error}", where=str(path), fix=fix
             ) from None
 
     def __len__(self) -> int:

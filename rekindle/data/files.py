@@ -272,7 +272,7 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
         for info in found if isinstance(filesystem, LocalFileSystem) else ():
             place = Path(info["name"])
             if place.exists() and not place.is_file():  # a pipe would be waited for
-                raise DataError("this is no file", where=str(place), fix="move it elsewhere")
+                raise DataError("this is not a file", where=str(place), fix="move it elsewhere")
         return found, path
     fixed = re.split(r"[*?\[]", path, maxsplit=1)[0]
     if fixed == path:

@@ -78,12 +78,15 @@ def fingerprint(
             **({"included": included} if included else {}),
         }
     )
+    folders = _folders(model)
+    tokenizing = [folders.get(f"{key}_content", "") for key in ("source", "tokenizer")]
     init_from = _init_from(model, work_key, champion)
     init_digest = _digest_behind(init_from, model, champion)
     run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie
     version, champion_digest = _to_beat(champion, run_key)
     return Fingerprint(
         data=content,
+        tokenizing=digest(tokenizing) if any(tokenizing) else "",
         window=str(window or ""),
         files=files,
         bytes=size,
@@ -119,7 +122,7 @@ def _own_script(words: str) -> list[Any]:
 
 
 def _own_files(path: Path) -> list[list[str]]:
-    """A file of one's own and the modules of one's own that it imports, as `contents` has them."""
+    """A file of the user's and the user's modules that it imports, as `contents` has them."""
     return _hashes([path], {}, (*folders_of(path.absolute()), *own_folders()))
 
 

@@ -25,7 +25,7 @@ _UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, E
 
 
 class PixelError(ValueError):
-    """Numbers that are no pixels."""
+    """Numbers that are not pixels."""
 
 
 class ImageColumn:

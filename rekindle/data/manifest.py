@@ -192,7 +192,7 @@ def _open_shard(folder: Path, shard: ShardFile, *, labelled: bool) -> pa.Table:
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except pa.ArrowInvalid as error:
-        raise _refused(path, f"is no Arrow file: {error}") from None
+        raise _refused(path, f"is not an Arrow file: {error}") from None
     if len(table) != shard.rows or not len(table):
         raise _refused(path, f"holds {len(table)} rows and not the {shard.rows} of its manifest")
     if missing := {"id", "hash", *(["label"] if labelled else [])} - set(table.schema.names):

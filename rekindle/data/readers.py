@@ -189,7 +189,12 @@ def _csv_header_fits(
         findings.note(what, where=file.name, fix="keep only the columns that are needed")
         return False
     text = head.decode("utf-8-sig", errors="replace")
-    header = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), None)
+    try:
+        header = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), None)
+    except csv.Error as error:
+        fix = "close the quote, or name the columns in shorter words"
+        findings.note(f"the header cannot be read: {error}", where=file.name, fix=fix)
+        return False
     if header is None:
         fix = "the first line must name the columns"
         findings.note("the file is empty", where=file.name, fix=fix)

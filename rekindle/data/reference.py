@@ -1,6 +1,6 @@
 """Which file a row of a source may name: one below the source's own root, in its own filesystem.
 
-A row is data. Whoever wrote it must not choose what is read with the credentials, from the network
+A row is data. Its author must not choose what is read with the credentials, from the network
 or from the disk of those who train on it: not another scheme or bucket, not a chained URI
 (`a::b`, whose filesystems render templates), not a path through `..`, a hidden name or a link, and
 not one whose folders are replaced by links between the check and the reading.
@@ -17,6 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 MOST_BYTES = 256 << 20
 """What one file that a row names may hold."""
+_LONGEST = 4096  # characters, PATH_MAX of Linux
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
 
 
@@ -79,6 +80,8 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 def _decoded(path: str) -> str:
     """The path as a server may read it: decoded as often as it is encoded."""
+    if len(path) > _LONGEST:  # each pass reads all of it
+        raise ValueError(f"a name of {len(path):,} characters is not a path")
     while (decoded := unquote(path)) != path:
         path = decoded
     return path

@@ -45,7 +45,7 @@ class Source(Protocol):
         ...
 
     def extent(self) -> tuple[int, int]:
-        """How many files, how many bytes; zeros where nobody knows."""
+        """How many files, how many bytes; zeros where these are not known."""
         ...
 
 

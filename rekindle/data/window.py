@@ -158,7 +158,7 @@ def _end_of(text: str) -> dt.datetime:
     except ValueError as error:
         fix = "write a date that exists, such as 2026-03-31"
         raise RequestError(
-            f"{text!r} is no date: {error}", where="data.window.end", fix=fix
+            f"{text!r} is not a date: {error}", where="data.window.end", fix=fix
         ) from None
     if len(text) <= 13:
         unit = {4: "year", 7: "month", 10: "day", 13: "hour"}[len(text)]
@@ -183,7 +183,7 @@ class Partitions:
             if leftover == text or "%" in leftover or "/" in leftover:
                 fix = f"use {', '.join(_DIRECTIVES)} and plain text"
                 raise RequestError(
-                    f"{match[0]} is no format of a time", where="data.source", fix=fix
+                    f"{match[0]} is not a format of a time", where="data.source", fix=fix
                 )
         return cls(path, default)
 

@@ -35,8 +35,9 @@ def log_loss(probabilities_NC: Floats, labels_N: Ints) -> float:
 
 
 def macro_f1(probabilities_NC: Floats, labels_N: Ints) -> float:
-    """Mean over classes of the harmonic mean of precision and recall; a class nobody has or
-    predicts is left out.
+    """Mean over classes of the harmonic mean of precision and recall.
+
+    A class that no example has and no prediction names is left out.
     """
     return float(np.nanmean(_f1_per_class(confusion(probabilities_NC, labels_N)[None])[0]))
 

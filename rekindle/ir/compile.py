@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from rekindle.errors import RekindleError, RequestError, UnsupportedError
+from rekindle.ir.documents import MAX_BYTES
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -113,7 +114,8 @@ def compile_function(pipeline: Any) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            return file.read(MAX_BYTES + 1)  # the reader refuses more
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"cannot read the pipeline: {error}", where=str(path)) from error
 

@@ -39,7 +39,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
-_MOST_TOKENS, _MOST_LEVELS, _MOST_DIGITS = 800, 50, 400  # nobody writes that by hand
+_MOST_TOKENS, _MOST_LEVELS, _MOST_DIGITS = 800, 50, 400  # far beyond what is written by hand
 _KINDS: Mapping[str, Kind] = {
     "STRING": "text",
     "NUMBER_INTEGER": "number",
@@ -297,7 +297,7 @@ def _kind_of_term(term: Term, types: Mapping[str, str], where: str) -> Kind | No
         case Reference(name):
             if name not in types:
                 raise UnsupportedError(
-                    f"the condition reads `{name}`, which is no input here", where=where
+                    f"the condition reads `{name}`, which is not an input here", where=where
                 )
             return _KINDS.get(types[name])
 

@@ -64,7 +64,7 @@ def _check_values(level: list[Any]) -> None:
 
 
 def _check_events(text: str) -> None:
-    """Counts what an alias stands for each time, as whoever walks through the values will."""
+    """Counts what an alias stands for each time, as code that walks through the values will."""
     sizes: dict[str, int] = {}  # by anchor
     opened: list[tuple[str | None, int]] = []  # anchors of what is open, and the count before it
     count = 0

@@ -1,5 +1,6 @@
-"""The containers of a compiled pipeline, by the names of their steps: for whoever shows what a
-definition will run, or ran, without reading all of it into a Graph."""
+"""The containers of a compiled pipeline, by the names of their steps.
+
+With them a caller shows what a definition runs without reading all of it into a Graph."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def _of_any(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def _written(node: Node) -> Iterator[Argument]:
-    """Templates in what the node's inputs are when nobody gives them at run time."""
+    """Templates in the defaults of the node's inputs, for those not given at run time."""
     for name, parameter in node.inputs.parameters.items():
         if name not in node.parameters:
             yield from templates(parameter.default)
@@ -269,7 +269,7 @@ def _of_resources(resources: Resources) -> Iterator[str]:
 def _of_accelerator(name: str) -> str:
     if name == "nvidia.com/gpu":
         return "cluster_accelerators"
-    if "{{$" in name:  # resources_at_run_time says it; what it will be nobody knows
+    if "{{$" in name:  # resources_at_run_time says it; its value is not known here
         return "accelerators"
     return "other_accelerators" if _OTHER_ACCELERATORS.search(name) else "accelerators"
 

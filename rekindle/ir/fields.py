@@ -2,7 +2,7 @@
 dropped in silence.
 
 `Fields` wraps one mapping of the IR with its place in it. Refusals are collected in a `Refusals`,
-which raises all of them together when the reading is over; a document that is no pipeline at all
+which raises all of them together when the reading is over; a document that is not a pipeline at all
 raises RequestError at once.
 """
 
@@ -97,7 +97,7 @@ class Fields:
             self.refusals.add(what, self.at(key), fix)
 
     def close(self) -> None:
-        """Refuse every key that nobody took."""
+        """Refuse every key that was not taken."""
         for key in sorted(set(map(str, self.data)) - self.taken):
             self.refusals.add(f"`{key}` is nothing that rekindle knows of", self.at(key))
 
@@ -107,8 +107,8 @@ def malformed(value: Any, wanted: str, where: str) -> RequestError:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return RequestError(
-        f"this is no KFP pipeline: {shown} stands where {wanted} belongs",
+        f"this is not a KFP pipeline: {shown} stands where {wanted} belongs",
         where=where,
         fix="compile it with kfp 2.x; if that wrote it, its compiler went wrong here, as it does "
-        "for a loop in a condition whose item nobody reads: write the pipeline otherwise",
+        "for a loop in a condition whose item no step reads: write the pipeline otherwise",
     )

@@ -127,7 +127,7 @@ def flatten(
 
     `values` are the arguments: those that loops go over are constants from here on, others stay
     what a run gives. `kept` are the paths of loops over arguments that the platform runs itself;
-    nobody reads what their steps give.
+    no other step reads what their steps give.
     """
     flattening = _Flattening(kept)
     over = looped_over(graph, kept)
@@ -256,7 +256,7 @@ class _Flattening:
             )  # fmt: skip
         if not isinstance(items, list | tuple):
             raise UnsupportedError(
-                f"`{path}` loops over {items!r}, which is no list", where=node.where,
+                f"`{path}` loops over {items!r}, which is not a list", where=node.where,
                 fix="give it a list",
             )  # fmt: skip
         return items

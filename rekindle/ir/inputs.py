@@ -1,8 +1,8 @@
 """More inputs for the components of some executors, bound to what their tasks can see.
 
 Platform settings may name a parameter of the Dag around a task, or an output of a sibling
-(`secretNameParameter`). KFP's driver reads these for the pod of the task itself; whoever starts
-other pods for it needs the value, and gets it as an input of its own."""
+(`secretNameParameter`). KFP's driver reads these for the pod of the task itself; a launcher that
+starts other pods for it needs the value, and gets it as an input of its own."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def _structure(node: Any, where: str) -> Argument:
             if more.keys() <= {"Else"}:
                 return IfPresent(name, _several(then, where), _several(more.get("Else", []), where))
     raise UnsupportedError(
-        f"this argument is no Concat or IfPresent that KFP writes: {node}", where=where
+        f"this argument is not a Concat or IfPresent that KFP writes: {node}", where=where
     )
 
 

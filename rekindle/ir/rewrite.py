@@ -22,8 +22,8 @@ def rewritten(
     """The pipeline, and the documents of platform settings behind it.
 
     `arguments` become the defaults of the pipeline's parameters; `image` stands in for the images
-    whose repository begins with `rekindle/`. RequestError, with its place, for what nobody refers
-    to, and so nobody has read, where it is no pipeline: whoever runs this will not take it."""
+    whose repository begins with `rekindle/`. RequestError, with its place, for a part that nothing
+    refers to, and that was therefore not read, if it is not valid: the platform would reject it."""
     spec, *settings = documents(ir_text)
     spec = spec.get("pipelineSpec", spec)
     check_all(spec)

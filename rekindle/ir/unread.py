@@ -29,7 +29,7 @@ def check_all(spec: Mapping[str, Any]) -> None:
 
 
 def _each(around: Fields, key: str) -> Iterator[tuple[str, Fields]]:
-    """Everything under `key`, none of it null, which is no value of a map in protobuf."""
+    """Everything under `key`, none of it null, which is not a value of a map in protobuf."""
     for name, one in around.each(key):
         if around.data[key][name] is None:
             raise malformed(None, "a mapping", one.where)

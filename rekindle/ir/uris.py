@@ -4,9 +4,9 @@ files.
 KFP copies every input artifact of a task into its pod before the container starts
 (downloadArtifacts in kubeflow/pipelines, backend/src/v2/component/launcher_v2.go), and has no way
 to pass its URI. So a component that is not to get the files gets a STRING parameter
-`rekindle-place-NAME` in place of each input artifact. Whoever makes the artifact gets one more
-output parameter of that name, written after its own command, inside the same container, by a few
-lines of `sh` (which the image needs, and `sed`); an importer's URI is passed on as it is. The
+`rekindle-place-NAME` in place of each input artifact. The component that makes the artifact gets
+one more output parameter of that name, written after its own command, inside the same container, by
+a few lines of `sh` (which the image needs, and `sed`); an importer's URI is passed on as it is. The
 parameter takes the artifact's route through nested pipelines and branches. What has no single place
 (OneOf, what a loop collects, lists) is refused.
 
@@ -127,7 +127,7 @@ class _Routes:
         elif dag:
             binding = self.input_of(dag, source["componentInputArtifact"])
         else:
-            return  # an optional artifact of the pipeline itself, which nobody can give
+            return  # an optional artifact of the pipeline itself, which no run can give
         task["inputs"].setdefault("parameters", {})[PREFIX + artifact] = binding
 
     def output_of(self, dag: str, name: str, artifact: str, where: str) -> Binding:

@@ -56,8 +56,9 @@ def from_ir(value: Any, kind: ParameterType) -> Any:
 
 
 def mismatch(value: Any, kind: ParameterType) -> str | None:
-    """Why `value` is none of `kind`, in words; None if it is. A bool is no number, an int is a
-    valid double."""
+    """Why `value` is not of `kind`, in words; None if it is.
+
+    A bool is not a number, an int is a valid double."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         "STRING": isinstance(value, str),
@@ -131,7 +132,7 @@ def _argument_problem(value: Any, parameter: Parameter) -> str | None:
     if reason := mismatch(value, parameter.type):
         return reason
     if parameter.literals and value not in parameter.literals:
-        return f"{_shown(value)} is none of {', '.join(map(repr, parameter.literals))}"
+        return f"{_shown(value)} is not one of {', '.join(map(repr, parameter.literals))}"
     return None
 
 

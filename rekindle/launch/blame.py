@@ -113,7 +113,7 @@ def _killed(who: str, number: int, doing: str, oom_kills: int) -> tuple[str, str
         return f"{who} was killed by {known.get(number, number)}{doing}", "see the step's log"
     if oom_kills:
         return f"{who} was killed{doing}: the kernel ran out of memory", _MEMORY
-    fix = "somebody outside killed it, or its machine lacks memory: see the machine's own log"
+    fix = "a process outside killed it, or its machine lacks memory: see the machine's own log"
     return f"{who} was killed by SIGKILL{doing}", fix
 
 

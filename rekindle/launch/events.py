@@ -1,5 +1,6 @@
-"""What a process inside a step tells whoever watches it: one line on stdout an event, `::rekindle
-{json}`.
+"""Events that a process inside a step reports to its watcher.
+
+An event is one line on stdout: `::rekindle {json}`.
 
 Events are `progress` (step, steps, loss, samples_per_second, eta_seconds) and `notice` (text).
 Standard library only: the code that emits runs in any container. The lines stay in the step's log

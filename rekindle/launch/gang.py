@@ -168,7 +168,7 @@ class _Life:
             own[meeting.FILE] = f"{self.scratch.name}/store"
         own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(gang.train.grace_seconds))
         try:
-            # in a session of its own, so that whoever kills our process group leaves it to tidy up
+            # in a session of its own: a signal to our process group leaves it to tidy up
             self.agent = gang.agent = subprocess.Popen(
                 [*words, f"--log-dir={self.scratch.name}", *started],
                 env={**gang.environment, **own}, start_new_session=True,
@@ -312,7 +312,7 @@ class _Life:
         }
 
     def _dump_flight_recorder(self, rank: int) -> None:
-        with contextlib.suppress(OSError):  # no NCCL in this rank, or nobody listens
+        with contextlib.suppress(OSError):  # no NCCL in this rank, or no reader
             pipe = os.open(f"{self.scratch.name}/{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
             os.write(pipe, b"1")
             os.close(pipe)

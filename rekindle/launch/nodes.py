@@ -10,9 +10,9 @@ connects and speaks JSON, a message in each frame that the job's secret makes au
     halt {stacks}                   another node's did: end yours
     verdict {...}                   what it all came to, the same for every node
 
-A closed connection is a lost node, and so is one that does not answer for about 25 s. Whoever loses
-the coordinator ends its ranks and looks for a new one in the same place, so that a node that was
-killed, rank 0's included, may be started again and joins the next restart.
+A closed connection is a lost node, and so is one that does not answer for about 25 s. A node that
+loses the coordinator ends its ranks and looks for a new one in the same place, so that a node that
+was killed, rank 0's included, may be started again and joins the next restart.
 
 A peer that does not know the secret is dropped after 10 s, or when 64 newer ones wait, and changes
 nothing. What authentic nodes may ask has bounds too: a place of the job's own, the next restart."""
@@ -85,7 +85,7 @@ class Line:
 
     def receive(self) -> list[Message]:
         """What has arrived; raises Disconnected once all that came before it was handed out, and
-        NotAuthenticError, also for what is no message."""
+        NotAuthenticError, also for what is not a message."""
         if self._ended:
             raise Disconnected
         contents: list[bytes] = []

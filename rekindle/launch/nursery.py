@@ -1,11 +1,11 @@
-"""Forks of a process that has done its imports: who asks for one, and who is asked.
+"""Fork server: forks children from a process that has done its imports.
 
 A message over the link brings three descriptors: for what the fork prints and for its errors, and a
 connection. A request in JSON comes there, and `started PID` and `ended EXIT-STATUS` go back, a line
 each. When the link closes the nursery ends; its forks have to see to it that they end with it.
 
-What has several threads cannot be forked safely, and without `pidfd` nobody learns how a fork
-ended; where that is so nobody answers, and whoever asked starts a process of its own."""
+A process with several threads cannot be forked safely, and without `pidfd` the server does not
+learn how a fork ended. Then no answer comes, and the caller starts a process of its own."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class Nursery:
     def adopt(
         self, request: Mapping[str, Any], prints_to: tuple[int, int] | None = None
     ) -> Adopted | None:
-        """A fork at work on `request`, in a session of its own; None where there is nobody. It
-        prints to these two descriptors, or to its `stdout`."""
+        """A fork at work on `request`, in a session of its own; None where no server answers.
+
+        It prints to these two descriptors, or to its `stdout`."""
         reading, writing = (-1, -1) if prints_to else os.pipe()
         connection, theirs = socket.socketpair()
         answers = connection.makefile("rb")
@@ -189,7 +190,7 @@ def leave(code: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
+        with contextlib.suppress(OSError, ValueError):  # closed, or without a reader
             stream.flush()
     os._exit(code)
 
@@ -200,7 +201,7 @@ def _fork(connection: socket.socket) -> tuple[dict[str, Any] | None, int]:
     try:
         with connection.makefile("rb") as file:
             return dict(json.loads(file.read())), os.fork()
-    except (OSError, ValueError):  # others go on, and whoever asked does without
+    except (OSError, ValueError):  # others go on, and this caller does without
         return None, 0
 
 

@@ -74,8 +74,10 @@ def gpus_have_bf16() -> bool:
 
 
 def end_marked(mark: str, spared: Collection[int] = ()) -> None:
-    """Kill every process that was started with `REKINDLE_GANG=mark` in its environment, whoever its
-    parent is by now, until none is left (Linux; nothing happens elsewhere).
+    """Kill every process that was started with `REKINDLE_GANG=mark` in its environment.
+
+    It does so whatever process is their parent by now, until none is left (Linux; nothing happens
+    elsewhere).
 
     A process that the kernel cannot end, waiting for a device, is given up after 5 s."""
     deadline = time.monotonic() + _SWEEP_SECONDS
@@ -90,7 +92,7 @@ def end_marked(mark: str, spared: Collection[int] = ()) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process is there and not a zombie that nobody has waited for."""
+    """Whether the process is there and not a zombie that its parent has not waited for."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

@@ -44,5 +44,5 @@ def _failed(script: str, why: str) -> StepError:
     return StepError(
         f"the script that tells NCCL of this machine's network failed: {why}",
         where=script,
-        fix=f"mend what is mounted there, or set {PROFILE} to nothing in the step's environment",
+        fix=f"correct what is mounted there, or set {PROFILE} to nothing in the step's environment",
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rekindle.errors import RequestError
 
 if TYPE_CHECKING:
-    from typing import Self  # not in the Python 3.10 of somebody else's image
+    from typing import Self  # not in Python 3.10, which other images may have
 
 VARIABLE = "REKINDLE_RENDEZVOUS"
 SECRET = "REKINDLE_JOB_SECRET"  # noqa: S105 - the variable in which a platform gives it to a node
@@ -52,8 +52,9 @@ class Rendezvous:
 
     @classmethod
     def current(cls) -> Self:
-        """The one handed to this process; a single rank where nobody handed one over. RequestError
-        if it makes no sense."""
+        """The one handed to this process; a single rank where there is none.
+
+        RequestError if it makes no sense."""
         text = os.environ.get(VARIABLE)
         return cls(**json.loads(text)).checked(VARIABLE) if text else cls()
 
@@ -136,5 +137,7 @@ def number(environment: Mapping[str, str], name: str, default: int | None = None
     try:
         return int(text)
     except ValueError:
-        what = f"`{name}` is {text!r}, which is no whole number" if text else f"no `{name}` is set"
+        what = (
+            f"`{name}` is {text!r}, which is not a whole number" if text else f"no `{name}` is set"
+        )
         raise RequestError(what, where="the environment") from None

@@ -71,7 +71,7 @@ def main(words: list[str]) -> int:
 
 
 def read_image(prefix: Path) -> Image:
-    """What was built into this image; nothing where this is none of ours."""
+    """What was built into this image; empty where it is not one of rekindle's."""
     path = prefix / "image.json"
     facts: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
     return facts
@@ -120,7 +120,7 @@ def check_rekindle(image: Image) -> Check:
 
 
 def check_user(uid: int) -> Check:
-    """Nobody who may change the image."""
+    """The user is not root, who may change the image."""
     if uid == 0:
         return Check("user", "root", "run it as another user: docker run --user, runAsNonRoot")
     return Check("user", str(uid))

@@ -16,7 +16,7 @@ RESULT.json holds `exit_code`, typed `parameters`, `artifacts` (uri, schema_titl
 metadata, custom_path) and `error`: why the shim failed the step although its process did not. The
 exit code is the process's own (75 stays 75), 128 + n where signal n ended it. SIGTERM and SIGINT go
 on to the process's group; SIGQUIT kills everything it started. Whatever outlives the process is
-killed, whoever its parent is by then (Linux; elsewhere the process group only).
+killed, whatever its parent is by then (Linux; elsewhere the process group only).
 
 Standard library only, and nothing of rekindle: a platform may ship this one file.
 """

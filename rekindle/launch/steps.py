@@ -45,7 +45,7 @@ def nursery_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[nurs
 
 
 def main() -> None:
-    """Import, then fork until nobody is there to ask for it."""
+    """Import, then fork until the process that asks for forks is gone."""
     link, *modules = sys.argv[1:]
     env = {name: value for name, value in os.environ.items() if name not in nursery.THREADLESS}
     for module in modules:

@@ -1,6 +1,6 @@
 """Start a gang of ranks with torchrun, keep it alive, and say how it ended.
 
-Restarts are ours and not torchrun's: after a lost rank the whole gang, on all nodes, starts anew
+Restarts are ours and not torchrun's: after a lost rank the whole gang, on all nodes, starts again
 with a fresh store and port, because a survivor's stale connections make torchrun's own in-place
 restart fail now and then. A rank that died of an exception of its own would die of it again, so
 only ranks lost from outside (killed, hung, out of memory, a peer's connection gone) are worth a
@@ -109,7 +109,7 @@ def _same_bits(train: TrainSpec) -> dict[str, str]:
 
 
 def _network(environment: Mapping[str, str], how: str) -> str:
-    """What NCCL, libfabric and gloo are told about the network, for whoever reads the log."""
+    """What NCCL, libfabric and gloo are told about the network, for the log."""
     told = [f"{n}={v}" for n, v in sorted(environment.items()) if n.startswith(_NETWORK)]
     said = f"network: {', '.join(told) or 'nothing set, NCCL chooses'}"
     return f"{said}; {how}" if how else said
@@ -162,7 +162,7 @@ def _give_up(verdict: Report, train: TrainSpec) -> None:
         raise StepError(
             f"train.max_hours ({train.max_hours:g} h) are over; {saved}",
             where="train.max_hours",
-            fix=f"raise train.max_hours; {RESUMES}, and the time starts anew",
+            fix=f"raise train.max_hours; {RESUMES}, and the time starts again at zero",
         )
     if verdict.ending == "preempted":
         raise PreemptedError("stopped from outside after a save", fix=RESUMES)

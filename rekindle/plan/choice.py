@@ -59,7 +59,7 @@ def choose(
     if all(fleet.usd_per_hour() is None for fleet in offered):
         where = f" in {offered[0].region}" if offered[0].region else ""
         raise RequestError(
-            f"nobody knows the price of any machine{where}, so that none is the cheapest",
+            f"no price of a machine{where} is known, so the cheapest cannot be chosen",
             where="resources.machine", fix="rekindle prices refresh, or name one",
         )  # fmt: skip
     results = list(_among(spec, asked, offered, steps, speeds))

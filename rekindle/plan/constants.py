@@ -53,8 +53,9 @@ def spread_of(kind: str) -> float:
 
 
 def profile_of(gpu: str, compiled: bool = False) -> Profile:
-    """For a GPU of the catalog; one that nobody has measured borrows from the most alike, at a
-    wider interval."""
+    """For a GPU of the catalog; one without measurements borrows those of the most similar GPU.
+
+    The interval is wider then."""
     table = _table()
     measured = table["measured_as"].get(gpu)
     like = measured or table["borrows_from"].get(gpu) or table["borrows_from"]["others"]

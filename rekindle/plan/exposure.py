@@ -39,7 +39,7 @@ def training(choice: Choice, steps: int) -> risk.Work:
 
 
 def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
-    """Spot machines instead; None where nobody knows the steps, or a price below that on demand."""
+    """Spot machines instead; None if the steps, or a price below on demand, are not known."""
     dear, cheap = choice.fleet.usd_per_hour(), choice.fleet.usd_per_hour(spot=True)
     if steps is None or dear is None or cheap is None:
         return None

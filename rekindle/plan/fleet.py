@@ -25,9 +25,10 @@ CLOUDS: Mapping[str, Cloud] = {"sagemaker": "aws", "vertex": "gcp", "azureml": "
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """`nodes` machines called `name` by their platform, `gpus_per_node` of whose GPUs train, or of
-    the ranks that share a CPU; `price` is that of one of them in `region`, None where nobody knows
-    it."""
+    """`nodes` machines called `name` by their platform.
+
+    On each `gpus_per_node` GPUs train, or as many ranks share the CPU. `price` is that of one
+    machine in `region`, None where it is not known."""
 
     name: str
     machine: Machine

@@ -30,8 +30,10 @@ NOTHING = Known()
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """`hours` of training, uninterrupted: least, expected, most (nine of ten lie within); None
-    where nobody knows the number of steps. `others` are the next best, `rejected` why not the rest,
+    """The chosen layout and machines, and why not the others.
+
+    `hours` of training, uninterrupted: least, expected, most (nine of ten lie within); None
+    where the number of steps is not known. `others` are the next best, `rejected` why not the rest,
     `weighed` how many candidates there were. `notes` say what is assumed or not known."""
 
     name: str
@@ -53,8 +55,8 @@ def make(
     asked: Asked | None = None, today: datetime.date | None = None, known: Known = NOTHING,
 ) -> Plan:  # fmt: skip
     """RequestError where it cannot be planned, or where nothing fits: with the nearest miss.
-    `asked` is what the config asks for, if somebody knows it already; prices that were old `today`
-    are marked; `known` is what earlier runs told, of which `examples` counts more."""
+    `asked` is what the config asks for, if the caller knows it already; prices that were old
+    `today` are marked; `known` is what earlier runs told, of which `examples` counts more."""
     asked = asked or asked_of(spec)
     counted = list[str]()
     if examples is None and known.examples is not None and spec.train.steps is None:
@@ -77,7 +79,7 @@ def make(
 
 
 def steps_of(spec: Spec, examples: int | None) -> int | None:
-    """Optimizer steps; None where they depend on data that nobody has counted."""
+    """Optimizer steps; None where they depend on data that has not been counted."""
     if spec.train.steps is not None:
         return spec.train.steps
     if examples is None:
@@ -87,7 +89,7 @@ def steps_of(spec: Spec, examples: int | None) -> int | None:
 
 
 def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
-    """Why nobody should submit it: it would not end in time, or cost more than it may."""
+    """Why it should not be submitted: it would not end in time, or cost more than it may."""
     limits = spec.resources
     for name, limit in (("max_run_hours", limits.max_run_hours),
                         ("deadline_hours", limits.deadline_hours)):  # fmt: skip
@@ -166,7 +168,7 @@ def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
     yield f"host memory: a save copies {size / 2**30:,.1f}{of or ' GiB'} on each machine"
     between = fleet.machine.between
     if fleet.nodes > 1 and (between is None or between.bytes_per_second is None):
-        yield f"nobody knows the network of {fleet.name}: taken as no limit"
+        yield f"the network of {fleet.name} is not known: taken as no limit"
 
 
 def _of_prices(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> Iterator[str]:
@@ -174,7 +176,7 @@ def _of_prices(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> 
     if fleet.here:
         return
     if price is None or fleet.usd_per_hour() is None:
-        yield f"nobody knows the price of {fleet.name}{where}: rekindle plan --prices FILE"
+        yield f"the price of {fleet.name}{where} is not known: rekindle plan --prices FILE"
     elif fleet.usd_per_hour(spot=True) is None:
         yield f"no spot price of {fleet.name}{where}, or none below on demand"
     if price is not None and price.assumed:

@@ -22,15 +22,17 @@ _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
 
 
 def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
-    """RequestError where the planner cannot know: networks of images or of one's own, one's own
-    scripts, models whose config is out of reach (the hub is asked last, if at all)."""
+    """What the config asks of the planner; RequestError where the planner cannot know it.
+
+    It cannot for networks of images, the user's own networks and scripts, and models whose config
+    is out of reach (the hub is asked last, if at all)."""
     if spec.pipeline is not None:
         raise RequestError(
-            "the planner does not know what a pipeline of one's own computes", where="pipeline",
+            "the planner does not know what a pipeline of your own computes", where="pipeline",
             fix="name machines where it needs them: rekindle.distribute(task, nodes=...)",
         )  # fmt: skip
     if spec.task not in _PLANNED or spec.train.entrypoint:
-        what = "a script of one's own" if spec.train.entrypoint else f"the task `{spec.task}`"
+        what = "a script of your own" if spec.train.entrypoint else f"the task `{spec.task}`"
         raise RequestError(
             f"the planner does not know what {what} computes",
             where="train.entrypoint" if spec.train.entrypoint else "task",

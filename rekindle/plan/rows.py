@@ -187,7 +187,7 @@ def decoder(
 
 
 def gpu_of(text: str) -> Gpu:
-    """The GPU that somebody else's name means: `a100_40gb`, `NVIDIA H100 80GB HBM3`."""
+    """The GPU that another source's name means: `a100_40gb`, `NVIDIA H100 80GB HBM3`."""
     words = re.findall(r"[a-z]+\d+[a-z]?|\d+", text.lower())
     known = {name.lower(): gpu for name, gpu in gpus().items()}
     family = next((w for w in words if w in known or f"{w}-80gb" in known), None)

@@ -212,7 +212,7 @@ def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
 
 
 def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
-    """Why the engine would refuse it, or nobody should want it; "" for neither."""
+    """Why the engine would refuse it, or why it is not worth trying; "" for neither."""
     shape = asked.shape
     if layout.tp > cluster.gpus_per_node:
         return f"tp {layout.tp} does not stay inside a node of {cluster.gpus_per_node} GPUs"

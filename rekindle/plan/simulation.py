@@ -167,7 +167,7 @@ class _Attempts:
         saved, began = self.saved[who], self.wall[who] + self._waits(who.size)
         alive = self.rng.exponential(1 / self.rate, who.size) if self.rate else math.inf
         anew, before = self.anew[saved], self.made[saved]
-        # segment k from `saved` on is committed anew + made[k] - before after the start
+        # segment k from `saved` on is committed `anew + made[k] - before` after the start
         reached = np.searchsorted(self.made, alive - anew + before, side="right")
         reached = np.where(alive >= anew, np.maximum(reached, saved + 1), saved)
         done = reached == self.made.size

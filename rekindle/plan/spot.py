@@ -24,7 +24,7 @@ from rekindle.plan.risk import (
 from rekindle.plan.simulation import Fallback, Range, fallback, hopeless, simulate
 
 # Below so many saves and starts between two interruptions time grows like an exponential of the
-# hazard, which nobody knows to a factor of two.
+# hazard, which is not known to a factor of two.
 FEWEST_CHANGEOVERS = 5.0
 HALVINGS = 6  # of the interval, in search of one that suits a deadline
 SEARCH_RUNS = 1024  # of each: they share their interruptions, so that costs compare

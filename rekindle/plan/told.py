@@ -25,8 +25,9 @@ NOT_COUNTED = "steps besides training are not counted: no run of this name is kn
 
 
 def told(plan: Plan, refused: Iterable[Problem] = (), rest: PlannedRest | None = None) -> Planned:
-    """All that a plan says; `refused` is why nobody should submit it, `rest` what the other steps
-    take."""
+    """All that a plan says.
+
+    `refused` is why it should not be submitted, `rest` what the other steps take."""
     option, problems = plan.chosen.option, list(refused)
     notes = plan.notes if rest else (*plan.notes, NOT_COUNTED)
     usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours

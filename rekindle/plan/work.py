@@ -61,8 +61,8 @@ class Software:
 
     What is computed again where `checkpointing` says so: that share of the time of a block's
     products (`repeated`), attention (`core`), and the rest (`elementwise`), in that share of the
-    `blocks`. None: as torch does it, which stops before the last product, whose result nobody
-    needs (torch.utils.checkpoint.set_checkpoint_early_stop)."""
+    `blocks`. None: as torch does it, which stops before the last product, whose result is not
+    needed (torch.utils.checkpoint.set_checkpoint_early_stop)."""
 
     attention: Attention | None = None
     kernels: Kernels | None = None

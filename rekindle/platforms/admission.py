@@ -22,10 +22,11 @@ def admit(
     unproven: Collection[str] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Ignored, ...]:
-    """What `platform` ignores of the pipeline, for these `arguments` where a run has them;
+    """What `platform` ignores of the pipeline, for these `arguments` where a run has them.
+
     UnsupportedError with everything that it refuses.
     Neither counts features of nodes (by name and path) that are `honoured` this time, nor what
-    somebody wants to try although it is `unproven`."""
+    the user wants to try although it is `unproven`."""
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
     for use in uses(graph, arguments):

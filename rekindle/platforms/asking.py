@@ -1,8 +1,7 @@
-"""Questions to a platform: asked all at once, each by itself and within a time, and none of them
-changes anything.
+"""Questions to a platform: read-only checks that run concurrently, with a timeout each.
 
-A question that nobody here may ask, or that nobody answers, is said to be so and is no problem: a
-platform's own refusal is for later. Whoever is not logged in asks nothing more."""
+A check that the user may not make, or that gets no answer, is reported as not asked and is not a
+problem: the platform itself decides later. If the login fails, the other checks are skipped."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def checks(
     if all(check.state == "ok" for check in first):
         return (*first, *answered(wanted, patience_seconds))
     is_wrong = any(check.state == "problem" for check in first)
-    why = "nobody is logged in" if is_wrong else f"it is not known who asks: {first[0].said}"
+    why = "the login failed" if is_wrong else f"it is not known who asks: {first[0].said}"
     return (*first, *(_unasked(question, why) for question in wanted))
 
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 HOME = PurePosixPath("/opt/rekindle/code")
 # names of images that SageMaker pulls
 ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
-# has nobody's modules; of other images only their makers know
+# has no user's modules; of other images only their makers know
 _BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
 
 
@@ -65,8 +65,9 @@ class Code:
 
 
 def code_of(spec: Spec, graph: Graph) -> Code:
-    """All files of one's own that the steps of the spec's pipeline need; RequestError for one that
-    cannot be read."""
+    """The user's own files that the steps of the spec's pipeline need.
+
+    RequestError for one that cannot be read."""
     files = {field: file for field, file in _named(spec) if file.is_file()}
     named = spec.image.include
     taken = list(included(named, Path(spec.origin[0]).resolve().parent)) if named else []
@@ -93,9 +94,10 @@ def code_of(spec: Spec, graph: Graph) -> Code:
 
 
 def hashes(spec: Spec, graph: Graph) -> dict[str, str]:
-    """What stands for files of one's own in the cache of this machine: by the value of the
-    parameter that names the task, and by the components that import modules, whose command names
-    files, or that may read what `image.include` names."""
+    """What stands for the user's own files in the cache of this machine.
+
+    By the value of the parameter that names the task, and by the components that import modules,
+    whose command names files, or that may read what `image.include` names."""
     folders = _folders(spec, dict(_named(spec)))
     task = [file for field, file in _named(spec) if field == "task" and file.is_file()]
     found = {spec.task: closure(task, {}, folders, everywhere=True)} if task else {}
@@ -206,7 +208,7 @@ def problems(platform: str, spec: Spec, graph: Graph, code: Code) -> Iterator[Pr
         what = f"{wanted} {needs} files of yours, and no image has them"
         yield Problem(what, where, f"name one as REGISTRY/NAME:TAG, then {fix}")
     elif there is None:
-        what = f"nobody knows whether {image} has your files that {wanted} {needs}"
+        what = f"it is not known whether {image} has your files that {wanted} {needs}"
         again = " with the image as REGISTRY/NAME:TAG" if "@" in image else ""
         yield Problem(what, where, f"{fix}{again}")
     elif there != code.digest:
@@ -253,7 +255,7 @@ def _folders(spec: Spec, files: Mapping[str, Path]) -> tuple[Path, ...]:
 
 
 def _abroad(platform: str, spec: Spec, graph: Graph, image: str) -> Iterator[tuple[Step, str]]:
-    """Steps in images that rekindle does not choose, which import modules of one's own."""
+    """Steps in images that rekindle does not choose, which import the user's own modules."""
     if not spec.pipeline:
         return
     folders = _folders(spec, {})

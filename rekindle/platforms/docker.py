@@ -35,7 +35,7 @@ class Docker:
 
     @property
     def user(self) -> str:
-        """Whom a container runs as, so that its files belong to whoever runs us."""
+        """Whom a container runs as, so that its files belong to the user who runs rekindle."""
         return "0:0" if self.rootless else f"{os.getuid()}:{os.getgid()}"
 
     def words(self, *words: str) -> list[str]:

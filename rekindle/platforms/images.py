@@ -45,7 +45,7 @@ def build(docker: Docker, code: Code, base: str, name: str) -> str:
             path = folder / "code" / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        for path in (folder / "code").rglob("*"):  # whoever the step runs as
+        for path in (folder / "code").rglob("*"):  # for any user that the step runs as
             path.chmod(0o755 if path.is_dir() else 0o644)
         (folder / "code").chmod(0o755)
         (folder / "Dockerfile").write_text(_dockerfile(code, base, below))

@@ -59,7 +59,7 @@ def _chosen(paths: Iterable[Path], top: Path, folder: Path, rules: _Rules) -> It
     for path in paths:
         if _is_left_out(path, top, folder, rules):
             continue
-        if path.is_symlink() and not path.resolve().is_relative_to(top):
+        if not path.resolve().is_relative_to(top):
             raise RequestError(
                 f"{path} is a link that leads out of {top}", where="image.include",
                 fix="copy what it leads to, or leave it out in .dockerignore",
@@ -69,11 +69,19 @@ def _chosen(paths: Iterable[Path], top: Path, folder: Path, rules: _Rules) -> It
 
 
 def _is_left_out(path: Path, top: Path, folder: Path, rules: _Rules) -> bool:
-    parts = path.relative_to(top).parts
+    """Also where only what a link leads to is hidden or a key."""
+    parts = (*Path(os.path.relpath(path, top)).parts, *_target(path, top))
+    if parts[0] == "..":  # a link on the way: the caller refuses it
+        return False
     hidden = any(part.startswith(".") for part in parts)
     if hidden or any(fnmatch.fnmatch(part.lower(), key) for part in parts for key in _KEYS):
         return True
     return _is_ignored(os.path.relpath(path, folder.resolve()).replace(os.sep, "/"), rules)
+
+
+def _target(path: Path, top: Path) -> tuple[str, ...]:
+    real = path.resolve()
+    return real.relative_to(top).parts if real.is_relative_to(top) else ()
 
 
 def _is_ignored(name: str, rules: Sequence[tuple[bool, re.Pattern[str]]]) -> bool:

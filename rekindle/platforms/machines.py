@@ -25,7 +25,7 @@ def amount(quantity: str) -> float:
     """`500m` is 0.5, `4Gi` is 4,294,967,296; ValueError for anything else."""
     match = _QUANTITY.fullmatch(quantity)
     if match is None or (match[2] or "") not in _UNITS:
-        raise ValueError(f"{quantity!r} is no quantity")
+        raise ValueError(f"{quantity!r} is not a quantity")
     return float(match[1]) * _UNITS[match[2] or ""]
 
 
@@ -39,7 +39,7 @@ def gpu_kind(accelerator: str) -> str:
 
 def gpus_of(step: Step) -> tuple[str, int]:
     """The kind of GPU that each machine of the step shall have ("" = any), and how many;
-    UnsupportedError where that is no number."""
+    UnsupportedError where that is not a number."""
     asked, wanted = step.container.resources, step.distribution
     if wanted is not None and wanted.gpus_per_node:
         return gpu_kind(wanted.accelerator), wanted.gpus_per_node
@@ -83,7 +83,7 @@ def machine_for(platform: str, step: Step, default: str) -> str:
 
 def smallest(asked: Resources, known: Iterable[tuple[str, Sequence[float]]]) -> str | None:
     """The first of the `known` machines (name; CPUs, GiB) with the CPU and memory that are asked
-    for; None if none has it, ValueError for what is no quantity."""
+    for; None if none has it, ValueError for what is not a quantity."""
     cpus = amount(asked.cpu_limit or asked.cpu_request or "0")
     gib = amount(asked.memory_limit or asked.memory_request or "0") / 2**30
     return next((name for name, has in known if has[0] >= cpus and has[1] >= gib), None)

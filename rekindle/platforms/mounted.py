@@ -56,7 +56,7 @@ class Place:
     node: int = 0
 
     def of_node(self, node: int) -> Place:
-        """This for another node rank, whose outputs nobody sees."""
+        """This for another node rank, whose outputs no step sees."""
         if node == 0:
             return self
         outputs = {name: WORK / "outputs" / name for name in self.outputs}
@@ -244,7 +244,7 @@ class _Log(threading.Thread):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.redirect(self.log)  # nobody has the pipe's other end by now
+        self.redirect(self.log)  # no process has the pipe's other end by now
         self.join()
 
     def redirect(self, file: int) -> None:
@@ -274,7 +274,7 @@ def _leave(place: Place, content: dict[str, Any]) -> None:
         folder, actual = place.outputs[name], Path(artifact["uri"])
         if actual != folder / "data" and actual.exists():  # a component may return its own place
             (shutil.copytree if actual.is_dir() else shutil.copy2)(actual, folder / "data")
-    for name, folder in place.outputs.items():  # nobody can mount a place with nothing in it
+    for name, folder in place.outputs.items():  # a place with nothing in it cannot be mounted
         told = content if "skipped" in content else content["artifacts"].get(name, {})
         (folder / MARK).write_text(json.dumps(told), encoding="utf-8")
     (place.outputs[RESULT] / "result.json").write_text(json.dumps(content), encoding="utf-8")

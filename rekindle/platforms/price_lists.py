@@ -19,9 +19,10 @@ _DENIED = (400, 401, 403)
 def pages(
     url: str, following: Callable[[dict[str, Any]], str], headers: Mapping[str, str], login: str
 ) -> Iterator[dict[str, Any]]:
-    """The page at `url` and those that follow, by the address that `following` finds in each; ""
-    ends. After throttling, 5xx and silence a page is asked for again, a few times: then
-    UnreachableError. RequestError, with `login` as the fix, where nobody may ask."""
+    """The page at `url` and those that follow, by the address that `following` finds in each.
+
+    "" ends. After throttling, 5xx and silence a page is asked for again, a few times: then
+    UnreachableError. RequestError, with `login` as the fix, where access is denied."""
     for _ in range(_MOST_PAGES):
         found = _page(url, headers, login)
         yield found

@@ -1,7 +1,7 @@
 """A definition on its way to a platform: what it is called there, and what came of it.
 
-A submission is identified by what is sent and by a token of whoever sends it: the same two give the
-same name, so that what is said twice happens once."""
+A submission is identified by what is sent and by a token of the caller. The same two give the same
+name, so submitting is idempotent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Mark:
 
     @classmethod
     def read(cls, text: str) -> Mark | None:
-        """The mark in a description; None where there is none of ours."""
+        """The mark in a description; None where rekindle set none."""
         match = _MARK.search(text)
         return cls(*match.groups()) if match else None
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from rekindle.errors import RegistryError, RekindleError
 from rekindle.launch.process import owned
+from rekindle.masking import masked
 from rekindle.registry import embedded
 from rekindle.registry.embedded import ARTIFACTS, DATABASE
 
@@ -46,7 +47,7 @@ def without_password(uri: str) -> str:
     """`uri` as it may be shown."""
     parts = urlsplit(uri)
     if not parts.password:
-        return uri
+        return masked(uri)
     return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{parts.hostname}"))
 
 
@@ -111,7 +112,7 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_r
 
     try:
         return str(client.create_experiment(name, artifact_location=location))
-    except MlflowException:  # somebody else was faster
+    except MlflowException:  # another process was faster
         found = client.get_experiment_by_name(name)
         if found is None:
             raise

@@ -72,7 +72,7 @@ class Registry:
         return registry(self.spec.tracking_uri, self.artifact_root, doing)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Nobody else on this machine changes this model meanwhile."""
+        """A lock: no other process on this machine changes this model meanwhile."""
         if "://" in self.artifact_root:
             return contextlib.nullcontext()
         folder = Path(self.artifact_root) / "locks" / f"register-{self.name}"
@@ -180,7 +180,7 @@ def register(
     if digest != evidence.model_digest:
         raise RegistryError(
             f"not registered: the files in {model} are not those that were judged",
-            where=where.shown_uri, fix="run the same config again: the model is judged anew",
+            where=where.shown_uri, fix="run the same config again: the model is judged again",
         )  # fmt: skip
     tags = {
         f"{PREFIX}{k}": v

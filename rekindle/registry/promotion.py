@@ -7,7 +7,7 @@ who claim at once see each other, and both step back. The champion is read after
 the evidence, and replaced within the time for which a claim is respected. An attempt that was
 killed leaves its claim, which others respect for `LEASE` of their own clock. One whose last request
 has no answer leaves it as `UNSURE`: the request may still be carried out, and until it is, or a
-person looks, nobody promotes. The embedded registry is one machine's, where a lock does all
+person looks, no process promotes. The embedded registry is one machine's, where a lock does all
 that."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _may_replace(
     if found:
         raise RegistryError(
             f"not promoted: {'; '.join(found)}", where=where.shown_uri,
-            fix="run the same config again: it is judged anew against the champion of that moment",
+            fix="run the same config again: it is judged against the champion of that moment",
         )  # fmt: skip
     return True
 
@@ -194,8 +194,9 @@ def _look(name: str, key: str) -> str:
 
 @contextlib.contextmanager
 def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Claim]:
-    """Nobody else replaces the champion meanwhile. Waits for others; raises RegistryError as
-    `Claim.outlive` does."""
+    """A claim: no other process replaces the champion meanwhile.
+
+    Waits for others; raises RegistryError as `Claim.outlive` does."""
     who = f"version {version}, {socket.gethostname()}, process {os.getpid()}"
     claim = Claim(client, where, version, who)
     seen: dict[str, float] = {}  # others' claims, and when each was seen first

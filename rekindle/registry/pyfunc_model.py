@@ -1,6 +1,4 @@
-"""Loads and asks a registered model; MLflow runs this file when somebody loads
-`models:/NAME@champion`.
-"""
+"""Loads and asks a registered model; MLflow runs this file to load `models:/NAME@champion`."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ BATCH = 64
 
 
 class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """Whoever loads a model with MLflow runs this file, and a task of a user's beside it.
+    """Loading a model with MLflow runs this file, and a task of a user's beside it.
 
     Input: a table with a column `text`, or uint8 pixels [N, H, W, C]. Output: `label` and its
     `probability`; of a language model `text`, the answer to each (a chat's first question, a

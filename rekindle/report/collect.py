@@ -2,7 +2,7 @@
 prints.
 
 A step's output artifact says what it holds in `metadata["record"]`; its URI is a file, or a folder
-with the file of that kind in it. A run of somebody's own pipeline may have none: every field of
+with the file of that kind in it. A run of a user's own pipeline may have none: every field of
 `Findings` is optional. A record that is missing, unreadable or of another version becomes a
 sentence in `notes`, never an error.
 """

@@ -89,7 +89,7 @@ def _unfinished(run: RunRecord, found: Findings) -> Verdict:
     )
     match run.status:
         case "submitting":
-            sentence = "Sent, or about to be: nobody knows yet whether it arrived. Submit it again."
+            sentence = "Sent, or about to be; it is not known whether it arrived. Submit it again."
             return Verdict("wait", "submitting", sentence, reason)
         case "running" if run.platform != "local":
             return Verdict("wait", "running", f"Running on {run.platform} when last looked at.")

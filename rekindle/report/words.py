@@ -19,7 +19,7 @@ _CREDENTIALS = re.compile(
     r"|\bhf_[A-Za-z0-9]{20,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}"
     r"|\bA[KS]IA[0-9A-Z]{16}\b"
-    r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}"
+    r"|\beyJ[\w-]{10,2000}\.[\w-]{10,2000}\.[\w-]{10,}"
 )
 _ASSIGNED = re.compile(
     r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|access_?key|sas)\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|\S{6,})"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
-from rekindle.masking import masked, tells
+from rekindle.masking import DATABASE_LOGIN, SERVICE_KEY, masked, tells
 from rekindle.spec import rates, schedule
 from rekindle.spec.document import KeyPath
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TOKEN_METRICS
@@ -16,14 +16,13 @@ from rekindle.spec.model import BUILTIN_TASKS, Spec, TrainSpec
 
 Finding = tuple[KeyPath, str, str]
 
-_PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
+_PASSWORD = re.compile(rf"://[^/?#@]*:[^/?#@]+@|{DATABASE_LOGIN}")
 _HTTP_USER = re.compile(r"https?://[^/?#@]+@", re.IGNORECASE)
 # name=value of a query, a fragment, or a part of a path; a value may hold such pairs itself
 _PARAMETERS = re.compile(r"(?<=[?&#;=])([\w.-]+)=(?=[^&#;])")
-_KEYS = frozenset({"sig", "auth", "key", "pwd"})
+_KEYS = frozenset({"sig", "auth", "key", "pwd", "pass", "accountkey", "account_key"})
 _TOKEN = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|ghp_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})"
-    r"|[?&]sig=[^&]{20,}"
+    rf"\bAKIA[0-9A-Z]{{16}}|{SERVICE_KEY}|-----BEGIN [A-Z ]*PRIVATE KEY|[?&]sig=[^&]{{20,}}"
 )
 
 

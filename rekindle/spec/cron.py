@@ -33,11 +33,11 @@ _EXAMPLE = "write five fields, such as `0 3 * * 1`: Mondays at three"
 
 
 def cron_problem(text: str) -> tuple[str, str] | None:
-    """Why `text` is no line that can be taken, and what to write; None if it is one.
+    """Why `text` is not a line that can be taken, and what to write; None if it is one.
     `cron_problem("61 * * * *")` is ``("minute: 61 is not in 0-59", ...)``."""
     fields = text.lower().split()
     if text.strip().lower() in _MACROS:
-        return f"`{text}` is no line of five fields", f"write `{_MACROS[text.strip().lower()]}`"
+        return f"`{text}` is not a line of five fields", f"write `{_MACROS[text.strip().lower()]}`"
     if len(fields) != len(_FIELDS):
         what = f"`{text}` has {len(fields)} fields, not five"
         if len(fields) in (6, 7):

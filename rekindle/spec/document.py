@@ -50,7 +50,8 @@ _Loader.yaml_implicit_resolvers = {}
 def read_document(path: Path) -> Document:
     """The mapping in the YAML file `path`; raises SpecError for everything that is not one."""
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SpecError(
             f"there is no file {path}", fix="check the path, or `rekindle init`"
@@ -60,7 +61,7 @@ def read_document(path: Path) -> Document:
             f"cannot read {path}: {error.strerror}", fix="name a readable YAML file"
         ) from error
     if len(raw) > MAX_BYTES:
-        raise SpecError(f"{path} holds {len(raw):,} bytes; a config has at most {MAX_BYTES:,}")
+        raise SpecError(f"{path} holds more than {MAX_BYTES:,} bytes, the most of a config")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -102,7 +103,7 @@ def _compose(text: str, origin: str) -> yaml.Node | None:
         mark = error.problem_mark
         where = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
         raise SpecError(
-            f"not valid YAML: {error.problem}", where=where, fix="mend the syntax"
+            f"not valid YAML: {error.problem}", where=where, fix="correct the syntax"
         ) from None
     except (yaml.YAMLError, RecursionError) as error:
         raise SpecError(

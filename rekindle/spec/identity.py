@@ -48,9 +48,7 @@ def file_sha256(path: Path) -> str:
 
 @functools.cache
 def source_hash(parts: Iterable[str] = DATA_PLANE) -> str:
-    """Hash of rekindle's own sources under `parts`: whoever changes the code must not get
-    yesterday's result.
-    """
+    """Hash of rekindle's own sources under `parts`: changed code must not get an old result."""
     package = Path(__file__).resolve().parent.parent
     files = [
         file

@@ -33,7 +33,7 @@ def as_import(module: str) -> str:
 
 
 def folders_of(file: Path) -> tuple[Path, ...]:
-    """Where modules of one's own lie, for a file of one's own: its folder, and the one above."""
+    """Where the user's own modules lie, for a file of theirs: its folder, and the one above."""
     return tuple(dict.fromkeys((file.parent, file.parent.parent)))
 
 
@@ -62,7 +62,7 @@ def closure(
     everywhere: bool = False,
 ) -> dict[Path, Path]:
     """The `files` and all modules that they and the `sources` (code by what it is called) import;
-    each with the folder that it is imported from. RequestError for what is no Python.
+    each with the folder that it is imported from. RequestError for what is not Python.
 
     A module of several folders is that of the first one, or with `everywhere` that of each, also
     under the name of one of the standard library: which of them a process finds first depends on
@@ -151,4 +151,5 @@ def _parsed(text: str, name: str) -> ast.AST:
         return ast.parse(text)
     except SyntaxError as error:
         where = f"{name}:{error.lineno}"
-        raise RequestError(f"this is no Python: {error.msg}", where=where, fix="mend it") from None
+        what = f"this is not valid Python: {error.msg}"
+        raise RequestError(what, where=where, fix="correct the syntax") from None

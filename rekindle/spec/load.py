@@ -25,6 +25,7 @@ from rekindle.spec.document import Document, KeyPath, parse_value, read_document
 from rekindle.spec.model import BUILTIN_TASKS, Spec
 
 MAX_EXTENDS = 10
+_HEAD = 1 << 20  # characters in which a compiled pipeline shows itself
 _PATH_FIELDS: tuple[KeyPath, ...] = (
     ("task",), ("pipeline",), ("data", "source"), ("model", "source"), ("model", "tokenizer"),
     ("model", "init_from"), ("model", "teacher", "source"), ("train", "entrypoint"),
@@ -68,7 +69,8 @@ def _is_pipeline(target: str) -> bool:
     if ".py:" in target or target.endswith(".json"):
         return True
     try:
-        head = Path(target).read_text(encoding="utf-8", errors="replace")
+        with Path(target).open(encoding="utf-8", errors="replace") as file:
+            head = file.read(_HEAD)
     except OSError:
         return False
     return re.search(r"^(pipelineInfo|pipelineSpec):", head, re.MULTILINE) is not None
@@ -89,9 +91,7 @@ def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: st
 
 
 def _strict(values: Mapping[str, Any]) -> Spec:
-    """Validated as JSON, in which a list may fill a tuple but `yes` or "3" is no boolean and no
-    number.
-    """
+    """Validated as JSON: a list may fill a tuple, but "3" is not turned into a number."""
     return Spec.model_validate_json(json.dumps(values), strict=True)
 
 
@@ -222,7 +222,7 @@ def _problem(error: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str
         return _unknown_key(path, lines, origin)
     if error["type"] == "missing":
         return _located(path, "is missing", f"add `{path[-1]}:`", lines, origin)
-    if "secrets" in path or path[-1] == "token":  # it may be one, and errors end up in logs
+    if "secrets" in path or path[-1:] == ("token",):  # it may be one, and errors end up in logs
         fix = f"{_hint(path[:-1]).rstrip(':')}; keep the value out of the config"
         return _located(path, "names a secret in another way than it should", fix, lines, origin)
     shown = repr(error.get("input"))

@@ -1,7 +1,7 @@
 """What images are, by the names that configs have for them: `rekindle.lock`, beside the config.
 
 `rekindle images push` writes it, loading a config reads it, and it belongs into version control as
-the config does. An image is its digest, and with it the hash of one's own code that is in it."""
+the config does. An image is its digest, and with it the hash of the user's own code in it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Pin(Section):
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
     """Of its manifest, as the registry says."""
     code: str = Field("", pattern=r"^([0-9a-f]{32})?$")
-    """Hash of one's own code in it; empty: none."""
+    """Hash of the user's own code in it; empty: none."""
 
 
 def read(folder: Path) -> dict[str, Pin]:
-    """The pins of the configs in a folder, by name; SpecError for a file that is none of ours."""
+    """The pins of the configs in a folder, by name; SpecError for another kind of file."""
     path = folder / NAME
     if not path.exists():
         return {}
@@ -83,6 +83,6 @@ def pinned(spec: Spec, folder: Path) -> Spec:
 
 
 def code_in(image: str, folder: Path) -> str | None:
-    """Hash of one's own code in an image that is named by digest; None if nobody wrote it down."""
+    """Hash of the user's own code in an image named by digest; None if no lock file has it."""
     known = {by_digest(name, pin): pin.code for name, pin in read(folder).items()}
     return known.get(image)

@@ -397,8 +397,8 @@ class RegisterSpec(Section):
     approval: Literal["auto", "manual"] = "auto"
     """`manual`: a candidate that passed the gate waits for `rekindle promote RUN`."""
     trust_code: bool = False
-    """Run the code of one's own tasks that a champion, a teacher or the model of `init_from` brings
-    although it is not this config's, byte for byte."""
+    """Run the code of a user's own task that a champion, a teacher or the model of `init_from`
+    brings, although it is not this config's, byte for byte."""
 
 
 Received = Literal[

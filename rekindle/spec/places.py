@@ -236,7 +236,7 @@ class SageMakerSpec(PlatformSection):
     `{HF_TOKEN: "arn:aws:secretsmanager:..."}`. The image needs boto3; the value is read when the
     step begins."""
     unproven: tuple[Literal["exit_handlers", "loops"], ...] = ()
-    """What to try although nobody has seen it work, since the service's SDK knows it and its
+    """What to try although it has not been seen to work, since the service's SDK knows it and its
     documentation does not: `exit_handlers` become steps that wait with `Trigger: Any`, `loops` over
     an argument become a ForEach, so that a run may be given another list."""
     spot_wait_hours: float = Field(24.0, ge=0, le=672)
@@ -263,8 +263,8 @@ class AzureMLSpec(PlatformSection):
     )
     """Workspace that runs the pipeline."""
     identity: Literal["managed", "user"] | None = None
-    """Whom steps act as: `managed`, the identity of their compute; `user`, whoever submits; null:
-    as the workspace decides."""
+    """Whom steps act as: `managed`, the identity of their compute; `user`, the user who submits;
+    null: as the workspace decides."""
     compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
     """Cluster that steps run on; default: serverless, on a machine that Azure finds."""
     gpu_compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")

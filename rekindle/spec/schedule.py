@@ -17,7 +17,7 @@ from rekindle.spec.cron import cron_problem
 from rekindle.spec.places import Section
 
 _NO_ZONES = {"localtime", "Factory", "posixrules"}  # names of files, on this machine only
-# clocks without summer time, which whoever writes them rarely means
+# clocks without summer time, which users who write them rarely mean
 _FIXED = {"EST": "America/New_York", "MST": "America/Denver", "HST": "Pacific/Honolulu"}
 
 

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 METADATA = ".metadata"
 THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
 _NICE = 10
-_FOREIGN = "somebody else wrote it: find out who, and remove it"
+_FOREIGN = "rekindle did not write it: find out who did, and remove it"
 
 _DCP = "torch.distributed.checkpoint"
 _ALLOWED = {
@@ -88,7 +88,7 @@ class Piece:
         return ChunkStorageMetadata(offsets=self.offsets, sizes=self.local.size())
 
     def __create_write_items__(self, fqn: str, piece: Any) -> list[WriteItem]:
-        """DCP's protocol for what is no tensor of torch's."""
+        """DCP's protocol for what is not a tensor of torch's."""
         properties = TensorProperties.create_from_tensor(self.local)
         data = TensorWriteData(chunk=self.chunk, properties=properties, size=self.whole)
         return [WriteItem(MetadataIndex(fqn, self.offsets), WriteItemType.SHARD, tensor_data=data)]

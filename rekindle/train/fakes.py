@@ -94,7 +94,7 @@ def _whole(live: Live, function: Any) -> Any:
 
 @contextlib.contextmanager
 def _propagation_uncounted(live: Live) -> Iterator[None]:
-    """DTensor finds out shapes with tensors of the whole size, which nobody holds."""
+    """DTensor finds out shapes with tensors of the whole size, which no rank holds."""
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     def uncounted(function: Any) -> Any:
@@ -136,7 +136,7 @@ def _real_meshes() -> Iterator[None]:
 
 
 class _Sent:
-    """Keeps what is under way until somebody waits for it, as NCCL and gloo do."""
+    """Keeps what is under way until a caller waits for it, as NCCL and gloo do."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors

@@ -141,7 +141,7 @@ class FusedColumns(nn.Module):
 
 
 def model_type(network: nn.Module) -> str:
-    """transformers' name of the architecture, or the class for a network of one's own."""
+    """transformers' name of the architecture, or the class for a user's own network."""
     config = getattr(network, "config", None)
     return str(getattr(config, "model_type", "") or type(network).__name__)
 
@@ -174,7 +174,7 @@ def backbone(network: nn.Module) -> nn.Module:
 def blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
     """Name and module of each repeated block, in order; stand-ins of other stages included.
 
-    A `Sequential` counts each layer with weights as a block; other networks of one's own have
+    A `Sequential` counts each layer with weights as a block; other networks of a user's own have
     none."""
     family = family_of(network)
     if family is not None:

@@ -73,7 +73,7 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
 
 
 def _entrypoint(job: Job) -> list[str]:
-    """The words of one's own script with its folders filled in."""
+    """The words of the user's own script with its folders filled in."""
     values = {
         "data": job.shards, "model": job.output, "checkpoints": job.checkpoints,
         "seed": str(job.train.seed), "init": job.init,

@@ -207,7 +207,7 @@ def hash_prefixes(hashes: list[bytes]) -> np.ndarray:
 def open_model(folder: Path, code: str = "") -> ModelFolder:
     """The model in `folder`; raises DataError if it is not one of ours.
 
-    A folder is data, and whoever may write it must not run code here. `code` is the task of this
+    A folder is data: write access to it must not run code here. `code` is the task of this
     config: a folder that names a task of its own gets the one from `path.py:Class`, if its copy is
     the same byte for byte. With ANY_CODE its copy is run, whatever it is."""
     path = folder / DESCRIPTION
@@ -287,7 +287,7 @@ def check_start(
 
 def digest_of(folder: Path) -> str:
     """Hash over all files of a model folder, names and bytes. Raises DataError for one that holds
-    anything but files and folders of its own: what a link leads to is no part of it."""
+    anything but files and folders of its own: what a link leads to is not part of it."""
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise DataError(

@@ -85,8 +85,9 @@ def _seconds(event: Any, cuda: bool) -> float:
 
 
 def _exposed_on_cpu(events: Iterable[Any]) -> float:
-    """Seconds that the training thread waited for gloo, whose threads do the work: the profiler
-    counts them as nobody's."""
+    """Seconds that the training thread waited for gloo, whose threads do the work.
+
+    The profiler counts them for no operator."""
     collectives, operators = [], []
     for event in events:
         span = (event.time_range.start / 1e6, event.time_range.end / 1e6)

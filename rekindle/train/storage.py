@@ -64,7 +64,7 @@ class Storage(Protocol):
         """Delete a folder with its files, the file `last` before all others."""
 
     def abandoned(self, folder: str) -> bool:
-        """Whether nobody can be writing into `folder` any more."""
+        """Whether no process can be writing into `folder` any more."""
 
 
 def storage_of(root: str | Path) -> Storage:
@@ -248,7 +248,7 @@ class ObjectStore:
             return None
 
     def _patiently(self, request: Callable[[], T]) -> T:
-        """Do it, again if need be; what another try cannot mend is raised at once."""
+        """Do it, with retries if need be; what a retry cannot solve is raised at once."""
         for pause in (*PAUSES_SECONDS, None):
             try:
                 return request()

@@ -258,7 +258,7 @@ GOOD = "machine: p5.48xlarge, region: us-east-1, on_demand: 1, source: ours, as_
     ("row", "what", "fix"),
     [
         (GOOD.replace("p5.48", "p5.84"), "the catalog has no machine `p5.84xlarge`", "p5.48xlarge"),
-        (GOOD.replace("us-east-1", "us-east1"), "`us-east1` is no region of aws", "correct the name"),
+        (GOOD.replace("us-east-1", "us-east1"), "`us-east1` is not a region of aws", "correct the name"),
         (GOOD.replace("on_demand", "ondemand"), "a file of prices has no `ondemand`", "on_demand"),
         (GOOD.replace("on_demand: 1,", ""), "the row has no price", "on_demand: or spot:"),
         (GOOD.replace(": 1,", ": -1,"), "`on_demand` is -1", "a number above zero"),
@@ -296,13 +296,13 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     assert ("a file of prices has no `pricess`", "1") in told
     assert ("the catalog has no machine `x`", "3") in told
     assert ("the row has no `source`", "3") in told
-    assert ("a row is no mapping", "5") in told
+    assert ("a row is not a mapping", "5") in told
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("prices: 7", "`prices` is no list"),
+        ("prices: 7", "`prices` is not a list"),
         (r"factors: [{machines: '(', factor: 1, source: a, as_of: 2026-11-01}]", "no regular expression"),
         (r"factors: [{machines: 'ml.*', factor: ~, source: a, as_of: 2026-11-01}]", "`factor` is None"),
         ("prices: [", "not valid YAML"),

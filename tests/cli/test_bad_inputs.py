@@ -114,7 +114,7 @@ REFUSED = [
     ("a secret by value", config(), s("platforms.local.secrets={T: hunter2}"), "platforms.local.secrets"),
     ("a password in a URI", config(), s("register.tracking_uri=https://me:secret@host"), "password"),
     ("a token in the config", config(), s("model.source={channels: [8], t: hf_aaaaaaaaaaaaaaaaaaaaaaaa}"), "secret token"),
-    ("a tracking URI nobody speaks", config(), s("register.tracking_uri=ftp://host"), "no tracking URI"),
+    ("a tracking URI nobody speaks", config(), s("register.tracking_uri=ftp://host"), "not a tracking URI"),
     ("a home that is a file", read_only_home, ["run", "c.yaml"], "is a file"),
     ("a home that is a link to itself", looped_home, ["run", "c.yaml"], "leads nowhere"),
     ("an unknown step to start from", config(), ["run", "c.yaml", "--from", "fintune"], "finetune"),

@@ -221,7 +221,7 @@ def test_a_platform_that_there_is_not_is_named(tmp_path):
         check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "`mars` is none of azureml, kubeflow, sagemaker, vertex" in done.stderr
+    assert "`mars` is not one of azureml, kubeflow, sagemaker, vertex" in done.stderr
 
 
 def test_kfp_loads_it():

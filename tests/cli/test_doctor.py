@@ -103,7 +103,7 @@ def test_whoever_is_not_logged_in_reads_one_line_for_all_that_was_not_asked(fact
     assert invoke(words()) == 2
     lines = capsys.readouterr().err.splitlines()
     unasked = "region, role, the role may (6), you may, bucket, image, quota, secret HF_TOKEN"
-    assert f"not asked {unasked}: nobody is logged in" in lines
+    assert f"not asked {unasked}: the login failed" in lines
 
 
 def test_a_platform_that_nobody_could_ask_is_not_ready(facts, folder, capsys):

@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> str:
         (("push", "--platform=kubeflow"), f"r.example/digits@{DIGEST} is a digest already"),
         (("push", "--platform=vertex"), "where: platforms.vertex.image"),
         (("push",), "it says nowhere what to push the image as"),
-        (("push", "--platform=nowhere"), "`nowhere` is none of azureml, kubeflow"),
+        (("push", "--platform=nowhere"), "`nowhere` is not one of azureml, kubeflow"),
         (("push", "--set=platforms.vertex.image=r.example/x:1"), "there is no docker command here"),
         (("build",), "there is no docker command here"),
     ],

@@ -103,11 +103,11 @@ def test_machines_that_the_config_leaves_open_are_those_of_its_plan(tmp_path, ca
 @pytest.mark.parametrize(
     ("overrides", "platform", "says"),
     [
-        (("resources={machine: auto}",), "kubeflow", "nobody knows which machines kubeflow has"),
+        (("resources={machine: auto}",), "kubeflow", "it is not known which machines kubeflow has"),
         (("resources={machine: auto, budget_usd: 5}", "train.steps=null", "train.epochs=1"),
-         "sagemaker", "data that nobody has counted"),
+         "sagemaker", "data that has not been counted"),
         (("resources={machine: auto}", "platforms.sagemaker.region=mx-central-1"), "sagemaker",
-         "nobody knows the price of any machine in mx-central-1"),
+         "no price of a machine in mx-central-1 is known"),
         (("resources={machine: auto, budget_usd: 5}",), "vertex", "and may cost \\$5"),
     ],
 )  # fmt: skip

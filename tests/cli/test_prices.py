@@ -314,8 +314,8 @@ def test_what_is_sold_no_more_goes_from_what_was_refreshed(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--region", "US-EAST-1"), "`US-EAST-1` is no region of any cloud"),
-        (("--cloud", "azure", "--region", "us-east-1"), "`us-east-1` is no region of azure"),
+        (("--region", "US-EAST-1"), "`US-EAST-1` is not a region of any cloud"),
+        (("--cloud", "azure", "--region", "us-east-1"), "`us-east-1` is not a region of azure"),
         (
             ("--cloud", "aws", "--cloud", "gcp", "--region", "us-east-1"),
             "no region of gcp is named",

@@ -75,7 +75,7 @@ def test_a_time_that_a_clock_skips_or_repeats_is_said_too(cron, said, capsys):
 BAD = [
     ("seven fields", "{cron: 0 0 3 * * 1 2027}", "has 7 fields", "leave seconds and the year out"),
     ("six fields", "{cron: 0 0 3 * * 1}", "has 6 fields", "leave seconds and the year out"),
-    ("a word for a line", "{cron: '@daily'}", "no line of five fields", "write `0 0 * * *`"),
+    ("a word for a line", "{cron: '@daily'}", "not a line of five fields", "write `0 0 * * *`"),
     ("a Sunday called 7", "{cron: 0 3 * * 7}", "7 is not in 0-6", "write 0 for Sunday"),
     ("the last day", "{cron: 0 3 L * *}", "day of the month: l", "not every platform has L, W, #"),
     ("a second Friday", "{cron: '0 3 * * fri#2'}", "neither `*` nor a number", "not every platform has L, W, #"),
@@ -91,7 +91,7 @@ BAD = [
     ("an overlap that Azure cannot do", "{cron: 0 3 * * 1, overlap: queue}", "submits a job when it is due", "overlap: parallel"),
     ("catching up on Azure", "{cron: 0 3 * * 1, catch_up: true}", "makes up for no start", "leave it out"),
     ("an unknown field", "{cron: 0 3 * * 1, when_unchanged: run}", "when_unchanged", ""),
-    ("no line", "{timezone: UTC}", "schedule.cron", ""),
+    ("not a line", "{timezone: UTC}", "schedule.cron", ""),
     ("an empty name", "{cron: 0 3 * * 1} --set name=", "name", "lower-case letters"),
 ]  # fmt: skip
 

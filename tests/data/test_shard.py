@@ -125,7 +125,7 @@ def test_examples_that_were_never_completed_are_refused(tmp_path, source):
     with pytest.raises(DataError, match="reads image"):
         shard(tmp_path / "examples", data, ModelSpec(), f"{TASKS}:Pixels", tmp_path / "out")
     os.truncate(tmp_path / "examples/train.arrow", 100)
-    with pytest.raises(DataError, match=r"train.arrow is no file of examples"):
+    with pytest.raises(DataError, match=r"train.arrow is not a file of examples"):
         shard(tmp_path / "examples", data, ModelSpec(), f"{TASKS}:Words", tmp_path / "out")
     (tmp_path / "examples/summary.json").unlink()
     with pytest.raises(DataError, match=r"summary.json is missing"):

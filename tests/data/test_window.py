@@ -109,7 +109,7 @@ def test_what_is_no_window_is_refused(text):
 def test_a_window_before_all_time_is_refused():
     with pytest.raises(DataError, match="before all time"):
         resolve(WindowSpec(size="99999 years", offset=10_000), dt.datetime(2026, 1, 1))
-    with pytest.raises(RequestError, match=r"2026-02-30.*is no date"):
+    with pytest.raises(RequestError, match=r"2026-02-30.*is not a date"):
         resolve(WindowSpec(size="1 day", end="2026-02-30"), None)
     with pytest.raises(DataError, match="there is none"):
         resolve(WindowSpec(size="1 day"), None)
@@ -144,5 +144,5 @@ def test_the_latest_partition_is_the_end():
 
 def test_a_format_without_order_is_refused():
     for name in ("%B", "x", "%Y/%m"):
-        with pytest.raises(RequestError, match="no format of a time"):
+        with pytest.raises(RequestError, match="not a format of a time"):
             Partitions.of(f"d/{{window:{name}}}/x", WindowSpec(size="1 month"))

@@ -126,6 +126,6 @@ def test_what_nobody_refers_to_is_checked_before_it_is_rewritten(case: str) -> N
             spec[key][kind] = {**spec[key][kind], **more} if key == "deploymentSpec" else more
     text = yaml.safe_dump(spec)
     read(text)  # which follows references, and so does not see it
-    with pytest.raises(RequestError, match="this is no KFP pipeline") as caught:
+    with pytest.raises(RequestError, match="this is not a KFP pipeline") as caught:
         rewritten(text, {}, None)
     assert caught.value.problems[0].where == where

@@ -56,7 +56,7 @@ def test_they_are_asked_at_once_and_one_that_hangs_holds_up_no_other() -> None:
 @pytest.mark.parametrize(
     ("login", "says"),
     [
-        (fails(RequestError("expired")), "nobody is logged in"),
+        (fails(RequestError("expired")), "the login failed"),
         (fails(Unasked("no answer")), "it is not known who asks: no answer"),
     ],
 )

@@ -73,7 +73,7 @@ def test_the_smallest_machine_that_has_it(
 
 
 def test_no_quantity() -> None:
-    with pytest.raises(ValueError, match="no quantity"):
+    with pytest.raises(ValueError, match="not a quantity"):
         amount("lots")
 
 
@@ -93,7 +93,7 @@ def test_what_is_no_quantity_is_refused_with_its_place() -> None:
     (step,) = read(compile_function(one)).steps()
     asked = dataclasses.replace(step.container, resources=Resources(cpu_limit="four"))
     step = dataclasses.replace(step, container=asked)
-    with pytest.raises(UnsupportedError, match="'four' is no quantity") as caught:
+    with pytest.raises(UnsupportedError, match="'four' is not a quantity") as caught:
         machine_for("sagemaker", step, "ml.m5.xlarge")
     assert caught.value.problems[0].where == "root.dag.tasks.hello"
 

@@ -106,7 +106,7 @@ def test_a_secret_stands_in_the_environment_of_the_child_and_in_no_text() -> Non
 
 MISTAKES = {
     "a global rank": (kubeflow.rendezvous, {"PET_NNODES": "2", "PET_NODE_RANK": "9", "PET_MASTER_ADDR": "a"}, "node 9 of 2"),
-    "no number": (kubeflow.rendezvous, {"PET_NNODES": "two", "PET_NODE_RANK": "0"}, "no whole number"),
+    "no number": (kubeflow.rendezvous, {"PET_NNODES": "two", "PET_NODE_RANK": "0"}, "not a whole number"),
     "nothing": (kubeflow.rendezvous, {}, "no `PET_NNODES`"),
     "no address": (kubeflow.rendezvous, {"PET_NNODES": "2", "PET_NODE_RANK": "0"}, "no address"),
     "no JSON": (vertex.rendezvous, {"CLUSTER_SPEC": "{"}, "cannot be read"),
@@ -126,7 +126,7 @@ def test_what_makes_no_sense_is_an_error_at_the_start(case: str) -> None:
 def test_a_host_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "resourceconfig.json"
     path.write_text('{"hosts": ["algo-1"], "current_host": "algo-2"}')
-    with pytest.raises(RequestError, match="algo-2 is none of algo-1"):
+    with pytest.raises(RequestError, match="algo-2 is not one of algo-1"):
         sagemaker.rendezvous(0, path)
     with pytest.raises(RequestError, match="cannot be read"):
         sagemaker.rendezvous(0, tmp_path / "gone.json")

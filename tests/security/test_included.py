@@ -47,6 +47,22 @@ def test_a_link_that_leads_out_is_refused(project, target):
     assert "sub/ok.json" in taken(project)
 
 
+def test_a_folder_that_is_a_link_out_counts_where_it_is_named_and_is_refused_else(project):
+    other = project.parent / "other"
+    other.mkdir()
+    (other / "x.txt").write_text("secret")
+    (project / "shared").symlink_to(other)
+    for pattern in ("shared", "shared/*", "shared/**/*"):
+        assert list(included([str(project / pattern)], project)) == [other / "x.txt"]
+    with pytest.raises(RequestError, match="a link that leads out of"):
+        taken(project, "**/x.txt")
+
+
+def test_a_link_to_a_key_is_left_out_like_the_key(project):
+    (project / "plain").symlink_to("sub/server.pem")
+    assert "plain" not in taken(project)
+
+
 def test_a_link_inside_is_taken_where_it_is(project):
     (project / "sub" / "link.json").symlink_to("ok.json")
     assert "sub/link.json" in taken(project)

@@ -185,7 +185,7 @@ def test_without_a_folder_of_its_own_a_source_names_no_files(uri):
 def test_a_pipe_among_the_files_is_refused_and_not_waited_for(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": "x"}] * 60)
     os.mkfifo(tmp_path / "b.jsonl")
-    with pytest.raises(DataError, match="this is no file"):
+    with pytest.raises(DataError, match="this is not a file"):
         ingested(text_spec(tmp_path), tmp_path.with_name("out"))
 
 

@@ -45,6 +45,11 @@ def test_masking_takes_time_in_proportion(piece):
     masked(text, {})
 
 
+def test_a_password_ends_at_the_last_at_of_a_database():
+    assert masked("see postgresql://me:be/fore@db/x now", {}) == f"see {MASK}@db/x now"
+    assert masked("see https://mlflow:5000/a@b now", {}) == "see https://mlflow:5000/a@b now"
+
+
 def test_tokens_are_found_all_the_same():
     token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P"
     assert masked(f"sent {token} and id-{token}", {}) == f"sent {MASK} and id-{MASK}"
@@ -107,6 +112,11 @@ def test_a_secret_in_a_uri_is_refused(tmp_path, field, uri):
         {"train": {"entrypoint": "train.py --db postgresql://me:word@h.example/db"}},
         {"pipeline": "p.py:p", "arguments": {"db": "postgresql://me:word@h.example/db"}},
         {"pipeline": "p.py:p", "arguments": {"all": [{"db": "https://word@h.example"}]}},
+        {"register": {"tracking_uri": "postgresql://me:before/after@db/x"}},
+        {"register": {"tracking_uri": "mysql+pymysql://me:before?after@db/x"}},
+        {"pipeline": "p.py:p", "arguments": {"store": "AccountName=x;AccountKey=QUJDREVGR0g="}},
+        {"pipeline": "p.py:p", "arguments": {"git": "github_pat_11ABCDEFG0abcdefghijkl_mnop"}},
+        {"data": {"source": "https://data.example/a.csv?pass=abcdef"}},
     ],
     ids=str,
 )

@@ -27,7 +27,7 @@ FIVE, SHORTER, OUT = "write five fields", "leave seconds and the year out", "wri
 WRONG = {
     "": ("0 fields", FIVE), "0 3 * *": ("4 fields", FIVE), "* * * * * * * *": ("8 fields", FIVE),
     "0 0 3 * * 1": ("6 fields", SHORTER), "0 0 3 * * 1 2027": ("7 fields", SHORTER),
-    "@daily": ("no line of five fields", "write `0 0 * * *`"), "@Weekly ": ("no line", "write `0 0 * * 0`"),
+    "@daily": ("not a line of five fields", "write `0 0 * * *`"), "@Weekly ": ("not a line", "write `0 0 * * 0`"),
     "@reboot": ("1 fields", FIVE), "@daily x x x x": ("`@daily` is neither", FIVE),
     "60 * * * *": ("minute: 60 is not in 0-59", FIVE), "* 24 * * *": ("hour: 24", FIVE),
     "* * 0 * *": ("day of the month: 0", FIVE), "* * * 13 *": ("month: 13", FIVE),

@@ -90,7 +90,7 @@ ENDINGS = {
     ]),
     "is_killed": (("--set", "train.max_restarts=1"), [
         r"error: step `finetune` failed: StepError: rank 1 was killed by SIGKILL in step 6; after 1 restarts",
-        r"  fix:   somebody outside killed it, .*; the same command resumes from the last checkpoint. .*",
+        r"  fix:   a process outside killed it, .*; the same command resumes from the last checkpoint. .*",
     ]),
 }  # fmt: skip
 

@@ -53,7 +53,7 @@ def job_name(definition: Definition, token: str) -> str:
 
 
 def outline(definition: Definition, place: AzureMLSpec, token: str) -> Outline:
-    """What `submit` with the same arguments will make; asks nobody."""
+    """What `submit` with the same arguments will make; sends no request."""
     return Outline(where(place), job_name(definition, token), steps(definition))
 
 
@@ -63,7 +63,7 @@ def tags_of(mark: Mark) -> dict[str, str]:
 
 
 def mark_of(tags: Mapping[str, str]) -> Mark | None:
-    """The mark that tags hold; None where there is none of ours."""
+    """The mark that tags hold; None where rekindle set none."""
     if not all(key in tags for key in _TAGS.values()):
         return None
     return Mark(**{name: tags[key] for name, key in _TAGS.items()})
@@ -82,7 +82,7 @@ def connected(place: AzureMLSpec) -> Iterator[MLClient]:
             from azure.ai.ml import MLClient
         except ImportError as error:
             raise _not_here(error) from None
-        # without its bars nobody hears that an upload failed, and the SDK waits for ever
+        # without its bars the SDK does not notice that an upload failed, and waits for ever
         yield MLClient(
             credential, place.subscription, place.resource_group, place.workspace,
             show_progress=True, enable_telemetry=False, **PATIENCE,

@@ -92,7 +92,7 @@ def _of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
             f"name it in {_SECTION}.image, or take the secrets out",
         )  # fmt: skip
     if not re.fullmatch(limits("azureml")["name"], graph.name):
-        how = f"`{graph.name}` is no name of a job there"
+        how = f"`{graph.name}` is not a name of a job there"
         yield beyond("azureml", "", "pipelineInfo.name", how, "use letters, digits, - and _")
 
 
@@ -279,8 +279,10 @@ def _tier(step: Step, cluster: str) -> Problem:
 def _shell(
     given: list[tuple[str, str]], mounted: Mapping[str, tuple[str, Output]], left: Mapping[str, str]
 ) -> str:
-    """The command: values go through files, so that nothing in them is read by the shell; but for a
-    line that ends their here-document, which only whoever starts the job can write."""
+    """The command: values go through files, so that the shell reads nothing in them.
+
+    The exception is a line that ends their here-document: only the user who starts the job can
+    write one."""
     lines, words = [], ["exec python3 entry.py"]
     if given:
         lines.append("values=$(mktemp -d)")

@@ -1,5 +1,6 @@
-"""The least that whoever runs steps on Azure ML may do, and whether the workspace has what a config
-names; no workspace has tried it yet."""
+"""The least permissions for steps on Azure ML, and whether the workspace has what a config names.
+
+No workspace has tried it yet."""
 
 from __future__ import annotations
 

@@ -33,8 +33,9 @@ def workspace_path(place: AzureMLSpec) -> str:
 
 
 class Subscription:
-    """The workspace that `place` names, and whoever is logged in here. What several questions need
-    is read once."""
+    """The workspace that `place` names, and the user who is logged in here.
+
+    What several questions need is read once."""
 
     def __init__(self, place: AzureMLSpec) -> None:
         self.place = place
@@ -59,7 +60,7 @@ class Subscription:
         return Question(name, f"platforms.azureml.{field}", answer, early)
 
     def login(self) -> str:
-        """That somebody is logged in, with a token that Azure gave just now."""
+        """Checks that a user is logged in, with a token that Azure gave just now."""
         logging.getLogger("azure").setLevel(logging.CRITICAL)  # it says what we say, at length
         try:
             from azure.core.exceptions import AzureError, ClientAuthenticationError
@@ -212,7 +213,7 @@ def container(there: Subscription) -> str:
             raise RequestError(f"{host} has no container {name}", fix=fix) from None
         if error.status == 401 or (error.status == 403 and there.place.identity == "user"):
             raise RequestError(
-                f"the container {name} of {host} is somebody else's, or you may not read it",
+                f"the container {name} of {host} belongs to another tenant, or you may not read it",
                 fix="name one of yours, or ask for `Storage Blob Data Contributor` on its account",
             ) from None
         raise
@@ -223,7 +224,7 @@ def image(there: Subscription, wanted: Image) -> str:
     """Whether the registry has the image; others than Azure's are not asked with a token."""
     host = wanted.host
     if not host.endswith(".azurecr.io"):
-        raise Unasked(f"{host} is no registry of Azure")
+        raise Unasked(f"{host} is not a registry of Azure")
     who = {"grant_type": "access_token", "service": host, "access_token": there.token(ARM)}
     refresh = read(f"https://{host}/oauth2/exchange", form=who)["refresh_token"]
     scope = {

@@ -186,7 +186,7 @@ def _if_it_ran(client: MLClient, step: StepRecord) -> StepRecord:
         told = _result(client, history.outputs(client, step.log))
     except Exception as error:
         if _is_denied(error):
-            return step  # whoever looks may not read: it succeeded, as far as the service knows
+            return step  # the caller may not read: it succeeded, as far as the service knows
         raise
     if "skipped" not in told:
         return step

@@ -110,7 +110,7 @@ def submit(definition: Definition, place: KubeflowSpec, mark: Mark) -> Placed:
             lambda: server.runs.run_service_create_run(run=body),
             lambda: next(iter(named()), None),
         )
-        first = server.call(named)[0]  # somebody may have submitted the same meanwhile
+        first = server.call(named)[0]  # another process may have submitted it too
         if first.run_id != made.run_id:
             server.call(server.kfp.terminate_run, made.run_id)
         return Placed(first.run_id, page(place, first.run_id), first.run_id == made.run_id)
@@ -122,7 +122,7 @@ def run_name(definition: Definition, token: str) -> str:
 
 
 def outline(definition: Definition, place: KubeflowSpec, token: str) -> Outline:
-    """What `submit` with the same arguments will make; asks nobody."""
+    """What `submit` with the same arguments will make; sends no request."""
     return Outline(where(place), run_name(definition, token), steps(definition))
 
 
@@ -226,7 +226,7 @@ def experiment_of(server: Server, definition: Definition) -> str:
             found = server.call(server.kfp.create_experiment, _pipeline(definition))
             return str(found.experiment_id)
         except ApiException as error:
-            if error.status != 409 or last:  # somebody made it meanwhile
+            if error.status != 409 or last:  # another process made it meanwhile
                 raise
     raise AssertionError("the last attempt returns or raises")
 

@@ -1,7 +1,7 @@
 """The Kubernetes API, as far as a launcher, a node and doctor need it: JSON over HTTP, with the
 standard library.
 
-A pod speaks to it with its service account, whose token rotates and is therefore read anew for each
+A pod speaks to it with its service account, whose token rotates and is therefore read for each
 request. What may pass by itself (no connection, 429, 5xx, a token that just ran out) is tried again
 for `patience_seconds` and no longer. Authority: the conventions of the Kubernetes API, v1."""
 
@@ -29,7 +29,7 @@ IN_CLUSTER = "https://kubernetes.default.svc"
 _PASSING = frozenset({401, 408, 429, 500, 502, 503, 504})
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _REQUEST_SECONDS = 30.0
-# A quiet log says nothing for hours; a dead connection is noticed by whoever follows the status.
+# A quiet log says nothing for hours; the code that follows the status notices a dead connection.
 _STREAM_SECONDS = 300.0
 
 
@@ -103,8 +103,7 @@ class Cluster:
     def _patiently(
         self, method: str, path: str, query: Mapping[str, str], body: Any = None
     ) -> tuple[int, dict[str, Any]]:
-        """The status (2xx, 404 or 409) and the answer; StepError for what trying again does not
-        mend."""
+        """The status (2xx, 404 or 409) and the answer; StepError for what a retry cannot solve."""
         deadline, pause = time.monotonic() + self.patience_seconds, _FIRST_PAUSE_SECONDS
         while True:
             try:

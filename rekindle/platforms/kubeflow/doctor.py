@@ -73,14 +73,14 @@ def _around(place: KubeflowSpec, definition: Definition | None) -> Iterator[Ques
 
 
 class _There:
-    """The cluster that kubectl speaks to; whoever may not look at something is not asked."""
+    """The cluster that kubectl speaks to; what the user may not look at is not asked."""
 
     def __init__(self, place: KubeflowSpec) -> None:
         self.place = place
         self._cluster: Cluster | None = None
 
     def version(self) -> str:
-        """That the cluster answers whoever asks; without one, KFP's API alone has to do."""
+        """Checks that the cluster answers the user; without one, KFP's API alone has to do."""
         try:
             self._cluster = dataclasses.replace(connected(), patience_seconds=_PATIENCE_SECONDS)
         except RequestError as error:

@@ -1,8 +1,8 @@
 """A TrainJob in the cluster: how it stands, its pods, what they say.
 
 Trainer reports `Complete` and `Failed` as conditions; pods are found by the labels that JobSet and
-Job put on them. When the JobSet restarts, pods are replaced and their logs are gone, so whoever
-follows node rank 0 keeps the last lines."""
+Job put on them. When the JobSet restarts, pods are replaced and their logs are gone, so the process
+that follows node rank 0 keeps the last lines."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Follower:
             time.sleep(self.poll_seconds)
 
     def pod(self) -> dict[str, Any] | None:
-        """The newest pod of node rank 0 that has begun; None as well if nobody can say now."""
+        """The newest pod of node rank 0 that has begun; None as well if the cluster cannot say."""
         try:
             pods = pods_of(self.cluster, self.namespace, self.job)
         except Exception:  # noqa: BLE001 - the log is a comfort; the status decides

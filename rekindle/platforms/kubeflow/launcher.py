@@ -163,8 +163,9 @@ class Launch:
         return attempt <= 1 + self.retry.count
 
     def created(self, attempt: int) -> dict[str, Any] | None:
-        """The new job; None if somebody was faster, StepError if the name is taken by a job for
-        something else."""
+        """The new job; None if another launcher was faster.
+
+        StepError if the name is taken by a job for something else."""
         name = trainjob.job_name(self.definition["task"]["name"], self.run.identity, attempt)
         result = f"{self.result_place()}/{name}.json"
         wanted = trainjob.manifest(

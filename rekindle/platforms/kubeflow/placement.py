@@ -23,7 +23,7 @@ def node_selector(value: Mapping[str, Any]) -> Piece:
             raise Misfit(what, "put all of them into the JSON")
         labels = given(value, "nodeSelectorJson") or {}
     if wrong := [key for key, label in labels.items() if not isinstance(label, str)]:
-        raise Misfit(f"the value of the label `{wrong[0]}` is no text", "put it in quotes")
+        raise Misfit(f"the value of the label `{wrong[0]}` is not text", "put it in quotes")
     return {"spec": {"nodeSelector": dict(labels)}} if labels else {}
 
 

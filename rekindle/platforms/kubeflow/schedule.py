@@ -5,8 +5,8 @@ A recurring run cannot be changed: another takes its place, and the older goes a
 there; of several of one name, left by whatever was cut off, the newest stays. Its cron begins with
 seconds, and follows the clock of the controller (platforms.kubeflow.timezone). The controller
 starts what fell due as soon as it may: after the run before it, after it was down, and after a
-pause. So one that paused is set anew, unless starts are to be made up for. Runs go on when what
-started them is taken away (API servers up to 2.15 stop them).
+pause. So one that paused is created again, unless missed starts are to be made up for. Runs go on
+when what started them is taken away (API servers up to 2.15 stop them).
 
 Authority: kfp 2.17's client; kubeflow/pipelines, backend/src/crd/controller/scheduledworkflow/util/
 {scheduled_workflow,cron_schedule}.go. No cluster has run it."""
@@ -60,8 +60,9 @@ def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
 def set_(
     definition: Definition, place: KubeflowSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
-    """The recurring run of the config `name`: the newest if it is this, else a new one in place of
-    those that were; somebody else's, who set it a moment later."""
+    """The recurring run of the config `name`: the newest if it is this, else a new one.
+
+    The new one replaces all before it. If another process sets one a moment later, that is it."""
     there = lowered(schedule, place)
     parallel, catch_up = schedule.overlap == "parallel", schedule.catch_up
     policy = f"{there.expression} {'parallel' if parallel else 'queue'} {catch_up}"
@@ -92,7 +93,7 @@ def set_(
                 return _shown(kept, place)
             time.sleep(client.FIRST_PAUSE_SECONDS)  # two of one second: the next one is newer
     raise PlatformError(
-        f"somebody else sets the schedule `{name}` at this moment", where=where(place),
+        f"another process sets the schedule `{name}` at this moment", where=where(place),
         fix="see whose it is, rekindle schedule list, and retry the command",
     )  # fmt: skip
 
@@ -143,7 +144,7 @@ def _problems(schedule: ScheduleSpec, place: KubeflowSpec) -> Iterator[Problem]:
 
 
 def _settled(server: Server, name: str) -> Any:
-    """The newest of that name, or None. The others go: whoever looks keeps the same one."""
+    """The newest of that name, or None. The others go: all callers keep the same one."""
     found = server.call(_recurring, server, name)
     for older in found[:-1]:
         _deleted(server, older)
@@ -177,7 +178,7 @@ def _deleted(server: Server, one: Any) -> None:
             one.recurring_run_id, propagation_policy="ORPHAN",
         )  # fmt: skip
     except ApiException as error:
-        if error.status != 404:  # somebody else took it away
+        if error.status != 404:  # another process took it away
             raise
 
 

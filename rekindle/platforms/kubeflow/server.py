@@ -20,7 +20,7 @@ _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 
 def api(place: KubeflowSpec) -> str:
-    """Whether `host` is KFP's API, and whoever has the token may look at its namespace."""
+    """Whether `host` is KFP's API, and the token is enough to look at its namespace."""
     host, token = place.host.rstrip("/"), token_of(place)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     query = {"page_size": "1"}
@@ -34,7 +34,7 @@ def api(place: KubeflowSpec) -> str:
             at = "platforms.kubeflow.token"
             fix = f"export a token that is good, and set {at}: env:KFP_TOKEN"
             said = "has no right there" if error.status == 403 else "is not known there"
-            whose = "the token" if token else "whoever has no token"
+            whose = "the token" if token else "a user without a token"
             raise RequestError(f"{whose} {said}: {error}", where=at, fix=fix) from None
         if error.status in (200, 404, 405):
             fix = "name the address that ends before /apis, such as https://example.com/pipeline"

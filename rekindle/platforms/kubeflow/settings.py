@@ -53,7 +53,7 @@ def piece(name: str, value: Any, image: str) -> Piece:
         return _PIECES[name](value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Misfit(
-            f"`{name}` is not as kfp-kubernetes writes it ({error})", "write it anew"
+            f"`{name}` is not as kfp-kubernetes writes it ({error})", "write it again"
         ) from error
 
 

@@ -46,7 +46,7 @@ def workflow_path(namespace: str, name: str) -> str:
 
 
 def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
-    """What the launcher's pod says; StepError if it is none of a Workflow."""
+    """What the launcher's pod says; StepError if no Workflow has it."""
     pod = cluster.get(f"/api/v1/namespaces/{namespace}/pods/{pod_name}")
     metadata = (pod or {}).get("metadata", {})
     owners = [o for o in metadata.get("ownerReferences", []) if o["kind"] == "Workflow"]

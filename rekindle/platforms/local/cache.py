@@ -3,9 +3,9 @@ reason in words.
 
 The key of a step hashes what goes into it: the component (source, command, args, image, env), its
 inputs by content, the types of its outputs, and the hash of rekindle's own code. Paths, times and
-run ids are no part of it. An entry lists the outputs with every file's size and sha256, and holds a
-hash of itself; it is believed only while the files are still as listed. Paths under the home count
-relative to it, so that a home can be moved, and a copy of a home uses its own files.
+run ids are not part of it. An entry lists the outputs with every file's size and sha256, and holds
+a hash of itself; it is believed only while the files are still as listed. Paths under the home
+count relative to it, so that a home can be moved, and a copy of a home uses its own files.
 """
 
 from __future__ import annotations
@@ -102,10 +102,11 @@ def identify(
     own_code: Mapping[str, str] = _NO_CODE,
     home: str = "",
 ) -> Identity:
-    """The identity of `step` on `inputs`, in a container if there is an `image_id`; a `cache_key`
-    of the user's stands in for everything but the outputs. `own_code` are hashes of files of one's
-    own, by the component that uses them, or the value of a parameter that names them.
-    Paths under `home` count relative to it."""
+    """The identity of `step` on `inputs`, in a container if there is an `image_id`.
+
+    A `cache_key` of the user's stands in for everything but the outputs. `own_code` are hashes of
+    the user's own files, by the component that uses them, or the value of a parameter that names
+    them. Paths under `home` count relative to it."""
     container = step.container
     outputs = {
         "parameters": {n: p.type for n, p in step.outputs.parameters.items()},

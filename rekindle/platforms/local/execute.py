@@ -233,7 +233,7 @@ class _Run:
         for thread in self.working.values():
             thread.join()
         self.change(status="failed", error=f"{type(error).__name__}: {error}")
-        with contextlib.suppress(Exception):  # whoever watches may be what failed
+        with contextlib.suppress(Exception):  # the display may be what failed
             self.show()
 
     def halted(self) -> bool:

@@ -49,7 +49,7 @@ def on_nodes(
         try:
             ends[node] = run_node(node, together)
             together.ended(node, ends[node])
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             errors.append(error)
             together.failed = together.failed if together.failed is not None else node
 

@@ -123,8 +123,9 @@ def perform(job: Job) -> Outcome:
 
 
 def _import(job: Job, node: Importer) -> Outcome:
-    """The artifact where it already is; a file here has to exist, what is elsewhere is left to
-    whoever reads it."""
+    """The artifact where it already is.
+
+    A file here has to exist; what is elsewhere is left to the step that reads it."""
     parameters, facts = job.inputs.parameters, job.around.facts
     uri = rendered(node, node.uri, parameters, facts)
     path = local_path(uri)

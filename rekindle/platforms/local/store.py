@@ -8,8 +8,8 @@
     cache/<key>.json                   a cached result: written last, it is what makes it count
     cache/last/<step>.json             what the newest result of a step was made of
 
-An attempt marks its folder with `<folder>.partial`, locked for as long as it runs; a marker that
-nobody locks is a killed attempt's, and the next attempt of the same step clears both away. Folders
+An attempt marks its folder with `<folder>.partial`, locked for as long as it runs; an unlocked
+marker is a killed attempt's, and the next attempt of the same step clears both away. Folders
 are not renamed when complete: their paths stand in what steps wrote and returned.
 """
 
@@ -41,7 +41,7 @@ class Store:
 
     def run(self, run_id: str) -> Path:
         if not re.fullmatch(r"[\w][\w.-]*", run_id):
-            raise RequestError(f"{run_id!r} is no run id")
+            raise RequestError(f"{run_id!r} is not a run id")
         return self.home / "runs" / run_id
 
     def step(self, run_id: str, path: str) -> Path:
@@ -157,7 +157,7 @@ def is_alive(home: Path, run_id: str) -> bool:
 
 
 def owner(home: Path, run_id: str) -> int | None:
-    """Process id of whoever works on this run, to send a SIGINT to; None if nobody does."""
+    """Id of the process that works on this run, to send a SIGINT to; None if no process does."""
     if not is_alive(home, run_id):
         return None
     text = (Store(home).run(run_id) / "lock").read_text().strip()

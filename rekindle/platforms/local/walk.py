@@ -200,7 +200,8 @@ class Walk:
             items = [self._format(node, item, inputs.parameters) for item in items]
         if not isinstance(items, list):
             raise StepError(
-                f"`{node.path}` loops over {str(items)[:60]!r}, which is no list", where=node.where
+                f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list",
+                where=node.where,
             )
         return [Values({**inputs.parameters, loop.item: item}, inputs.artifacts) for item in items]
 

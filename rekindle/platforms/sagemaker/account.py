@@ -46,8 +46,9 @@ class Account:
     def question(
         self, name: str, where: str, ask: Callable[..., str], early: bool, *words: Any
     ) -> Question:
-        """`ask(place, session, *words)` as a question: what the account refuses to say, or nobody
-        answers, is not asked, but for who is logged in."""
+        """`ask(place, session, *words)` as a question; where it is refused, it counts as not asked.
+
+        So does one without an answer. But a refusal to say who is logged in is a problem."""
 
         def answer() -> str:
             try:
@@ -123,7 +124,7 @@ def bucket(place: SageMakerSpec, session: Session) -> str:
             raise RequestError(f"there is no bucket {name}", fix=fix) from None
         if status == 403:
             fix = f"name a bucket of yours, or ask for s3:ListBucket on arn:aws:s3:::{name}"
-            what = f"the bucket {name} is somebody else's, or you may not look at it"
+            what = f"the bucket {name} belongs to another account, or you may not look at it"
             raise RequestError(what, fix=fix) from None
         raise
     headers = found["ResponseMetadata"]["HTTPHeaders"]
@@ -260,7 +261,7 @@ def secret(place: SageMakerSpec, session: Session, arn: str) -> str:
 
 
 def _silent(error: BaseException | None) -> bool:
-    """Whether nobody answered, or not yet: then it is not known who is logged in."""
+    """Whether the service did not answer, or not yet: then it is not known who is logged in."""
     response: Any = getattr(error, "response", None)
     if response is None:
         return type(error).__name__ in _NO_ANSWER

@@ -2,7 +2,7 @@
 run, schedules are set and taken away; boto3 is imported when that is done.
 
 Bundles go to S3 first, under names that are their content. An execution runs the very version that
-holds its definition, whatever somebody else publishes meanwhile. It is started with a token that
+holds its definition, whatever another user publishes meanwhile. It is started with a token that
 follows from definition and submission, which the service heeds for a while, and is called by it,
 which is looked for before: the same submission is one execution. boto3 repeats calls after
 throttling, 5xx and broken connections, a few times.
@@ -58,7 +58,7 @@ def execution_name(definition: Definition, token: str) -> str:
 
 
 def outline(definition: Definition, place: SageMakerSpec, token: str) -> Outline:
-    """What `submit` with the same arguments will start; asks nobody."""
+    """What `submit` with the same arguments will start; sends no request."""
     return Outline(where(place), execution_name(definition, token), steps(definition))
 
 
@@ -151,7 +151,7 @@ def version_of(sagemaker: Any, name: str, definition: Definition, place: SageMak
         tags = [{"Key": key, "Value": value} for key, value in sorted(place.tags.items())]
         token = digest_of(definition.files, f"create {name}") * 2
         meanwhile = sagemaker.exceptions.ConflictException, sagemaker.exceptions.ResourceInUse
-        with contextlib.suppress(*meanwhile):  # or somebody made it
+        with contextlib.suppress(*meanwhile):  # or another process made it
             sagemaker.create_pipeline(**body, ClientRequestToken=token, Tags=tags)
         newest = _newest(sagemaker, name)
     if newest is not None:

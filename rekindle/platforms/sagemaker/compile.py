@@ -183,7 +183,7 @@ class _Compiler:
     def _check_names(self) -> None:
         rules = limits("sagemaker")
         if not re.fullmatch(rules["pipeline_name"], self.graph.name):
-            how = f"`{self.graph.name}` is no name of a pipeline there"
+            how = f"`{self.graph.name}` is not a name of a pipeline there"
             self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
 
     def _read(self, flat: Flat) -> Iterator[Given | Output]:
@@ -345,7 +345,7 @@ def _data_of(uri: dict[str, Any]) -> dict[str, Any]:
 
 
 def _at_any_end(step: str) -> dict[str, str]:
-    """To wait for a step whether it succeeds or fails; new in the service, and proven by nobody."""
+    """To wait for a step whether it succeeds or fails; new in the service, and not yet proven."""
     return {"Step": step, "Trigger": "Any"}
 
 

@@ -74,7 +74,7 @@ def you_may(place: SageMakerSpec, session: Session) -> str:
     if denied:
         raise RequestError(
             f"your policies do not allow {'; '.join(denied)}",
-            fix="ask whoever looks after the account for these permissions",
+            fix="ask the account's administrator for these permissions",
         )
     return "publish and start pipelines, pass the role, upload bundles"
 

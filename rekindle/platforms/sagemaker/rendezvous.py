@@ -24,7 +24,8 @@ def rendezvous(gpus: int, resources: Path = RESOURCES) -> Rendezvous:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{resources} cannot be read: {error!r}") from error
     if here not in hosts:
-        raise RequestError(f"the host {here} is none of {', '.join(hosts)}", where=str(resources))
+        what = f"the host {here} is not one of {', '.join(hosts)}"
+        raise RequestError(what, where=str(resources))
     return Rendezvous(
         nodes=len(hosts),
         node_rank=hosts.index(here),

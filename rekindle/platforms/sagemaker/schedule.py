@@ -75,7 +75,7 @@ def set_(
         try:
             scheduler.update_schedule(**body)
         except scheduler.exceptions.ResourceNotFoundException:
-            with contextlib.suppress(scheduler.exceptions.ConflictException):  # or somebody did
+            with contextlib.suppress(scheduler.exceptions.ConflictException):  # another did
                 scheduler.create_schedule(**body)
         return _schedule(scheduler, schedule_id(name))
 
@@ -112,7 +112,7 @@ def delete(place: SageMakerSpec, name: str) -> bool:
         except scheduler.exceptions.ResourceNotFoundException:
             there = False
         if _without_runs(sagemaker, pipeline := pipeline_of(name)):
-            with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # somebody else did
+            with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # another process did
                 sagemaker.delete_pipeline(
                     PipelineName=pipeline, ClientRequestToken=uuid.uuid4().hex
                 )
@@ -169,7 +169,7 @@ def _group_is_there(scheduler: Any) -> None:
     try:
         scheduler.get_schedule_group(Name=_GROUP)
     except scheduler.exceptions.ResourceNotFoundException:
-        with contextlib.suppress(scheduler.exceptions.ConflictException):  # or somebody made it
+        with contextlib.suppress(scheduler.exceptions.ConflictException):  # another process made it
             scheduler.create_schedule_group(Name=_GROUP)
 
 

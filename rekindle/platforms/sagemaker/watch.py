@@ -68,7 +68,7 @@ def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> Lo
                 logGroupName=group, logStreamNamePrefix=f"{job}/", limit=_MOST_STREAMS
             )["logStreams"]
         except logs.exceptions.ResourceNotFoundException:
-            return Log("", cursor)  # nobody has printed anything yet
+            return Log("", cursor)  # the job has printed nothing yet
         for stream in streams:
             name = stream["logStreamName"]
             machine = name.removeprefix(f"{job}/").rpartition("-")[0]
@@ -112,7 +112,7 @@ def resume(definition: Definition, place: SageMakerSpec, id: str, mark: Mark) ->
 
 
 def artifacts(place: SageMakerSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
-    """What the step's job left, with its metadata, at `s3://`; nothing of what is no job."""
+    """What the step's job left, with its metadata, at `s3://`; nothing of what is not a job."""
     with connected(place) as session:
         output = _outputs(session("sagemaker"), step.log)
     if (result := output(RESULT)) is None:

@@ -1,6 +1,6 @@
 """What to do next about a step, from the jobs that bear its label and nothing else.
 
-The launcher asks this anew at every poll, so it does not matter which launcher started what, or
+The launcher asks this at every poll, so it does not matter which launcher started what, or
 whether it lived to hear of it. Jobs are put in the order in which they were created. One that was
 created while an older one was alive is surplus: two launchers, or one that was killed in the middle
 of `create` and its successor, did not know of each other; every launcher comes to the same
@@ -145,7 +145,7 @@ def _next(attempts: Sequence[Job], cause: Callable[[Job], Cause], allowed: Allow
     preempted = causes.count("preempted")
     failed = len(causes) - preempted
     if why == "cancelled":
-        return GiveUp(last, why, "somebody cancelled it")
+        return GiveUp(last, why, "another user or process cancelled it")
     if left < 1:
         return GiveUp(last, why, f"{allowed.seconds / 3_600:g} h are all that the step may take")
     if why == "preempted" and preempted > allowed.preemptions:

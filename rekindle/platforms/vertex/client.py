@@ -98,7 +98,7 @@ def job_id(definition: Definition, token: str) -> str:
 
 
 def outline(definition: Definition, place: VertexSpec, token: str) -> Outline:
-    """What `submit` with the same arguments will make; asks nobody."""
+    """What `submit` with the same arguments will make; sends no request."""
     return Outline(where(place), job_id(definition, token), steps(definition))
 
 

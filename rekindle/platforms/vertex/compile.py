@@ -146,9 +146,11 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
         yield Problem(what, f"{_SECTION}.labels", "drop some")
     for key, value in place.labels.items():
         if not re.fullmatch(rules["labels"]["key"], key):
-            yield Problem(f"`{key}` is no key of a label", f"{_SECTION}.labels", _LABEL)
+            yield Problem(f"`{key}` is not a key of a label", f"{_SECTION}.labels", _LABEL)
         if not re.fullmatch(rules["labels"]["value"], value):
-            yield Problem(f"`{value}` is no value of a label", f"{_SECTION}.labels.{key}", _LABEL)
+            yield Problem(
+                f"`{value}` is not a value of a label", f"{_SECTION}.labels.{key}", _LABEL
+            )
 
 
 _LABEL = "use lower-case letters, digits, - and _, at most 63, beginning with a letter"
@@ -159,7 +161,7 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     rules = limits("vertex")
     if not re.fullmatch(rules["pipeline_name"], graph.name):
         fix = "use lower-case letters, digits and -, at most 128, beginning with a letter or digit"
-        how = f"`{graph.name}` is no name of a pipeline there"
+        how = f"`{graph.name}` is not a name of a pipeline there"
         yield beyond("vertex", "", "pipelineInfo.name", how, fix)
     for step in graph.steps():
         if step.distribution is not None:

@@ -108,7 +108,7 @@ def problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
         )
     elif how == "flex-start" and machine.gpu not in rules["flex_start"]:
         yield Problem(
-            f"`{step.path}` runs on {machine.name}, for which nobody can wait with flex-start",
+            f"`{step.path}` runs on {machine.name}, which flex-start does not offer",
             "platforms.vertex.provisioning",
             f"flex-start is for {', '.join(rules['flex_start'])}; take standard or spot",
         )

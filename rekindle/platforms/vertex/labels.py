@@ -28,7 +28,7 @@ def labels_of(mark: Mark) -> dict[str, str]:
 
 
 def mark_of(labels: Mapping[str, str]) -> Mark | None:
-    """The mark that labels hold; None where there is none of ours."""
+    """The mark that labels hold; None where rekindle set none."""
     if not all(key in labels for key in _KEYS.values()):
         return None
     return Mark(**{name: labels[key] for name, key in _KEYS.items()})

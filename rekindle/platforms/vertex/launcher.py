@@ -84,7 +84,7 @@ class Launcher:
         self.creations = 0
 
     def identity(self) -> str:
-        """What the step is to the run: whoever computes the same one wants the same job."""
+        """What the step is to the run: launchers that compute the same one want the same job."""
         parts = [self.facts[RUN], self.facts[TASK], self.executor_input["inputs"], self.payload]
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:40]

@@ -38,7 +38,7 @@ def ask(
     """The prices of those of `machines` that `regions` have; a machine without one is left out."""
     if not key:
         raise RequestError(
-            "Google tells its prices to whoever has an API key", where=KEY,
+            "reading Google's prices needs an API key", where=KEY,
             fix=f"make a key that may use cloudbilling.googleapis.com, and set {KEY}",
         )  # fmt: skip
     families = rows(Path(prices.__file__).with_name("skus.yaml"))["families"]

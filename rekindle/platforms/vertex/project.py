@@ -30,7 +30,7 @@ _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.li
 
 
 class Project:
-    """The project that `place` names, and whoever is logged in here."""
+    """The project that `place` names, and the user who is logged in here."""
 
     def __init__(self, place: VertexSpec) -> None:
         self.place = place
@@ -156,7 +156,7 @@ def bucket(project: Project) -> str:
             raise RequestError(f"there is no bucket {name}", fix=fix) from None
     if not mine:
         raise RequestError(
-            f"the bucket {name} is somebody else's, or you may do nothing with it",
+            f"the bucket {name} belongs to another project, or you may do nothing with it",
             fix="name a bucket of yours, or ask for roles/storage.objectUser on it",
         )
     found = project.get(url, fields="location,locationType,projectNumber")
@@ -217,7 +217,7 @@ def may(project: Project, permission: str, role: str) -> str:
 def image(project: Project, wanted: Image) -> str:
     """Whether Artifact Registry has the image; other registries are not asked with a token."""
     if not wanted.host.endswith((".pkg.dev", "gcr.io")):
-        raise Unasked(f"{wanted.host} is none of Google's registries")
+        raise Unasked(f"{wanted.host} is not one of Google's registries")
     try:
         return manifest(wanted, project.headers("HEAD", wanted.url))
     except Said as error:

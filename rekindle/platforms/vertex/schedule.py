@@ -4,7 +4,7 @@ and taken away.
 A schedule's id is the service's; ours is its display name, looked for before. Of several of one
 name, left by whatever was cut off, the newest stays. `max_concurrent_run_count` bounds the calls
 that start runs, and not the runs: those `max_concurrent_active_run_count` bounds. What a field of a
-schedule holds can be changed and not taken out, so one that queues no longer is made anew.
+schedule holds can be changed and not taken out, so one that queues no longer is created again.
 
 Authority: aiplatform_v1 of google-cloud-aiplatform 2.7 (Schedule, ResumeScheduleRequest,
 UpdateScheduleRequest). No project has run it."""
@@ -79,7 +79,7 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
             _created(project, wanted)
             if (made := _settled(project, name)) is None:
                 raise PlatformError(
-                    f"somebody else took the schedule `{name}` away at this moment",
+                    f"another process deleted the schedule `{name}` at this moment",
                     where=where(place), fix="retry the command",
                 )  # fmt: skip
             return _shown(made)
@@ -165,7 +165,7 @@ def _named(project: Project, name: str) -> list[api.Schedule]:
 
 
 def _settled(project: Project, name: str) -> api.Schedule | None:
-    """The newest of that name, or None. The others go: whoever looks keeps the same one."""
+    """The newest of that name, or None. The others go: all callers keep the same one."""
     found = _named(project, name)
     for older in found[:-1]:
         _deleted(project, older)
@@ -175,7 +175,7 @@ def _settled(project: Project, name: str) -> api.Schedule | None:
 def _deleted(project: Project, one: api.Schedule) -> None:
     from google.api_core.exceptions import NotFound
 
-    with contextlib.suppress(NotFound):  # somebody else took it away
+    with contextlib.suppress(NotFound):  # another process took it away
         going: Any = project.schedules.delete_schedule(name=one.name, **project.patience)
         going.result(timeout=_LONGEST_SECONDS)
 

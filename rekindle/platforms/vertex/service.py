@@ -45,7 +45,7 @@ class Service:
         return job
 
     def cancel(self, job: Job, patience: float = 60) -> None:
-        """Ask for its end. One that is over already is none of our business."""
+        """Ask for its end. One that is over already stays as it is."""
         try:
             self.google.post("aiplatform", f"/v1/{job.name}:cancel", {}, patience)
         except RestError as error:

@@ -175,8 +175,9 @@ def _spec(job: Message) -> Message:
 
 
 def _tried(project: Project, job: Message) -> Mapping[str, int]:
-    """How many jobs the launchers of the run made, by the name that these have; nobody is asked
-    where there are none."""
+    """How many jobs the launchers of the run made, by the name that these have.
+
+    It sends no request where there are no launchers."""
     names = [told["job"]["displayName"] for told in launchers(_spec(job)).values()]
     if not names or not (mark := mark_of(job.get("labels", {}))):
         return {}
@@ -227,7 +228,7 @@ def _tasks(job: Message) -> dict[str, Message]:
 
 
 def _name(task: Message, known: Mapping[str, Message], spec: Mapping[str, Any]) -> str | None:
-    """The step's name: the tasks around it, without the run's own; None of what is no step."""
+    """The step's name: the tasks around it, without the run's own; None of what is not a step."""
     chain = [task["taskName"]]
     while (above := known.get(task.get("parentTaskId", ""))) and len(chain) <= len(known):
         task = above

@@ -88,7 +88,7 @@ WRONG: dict[str, tuple[Change, dict[str, Any], str]] = {
         lambda f: f.containers.clear(), {}, "acc.dfs.core.windows.net has no container lake | az storage container create",
     ),
     "a container of another tenant": (
-        lambda f: f.containers.update({"acc/lake": 401}), {}, "the container lake of acc.dfs.core.windows.net is somebody else's",
+        lambda f: f.containers.update({"acc/lake": 401}), {}, "the container lake of acc.dfs.core.windows.net belongs to another tenant",
     ),
     "a container that whoever submits may not read, where steps act as them": (
         lambda f: f.containers.update({"acc/lake": 403}), {"identity": "user"}, "or you may not read it | name one of yours",
@@ -158,7 +158,7 @@ def test_a_secret_that_has_expired_is_said_and_nothing_more_is_asked(
     assert "AADSTS7000222" in said
     assert "are expired" in said
     assert "| az login" in said
-    assert {check.said for check in found[1:]} == {"nobody is logged in"}
+    assert {check.said for check in found[1:]} == {"the login failed"}
     assert around.calls == []
 
 

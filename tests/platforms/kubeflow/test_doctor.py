@@ -123,7 +123,7 @@ def test_a_login_that_is_over_is_a_problem(cluster: FakeCluster, tmp_path: Path)
     done = doctor(cluster, tmp_path, token="nobody's")
     assert done.returncode == 2
     assert "problem   cluster: " in done.stderr
-    assert "not asked runtime, the account may (6): nobody is logged in" in done.stderr
+    assert "not asked runtime, the account may (6): the login failed" in done.stderr
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_nodes_see_what_settings_gave_them(cluster: FakeCluster, tmp_path: Path)
     [
         ({"taints": [{"key": "k", "for": 3}]}, "a toleration has `for`"),
         ({"taints": [3]}, "`tolerations` is not as kfp-kubernetes writes it"),
-        ({"pool": {"pool": 3.0}}, "the value of the label `pool` is no text"),
+        ({"pool": {"pool": 3.0}}, "the value of the label `pool` is not text"),
         ({"pool": {MACHINE: "m-4"}}, "would be both 'm-8' and 'm-4'"),
     ],
 )

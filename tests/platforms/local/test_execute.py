@@ -280,7 +280,7 @@ def test_one_run_id_is_one_run(home: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("run_id", ["../x", "a/b", "", ".hidden"])
 def test_a_run_id_is_no_path(run_id: str, home: Path) -> None:
-    with pytest.raises(RequestError, match="no run id"):
+    with pytest.raises(RequestError, match="not a run id"):
         run("speaking", home, run_id=run_id)
 
 

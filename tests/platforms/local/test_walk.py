@@ -73,7 +73,7 @@ def test_a_loop_over_something_else_than_a_list_is_an_error(items: object) -> No
     spec = looped(items={"inputParameter": "many"})
     task = spec["root"]["dag"]["tasks"]["inner"]
     task["inputs"]["parameters"]["many"] = {"runtimeValue": {"constant": items}}
-    with pytest.raises(StepError, match=r"`inner` loops over .*, which is no list"):
+    with pytest.raises(StepError, match=r"`inner` loops over .*, which is not a list"):
         told(walk_of(read(yaml.safe_dump(spec))))
 
 

@@ -266,7 +266,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "conditions and what is in them": (many_conditions(25), {}, {}, "its 26 steps are 51 there"),
     "too many inputs": (many_inputs(), {}, {}, "11 inputs"),
     "more CPUs than there are": (changed(set_cpu_limit=["500"]), {}, {}, "no machine has"),
-    "a name of a pipeline": (compile_function(changed()).replace("name: changed", "name: a_b"), {}, {}, "no name of a pipeline"),
+    "a name of a pipeline": (compile_function(changed()).replace("name: changed", "name: a_b"), {}, {}, "not a name of a pipeline"),
     "an accelerator": (changed(set_accelerator_type=["TPU_V3"], set_accelerator_limit=[1]), {}, {}, "other than current GPUs of NVIDIA"),
     "a Kubernetes accelerator": (changed(set_accelerator_type=["amd.com/gpu"], set_accelerator_limit=[1]), {}, {}, "other than current GPUs of NVIDIA"),
     "an exit handler": (module("behaviour").watched, {"folder": "x"}, {}, "exit handlers"),

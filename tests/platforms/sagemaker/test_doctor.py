@@ -124,7 +124,7 @@ WRONG: dict[str, tuple[int, Change, dict[str, Any], str]] = {  # what goes toget
     "a bucket that is not there": (1, lambda f: f.buckets.clear(), {}, "there is no bucket bucket | aws s3 mb s3://bucket",
     ),
     "a bucket of somebody else": (2, lambda f: f.buckets.update(bucket=Bucket(owner="999999999999", shared=False)), {},
-        "the bucket bucket is somebody else's, or you may not look at it | name a bucket of yours",
+        "the bucket bucket belongs to another account, or you may not look at it | name a bucket of yours",
     ),
     "a bucket elsewhere": (3, lambda f: f.buckets.update(bucket=Bucket(region="us-east-1")), {},
         "the bucket bucket is in us-east-1, the pipeline in eu-central-1 | name a bucket in",
@@ -198,7 +198,7 @@ def test_whoever_is_not_logged_in_is_asked_nothing_more(case: str, facts: Facts)
     found = asked()
     (said,) = wrong(found)
     assert says in said
-    assert {check.said for check in found[1:]} == {"nobody is logged in"}
+    assert {check.said for check in found[1:]} == {"the login failed"}
     assert set(facts.calls) == {"sts:GetCallerIdentity"}
 
 

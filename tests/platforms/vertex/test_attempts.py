@@ -45,7 +45,7 @@ CASES: dict[str, tuple[list[Job], Action, list[Job]]] = {
     ),
     "somebody cancelled it": (
         [A["CANCELLED"]],
-        GiveUp(A["CANCELLED"], "cancelled", "somebody cancelled it"),
+        GiveUp(A["CANCELLED"], "cancelled", "another user or process cancelled it"),
         [],
     ),
     "two at once": ([DURING_A, A["RUNNING"]], Follow(A["RUNNING"]), [DURING_A]),

@@ -85,8 +85,8 @@ def test_what_the_section_leaves_out_the_job_leaves_out() -> None:
         ({"artifact_root": "s3://b"}, "platforms.vertex.artifact_root", "out of reach"),
         ({"image": None}, "platforms.vertex.image", "by digest, here it is none"),
         ({"image": "a/b:latest"}, "platforms.vertex.image", "by digest"),
-        ({"labels": {"Team": "a"}}, "platforms.vertex.labels", "no key of a label"),
-        ({"labels": {"team": "A b"}}, "platforms.vertex.labels.team", "no value of a label"),
+        ({"labels": {"Team": "a"}}, "platforms.vertex.labels", "not a key of a label"),
+        ({"labels": {"team": "A b"}}, "platforms.vertex.labels.team", "not a value of a label"),
         ({"labels": {f"l{i}": "" for i in range(65)}}, "platforms.vertex.labels", "too many"),
     ],
 )
@@ -114,7 +114,7 @@ def test_an_unknown_accelerator_and_an_unusable_name_are_refused() -> None:
     with pytest.raises(RequestError) as caught:
         compile(text, read(text), {}, VertexSpec(**PLACE))
     first, second = map(str, caught.value.problems)
-    assert "no name of a pipeline" in first
+    assert "not a name of a pipeline" in first
     assert "accelerator NVIDIA_H9000" in second
     assert "NVIDIA_H200_141GB" in second
 

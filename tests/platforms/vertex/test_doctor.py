@@ -74,7 +74,7 @@ def wrong(found: tuple[ReadinessCheck, ...]) -> list[str]:
 
 def test_a_project_that_has_everything_has_no_problem_and_is_only_asked(facts: Facts) -> None:
     found = asked()
-    assert [c for c in found if c.state != "ok" and "none of Google's" not in c.said] == []
+    assert [c for c in found if c.state != "ok" and "not one of Google's" not in c.said] == []
     assert [check.name for check in found if check.name not in ("the account may", "image")] == [
         "credentials", "you may", "API", "region", "bucket", "account", "key", "secret HF_TOKEN",
     ]  # fmt: skip
@@ -97,10 +97,10 @@ WRONG: dict[str, tuple[Change, dict[str, Any], str]] = {
     ),
     "a bucket of somebody else": (
         lambda f: f.buckets["lake"].update(of="somebody else"), {},
-        "the bucket lake is somebody else's, or you may do nothing with it | name a bucket of yours",
+        "the bucket lake belongs to another project, or you may do nothing with it | name a bucket of yours",
     ),
     "a bucket that nobody shows": (
-        lambda f: f.errors.update({"GET storage": 403}), {}, "the bucket lake is somebody else's",
+        lambda f: f.errors.update({"GET storage": 403}), {}, "the bucket lake belongs to another project",
     ),
     "a bucket elsewhere": (
         lambda f: f.buckets["lake"].update(location="US-CENTRAL1"), {},
@@ -164,7 +164,7 @@ def test_a_login_that_is_over_is_said_and_nothing_more_is_asked(facts: Facts) ->
     (said,) = wrong(found)
     assert "expired or revoked" in said
     assert "| gcloud auth application-default login" in said
-    assert {check.said for check in found[1:]} == {"nobody is logged in"}
+    assert {check.said for check in found[1:]} == {"the login failed"}
     assert facts.calls == []
 
 

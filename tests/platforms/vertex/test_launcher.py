@@ -145,7 +145,10 @@ def test_spot_machines_are_asked_for_so_often_and_no_more(task: Task) -> None:
 
 @pytest.mark.parametrize(
     ("state", "says"),
-    [("EXPIRED", "raise platforms.vertex.max_wait_hours"), ("CANCELLED", "somebody cancelled it")],
+    [
+        ("EXPIRED", "raise platforms.vertex.max_wait_hours"),
+        ("CANCELLED", "another user or process cancelled it"),
+    ],
 )
 def test_a_job_that_expired_or_was_cancelled_by_hand_fails_the_step(
     state: str, says: str, task: Task
