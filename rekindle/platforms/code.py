@@ -127,8 +127,9 @@ def _included_hash(files: Iterable[Path], folder: Path) -> str:
 
 def _path_of(step: Step) -> list[Path]:
     """The folders that a step sets PYTHONPATH to."""
-    said = lower(step.container.env.get("PYTHONPATH", ""))
-    return [Path(place).absolute() for place in str(said).split(os.pathsep) if place]
+    given = step.container.env.get("PYTHONPATH")
+    folders = str(lower(given)).split(os.pathsep) if given is not None else []
+    return [Path(folder).absolute() for folder in folders if folder]
 
 
 def _called(step: Step, folders: Sequence[Path]) -> dict[Path, Path]:
