@@ -78,6 +78,7 @@ def main(argv: list[str], fork: Fork | None = None) -> int:
         env = build_environment(task)
         create_output_parents(task["executor_input"]["outputs"])
         result["exit_code"] = supervisor.run(command, env, task["cwd"])
+        result["told_to_end"] = supervisor.signalled is not None
         if result["exit_code"] == 0:
             result["parameters"], result["artifacts"] = collect_outputs(task)
     except TaskError as error:

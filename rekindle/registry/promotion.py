@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,12 +55,15 @@ def promote(where: Registry, registered: Registration, evidence_file: Path) -> R
     the registry of this moment all agree."""
     version, evidence = registered.version, Evidence.read(evidence_file)
     with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
-        if not _is_champion(client, where, version):
+        if not _is_promoted(client, where, version, evidence):
             fetch_model(where, version, evidence.model_digest)
             if where.spec.tracking_uri:
                 with _claimed(client, where, version) as claim:
-                    if _may_replace(client, where, version, evidence, evidence_file):
-                        claim.replace_champion()
+                    may = functools.partial(
+                        _may_replace, client, where, version, evidence, evidence_file
+                    )
+                    if may():
+                        claim.replace_champion(may)
             elif _may_replace(client, where, version, evidence, evidence_file):
                 client.set_registered_model_alias(where.name, CHAMPION, version)
         challenger = by_alias(client, where, CHALLENGER)
@@ -76,6 +80,16 @@ def _is_champion(client: MlflowClient, where: Registry, version: str) -> bool:
     return champion is not None and str(champion.version) == version
 
 
+def _is_promoted(client: MlflowClient, where: Registry, version: str, evidence: Evidence) -> bool:
+    """Whether the version is the champion, and the model of the evidence.
+
+    A registry that was set up again gives out its numbers again."""
+    if not _is_champion(client, where, version):
+        return False
+    tags = tags_of(client.get_model_version(where.name, version))
+    return tags.get("model_digest") == evidence.model_digest
+
+
 def _may_replace(
     client: MlflowClient, where: Registry, version: str, evidence: Evidence, evidence_file: Path
 ) -> bool:
@@ -83,7 +97,7 @@ def _may_replace(
     the champion of this moment speaks against it."""
     champion = by_alias(client, where, CHAMPION)
     now = str(champion.version) if champion is not None else ""
-    if now == version:
+    if _is_promoted(client, where, version, evidence):
         return False
     digest = tags_of(champion).get("model_digest", "") if champion is not None else ""
     tags = tags_of(client.get_model_version(where.name, version))
@@ -111,8 +125,10 @@ def _may_replace(
 
 @dataclasses.dataclass
 class Claim:
-    """That of one attempt to promote `version`, in the name of `who`; `made` by the monotonic
-    clock. `unsure` while its last request may still be carried out."""
+    """That of one attempt to promote `version`, in the name of `who`.
+
+    `made` by a clock that also runs while this machine is suspended; `unsure` while its last
+    request may still be carried out."""
 
     client: MlflowClient
     where: Registry
@@ -125,7 +141,7 @@ class Claim:
     def others(self) -> dict[str, str]:
         """Claim, under a new key, since others go by how long they have seen one; and see who else
         does."""
-        name, self.made = self.where.name, time.monotonic()
+        name, self.made = self.where.name, _clock()
         self.key = f"{CLAIM}{uuid.uuid4().hex[:12]}"
         self.client.set_registered_model_tag(name, self.key, self.who)
         tags = dict(self.client.get_registered_model(name).tags)
@@ -144,14 +160,18 @@ class Claim:
             )  # fmt: skip
         self.client.delete_registered_model_tag(self.where.name, key)
 
-    def replace_champion(self) -> None:
-        """Set the alias `champion`. Raises RegistryError where that took so long that others may
-        have gone on, or has no answer."""
+    def replace_champion(self, may: Callable[[], bool]) -> None:
+        """Set the alias `champion`, if that `may` still be done.
+
+        Raises RegistryError where that took so long that others may have gone on, or has no
+        answer."""
         from mlflow.exceptions import RestException
 
         # said before the request: an attempt that is killed after it says nothing any more
         self.client.set_registered_model_tag(self.where.name, self.key, f"{UNSURE}{self.who}")
-        if time.monotonic() - self.made > IN_TIME:  # that tag may have taken long, too
+        if not may():  # others may have gone on, and a machine that slept need not know how long
+            return
+        if _clock() - self.made > IN_TIME:
             raise RegistryError(
                 f"not promoted: the registry took more than {IN_TIME:.0f} s for a few questions",
                 where=self.where.shown_uri, fix="run the same command again",
@@ -183,6 +203,10 @@ class Claim:
                     return True
             time.sleep(0.5)
         return False
+
+
+def _clock() -> float:
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _look(name: str, key: str) -> str:

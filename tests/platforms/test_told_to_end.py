@@ -88,10 +88,16 @@ def test_a_step_between_two_attempts_ends_when_told(
         assert host.process.wait(60) == TERMINATED, host.log
 
 
-def test_a_step_that_was_ended_is_not_tried_again(container: Container, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hears", "code"), [("", TERMINATED), ("signal.signal(15, lambda *_: sys.exit(1));", 1)]
+)
+def test_a_step_that_was_ended_is_not_tried_again(
+    hears: str, code: int, container: Container, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(60)
-        say = "import socket, sys, time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))"
+        say = f"import signal, socket, sys, time; {hears} "
+        say += "s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))"
         command = ["python3", "-c", f"{say}; time.sleep(600)", str(listening.getsockname()[1])]
         words, environment = entry_of(
             "sagemaker", tmp_path, command=command, pip={**PIP, "needed": []}
@@ -99,7 +105,7 @@ def test_a_step_that_was_ended_is_not_tried_again(container: Container, tmp_path
         host = container(words, environment)
         with listening.accept()[0]:
             host.send(signal.SIGTERM)
-            assert host.process.wait(60) == TERMINATED, host.log
+            assert host.process.wait(60) == code, host.log
     assert "attempt" not in host.log
 
 
