@@ -61,7 +61,7 @@ def read_document(path: Path) -> Document:
             f"cannot read {path}: {error.strerror}", fix="name a readable YAML file"
         ) from error
     if len(raw) > MAX_BYTES:
-        raise SpecError(f"{path} holds more than {MAX_BYTES:,} bytes, the most of a config")
+        raise SpecError(f"{path} is too large for a config, which has at most {MAX_BYTES:,} bytes")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
