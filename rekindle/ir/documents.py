@@ -8,6 +8,9 @@ too), is refused before its values are made."""
 from __future__ import annotations
 
 import json
+import math
+import re
+import sys
 from typing import Any
 
 import yaml
@@ -17,6 +20,7 @@ MAX_VALUES = 1_000_000
 MAX_LEVELS = 100
 MAX_DIGITS = 400  # the largest float has 309
 
+_HALF = re.compile("[\ud800-\udfff]")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -37,10 +41,12 @@ def documents(text: str) -> list[Any]:
             return found
     _check_events(text)
     try:
-        return [document for document in yaml.load_all(text, _LOADER) if document is not None]
+        found = [document for document in yaml.load_all(text, _LOADER) if document is not None]
     except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError) as error:
         # a date such as 2024-99-99, or a tag that its text does not fit
         raise yaml.YAMLError(f"a value cannot be read: {error}") from error
+    _check_values(found)
+    return found
 
 
 def _too_much() -> yaml.YAMLError:
@@ -55,12 +61,24 @@ def _check_values(level: list[Any]) -> None:
         count += len(level)
         if count > MAX_VALUES or depth > MAX_LEVELS:
             raise _too_much()
+        for value in level:
+            _check_value(value)
         level = [
             child
             for value in level
             if isinstance(value, dict | list)
             for child in (value.values() if isinstance(value, dict) else value)
         ]
+
+
+def _check_value(value: Any) -> None:
+    """Refuse what no platform can be sent: half a character, and a number without an end."""
+    for text in value if isinstance(value, dict) else [value]:
+        if isinstance(text, str) and not text.isascii() and _HALF.search(text):
+            raise yaml.YAMLError(f"{ascii(text)[:60]} holds half a character (a lone surrogate)")
+    large = isinstance(value, int) and abs(value) > sys.float_info.max
+    if large or (isinstance(value, float) and not math.isfinite(value)):
+        raise yaml.YAMLError("a number is infinite, not a number at all, or too large for one")
 
 
 def _check_events(text: str) -> None:

@@ -32,7 +32,7 @@ def rewritten(
         parameters[name] |= {"defaultValue": value, "isOptional": True}
     for executor in executors_of(spec).values():
         container = _at(executor, "container")
-        if image and container.get("image", "").startswith(OWN_IMAGES):
+        if image and (container.get("image") or "").startswith(OWN_IMAGES):
             container["image"] = image
     return spec, settings
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,7 +63,7 @@ def mismatch(value: Any, kind: ParameterType) -> str | None:
     fits = {
         "STRING": isinstance(value, str),
         "NUMBER_INTEGER": number and isinstance(value, int),
-        "NUMBER_DOUBLE": number and math.isfinite(value),
+        "NUMBER_DOUBLE": number and abs(value) <= sys.float_info.max,
         "BOOLEAN": isinstance(value, bool),
         "LIST": isinstance(value, list),
         "STRUCT": isinstance(value, dict),
