@@ -90,7 +90,9 @@ class Progress:
     def event(self, step: str, event: dict[str, Any]) -> None:
         """A step spoke: `progress` replaces its live line, `notice` stays."""
         if event["event"] == "notice":
-            self._say(f"  {step}: {event.get('text', '')}")
+            # lines of their own would look like those of other steps
+            text = str(event.get("text", "")).replace("\n", "\n    ")
+            self._say(f"  {step}: {text}")
         elif event["event"] == "progress":
             self.lines[step] = _progress_line(event)
             if not self.live and event.get("step") == event.get("steps"):

@@ -148,7 +148,7 @@ def test_a_setting_that_is_no_number_is_refused(policy):
     pipeline["root"]["dag"]["tasks"]["t"]["retryPolicy"] = policy
     with pytest.raises(
         RequestError,
-        match="a number is infinite|where a (float|finite number|duration such as 60s) belongs",
+        match=r"a number is infinite|where a (float|finite number|duration such as 60s) belongs",
     ):
         read(json.dumps(pipeline))
 

@@ -36,6 +36,12 @@ def test_a_notice_shows_it_too(capsys):
     assert capsys.readouterr().err == "  ingest: a \\x1b]0;owned\\x07 b\n"
 
 
+def test_a_notice_forges_no_line_of_another_step(capsys):
+    with Progress() as progress:
+        progress.event("ingest", {"event": "notice", "text": "a\n✓ finetune 1.0 s"})
+    assert capsys.readouterr().err == "  ingest: a\n    ✓ finetune 1.0 s\n"
+
+
 @pytest.mark.timeout(60)  # minutes, if it grew with the square
 @pytest.mark.parametrize(
     "piece", ["eyJ", "eyJhbGciOi-", "eyJhbGciOiJ.", "eyJaaaaaaaa.bbbbbbbb-", "://a:", "sk-"]
