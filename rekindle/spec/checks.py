@@ -227,7 +227,7 @@ def _secret_in_uri(text: str) -> str:
             return "holds a password"
         if _HTTP_USER.search(word):
             return "names a user or a token before the host"
-        for name in _PARAMETERS.findall(unquote(word)):
+        for name in _PARAMETERS.findall(unquote(unquote(unquote(word)))):
             if tells(name) or name.lower() in _KEYS or name.lower().endswith("signature"):
                 return f"holds a secret, `{name}`"
     return ""

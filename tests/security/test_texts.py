@@ -101,6 +101,7 @@ def config(folder, field, uri):
         ("data", "https://data.example/a.csv#token=abcdef"),
         ("data", "https://data.example/a;token=abcdef/a.csv"),
         ("data", "https://data.example/a.csv?key=abcdef"),
+        ("data", "https://data.example/a.csv?%2570assword=abcdef"),
         ("data", "hub:org/name?hf_token=abcdef"),
         ("register", "mssql+pyodbc:///?odbc_connect=UID%3Dme%3BPWD%3Dabcdef"),
     ],
