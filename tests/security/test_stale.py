@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from rekindle.app.pipeline import pipeline_of
 from rekindle.data.fingerprint import fingerprint
 from rekindle.ir.compile import compile_pipeline
+from rekindle.ir.graph import FromTask
 from rekindle.ir.read import read
 from rekindle.platforms.code import hashes
 from rekindle.platforms.local.content import describe, digest
@@ -293,3 +295,23 @@ def test_what_changed_while_a_step_ran_is_not_served_under_what_was_before(
         [False],
         [False],
     ]
+
+
+def test_shards_are_known_by_the_tokenizer_that_encoded_them(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    data = DataSpec(source="sklearn:digits")
+    train = TrainSpec(lr=1e-3)
+
+    def of(model: ModelSpec) -> str:
+        found = fingerprint("image_classification", data, model, train, champion=None)
+        return found.tokenizing
+
+    found = []
+    for words in ("old", "old", "new"):
+        (tmp_path / "tokenizer" / "tokenizer.json").write_text(words)
+        found.append(of(ModelSpec(tokenizer=str(tmp_path / "tokenizer"))))
+    assert found[0] == found[1] != found[2]
+    assert of(ModelSpec()) == ""
+    graph = read(compile_pipeline(pipeline_of(Spec(name="digits", task="image_classification"))))
+    (shard,) = (step for step in graph.steps() if step.name == "shard")
+    assert shard.parameters["tokenizing"] == FromTask("fingerprint", "tokenizing")
