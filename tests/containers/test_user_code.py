@@ -178,7 +178,7 @@ def test_steps_as_kubeflow_starts_them_run_the_task_that_the_image_has(
     lake = tmp_path / "lake"
     ingest(DataSpec(source="sklearn:digits"), "image", "", lake / "examples")
     steps = Steps(docker, pipeline, lake)
-    steps.run("shard", reads=["examples"], leaves=["shards"])
+    steps.run("shard", reads=["examples"], leaves=["shards"], tokenizing="")
     steps.run(
         "finetune",
         reads=["shards"],
