@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from rekindle.errors import Problem, RequestError
@@ -93,22 +93,26 @@ def code_of(spec: Spec, graph: Graph) -> Code:
     )
 
 
-def hashes(spec: Spec, graph: Graph) -> dict[str, str]:
-    """What stands for the user's own files in the cache of this machine.
+def hashes(spec: Spec, graph: Graph, names: Collection[str] | None = None) -> dict[str, str]:
+    """What stands for the user's own files in the cache of this machine, of all or of these names.
 
     By the value of the parameter that names the task, and by the components that import modules,
     whose command names files, or that may read what `image.include` names."""
     folders = _folders(spec, dict(_named(spec)))
     task = [file for field, file in _named(spec) if field == "task" and file.is_file()]
-    found = {spec.task: closure(task, {}, folders, everywhere=True)} if task else {}
+    found: dict[str, dict[Path, Path]] = {}
+    if task and (names is None or spec.task in names):
+        found[spec.task] = closure(task, {}, folders, everywhere=True)
     for step in graph.steps() if spec.pipeline else ():
+        if names is not None and step.component not in names:
+            continue
         source, places = step.container.source, [*_path_of(step), *folders]
         found[step.component] = (
             closure([], {step.path: source}, places, everywhere=True)
             if source
             else _called(step, places)
         )
-    beside = included_hash(spec)
+    beside = included_hash(spec) if found else ""
     return {
         name: digest([contents(files), beside]) for name, files in found.items() if files or beside
     }
@@ -140,13 +144,17 @@ def _called(step: Step, folders: Sequence[Path]) -> dict[Path, Path]:
     words = [word for word in lowered if isinstance(word, str)]
     for before, text in zip(["", *words], words, strict=False):
         # a script of a shell, and an option with its value, hold words too
-        inner = _shell_words(text) if before == "-c" else [text, text.partition("=")[2]]
+        inner = [text, text.partition("=")[2]]
+        if before == "-c":
+            inner = _shell_words(text)
+            with contextlib.suppress(RequestError):  # not Python, then a shell's
+                found |= closure([], {step.path: text}, folders, everywhere=True)
         for option, word in zip([before, *inner], inner, strict=False):
             if option == "-m":
                 source = {step.path: as_import(word)}
-                with contextlib.suppress(RequestError):  # no name of a module
+                with contextlib.suppress(RequestError):  # not a module
                     found |= closure([], source, folders, everywhere=True)
-            with contextlib.suppress(OSError, ValueError):  # a text that is no name of a file
+            with contextlib.suppress(OSError, ValueError):  # a text that names no file
                 found |= _file_called(Path(word).absolute(), folders) if word else {}
     return found
 

@@ -16,7 +16,7 @@ import pytest
 from rekindle.data.fingerprint import fingerprint
 from rekindle.errors import DataError
 from rekindle.spec.model import DataSpec, TrainSpec
-from tests.data.corpora import all_examples, content, ingested, write_jsonl
+from tests.data.corpora import all_examples, content, ingested, text_spec, write_jsonl
 from tests.data.dialogues import FORMS, dialogues, model, source, turn
 
 GOOD = [turn("user", "Hi"), turn("assistant", "Hello")]
@@ -175,3 +175,10 @@ def test_the_shipped_conversations_are_what_their_script_writes(tmp_path):
     shutil.copy(folder / "make_chat.py", tmp_path)
     subprocess.run([sys.executable, tmp_path / "make_chat.py"], check=True)
     assert (tmp_path / "chat.jsonl").read_bytes() == (folder / "chat.jsonl").read_bytes()
+
+
+def test_a_header_whose_quote_never_ends_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text('text,label,"open\n' + "a,b\n" * 40_000)
+    spec = text_spec(tmp_path / "a.csv", columns={"text": "text", "label": "label"})
+    with pytest.raises(DataError, match="the header cannot be read"):
+        ingested(spec, tmp_path)

@@ -203,3 +203,11 @@ def test_images_are_held_by_their_size(tmp_path, monkeypatch):
         file.truncate(8 * files[0].size)
     with pytest.raises(DataError, match="holds more than"):
         ingested(text_spec(tmp_path / "in"), tmp_path / "out", modality="image")
+
+
+@pytest.mark.timeout(60)  # an hour, if each pass read all of it
+def test_a_name_without_an_end_is_refused_at_once(tmp_path):
+    with pytest.raises(ValueError, match="is not a path"):
+        reference.path_of(
+            fsspec.filesystem("file"), str(tmp_path), str(tmp_path), "%" + "25" * 1_500_000
+        )

@@ -207,12 +207,16 @@ def program(said: dsl.OutputPath(str)):
     return dsl.ContainerSpec("python:3.11", ["python3", "app"], [said])
 
 @dsl.container_component
+def line(said: dsl.OutputPath(str)):
+    return dsl.ContainerSpec("python:3.11", ["python3", "-c", "import inline; print(inline.WORD)"], [said])
+
+@dsl.container_component
 def option(said: dsl.OutputPath(str)):
     return dsl.ContainerSpec("python:3.11", ["tool", "--script=option.py"], [said])
 
 @dsl.pipeline(name="places")
 def places():
-    shadowed(); builtin(); folder(); beside_script(); module(); far(); shell(); program(); option()
+    shadowed(); builtin(); folder(); beside_script(); module(); far(); shell(); program(); option(); line()
     elsewhere().set_env_variable("PYTHONPATH", "FAR")
 """
 # what Python finds when the step runs, whatever lies in a folder that is looked at first -> its reader
@@ -220,6 +224,7 @@ FOUND = {
     "w/helper.py": "shadowed", "lib/profile.py": "builtin", "lib/utils.py": "folder",
     "far/other.py": "elsewhere", "w/scripts/near.py": "beside-script", "w/mymod.py": "module",
     "far/tool.py": "far", "w/sh.py": "shell", "w/app/__main__.py": "program", "w/option.py": "option",
+    "w/inline.py": "line",
 }  # fmt: skip
 
 
@@ -266,17 +271,26 @@ def edited(folder: str, busy: str):
 """
 
 
-@pytest.mark.parametrize("name", ["beside.py", "data/words.txt"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("beside.py", "WORD = 'new'\n"), ("data/words.txt", "WORD = 'new'\n"), ("prompt.txt", None)],
+)
 def test_what_changed_while_a_step_ran_is_not_served_under_what_was_before(
-    name: str, tmp_path: Path
+    name: str, text: str | None, tmp_path: Path
 ) -> None:
-    files = {"p.py": EDITED, "beside.py": "WORD = 'old'\n", "data/words.txt": "WORD = 'old'\n"}
+    files = {
+        "p.py": EDITED,
+        "prompt.txt": "a",
+        "beside.py": "WORD = 'old'\n",
+        "data/words.txt": "WORD = 'old'\n",
+    }
     for folder in ("data", "busy"):
         (tmp_path / folder).mkdir()
-    for file, text in files.items():
-        (tmp_path / file).write_text(text)
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
     arguments = {"folder": str(tmp_path / "data"), "busy": str(tmp_path / "busy")}
-    config = {"name": "edited", "pipeline": "p.py:edited", "arguments": arguments}
+    config = {"name": "edited", "pipeline": "p.py:edited", "arguments": arguments,
+              "image": {"include": ["prompt.txt"]}}  # fmt: skip
     (tmp_path / "c.yaml").write_text(json.dumps(config))
     words = [sys.executable, "-m", "rekindle.cli.main", "run", "c.yaml", "--json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -284,10 +298,10 @@ def test_what_changed_while_a_step_ran_is_not_served_under_what_was_before(
         while not (tmp_path / "busy" / "ready").exists():
             assert run.poll() is None
             time.sleep(0.02)
-        (tmp_path / name).write_text("WORD = 'new'\n")
+        (tmp_path / name).unlink() if text is None else (tmp_path / name).write_text(text)
         (tmp_path / "busy" / "go").touch()
-    assert run.returncode == 0
-    (tmp_path / name).write_text("WORD = 'old'\n")
+    assert run.returncode == 0, "the step itself succeeded"
+    (tmp_path / name).write_text(files[name])
     subprocess.run(words, cwd=tmp_path, env=env, check=True, stdout=subprocess.DEVNULL)
     records = sorted((tmp_path / ".rekindle" / "runs").glob("*/run.json"))
     steps = [json.loads(record.read_text())["steps"] for record in records]

@@ -7,6 +7,7 @@ from rekindle.app.progress import Progress
 from rekindle.errors import DataError, SpecError
 from rekindle.masking import MASK, masked, plain, plain_but_colour
 from rekindle.platforms.local.store import slug
+from rekindle.report.words import without_credentials
 from rekindle.spec.load import load_spec
 
 TITLE = "\x1b]0;owned\x07"
@@ -34,6 +35,11 @@ def test_a_notice_shows_it_too(capsys):
     with Progress() as progress:
         progress.event("ingest", {"event": "notice", "text": f"a {TITLE} b"})
     assert capsys.readouterr().err == "  ingest: a \\x1b]0;owned\\x07 b\n"
+
+
+@pytest.mark.timeout(60)  # minutes, if it grew with the square
+def test_the_card_takes_time_in_proportion():
+    without_credentials("eyJaaaaaaaaaa." * 40_000)
 
 
 def test_a_notice_forges_no_line_of_another_step(capsys):

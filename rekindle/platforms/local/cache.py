@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rekindle.ir.graph import Step
@@ -56,6 +56,8 @@ class Stored:
         )
 
 
+# hashes of the user's own files as they are now, of those names that have any
+OwnCode = Callable[[Collection[str]], Mapping[str, str]]
 Given = Stored | tuple[Stored, ...]  # an artifact, or a list of them
 
 
@@ -94,6 +96,11 @@ class Entry:
     outputs: Values
 
 
+def names_of_code(step: Step, inputs: Values) -> list[str]:
+    """By what a step's files of the user are known: its component, and values that may name one."""
+    return [step.component, *(v for v in inputs.parameters.values() if isinstance(v, str))]
+
+
 def identify(
     step: Step,
     inputs: Values,
@@ -130,7 +137,7 @@ def identify(
     facts = {"component": _hash(component), "outputs": _hash(outputs), "rekindle": source_hash}
     if image_id:
         facts["image"] = image_id
-    named = [step.component, *(v for v in inputs.parameters.values() if isinstance(v, str))]
+    named = names_of_code(step, inputs)
     if used := sorted({own_code[name] for name in named if name in own_code}):
         facts["own code"] = _hash(used)
     given: dict[str, Any] = dict(inputs.parameters)

@@ -34,7 +34,7 @@ from rekindle.ir.values import bind
 from rekindle.launch.steps import nursery_for
 from rekindle.platforms.admission import admit
 from rekindle.platforms.local import environments
-from rekindle.platforms.local.cache import each
+from rekindle.platforms.local.cache import OwnCode, each
 from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
 from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
@@ -57,7 +57,7 @@ def execute(
     record: RunRecord,
     env: Mapping[str, str],
     source_hash: str,
-    own_code: Callable[[], Mapping[str, str]] = dict,
+    own_code: OwnCode = lambda names: {},
     fresh: bool = False,
     from_step: str | None = None,
     max_parallel: int | None = None,
@@ -73,10 +73,10 @@ def execute(
     `imports` are modules that most steps import, beside KFP's executor: it is done once for all.
     `containers` says which steps docker runs.
     `env` is the environment of the steps; `source_hash` stands for our own code in cache keys,
-    `own_code` says what stands now for files of the user's, by the component or the value of a
-    parameter; `fresh` runs every step, `from_step` that one and all that depend on it. `on_change`
-    sees the record whenever it changes, `on_event` the step and each event it emits; both are
-    called in this thread.
+    `own_code` says what stands now for files of the user's, of those names (a component, or the
+    value of a parameter) that have any; `fresh` runs every step, `from_step` that one and all that
+    depend on it. `on_change` sees the record whenever it changes, `on_event` the step and each
+    event it emits; both are called in this thread.
 
     Raises RequestError before anything runs; StepError if a step failed; PreemptedError if one
     saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on SIGTERM when nothing

@@ -7,6 +7,7 @@ through `say` and `event`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rekindle.errors import StepError, fix_of
+from rekindle.errors import RekindleError, StepError, fix_of
 from rekindle.ir.graph import AnyNode, Importer, Step
 from rekindle.ir.placeholders import Template, lower, references
 from rekindle.launch.failure import failure_from_log
@@ -24,7 +25,7 @@ from rekindle.launch.shim import PREEMPTED
 from rekindle.masking import masked
 from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
 from rekindle.platforms.local import cache, nodes
-from rekindle.platforms.local.cache import NOTHING, Identity, Stored, Values
+from rekindle.platforms.local.cache import NOTHING, Identity, OwnCode, Stored, Values
 from rekindle.platforms.local.containers import Containers
 from rekindle.platforms.local.content import describe, digest, local_path
 from rekindle.platforms.local.environments import Packages, packages_of
@@ -44,7 +45,7 @@ class Surroundings:
     started_at: str
     env: Mapping[str, str]
     source_hash: str
-    own_code: Callable[[], Mapping[str, str]]
+    own_code: OwnCode
     grace_seconds: float
     control: Control
     nursery: Nursery | None
@@ -111,7 +112,7 @@ def perform(job: Job) -> Outcome:
     try:
         step = job.step
         outcome = _import(job, step) if isinstance(step, Importer) else _perform(job, step)
-    except StepError as error:
+    except RekindleError as error:
         outcome = Outcome(job.step, "failed", error=str(error))
     except OSError as error:
         where = error.filename or job.folder
@@ -186,9 +187,9 @@ def _perform(job: Job, step: Step) -> Outcome:
 def _identity(job: Job, step: Step, inputs: Values) -> Identity:
     around = job.around
     image_id = around.containers.image_of(step)
-    return cache.identify(
-        step, inputs, around.source_hash, image_id, around.own_code(), str(around.store.home)
-    )
+    own_code = around.own_code(cache.names_of_code(step, inputs))
+    home = str(around.store.home)
+    return cache.identify(step, inputs, around.source_hash, image_id, own_code, home)
 
 
 def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
@@ -205,13 +206,14 @@ def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
                 return artifact
         return dataclasses.replace(artifact, files=files)
 
-    artifacts = {
-        name: tuple(again(a) for a in given) if isinstance(given, tuple) else again(given)
-        for name, given in job.inputs.artifacts.items()
-    }
-    now = Values(job.inputs.parameters, artifacts)
-    if _identity(job, step, now).key == identity.key:
-        return True
+    with contextlib.suppress(RekindleError, OSError):  # what cannot be read now has changed
+        artifacts = {
+            name: tuple(again(a) for a in given) if isinstance(given, tuple) else again(given)
+            for name, given in job.inputs.artifacts.items()
+        }
+        now = Values(job.inputs.parameters, artifacts)
+        if _identity(job, step, now).key == identity.key:
+            return True
     text = "its code or its files changed meanwhile: the result counts for this run only"
     job.event({"event": "notice", "text": text})
     return False

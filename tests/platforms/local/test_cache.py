@@ -67,11 +67,11 @@ def test_code_of_ones_own_is_part_of_the_key_of_the_steps_that_use_it(
 ) -> None:
     arguments = {"folder": str(folder), "text": "task.py:Mine"}
     mine = {"task.py:Mine": "1", "count": "1"}  # a value of a parameter, and a component
-    run("chain", home, arguments, own_code=lambda: mine, run_id="one")
-    record = run("chain", home, arguments, own_code=lambda: {**mine, "task.py:Mine": "2"})
+    run("chain", home, arguments, own_code=lambda names: mine, run_id="one")
+    record = run("chain", home, arguments, own_code=lambda names: {**mine, "task.py:Mine": "2"})
     assert reasons(record)["make"] == "ran: code of yours that it uses changed"
     assert reasons(record)["count"] == "hit: same inputs and code as in run one"
-    record = run("chain", home, arguments, own_code=lambda: {**mine, "count": "2"})
+    record = run("chain", home, arguments, own_code=lambda names: {**mine, "count": "2"})
     assert reasons(record)["make"] == "hit: same inputs and code as in run one"
     assert reasons(record)["count"] == "ran: code of yours that it uses changed"
 
