@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import PlatformError, RequestError, UnreachableError
-from rekindle.platforms.asking import Unasked
-from rekindle.platforms.reads import Said, read
+from rekindle.http import HttpError, request, retried
 
+TIMEOUT_SECONDS = 8.0
 _PAUSES_SECONDS = (1.0, 3.0, 9.0)
-_LONGEST_PAUSE_SECONDS = 30.0  # that a service may ask for
 _MOST_PAGES = 500
 _DENIED = (400, 401, 403)
 
@@ -34,18 +32,14 @@ def pages(
 
 def _page(url: str, headers: Mapping[str, str], login: str) -> dict[str, Any]:
     where = url.partition("?")[0]
-    for pause in (*_PAUSES_SECONDS, None):
-        try:
-            return read(url, headers)
-        except Said as error:
-            if error.status in _DENIED:
-                raise RequestError(str(error), where=where, fix=login) from None
-            if error.status != 429 and error.status < 500:
-                raise PlatformError(str(error), where=where) from None
-            what, asked = str(error), error.headers.get("Retry-After", "")
-        except Unasked as error:
-            what, asked = str(error), ""
-        if pause is not None:
-            wished = float(asked) if asked.isdecimal() else 0.0
-            time.sleep(min(max(pause, wished), _LONGEST_PAUSE_SECONDS))
-    raise UnreachableError(what, where=where, fix="ask again later; the prices that are known stay")
+    try:
+        return retried(
+            lambda: request(url, headers, timeout_seconds=TIMEOUT_SECONDS), _PAUSES_SECONDS
+        )
+    except HttpError as error:
+        if error.transient:
+            fix = "ask again later; the prices that are known stay"
+            raise UnreachableError(str(error), where=where, fix=fix) from None
+        if error.status in _DENIED:
+            raise RequestError(str(error), where=where, fix=login) from None
+        raise PlatformError(str(error), where=where) from None

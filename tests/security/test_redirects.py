@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from rekindle.platforms.vertex.rest import Google, Places, RestError
+from rekindle.http import HttpError
+from rekindle.platforms.vertex.rest import Google, Places
 
 
 def served(answer):
@@ -52,7 +53,7 @@ def test_a_bearer_token_follows_no_redirect(status):
     service, asked = served(answer)
     address = f"127.0.0.1:{service.server_port}"
     google = Google(Places("here", endpoint=f"http://{address}", metadata=address))
-    with pytest.raises(RestError, match=f"HTTP {status}"):
+    with pytest.raises(HttpError, match=f"HTTP {status}"):
         google.get("aiplatform", "/v1/x", patience=1)
     assert asked[-1][1]["Authorization"] == "Bearer ya29.SECRET"
     assert told == []

@@ -9,22 +9,16 @@ Authority: azure-identity 1.x (AzureMLCredential), learn.microsoft.com/rest/api/
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
 import logging
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from rekindle.http import HttpError, request, retried
 
 PREFIX = "REKINDLE_SECRET_"
 SCOPE = "https://vault.azure.net/.default"
 API_VERSION = "7.4"
-TIMEOUT_SECONDS = 20.0
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
-_LONGEST_PAUSE_SECONDS = 30.0
 _WAYS_OUT = {
     401: "the vault refuses the token: is it in the same tenant as the workspace?",
     403: "give the identity of the step `Key Vault Secrets User` on the vault, and let it through "
@@ -35,25 +29,6 @@ _WAYS_OUT = {
 
 class SecretError(Exception):
     """A secret cannot be read; the text names its variable and what to do."""
-
-
-class _Failed(Exception):
-    """A call failed; `status` is that of HTTP, 0 if there was no answer."""
-
-    def __init__(self, status: int, message: str, pause_seconds: float = 0.0) -> None:
-        super().__init__(message)
-        self.status, self.pause_seconds = status, pause_seconds
-
-    @property
-    def transient(self) -> bool:
-        return self.status in (0, 408, 429) or self.status >= 500
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows nothing: the token is for the vault alone."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 def read(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -97,55 +72,15 @@ def _credential(environment: Mapping[str, str]) -> Any:
 
 
 def _value(variable: str, url: str, token: str) -> str:
+    """Of a secret; the error holds the vault's own code and never its message or answer."""
+    address, headers = f"{url}?api-version={API_VERSION}", {"Authorization": f"Bearer {token}"}
     try:
-        told = _repeated(lambda: _get(f"{url}?api-version={API_VERSION}", token))
-    except _Failed as error:
+        told = retried(lambda: request(address, headers), PAUSES_SECONDS)
+    except HttpError as error:
+        what = f"HTTP {error.status} {error.code[:80]}".strip() if error.status else str(error)
         fix = _WAYS_OUT.get(error.status, "see whether the vault can be reached from the compute")
-        raise SecretError(f"cannot read {variable} from {url}: {error}: {fix}") from None
+        raise SecretError(f"cannot read {variable} from {url}: {what}: {fix}") from None
     value = told.get("value")
     if not isinstance(value, str):
         raise SecretError(f"cannot read {variable} from {url}: it has no value that is text")
     return value
-
-
-def _repeated(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    for pause in PAUSES_SECONDS:
-        try:
-            return call()
-        except _Failed as error:
-            if not error.transient:
-                raise
-            time.sleep(min(max(pause, error.pause_seconds), _LONGEST_PAUSE_SECONDS))
-    return call()
-
-
-def _get(url: str, token: str) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the spec takes https only
-    opener = urllib.request.build_opener(_Stay)
-    try:
-        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
-            told = json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        raise _Failed(
-            error.code, f"HTTP {error.code} {_code(error)}".strip(), _wait(error)
-        ) from None
-    except ValueError:  # what was answered may hold the value
-        raise _Failed(0, "the answer is not valid JSON") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise _Failed(0, f"no answer: {getattr(error, 'reason', error)}") from None
-    return told if isinstance(told, dict) else {}
-
-
-def _code(error: urllib.error.HTTPError) -> str:
-    """Key Vault's own name of what is wrong."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(error.read())["error"]["code"])[:80]
-    return ""
-
-
-def _wait(error: urllib.error.HTTPError) -> float:
-    """Seconds that the vault wants to be left alone."""
-    with contextlib.suppress(ValueError):
-        return float(error.headers.get("Retry-After", 0))
-    return 0.0

@@ -10,23 +10,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.client
-import json
 import logging
 import ssl
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from rekindle.errors import StepError
+from rekindle.http import HttpError, growing, request, retried
 
 log = logging.getLogger(__name__)
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 IN_CLUSTER = "https://kubernetes.default.svc"
-_PASSING = frozenset({401, 408, 429, 500, 502, 503, 504})
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _REQUEST_SECONDS = 30.0
 # A quiet log says nothing for hours; the code that follows the status notices a dead connection.
@@ -61,24 +59,33 @@ class Cluster:
 
     def get(self, path: str, **query: str) -> dict[str, Any] | None:
         """An object or list; None if there is none."""
-        status, answer = self._patiently("GET", path, query)
-        return None if status == 404 else answer
+        try:
+            return self._patiently("GET", path, query)
+        except HttpError as error:
+            if error.status == 404:
+                return None
+            raise _refused("GET", path, error) from None
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The object as it was stored. Conflict also if an earlier try got through whose answer was
         lost."""
-        status, answer = self._patiently("POST", path, {}, body)
-        if status == 409:
-            raise Conflict
-        if status == 404:
-            raise _refused("POST", path, status, answer)
-        return answer
+        try:
+            return self._patiently("POST", path, {}, body)
+        except HttpError as error:
+            if error.status == 409:
+                raise Conflict from None
+            raise _refused("POST", path, error) from None
 
     def delete(self, path: str, uid: str) -> bool:
         """Whether there was such an object, with this uid and no newer one of its name."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        status, _ = self._patiently("DELETE", path, {}, body)
-        return status not in (404, 409)
+        try:
+            self._patiently("DELETE", path, {}, body)
+        except HttpError as error:
+            if error.status in (404, 409):
+                return False
+            raise _refused("DELETE", path, error) from None
+        return True
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
         """Lines of a log as they come, until its end; none if there is no such log. OSError if the
@@ -102,49 +109,43 @@ class Cluster:
 
     def _patiently(
         self, method: str, path: str, query: Mapping[str, str], body: Any = None
-    ) -> tuple[int, dict[str, Any]]:
-        """The status (2xx, 404 or 409) and the answer; StepError for what a retry cannot solve."""
-        deadline, pause = time.monotonic() + self.patience_seconds, _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                status, answer = self._request(method, path, query, body)
-                if status < 300 or status in (404, 409):
-                    return status, answer
-                if status not in _PASSING:
-                    raise _refused(method, path, status, answer)
-                trouble = f"{status} {answer.get('message', '')}"
-            except (OSError, http.client.HTTPException) as error:
-                trouble = f"{type(error).__name__}: {error}"
-            if time.monotonic() + pause > deadline:
-                raise StepError(
-                    f"the API server does not answer: {trouble}",
-                    where=f"{method} {self.server}{path}",
-                    fix=f"it was asked for {self.patience_seconds:g} s; look at the cluster",
-                )
-            log.warning("%s %s: %s; again in %.1f s", method, path, trouble, pause)
-            if self.stopping.wait(pause):
-                raise Stopped
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+    ) -> dict[str, Any]:
+        """The answer; HttpError for what a retry cannot solve, StepError where none helped."""
+        url = f"{self.server}{_target(path, query)}"
 
-    def _request(
-        self, method: str, path: str, query: Mapping[str, str], body: Any
-    ) -> tuple[int, dict[str, Any]]:
-        connection = self._connection(_REQUEST_SECONDS)
-        content = None if body is None else json.dumps(body)
-        with contextlib.closing(connection):
-            connection.request(method, _target(path, query), content, self._headers())
-            answer = connection.getresponse()
-            text = answer.read()
+        def once() -> dict[str, Any]:
+            return request(
+                url, self._headers(), body=body, method=method, timeout_seconds=_REQUEST_SECONDS,
+                tls=self._tls(), proxy=False,
+            )  # fmt: skip
+
+        def notice(error: HttpError, pause: float) -> None:
+            log.warning("%s %s: %s; again in %.1f s", method, path, error, pause)
+
         try:
-            parsed = json.loads(text) if text else {}
-        except ValueError:
-            parsed = {"message": text[:200].decode(errors="replace")}
-        return answer.status, parsed
+            pauses = growing(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, self.patience_seconds)
+            return retried(once, pauses, stop=self.stopping, transient=_passing, notice=notice)
+        except HttpError as error:
+            if not _passing(error):
+                raise
+            if self.stopping.is_set():
+                raise Stopped from None
+            raise StepError(
+                f"the API server does not answer: {error}",
+                where=f"{method} {self.server}{path}",
+                fix=f"it was asked for {self.patience_seconds:g} s; look at the cluster",
+            ) from None
 
     def _connection(self, timeout_seconds: float) -> http.client.HTTPConnection:
-        place = urlsplit(self.server)
-        if place.scheme == "http":
+        place, tls = urlsplit(self.server), self._tls()
+        if tls is None:
             return http.client.HTTPConnection(place.netloc, timeout=timeout_seconds)
+        return http.client.HTTPSConnection(place.netloc, timeout=timeout_seconds, context=tls)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        """How the server is verified and this client proves who it is; None for plain HTTP."""
+        if urlsplit(self.server).scheme == "http":
+            return None
         context = (
             ssl.create_default_context(cafile=str(self.authority))
             if isinstance(self.authority, Path)
@@ -152,7 +153,7 @@ class Cluster:
         )
         if self.certificate:
             context.load_cert_chain(*self.certificate)
-        return http.client.HTTPSConnection(place.netloc, timeout=timeout_seconds, context=context)
+        return context
 
     def _headers(self) -> dict[str, str]:
         token = self.token.read_text().strip() if isinstance(self.token, Path) else self.token
@@ -164,10 +165,15 @@ def _target(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-def _refused(method: str, path: str, status: int, answer: Mapping[str, Any]) -> StepError:
+def _passing(error: HttpError) -> bool:
+    """Whether the same request may yet succeed: also after 401, for tokens rotate."""
+    return error.transient or error.status == 401
+
+
+def _refused(method: str, path: str, error: HttpError) -> StepError:
     fix = {
         403: "grant it; `rekindle doctor --platform kubeflow` prints the least that a run needs",
         404: "install Kubeflow Trainer v2.3 or newer in the cluster",
     }
-    what = f"the API server refuses with {status}: {answer.get('message', '')}"
-    return StepError(what, where=f"{method} {path}", fix=fix.get(status, ""))
+    what = f"the API server refuses with {error}"
+    return StepError(what, where=f"{method} {path}", fix=fix.get(error.status, ""))

@@ -33,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rekindle.http import HttpError
 from rekindle.platforms.vertex import bundle
 from rekindle.platforms.vertex.attempts import (
     Allowed,
@@ -46,7 +47,7 @@ from rekindle.platforms.vertex.attempts import (
 )
 from rekindle.platforms.vertex.lowering import RUN, TASK
 from rekindle.platforms.vertex.node import RESULT, ended_file, mounted
-from rekindle.platforms.vertex.rest import Google, RestError, places
+from rekindle.platforms.vertex.rest import Google, places
 from rekindle.platforms.vertex.service import TASK_LABEL, NodeLog, Service
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Launcher:
             if self.service.run_ends(self.facts[RUN], self.facts[TASK], PATIENCE_SECONDS):
                 return self.terminated()
             return self.follow()
-        except RestError as error:
+        except HttpError as error:
             if self.stop.is_set():
                 return self.terminated()
             log.error("%s%s", error, _advice(error))
@@ -138,7 +139,7 @@ class Launcher:
         command = bundle.write(Path(mounted(folder)), task)
         try:
             job = self.service.create(self.body(attempt, command))
-        except RestError as error:
+        except HttpError as error:
             self.creations += 1
             if not error.transient or _quota(error) or self.creations >= CREATIONS:
                 raise
@@ -234,7 +235,7 @@ class Launcher:
                         self.service.cancel(job, LAST_WORDS_SECONDS)
             else:
                 log.info("this launcher was stopped, the run goes on: so does the job")
-        except RestError as error:
+        except HttpError as error:
             log.error("the job goes on until its node 0 sees that the run is over: %s", error)
         return TERMINATED
 
@@ -246,11 +247,11 @@ _FIXES = {
 }
 
 
-def _quota(error: RestError) -> bool:
-    return error.reason == "RESOURCE_EXHAUSTED" and "quota" in str(error).lower()
+def _quota(error: HttpError) -> bool:
+    return error.status == 429 and "quota" in str(error).lower()
 
 
-def _advice(error: RestError) -> str:
+def _advice(error: HttpError) -> str:
     if _quota(error):
         return ": ask for more of this quota in the console, or take other machines"
     if error.status == 403:

@@ -34,9 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import RekindleError
+from rekindle.http import HttpError
 from rekindle.launch import shim
 from rekindle.platforms.vertex.rendezvous import rendezvous
-from rekindle.platforms.vertex.rest import Google, RestError, places, secrets
+from rekindle.platforms.vertex.rest import Google, SecretError, places, secrets
 
 STORE, MOUNT = "gs://", "/gcs/"
 TASK, RESULT = "task.json", "result.json"
@@ -69,7 +70,7 @@ def main(folder: Path) -> int:
         os.environ.update(secrets(google, task["secrets"]))
         if place.node_rank == 0:
             _look_after(task["run"], google, task["watch_seconds"])
-    except RestError as error:
+    except SecretError as error:
         return _ended(folder, place.node_rank, 1, f"cannot read the secret {error}")
     os.environ.update(dataclasses.replace(place, secret=task["secret"]).environment())
     if code := _installed(task["pip"]):
@@ -173,7 +174,7 @@ def _look_after(run: str, google: Google, every_seconds: float) -> None:
 def _state(run: str, google: Google) -> str:
     try:
         return str(google.get("aiplatform", f"/v1/{run}", patience=0).get("state", ""))
-    except RestError as error:
+    except HttpError as error:
         return "deleted" if error.status == 404 else "unknown"
 
 

@@ -10,35 +10,22 @@ Authority: cloud.google.com/compute/docs/metadata/querying-metadata, google.rpc.
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
-import http.client
-import json
 import os
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-TIMEOUT_SECONDS = 20.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+from rekindle.http import LONGEST_PAUSE_SECONDS, HttpError, growing, request, retried
+
+_FIRST_PAUSE_SECONDS = 0.5
 _TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"  # noqa: S105 - a path
 
 
-class RestError(Exception):
-    """A call failed for good. `status` is that of HTTP, 0 if there was no answer; `transient` says
-    that the same call may yet succeed."""
-
-    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
-        super().__init__(message)
-        self.status, self.reason = status, reason
-
-    @property
-    def transient(self) -> bool:
-        return self.status in (0, 408, 429) or self.status >= 500
+class SecretError(Exception):
+    """A secret cannot be read; the text names its variable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,74 +68,40 @@ class Google:
         return self._repeated(f"{self.where.url(service)}{path}", body, patience)
 
     def create(self, service: str, path: str, body: Any) -> dict[str, Any]:
-        """One POST; a `transient` RestError leaves open whether it took effect."""
+        """One POST; a `transient` HttpError leaves open whether it took effect."""
         return self._call(f"{self.where.url(service)}{path}", body)
 
     def _repeated(self, url: str, body: Any, patience: float) -> dict[str, Any]:
-        end, pause = time.monotonic() + patience, _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return self._call(url, body)
-            except RestError as error:
-                if error.status == 401 and self._token:
-                    self._token = ""  # it may have run out early; one more, with a fresh one
-                elif not error.transient or time.monotonic() + pause > end or self.stop.is_set():
-                    raise
-                else:
-                    self.stop.wait(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        pauses = growing(_FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, patience)
+        return retried(lambda: self._call(url, body), pauses, stop=self.stop)
 
     def _call(self, url: str, body: Any) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {self._bearer()}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        return _answer(urllib.request.Request(url, data, headers))  # noqa: S310 - our own address
+        known = self._token
+        try:
+            return request(url, self._authorized(), body=body)
+        except HttpError as error:
+            if error.status != 401 or self._token != known:
+                raise
+        self._token = ""  # it ran out early; once more, with a new one
+        return request(url, self._authorized(), body=body)
 
-    def _bearer(self) -> str:
+    def _authorized(self) -> dict[str, str]:
         if not self._token or time.monotonic() > self._until:
             url = f"http://{self.where.metadata}{_TOKEN}"
-            told = _answer(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}))
+            told = request(url, {"Metadata-Flavor": "Google"})
             self._token = str(told["access_token"])
             self._until = time.monotonic() + max(0, int(told["expires_in"]) - 60)
-        return self._token
+        return {"Authorization": f"Bearer {self._token}"}
 
 
 def secrets(google: Google, references: Mapping[str, str]) -> dict[str, str]:
-    """The values of secrets by the name of their variable; RestError with the name of the first
+    """The values of secrets by the name of their variable; SecretError with the name of the first
     that cannot be read, and never with a value."""
     found = {}
     for variable, name in references.items():
         try:
             told = google.get("secretmanager", f"/v1/{name}:access", patience=60)
-        except RestError as error:
-            raise RestError(f"{variable}: {error}", error.status, error.reason) from None
+        except HttpError as error:
+            raise SecretError(f"{variable}: {error}") from None
         found[variable] = base64.b64decode(told["payload"]["data"]).decode()
     return found
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows nothing: the token is for the address that was asked."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _answer(request: urllib.request.Request) -> dict[str, Any]:
-    opener = urllib.request.build_opener(_Stay)
-    try:
-        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
-            told: dict[str, Any] = json.loads(response.read() or b"{}")
-            return told
-    except urllib.error.HTTPError as error:
-        message, reason = _status(error)
-        raise RestError(f"HTTP {error.code}: {message}", error.code, reason) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:  # none, or half an answer
-        host = request.host
-        raise RestError(f"no answer from {host}: {getattr(error, 'reason', error)}") from None
-
-
-def _status(error: urllib.error.HTTPError) -> tuple[str, str]:
-    """Message and status (`RESOURCE_EXHAUSTED`) of google.rpc.Status."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads(error.read())["error"]
-        return str(told["message"]), str(told.get("status", ""))
-    return str(error.reason), ""

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rekindle.platforms.vertex.rest import Google, RestError, places, secrets
+from rekindle.platforms.vertex.rest import Google, SecretError, places, secrets
 
 MODULE = "rekindle.platforms.vertex.secrets"
 
@@ -30,18 +30,20 @@ def starting(names: Mapping[str, str], ours: bool) -> list[str]:
 
 
 def program() -> str:
-    """This module and the one that it imports, as one text."""
+    """This module and those that it imports, as one text."""
     here, future = Path(__file__), "from __future__ import annotations\n"
-    own = here.read_text(encoding="utf-8").partition(future)[2]
-    lines = [line for line in own.splitlines() if not line.startswith("from rekindle.")]
-    return here.with_name("rest.py").read_text(encoding="utf-8") + "\n".join(lines) + "\n"
+    lines = [future]
+    for file in (here.parents[2] / "http.py", here.with_name("rest.py"), here):
+        own = file.read_text(encoding="utf-8").partition(future)[2]
+        lines += [line for line in own.splitlines() if not line.startswith("from rekindle.")]
+    return "\n".join(lines) + "\n"
 
 
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     """Become the command; an exit code only if that is not to be."""
     try:
         found = secrets(Google(places("", environment)), json.loads(argv[1]))
-    except RestError as error:
+    except SecretError as error:
         sys.stderr.write(f"cannot read the secret {error}\n")
         return 1
     os.execvpe(argv[2], list(argv[2:]), {**environment, **found})  # noqa: S606 - the step's own

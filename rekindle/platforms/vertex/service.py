@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from rekindle.http import HttpError
 from rekindle.platforms.vertex.attempts import Job
-from rekindle.platforms.vertex.rest import Google, RestError
+from rekindle.platforms.vertex.rest import Google
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Service:
         return list(found.values())
 
     def create(self, body: dict[str, Any]) -> Job:
-        """One more; a transient RestError leaves open whether it is there."""
+        """One more; a transient HttpError leaves open whether it is there."""
         job = Job.read(self.google.create("aiplatform", self.jobs_path, body))
         self.made.add(job.name)
         return job
@@ -48,7 +49,7 @@ class Service:
         """Ask for its end. One that is over already stays as it is."""
         try:
             self.google.post("aiplatform", f"/v1/{job.name}:cancel", {}, patience)
-        except RestError as error:
+        except HttpError as error:
             if error.transient or error.status == 403:
                 raise
             log.info("%s is not cancelled: %s", job.number, error)
@@ -57,7 +58,7 @@ class Service:
         """Whether the run, or this task of it, is being cancelled, over or deleted."""
         try:
             told = self.google.get("aiplatform", f"/v1/{run}", None, patience)
-        except RestError as error:
+        except HttpError as error:
             if error.status != 404:
                 raise
             log.info("there is no run %s any more", run)
@@ -90,7 +91,7 @@ class NodeLog:
             return []
         try:
             entries = self._entries(job)
-        except RestError as error:
+        except HttpError as error:
             self.readable = error.transient
             if not self.readable:
                 log.info("node 0's log is not shown here: %s", error)

@@ -35,7 +35,7 @@ def test_a_token_that_rotates_is_read_anew(fake: FakeCluster) -> None:
 
 def test_a_token_that_stays_wrong_ends_in_words(fake: FakeCluster) -> None:
     cluster = Cluster(fake.url, "nonsense", patience_seconds=0.5)
-    with pytest.raises(StepError, match="does not answer: 401 Unauthorized") as caught:
+    with pytest.raises(StepError, match="does not answer: HTTP 401: Unauthorized") as caught:
         cluster.get(PODS)
     assert caught.value.problems[0].where == f"GET {fake.url}{PODS}"
 

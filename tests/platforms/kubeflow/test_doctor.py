@@ -115,7 +115,7 @@ def test_the_config_says_which_account_runtime_and_namespace(
 def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path) -> None:
     done = doctor(cluster, tmp_path, token="token-1")
     assert done.returncode == 0, done.stderr
-    assert "not asked runtime: the API server refuses with 403" in done.stderr
+    assert "not asked runtime: the API server refuses with HTTP 403" in done.stderr
     assert "kubeflow is ready, but for 7 that could not be asked" in done.stderr
 
 

@@ -1,0 +1,145 @@
+"""JSON over HTTP with the standard library: one request, its error, and a bounded retry.
+
+It runs in containers whose image may be any with Python, so it imports nothing else. No request
+follows a redirect, since it carries a token, and no error holds more of a response than its own
+error message. Authority: RFC 9110 (status codes, Retry-After), google.rpc.Status, the Status of
+Kubernetes, the OCI distribution specification and OAuth 2.0 for the shapes of error bodies."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+TIMEOUT_SECONDS = 20.0
+MOST_BYTES = 64 << 20  # of a response: far more than a page of any API has
+LONGEST_PAUSE_SECONDS = 30.0  # however long a service asks to be left alone
+T = TypeVar("T")
+
+
+class HttpError(Exception):
+    """A request that failed: `status` of HTTP, 0 where there was no valid response; `code` is the
+    service's own name of the error, `retry_after_seconds` the pause that it asks for."""
+
+    def __init__(
+        self, message: str, status: int = 0, code: str = "", retry_after_seconds: float = 0.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(f"HTTP {status}: {message}".rstrip(": ") if status else message)
+        self.status, self.code, self.headers = status, code, dict(headers or {})
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same request may yet succeed."""
+        return self.status in (0, 408, 429) or self.status >= 500
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def request(
+    url: str, headers: Mapping[str, str] | None = None, *, body: Any = None,
+    form: Mapping[str, str] | None = None, method: str | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS, tls: ssl.SSLContext | None = None,
+    proxy: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """The JSON object of a response; of a HEAD its headers, in lower case.
+
+    `body` is sent as JSON, `form` as a form, through the proxy of the environment if `proxy`.
+    HttpError if there is no response, one with an error's status, or one that is not an object."""
+    kind, data = {}, None
+    if form is not None:
+        kind, data = {"Content-Type": "application/x-www-form-urlencoded"}, urlencode(form).encode()
+    if body is not None:
+        kind, data = {"Content-Type": "application/json"}, json.dumps(body).encode()
+    wanted = urllib.request.Request(  # noqa: S310 - addresses of services, and of the config
+        url, data, {"Accept": "application/json", **kind, **(headers or {})}, method=method
+    )
+    handlers: list[Any] = [_NoRedirect()]
+    if not proxy:
+        handlers.append(urllib.request.ProxyHandler({}))
+    if tls is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=tls))
+    try:
+        with urllib.request.build_opener(*handlers).open(wanted, timeout=timeout_seconds) as found:
+            text = found.read(MOST_BYTES + 1)
+            if method == "HEAD":
+                return {name.lower(): value for name, value in found.headers.items()}
+    except urllib.error.HTTPError as error:
+        raise _explained(error) from None
+    except (OSError, http.client.HTTPException) as error:  # none, or half a response
+        reason = getattr(error, "reason", error) or type(error).__name__
+        raise HttpError(f"no answer from {urlsplit(url).netloc}: {reason}") from None
+    if len(text) > MOST_BYTES:
+        raise HttpError(f"the answer of {urlsplit(url).netloc} has more than {MOST_BYTES:,} bytes")
+    try:
+        answer = json.loads(text or b"{}")
+    except ValueError:  # `from None`: the text may hold a secret
+        raise HttpError(f"the answer of {urlsplit(url).netloc} is not valid JSON") from None
+    return answer if isinstance(answer, dict) else {"value": answer}
+
+
+def growing(first: float, longest: float, seconds: float) -> Iterator[float]:
+    """Pauses in seconds, each twice the last and at most `longest`, that end within `seconds` from
+    now."""
+    end = time.monotonic() + seconds
+
+    def pauses() -> Iterator[float]:
+        pause = first
+        while time.monotonic() + pause <= end:
+            yield pause
+            pause = min(2 * pause, longest)
+
+    return pauses()
+
+
+def retried(
+    call: Callable[[], T], pauses: Iterable[float], *, stop: threading.Event | None = None,
+    transient: Callable[[HttpError], bool] = lambda error: error.transient,
+    notice: Callable[[HttpError, float], object] = lambda error, pause: None,
+) -> T:  # fmt: skip
+    """What `call` returns, which is repeated after each of `pauses` while its error is `transient`.
+
+    `stop` ends a pause, and all repetition; `notice` gets each error and the pause after it."""
+    left, stop = iter(pauses), stop or threading.Event()
+    while True:
+        try:
+            return call()
+        except HttpError as error:
+            pause = next(left, None)
+            if pause is None or not transient(error) or stop.is_set():
+                raise
+            pause = min(max(pause, error.retry_after_seconds), LONGEST_PAUSE_SECONDS)
+            notice(error, pause)
+            if stop.wait(pause):
+                raise
+
+
+def _explained(error: urllib.error.HTTPError) -> HttpError:
+    """With the code and the first line of the message that the body has."""
+    code, message = "", str(error.reason)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        told = json.loads(error.read(MOST_BYTES))
+        found = told["errors"][0] if "errors" in told else told.get("error", told)
+        if isinstance(found, str):  # KFP's, and OAuth's
+            found = {"code": found, "message": told.get("message") or found}
+        details = found.get("details")
+        given = details if isinstance(details, list) else ()
+        reasons = [one["reason"] for one in given if "reason" in one]
+        names = (*reasons, *(found.get(key) for key in ("status", "code", "reason")))
+        code = str(next(filter(None, names), ""))
+        message = str(found.get("message", "")).splitlines()[0]
+    wait = error.headers.get("Retry-After", "")
+    seconds = float(wait) if wait.isdecimal() else 0.0
+    return HttpError(message, error.code, code, seconds, dict(error.headers.items()))
