@@ -20,7 +20,7 @@ from rekindle.ir.placeholders import Template, lower
 RESULT = "rekindle-result"  # an artifact may be called `result`
 Flats = Mapping[str, Flat]
 _PACKAGE = Path(rekindle.__file__).parent
-_MODULES = ("launch/shim.py", "platforms/mounted.py")
+_MODULES = ("launch/node.py", "launch/shim.py", "platforms/mounted.py")
 _WITH = {"errors.py": ("masking.py",)}  # what a module imports itself
 
 

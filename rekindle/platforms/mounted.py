@@ -25,16 +25,14 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rekindle.launch import shim
+from rekindle.launch import node, shim
 
 MARK, RESULT = ".rekindle", "rekindle-result"
 WORK = Path("/tmp/rekindle")  # noqa: S108 - the container is ours alone
@@ -71,7 +69,6 @@ def load_task(bundle: Path) -> Task:
 
 def run(task: Task, place: Place) -> int:
     """Run the step; its exit code. What failed it goes into the message."""
-    result = WORK / "result.json"
     try:
         inputs = _Inputs(task, place)
         for folder in place.outputs.values():
@@ -79,15 +76,18 @@ def run(task: Task, place: Place) -> int:
         WORK.mkdir(parents=True, exist_ok=True)
         if not all(inputs.holds(guard) for guard in task["guards"]):
             return _skipped(place)
-        told = _shim_task(task, inputs, place, result)
+        given, facts = (
+            _given(task, inputs, place),
+            {**place.facts, "pipeline_task_name": task["name"]},
+        )
+        words = node.prepared(task, given, facts, WORK, leads=place.node == 0, cwd=Path.cwd())
     except (shim.TaskError, OSError, ValueError, KeyError) as error:
         return failed(place, f"{type(error).__name__}: {error}")
-    if code := _installed(task["pip"]):
+    if code := node.installed(task["pip"]):
         return failed(place, f"pip ended with {code}; see the log")
-    (WORK / "task.json").write_text(json.dumps(told), encoding="utf-8")
     with _Log() as log:
-        code = _attempts(task, WORK / "task.json", place)
-    left = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+        code = _attempts(task, words, place)
+    left = node.left(WORK)
     if code:
         failed(place, left.get("error") or f"{log.last_line}, exit code {code}")
         return code
@@ -280,16 +280,7 @@ def _leave(place: Place, content: dict[str, Any]) -> None:
     (place.outputs[RESULT] / "result.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def _installed(pip: dict[str, list[str]]) -> int:
-    """What KFP's own preamble would do; its runtime only where the image lacks it."""
-    wanted = [*pip["needed"], *(pip["runtime"] if find_spec("kfp") is None else [])]
-    if not wanted:
-        return 0
-    command = [sys.executable, "-m", "pip", "install", "--quiet", *pip["options"], *wanted]
-    return subprocess.run(command, check=False).returncode
-
-
-def _attempts(task: Task, file: Path, here: Place) -> int:
+def _attempts(task: Task, words: list[str], here: Place) -> int:
     """Run the step until it succeeds, was told to end, or has no retry left."""
     retry, code = task["retry"], 1
     for attempt in range(int(retry["count"]) + 1):
@@ -301,7 +292,7 @@ def _attempts(task: Task, file: Path, here: Place) -> int:
             for name in task["outputs"]["artifacts"]:
                 shutil.rmtree(here.outputs[name])
                 here.outputs[name].mkdir()
-        code = shim.main(["", str(file)])
+        code = shim.main(words)
         if code in (0, shim.PREEMPTED, 128 + signal.SIGTERM) or _was_told_to_end():
             break
     return code
@@ -309,11 +300,11 @@ def _attempts(task: Task, file: Path, here: Place) -> int:
 
 def _was_told_to_end() -> bool:
     """Whether the last attempt was: a step that hears the signal may end with any code."""
-    left = WORK / "result.json"
-    return left.exists() and bool(json.loads(left.read_text(encoding="utf-8")).get("told_to_end"))
+    return bool(node.left(WORK).get("told_to_end"))
 
 
-def _shim_task(task: Task, inputs: _Inputs, place: Place, result: Path) -> Task:
+def _given(task: Task, inputs: _Inputs, place: Place) -> dict[str, Any]:
+    """The ExecutorInput of the step in this container."""
     values = {name: inputs.value(source) for name, source in task["parameters"].items()}
     given = {
         name: {"artifacts": inputs.artifacts(name, source)}
@@ -323,7 +314,7 @@ def _shim_task(task: Task, inputs: _Inputs, place: Place, result: Path) -> Task:
         name: {"artifacts": [_planned(name, schema, place.outputs[name] / "data")]}
         for name, schema in task["outputs"]["artifacts"].items()
     }
-    executor_input = {
+    return {
         "inputs": {
             "parameterValues": {n: v for n, v in values.items() if v is not None},
             "artifacts": {n: found for n, found in given.items() if found["artifacts"]},
@@ -336,17 +327,6 @@ def _shim_task(task: Task, inputs: _Inputs, place: Place, result: Path) -> Task:
             "artifacts": made,
             "outputFile": str(WORK / "executor_output.json"),
         },
-    }
-    return {
-        **{key: task[key] for key in ("source", "command", "args", "env")},
-        # only the first node has any
-        "outputs": {"parameters": {}, "artifacts": {}} if place.node else task["outputs"],
-        "executor_input": executor_input,
-        "run": {**place.facts, "pipeline_task_name": task["name"]},
-        "work": str(WORK),
-        "cwd": str(Path.cwd()),
-        "result": str(result),
-        "parent": None,
     }
 
 

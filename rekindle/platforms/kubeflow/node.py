@@ -18,12 +18,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rekindle.errors import RekindleError
-from rekindle.launch import carry, shim
+from rekindle.launch import carry, node, shim
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.kubeflow.rendezvous import rendezvous
 from rekindle.platforms.kubeflow.trainjob import unpacked
@@ -42,7 +41,7 @@ def main(words: list[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     log.info("node %d of %d, %d ranks each", place.node_rank, place.nodes, place.ranks_per_node)
-    if code := installed(task["pip"]):
+    if code := node.installed(task["pip"]):
         sys.stderr.write(f"pip ended with {code}\n")
         return code
     with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
@@ -52,28 +51,21 @@ def main(words: list[str]) -> int:
 def run(task: Mapping[str, Any], place: Rendezvous, folder: Path) -> int:
     """The step on this node, from its inputs to its outputs."""
     leads = place.node_rank == 0
-    told = {
-        **{key: task[key] for key in ("source", "command", "args", "env", "run")},
-        "outputs": task["outputs"] if leads else {"parameters": {}, "artifacts": {}},
-        "executor_input": carry.localised(task["executor_input"], folder),
-        "work": str(folder / "work"),
-        "cwd": str(folder),
-        "result": str(folder / "result.json"),
-        "parent": None,
-    }
-    (folder / "task.json").write_text(json.dumps(told), encoding="utf-8")
+    given = carry.localised(task["executor_input"], folder)
+    words = node.prepared(task, given, task["run"], folder, leads=leads, cwd=folder)
     prepare_environment(place)
     mark = folder / "run-is-over"
     if leads:
         held = [sys.executable, "-m", "rekindle.platforms.kubeflow.leash"]
-        words = json.dumps({**task["leash"], "mark": str(mark)})
-        subprocess.Popen([*held, words])  # the shim ends it with all the rest
-    code = shim.main(["", str(folder / "task.json")])
-    left = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        subprocess.Popen(
+            [*held, json.dumps({**task["leash"], "mark": str(mark)})]
+        )  # the shim ends it with all the rest
+    code = shim.main(words)
+    left = node.left(folder)
     if code and mark.exists():
         return 1  # for good: any other code would restart the nodes
-    if left["error"]:
-        sys.stderr.write(f"{left['error']}\n")
+    if error := left.get("error"):
+        sys.stderr.write(f"{error}\n")
     if code == 0 and leads:
         artifacts = carry.delivered(left["artifacts"], task["executor_input"])
         output = {"parameterValues": left["parameters"], "artifacts": artifacts}
@@ -88,16 +80,6 @@ def prepare_environment(place: Rendezvous) -> None:
     rank = place.node_rank
     kind = {"type": "workerpool1", "index": rank - 1} if rank else {"type": "workerpool0"}
     os.environ.update(place.environment(), CLUSTER_SPEC=json.dumps({"task": kind}))
-
-
-def installed(pip: Mapping[str, list[str]]) -> int:
-    """What KFP's own preamble would do: install what the component needs, and KFP's runtime only
-    where the image lacks it; the exit code of pip."""
-    wanted = [*pip["needed"], *(pip["runtime"] if find_spec("kfp") is None else [])]
-    if not wanted:
-        return 0
-    command = [sys.executable, "-m", "pip", "install", "--quiet", *pip["options"], *wanted]
-    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

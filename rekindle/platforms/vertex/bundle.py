@@ -17,9 +17,9 @@ from rekindle.platforms.vertex.node import TASK
 ENTRY = "node.pyz"
 PACKAGE = Path(__file__).parents[2]
 MODULES = (
-    "__init__", "errors", "http", "launch.__init__", "launch.rendezvous", "launch.shim", "masking",
-    "platforms.__init__", "platforms.vertex.__init__", "platforms.vertex.node",
-    "platforms.vertex.rendezvous", "platforms.vertex.rest",
+    "__init__", "errors", "http", "launch.__init__", "launch.node", "launch.rendezvous",
+    "launch.shim", "masking", "platforms.__init__", "platforms.vertex.__init__",
+    "platforms.vertex.node", "platforms.vertex.rendezvous", "platforms.vertex.rest",
 )  # fmt: skip
 _MAIN = """import pathlib, sys
 from rekindle.platforms.vertex.node import main

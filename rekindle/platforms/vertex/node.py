@@ -25,17 +25,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rekindle.errors import RekindleError
 from rekindle.http import HttpError
-from rekindle.launch import shim
+from rekindle.launch import node, shim
 from rekindle.platforms.vertex.rendezvous import rendezvous
 from rekindle.platforms.vertex.rest import Google, SecretError, places, secrets
 
@@ -73,7 +71,7 @@ def main(folder: Path) -> int:
     except SecretError as error:
         return _ended(folder, place.node_rank, 1, f"cannot read the secret {error}")
     os.environ.update(dataclasses.replace(place, secret=task["secret"]).environment())
-    if code := _installed(task["pip"]):
+    if code := node.installed(task["pip"]):
         return _ended(folder, place.node_rank, code, f"pip ended with {code}; see the log")
     with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
         code, result = _run(task, place.node_rank, Path(scratch))
@@ -85,27 +83,19 @@ def main(folder: Path) -> int:
 def _run(task: dict[str, Any], rank: int, scratch: Path) -> tuple[int, dict[str, Any]]:
     own = on_node(task["executor_input"], rank, scratch)
     told = {
-        "source": task["source"],
+        **task,
         **{key: [placed(word, own) for word in task[key]] for key in ("command", "args")},
         "env": {name: placed(value, own) for name, value in task["env"].items()},
-        "run": task["facts"],
-        "executor_input": own,
-        "outputs": task["outputs"] if rank == 0 else {"parameters": {}, "artifacts": {}},
-        "work": str(scratch / "work"),
-        "cwd": str(Path.cwd()),
-        "result": str(scratch / RESULT),
-        "parent": None,
     }
-    (scratch / TASK).write_text(json.dumps(told), encoding="utf-8")
-    (scratch / "work").mkdir()
+    words = node.prepared(told, own, task["facts"], scratch, leads=rank == 0, cwd=Path.cwd())
     for group in own["outputs"]["artifacts"].values():
         Path(mounted(group["artifacts"][0]["uri"])).parent.mkdir(parents=True, exist_ok=True)
-    code = shim.main(["", str(scratch / TASK)])
+    code = shim.main(words)
     try:
-        result = json.loads((scratch / RESULT).read_text(encoding="utf-8"))
+        result = node.left(scratch)
         for artifact in result["artifacts"].values():
             _brought(artifact)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         return code or 1, {"error": f"the step's results cannot be kept: {error}"}
     return code, result
 
@@ -176,15 +166,6 @@ def _state(run: str, google: Google) -> str:
         return str(google.get("aiplatform", f"/v1/{run}", patience=0).get("state", ""))
     except HttpError as error:
         return "deleted" if error.status == 404 else "unknown"
-
-
-def _installed(pip: dict[str, list[str]]) -> int:
-    """What KFP's own preamble would do; its runtime only where the image lacks it."""
-    wanted = [*pip["needed"], *(pip["runtime"] if find_spec("kfp") is None else [])]
-    if not wanted:
-        return 0
-    command = [sys.executable, "-m", "pip", "install", "--quiet", *pip["options"], *wanted]
-    return subprocess.run(command, check=False).returncode
 
 
 def _ended(folder: Path, rank: int, code: int, error: str) -> int:

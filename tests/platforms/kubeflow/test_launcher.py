@@ -19,7 +19,7 @@ from kfp import dsl
 import rekindle
 from rekindle.ir.uris import PREFIX, read_place
 from rekindle.launch import carry
-from rekindle.platforms.kubeflow.node import installed
+from rekindle.launch.node import installed
 from tests.platforms.kubeflow.launching import (
     PLACE,
     STEP,
@@ -407,7 +407,7 @@ def test_troubles_that_do_not_pass_end_the_launcher_and_not_the_job(
     until(cluster.active, "a job")
     cluster.troubles.append(Trouble(r"GET .*trainjobs/", times=10_000, status=503))
     assert launcher.wait(30) == 1
-    assert "the API server does not answer: 503" in step.said()
+    assert "the API server does not answer: HTTP 503" in step.said()
     assert cluster.active() == cluster.created
     cluster.troubles.clear()
     go.touch()
