@@ -29,23 +29,22 @@ _NO_SECRET = re.compile(
     re.IGNORECASE,
 )
 _SHORTEST, _SHORTEST_NAMED, _SHORTEST_LINE = 8, 4, 16
-# what looks like a token of a service, wherever it stands
-SERVICE_KEY = (
-    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[A-Za-z0-9_-]{20,}"
-    r"|glpat-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|AIza[\w-]{35}|AccountKey=[^;\s]{8,})"
-)
 # SQLAlchemy takes all up to the last @ for a password, also what ends a host elsewhere
 DATABASE_LOGIN = (
     r"\b(?:postgres|mysql|mariadb|mssql|oracle|cockroach|mongodb|redis|amqp)[\w+.-]*://"
     r"[^:@/\s]*:[^@\s/?#]*[/?#][^@\s]{0,512}(?=@)"
 )
-_TOKENS = re.compile(
-    rf"{SERVICE_KEY}|{DATABASE_LOGIN}"
-    r"|\b(?:ya29\.[A-Za-z0-9._-]+|eyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
-    r"|(?<=[?&]sig=)[^&\s\"']+|(?<=[?&]X-Amz-Signature=)[^&\s\"']+"
-    r"|(?<=[?&]X-Amz-Security-Token=)[^&\s\"']+|(?<=[?&]X-Goog-Signature=)[^&\s\"']+"
-    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
-    r"|(?<=\bBearer )[A-Za-z0-9._~+/=-]{8,}"
+# what looks like a secret wherever it stands: in texts, in a config, on the card
+LOOKS_SECRET = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[A-Za-z0-9_-]{20,}"
+    r"|glpat-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|AIza[\w-]{35}|AccountKey=[^;\s]{8,}"
+    r"|A[KS]IA[0-9A-Z]{16}\b|ya29\.[A-Za-z0-9._-]+"
+    r"|eyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]*)"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]{0,20000}"
+    rf"|{DATABASE_LOGIN}|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
+    r"|(?<=[?&]sig=)[^&\s\"']+|(?<=[?&]code=)[^&\s\"']{40,}"
+    r"|(?<=[?&]X-Amz-Signature=)[^&\s\"']+|(?<=[?&]X-Amz-Security-Token=)[^&\s\"']+"
+    r"|(?<=[?&]X-Goog-Signature=)[^&\s\"']+|(?<=\bBearer )[A-Za-z0-9._~+/=-]{8,}"
 )
 _STEERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -63,7 +62,7 @@ def masked(text: str, environment: Mapping[str, str] | None = None) -> str:
     """The text with `***` in place of every secret."""
     if forms := _forms(environment):
         text = re.sub("|".join(map(re.escape, forms)), MASK, text)
-    return _TOKENS.sub(MASK, text)
+    return LOOKS_SECRET.sub(MASK, text)
 
 
 def plain(text: str) -> str:

@@ -10,17 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rekindle.masking import LOOKS_SECRET
 from rekindle.spec.metrics import LOWER_IS_BETTER
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_CREDENTIALS = re.compile(
-    r"(?<=://)[^\s/@:<>\"'&]*:[^\s/@<>\"']+(?=@)"
-    r"|\bhf_[A-Za-z0-9]{20,}"
-    r"|\bgh[pousr]_[A-Za-z0-9]{20,}"
-    r"|\bA[KS]IA[0-9A-Z]{16}\b"
-    r"|\beyJ[\w-]{10,2000}\.[\w-]{10,2000}\.[\w-]{10,}"
-)
 _ASSIGNED = re.compile(
     r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|access_?key|sas)\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|\S{6,})"
 )
@@ -184,7 +178,7 @@ def without_credentials(text: str) -> str:
 
     A net under the rule that records hold no secrets, not a substitute for it.
     """
-    return _CREDENTIALS.sub("•••", text)
+    return LOOKS_SECRET.sub("•••", text)
 
 
 def without_assignments(text: str) -> str:

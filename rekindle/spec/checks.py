@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
-from rekindle.masking import DATABASE_LOGIN, SERVICE_KEY, masked, tells
+from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import rates, schedule
 from rekindle.spec.document import KeyPath
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TOKEN_METRICS
@@ -21,9 +21,7 @@ _HTTP_USER = re.compile(r"https?://[^/?#@]+@", re.IGNORECASE)
 # name=value of a query, a fragment, or a part of a path; a value may hold such pairs itself
 _PARAMETERS = re.compile(r"(?<=[?&#;=])([\w.-]+)=(?=[^&#;])")
 _KEYS = frozenset({"sig", "auth", "key", "pwd", "pass", "accountkey", "account_key"})
-_TOKEN = re.compile(
-    rf"\bAKIA[0-9A-Z]{{16}}|{SERVICE_KEY}|-----BEGIN [A-Z ]*PRIVATE KEY|[?&]sig=[^&]{{20,}}"
-)
+_ASSIGNED = re.compile(r"(?i)\b(?:password|passwd|pwd)\s?=\s?[^\s$&]")  # of libpq and ODBC
 
 
 def check(spec: Spec) -> list[Finding]:
@@ -209,7 +207,7 @@ def _secrets(spec: Spec) -> Iterator[Finding]:
         fix = "name an environment variable: platforms.local.secrets: {HF_TOKEN: env:HF_TOKEN}"
         if what := _secret_in_uri(text):
             yield path, f"{what}, and a config is no place for one", "put it into the environment"
-        elif _TOKEN.search(text):
+        elif LOOKS_SECRET.search(text) or _ASSIGNED.search(text):
             yield path, "looks like a secret token, and a config is no place for one", fix
         elif "secrets" in path:
             continue  # a reference, which may well be called what a variable says
