@@ -95,8 +95,8 @@ test-containers: install  ## steps in containers, and our image, with docker (in
 	containers/build.sh cpu
 	$(BIN)/python -m pytest -q tests/platforms/local/test_containers.py tests/containers
 
-conformance: install  ## KFP's own samples (../shared/kfp-corpus) on every platform, as a table
-	$(BIN)/python -m pytest -q -s tests/conformance
+conformance: install  ## generated pipelines, and KFP's own where SAMPLES=FOLDER names them, on every platform
+	$(if $(SAMPLES),KFP_SAMPLES=$(abspath $(SAMPLES))) $(BIN)/python -m pytest -q -s tests/conformance
 
 check: install  ## lint, format, types, import rules
 	$(BIN)/ruff check .

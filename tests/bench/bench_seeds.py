@@ -44,7 +44,7 @@ def forked(script: str, argument: Path, log: Path, module: bool) -> None:
             code = 0
         except SystemExit as end:
             code = int(end.code or 0)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the fork ends here, whatever it was
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -85,7 +85,8 @@ def read(files: list[Path]) -> None:
 
 def main() -> None:
     if sys.argv[1] == "--read":
-        return read([Path(word) for word in sys.argv[2:]])
+        read([Path(word) for word in sys.argv[2:]])
+        return
     folder, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     given = work.reviews(folder)

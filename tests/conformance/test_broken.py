@@ -20,10 +20,10 @@ from rekindle.platforms.kubeflow import compile as kubeflow
 from rekindle.platforms.sagemaker import compile as sagemaker
 from rekindle.platforms.vertex import compile as vertex
 from rekindle.spec.places import AzureMLSpec, KubeflowSpec
-from tests.conformance.test_conformance import AMAZON, AZURE, GOOGLE, SAMPLES
-from tests.ir.test_corpus import CORPUS, files
+from tests.conformance.test_conformance import AMAZON, AZURE, GOOGLE, VALUES
+from tests.support.samples import files, needs_samples
 
-pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason="../shared/kfp-corpus is not here")
+pytestmark = needs_samples
 
 MUTATIONS = 120
 OTHERS = [
@@ -55,7 +55,7 @@ def broken(documents: list[Any], chance: random.Random) -> list[Any]:
 
 
 def compiled_everywhere(text: str, graph: Graph) -> Iterator[None]:
-    given = {n: SAMPLES.get(p.type, {}) for n, p in graph.inputs.parameters.items() if p.required}
+    given = {n: VALUES.get(p.type, {}) for n, p in graph.inputs.parameters.items() if p.required}
     for attempt in (
         lambda: admit(graph, "local"),
         lambda: kubeflow.compile(text, graph, given, KubeflowSpec()),

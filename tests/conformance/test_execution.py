@@ -20,7 +20,6 @@ from rekindle.platforms.sagemaker.compile import compile as for_sagemaker
 from rekindle.records import ArtifactRecord, RunRecord
 from rekindle.spec.places import AzureMLSpec, SageMakerSpec
 from tests.conformance.test_conformance import arguments
-from tests.ir.test_corpus import CORPUS
 from tests.platforms.azureml.test_compile import IMAGE as ACR
 from tests.platforms.azureml.test_compile import stored as stored_for_azure
 from tests.platforms.azureml.test_compile import what_came_of_it as left_on_azure
@@ -33,10 +32,11 @@ from tests.platforms.sagemaker.test_compile import IMAGE as ECR
 from tests.platforms.sagemaker.test_execution import what_came_of_it as left_on_sagemaker
 from tests.servers.azureml import Workspace
 from tests.servers.sagemaker import Pipelines
+from tests.support.samples import SAMPLES, needs_these_samples
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not CORPUS.exists(), reason="../shared/kfp-corpus is not here"),
+    needs_these_samples,
 ]
 
 # conditions, nested pipelines, loops, lists, artifacts, OneOf; what needs a network or pip is left out
@@ -98,7 +98,7 @@ def ask_kfp_local(name: str, root: Path) -> Any:
     (root / "pip").mkdir()
     (root / "pip" / "__init__.py").write_text("")  # without it the real one would win
     (root / "pip" / "__main__.py").write_text("")
-    word = f"{CORPUS / name}={json.dumps(arguments(graph_of(name)))}"
+    word = f"{SAMPLES / name}={json.dumps(arguments(graph_of(name)))}"
     done = subprocess.run(
         [sys.executable, str(PIPELINES / "run_corpus.py"), str(root), word], cwd=root, text=True,
         capture_output=True, timeout=120, env={**os.environ, "PYTHONPATH": str(root)},
@@ -109,12 +109,12 @@ def ask_kfp_local(name: str, root: Path) -> Any:
 
 
 def graph_of(name: str) -> Any:
-    return read((CORPUS / name).read_text())
+    return read((SAMPLES / name).read_text())
 
 
 def copied(name: str, image: str) -> Any:
     """The same with the images that it names copied to where the platform pulls from."""
-    return read(re.sub(r"(?m)^( +image: ).*$", rf"\g<1>{image}", (CORPUS / name).read_text()))
+    return read(re.sub(r"(?m)^( +image: ).*$", rf"\g<1>{image}", (SAMPLES / name).read_text()))
 
 
 def run_here(name: str, home: Path) -> RunRecord:
