@@ -310,9 +310,9 @@ class TrainingSummary(Record):
 class HistoryRow(Record):
     """One optimizer step of `history.jsonl`. `loss` is the mean over the global batch's targets.
 
-    The other group is measured and differs between identical runs: throughput of the whole gang
+    The other group is measured and differs between identical runs: throughput of all ranks
     (wall clock, smoothed over recent steps), `step_seconds` of this step, `data_wait`, the share of
-    it in which rank 0 waited for data, `tokens` of the whole gang without padding, `memory_bytes`,
+    it in which rank 0 waited for data, `tokens` of all ranks without padding, `memory_bytes`,
     rank 0's peak, and `mfu`, the share of the devices' peak that the model's FLOPs were (see
     train/throughput.py)."""
 

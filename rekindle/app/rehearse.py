@@ -26,7 +26,7 @@ from rekindle.app.run import environment_of, resolved
 from rekindle.app.runs import new_record
 from rekindle.errors import PreemptedError, RekindleError, RequestError, StepError
 from rekindle.ir.graph import Graph
-from rekindle.launch import signs
+from rekindle.launch import heartbeats
 from rekindle.launch.fault import FILLER, Fault
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.cache import lend
@@ -205,12 +205,12 @@ def _trained(record: RunRecord, attempts: int) -> Trained:
 
 
 def _resumed_from(checkpoints: Path, steps: int) -> tuple[int, int]:
-    """The step after which the last gang went on (all of them if there was nothing left to train),
-    and how many the attempt before it had done."""
+    """The step after which the last attempt went on (all of them if there was nothing left), and
+    how many the attempt before it had done."""
     found = checkpoints.glob("*/attempts/*/rank-0.signs")
     *before, last = sorted(found, key=lambda path: path.stat().st_mtime)
-    done = signs.read(before[-1].parent)[0].step - 1 if before else 0
-    return (signs.read(last.parent)[0].first_step or steps + 1) - 1, done
+    done = heartbeats.read(before[-1].parent)[0].step - 1 if before else 0
+    return (heartbeats.read(last.parent)[0].first_step or steps + 1) - 1, done
 
 
 def _mount_small_disk(folder: Path, like: Path) -> None:

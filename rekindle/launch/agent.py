@@ -2,8 +2,8 @@
 `python -m rekindle.launch.agent LIFELINE REPORT MODULE TORCHRUN-ARGUMENTS`.
 
 LIFELINE is the reading end of a pipe that the supervisor holds open; when it closes, whatever
-carries the mark of this gang is killed. REPORT receives one JSON line a failed rank, in the order
-in which torchrun saw them: `rank`, `exit_code` (negative: the signal), `time` (whole seconds).
+carries the mark of this worker group is killed. REPORT receives one JSON line a failed rank, in the
+order in which torchrun saw them: `rank`, `exit_code` (negative: the signal), `time` (seconds).
 
 Where there is no GPU, and MODULE is not empty, the ranks are forks that call `main()` of it:
 importing torch takes a processor three seconds, and they share its pages. With a GPU each rank is
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rekindle.launch import meeting, nursery
+from rekindle.launch import fork_server, meeting
 from rekindle.launch.process import MARK, dying_with_parent, end_marked, has_gpu
 
 
@@ -56,23 +56,23 @@ def main() -> None:
     _leave(code)
 
 
-def _nursery(module: str, lifeline: int) -> nursery.Nursery | None:
+def _nursery(module: str, lifeline: int) -> fork_server.ForkServer | None:
     """A fork of this process that has imported `module`; None where that is not safe."""
     with dying_with_parent():  # there is nothing to tidy up yet
         try:
             importlib.import_module(module)
         except Exception:  # noqa: BLE001 - a rank of its own says better what is wrong
             return None
-        if not nursery.can_fork():
+        if not fork_server.can_fork():
             return None
-        ours, theirs = nursery.link()
+        ours, theirs = fork_server.link()
         pid = os.fork()
     if not pid:
         ours.close()
         os.close(lifeline)
-        _be_rank(module, nursery.serve(theirs))
+        _be_rank(module, fork_server.serve(theirs))
     theirs.close()
-    return nursery.Nursery(ours, pid)
+    return fork_server.ForkServer(ours, pid)
 
 
 def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
@@ -86,7 +86,7 @@ def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = [str(sys.modules[module].__file__), *request["words"]]
-    _leave(nursery.exit_status(sys.modules[module].main))
+    _leave(fork_server.exit_status(sys.modules[module].main))
 
 
 def _leave(code: int) -> NoReturn:

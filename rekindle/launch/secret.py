@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from rekindle.errors import PreemptedError
-from rekindle.launch import carry
+from rekindle.launch import staging
 from rekindle.launch.rendezvous import Rendezvous
 
 _POLL_SECONDS = 1.0
@@ -32,17 +32,17 @@ def shared_secret(place: Rendezvous, root: str) -> Iterator[Rendezvous]:
     uri = f"{root.rstrip('/')}/meetings/{name}"
     yield dataclasses.replace(place, secret=_agreed(place, uri)).checked(uri)
     if place.node_rank == 0:
-        carry.remove(uri)
+        staging.remove(uri)
 
 
 def _agreed(place: Rendezvous, uri: str) -> str:
     deadline = time.monotonic() + place.patience_seconds
     while True:
         try:
-            return carry.read_text(uri)
+            return staging.read_text(uri)
         except (FileNotFoundError, PermissionError):  # S3's word for what may not be listed
             if place.node_rank == 0:
-                carry.write_text(uri, made := secrets.token_hex(32), mode=0o600)
+                staging.write_text(uri, made := secrets.token_hex(32), mode=0o600)
                 return made
             if time.monotonic() > deadline:
                 raise PreemptedError(

@@ -1,9 +1,9 @@
-"""Start a gang of ranks with torchrun, keep it alive, and say how it ended.
+"""Start a worker group of ranks with torchrun, keep it alive, and say how it ended.
 
-Restarts are ours and not torchrun's: after a lost rank the whole gang, on all nodes, starts again
-with a fresh store and port, because a survivor's stale connections make torchrun's own in-place
-restart fail now and then. A rank that died of an exception of its own would die of it again, so
-only ranks lost from outside (killed, hung, out of memory, a peer's connection gone) are worth a
+Restarts are ours and not torchrun's: after a lost rank the whole worker group, on all nodes, starts
+again with a fresh store and port, because a survivor's stale connections make torchrun's own
+in-place restart fail now and then. A rank that died of its own exception would die of it again,
+so only ranks lost from outside (killed, hung, out of memory, a peer's connection gone) are worth a
 restart; a rank that the kernel kills for its memory in the same step again is not. Success and
 preemption are what rank 0 wrote into `status.json`; torchrun's exit code is not proof of either.
 Authority: torch.distributed.run, and facts measured on torch 2.13."""
@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rekindle.errors import PreemptedError, RequestError, StepError
+from rekindle.launch.coordination import Coordinator, Member, judge
 from rekindle.launch.events import emit
-from rekindle.launch.gang import Gang, Halt, Report, Start
-from rekindle.launch.nodes import Coordinator, Member, judge
+from rekindle.launch.nccl_profile import profiled
 from rekindle.launch.process import on_signal
-from rekindle.launch.profile import profiled
 from rekindle.launch.rendezvous import SECRET, Rendezvous
+from rekindle.launch.worker_group import Halt, Report, Start, WorkerGroup
 from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
@@ -49,21 +49,21 @@ def torchrun(
     words, and rank 0 `status.json`. `on_poll` is called some times a second.
 
     Raises PreemptedError after a SIGTERM, or if other nodes did not come; StepError, which names
-    the first rank at fault and its cause, when the gang cannot go on."""
+    the first rank at fault and its cause, when the worker group cannot go on."""
     place = rendezvous or Rendezvous.current()
     if place.nodes == 1:
         _check_loopback()
     told, how = profiled(os.environ) if place.nodes > 1 else ({}, "")
     told = {**told, **_same_bits(train)}
-    gang = Gang(script, train, status, place, {**told, **(environment or {})})
-    with on_signal(gang.stop), _team(gang) as team:
+    group = WorkerGroup(script, train, status, place, {**told, **(environment or {})})
+    with on_signal(group.stop), _team(group) as team:
         restart, starved_at = 0, None
         while True:
             start = team.meet(restart) if team else Start(restart)
             restart = start.restart
             if team and restart == 0:
                 emit("notice", text=_network({**os.environ, **place.network(), **told}, how))
-            report = gang.run(start, lambda: _polled(team, on_poll))
+            report = group.run(start, lambda: _polled(team, on_poll))
             verdict = team.settle(report) if team else judge({0: report})
             if verdict.ending == "done":
                 return
@@ -116,9 +116,9 @@ def _network(environment: Mapping[str, str], how: str) -> str:
 
 
 @contextlib.contextmanager
-def _team(gang: Gang) -> Iterator[Member | None]:
+def _team(group: WorkerGroup) -> Iterator[Member | None]:
     """The other nodes; None where there are none."""
-    place = gang.place
+    place = group.place
     if place.nodes == 1:
         yield None
         return
@@ -129,8 +129,8 @@ def _team(gang: Gang) -> Iterator[Member | None]:
             fix="set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
             "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS",
         )
-    coordinator = Coordinator(place, gang.train.max_restarts) if place.node_rank == 0 else None
-    member = Member(place, lambda: gang.stopped_at is not None, coordinator)
+    coordinator = Coordinator(place, group.train.max_restarts) if place.node_rank == 0 else None
+    member = Member(place, lambda: group.stopped_at is not None, coordinator)
     if coordinator is not None:
         coordinator.start()
     try:

@@ -293,7 +293,7 @@ class TrainSpec(Section):
     begun."""
     hang_seconds: float = Field(600.0, ge=1, le=86_400)
     """A rank without a sign of life for so long counts as hung: all stacks are written down and the
-    gang restarts."""
+    worker group restarts."""
     start_seconds: float | None = Field(None, ge=1, le=86_400)
     """The same for a start: the worker group counts as hung when no rank of a machine has hashed,
     downloaded or read anything for so long. Default: three times `hang_seconds`, and at least two
@@ -303,7 +303,7 @@ class TrainSpec(Section):
     checkpoint: CheckpointSpec = CheckpointSpec()
     """How often the training state is saved."""
     max_restarts: int = Field(3, ge=0, le=1_000)
-    """How often a gang that lost a rank is restarted from the last checkpoint."""
+    """How often a worker group that lost a rank is restarted from the last checkpoint."""
     entrypoint: str | None = None
     """One's own torchrun script, instead of rekindle's loop; see README of rekindle/launch for what
     it receives.

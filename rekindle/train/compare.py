@@ -29,7 +29,7 @@ from torch import nn
 from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import StepError
-from rekindle.launch.signs import Phase
+from rekindle.launch.heartbeats import Phase
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.spec.support import Cell

@@ -1,10 +1,10 @@
-"""The fine-tune step on one node: own the run key's folder, start the gang, watch it, hand over the
-model.
+"""The fine-tune step on one node: own the run key's folder, start the worker group, watch it, hand
+over the model.
 
-With `train.entrypoint` the gang runs one's own torchrun script instead of rekindle's worker. The
-words of the entrypoint may hold {data} (the shards), {model} (where to leave the model),
-{checkpoints} (a folder that outlives attempts), {seed} and {init} (a model folder to start from, or
-nothing); the same is in the JSON file that REKINDLE_JOB names."""
+With `train.entrypoint` the worker group runs the user's torchrun script instead of rekindle's
+worker. The words of the entrypoint may hold {data} (the shards), {model} (where to leave the
+model), {checkpoints} (a folder that outlives attempts), {seed} and {init} (a model folder to start
+from, or nothing); the same is in the JSON file that REKINDLE_JOB names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary |
 
 
 def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
-    """The gang's part on this node."""
+    """The worker group's part on this node."""
     path = Path(job.status) / "job.json"
     job.write(path)
     own = _entrypoint(job) if job.train.entrypoint else None

@@ -1,4 +1,4 @@
-"""What one training gang is asked to do, as a JSON file that every rank reads."""
+"""What the ranks of one training are asked to do, as a JSON file that every rank reads."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import StepError
-from rekindle.launch.signs import Phase
+from rekindle.launch.heartbeats import Phase
 from rekindle.records import HistoryRow
 from rekindle.spec.model import DEFAULT_EPOCHS, TrainSpec
 from rekindle.tasks.base import Task
@@ -183,7 +183,7 @@ class Trainer:
     def _launch(
         self, step: int, work: Work, stop: StopFlag, checkpointer: Checkpointer
     ) -> Launched:
-        """Give the device one optimizer step; the gang agrees on it in one small all-reduce."""
+        """Give the device one optimizer step; all ranks agree on it in one all-reduce."""
         rate = learning_rate(self.spec, step, self.plan.steps)
         save, written = checkpointer.pending, checkpointer.written()
         loss = self._backward(work, step + 1)[0] / self.mesh.layout.tp

@@ -1,6 +1,6 @@
 """Which arithmetic a rank computes in: precision, TF32, deterministic algorithms.
 
-`auto` becomes bf16 where all GPUs of the gang have it, and fp32 elsewhere. A training that resumes
+`auto` becomes bf16 where all GPUs have it, and fp32 elsewhere. A training that resumes
 keeps the precision of its checkpoint, whatever `auto` would be on the new machines: one run never
 mixes two.
 
@@ -30,7 +30,7 @@ def decided(train: TrainSpec, device: torch.device, began: str | None) -> TrainS
         precision = began or ("bf16" if device.type == "cuda" and available else "fp32")
     if "bf16" in (precision, train.weights) and not available:
         raise UnsupportedError(
-            f"{_name(device)}, or another GPU of this gang, does not have bf16"
+            f"{_name(device)}, or another GPU of this job, does not have bf16"
             + (", and this training began in it" if train.precision == "auto" else ""),
             where="train.weights" if precision != "bf16" else "train.precision",
             fix="use GPUs that have it (NVIDIA's from A100, L4 and RTX 3090 on), or set "

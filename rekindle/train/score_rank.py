@@ -23,7 +23,7 @@ import torch.distributed as dist
 from rekindle.data.examples import open_examples
 from rekindle.errors import StepError, UnsupportedError
 from rekindle.launch.events import emit
-from rekindle.launch.signs import Phase
+from rekindle.launch.heartbeats import Phase
 from rekindle.records import Sample
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import TokenTask

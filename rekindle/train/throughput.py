@@ -60,7 +60,7 @@ class Cost:
         return cls(each * _weights(network), square, each * behind)
 
     def step(self, work: Work) -> float:
-        """FLOPs of the whole gang in one step."""
+        """FLOPs of the whole worker group in one step."""
         products = self.per_token * work.tokens - self.first_only * (work.tokens - work.examples)
         return products + self.per_square * work.squares
 
@@ -71,7 +71,7 @@ def _weights(module: nn.Module) -> int:
 
 
 class Clock:
-    """Throughput of the gang and time to the end, smoothed over recent steps."""
+    """Throughput of the worker group and time to the end, smoothed over recent steps."""
 
     def __init__(
         self, steps: int, cost: Cost | None, device: torch.device, world: int, spec: TrainSpec

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rekindle.errors import Problem, RekindleError
 from rekindle.launch.fault import Fault
-from rekindle.launch.signs import Phase, SignFile, stacks_path
+from rekindle.launch.heartbeats import HeartbeatFile, Phase, stacks_path
 from rekindle.spec import heartbeat
 from rekindle.train import exhausted
 
@@ -41,7 +41,7 @@ class Vitals:
     `status` is the attempt's folder on this machine, where the supervisor looks."""
 
     def __init__(self, status: Path, rank: int) -> None:
-        self._signs = SignFile(status, rank, threading.main_thread().ident or 0)
+        self._signs = HeartbeatFile(status, rank, threading.main_thread().ident or 0)
         # stays open as long as the process: the handler writes to its file descriptor
         self._stacks = stacks_path(status, rank).open("w")
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)

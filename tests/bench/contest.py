@@ -160,7 +160,7 @@ def answer(text: str) -> Any:
 
 
 def alone() -> dict[str, str]:
-    """The environment of a gang of one rank, without a launcher."""
+    """The environment of a worker group of one rank, without a launcher."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

@@ -9,7 +9,7 @@ import yaml
 from rekindle.catalog import network as module
 from rekindle.catalog.limits import limits
 from rekindle.catalog.network import network
-from rekindle.launch.profile import PROFILE
+from rekindle.launch.nccl_profile import PROFILE
 
 ROWS = yaml.safe_load(Path(module.__file__).with_suffix(".yaml").read_text())
 AZURE = {

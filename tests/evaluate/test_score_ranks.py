@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.launch import signs
+from rekindle.launch import heartbeats
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import Scores
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -118,7 +118,7 @@ def test_nodes_that_would_compute_unlike_each_other_are_refused(worlds, tmp_path
         ))  # fmt: skip
     assert [rank.wait(60) for rank in ranks] == [1, 1]
     for rank in (0, 1):
-        (sign,) = signs.read(tmp_path / f"node{rank}")
+        (sign,) = heartbeats.read(tmp_path / f"node{rank}")
         assert (
             sign.words["message"]
             == "the nodes that score differ: they would compute in bf16 and fp32"

@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch.distributed.run import parse_args
 
 from rekindle.launch import accelerator
-from rekindle.launch.gang import Start, argv
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.worker_group import Start, argv
 from rekindle.train.rank import connect
 
 

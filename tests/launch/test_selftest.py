@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rekindle.launch import selftest
-from rekindle.launch.gang import Start, argv
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.selftest import Check
+from rekindle.launch.worker_group import Start, argv
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,14 +19,14 @@ from rekindle.platforms.kubeflow import rendezvous as kubeflow
 from rekindle.platforms.sagemaker import rendezvous as sagemaker
 from rekindle.platforms.vertex import rendezvous as vertex
 
-gangs = st.integers(2, 300).flatmap(
+groups = st.integers(2, 300).flatmap(
     lambda nodes: st.tuples(st.just(nodes), st.integers(0, nodes - 1), st.integers(0, 16))
 )
 
 
-@given(gangs)
-def test_kubeflow(gang: tuple[int, int, int]) -> None:
-    nodes, rank, gpus = gang
+@given(groups)
+def test_kubeflow(group: tuple[int, int, int]) -> None:
+    nodes, rank, gpus = group
     env = {
         "PET_NNODES": str(nodes), "PET_NODE_RANK": str(rank), "PET_NPROC_PER_NODE": "auto",
         "PET_MASTER_ADDR": "ft-node-0-0.ft", "PET_MASTER_PORT": "29500",
@@ -37,9 +37,9 @@ def test_kubeflow(gang: tuple[int, int, int]) -> None:
     assert kubeflow.rendezvous({**env, "PET_NPROC_PER_NODE": "3"}, gpus).ranks_per_node == 3
 
 
-@given(gangs, st.data())
-def test_vertex(gang: tuple[int, int, int], data: st.DataObject) -> None:
-    nodes, rank, gpus = gang
+@given(groups, st.data())
+def test_vertex(group: tuple[int, int, int], data: st.DataObject) -> None:
+    nodes, rank, gpus = group
     second = data.draw(st.integers(1, nodes - 1))
     names = [f"host-{i}:2222" for i in range(nodes)]
     pools = {"workerpool0": names[:1], "workerpool1": names[1 : second + 1]}
@@ -54,9 +54,9 @@ def test_vertex(gang: tuple[int, int, int], data: st.DataObject) -> None:
     )
 
 
-@given(gangs, st.randoms())
-def test_sagemaker(gang: tuple[int, int, int], random: object) -> None:
-    nodes, rank, gpus = gang
+@given(groups, st.randoms())
+def test_sagemaker(group: tuple[int, int, int], random: object) -> None:
+    nodes, rank, gpus = group
     hosts = [f"algo-{i + 1}" for i in range(nodes)]
     shuffled = list(hosts)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -68,9 +68,9 @@ def test_sagemaker(gang: tuple[int, int, int], random: object) -> None:
         )
 
 
-@given(gangs)
-def test_azureml(gang: tuple[int, int, int]) -> None:
-    nodes, rank, gpus = gang
+@given(groups)
+def test_azureml(group: tuple[int, int, int]) -> None:
+    nodes, rank, gpus = group
     env = {
         "AZUREML_NODE_COUNT": str(nodes), "NODE_RANK": str(rank), "WORLD_SIZE": str(nodes),
         "RANK": str(rank), "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105",

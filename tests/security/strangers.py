@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 
-from rekindle.launch.nodes import Disconnected, Line
+from rekindle.launch.coordination import Disconnected, Line
 from rekindle.launch.seal import NONCE_BYTES, Seal
 
 

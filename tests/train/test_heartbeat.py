@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from rekindle.data.manifest import open_shards
-from rekindle.launch import signs
-from rekindle.launch.signs import SignFile
+from rekindle.launch import heartbeats
+from rekindle.launch.heartbeats import HeartbeatFile
 from rekindle.spec import heartbeat
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import CheckpointSpec
@@ -96,13 +96,13 @@ def test_a_download_beats(tmp_path):
 
 
 def test_a_thread_in_the_background_does_not_hide_that_a_step_hangs(tmp_path):
-    file = SignFile(tmp_path, 0, 1)
+    file = HeartbeatFile(tmp_path, 0, 1)
     times = []
     for phase in ("start", "warm-up", "step", "validation", "save", "finish"):
         file.beat(3, phase)
-        (before,) = signs.read(tmp_path)
+        (before,) = heartbeats.read(tmp_path)
         file.go_on()
-        (after,) = signs.read(tmp_path)
+        (after,) = heartbeats.read(tmp_path)
         assert (after.step, after.phase) == (3, phase)
         times.append((phase, after.time > before.time))
     assert [phase for phase, later in times if later] == ["start", "finish"]

@@ -23,7 +23,7 @@ from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
 from rekindle.data.order import SampleOrder
 from rekindle.data.shard import shard
-from rekindle.launch import signs
+from rekindle.launch import heartbeats
 from rekindle.launch.process import is_running
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import TrainingSummary
@@ -132,7 +132,7 @@ class Gang:
     def until_phase(self, phase):
         """Wait until a rank that lives says that it is in this phase."""
         return self.until(
-            lambda: any(s.phase == phase and is_running(s.pid) for s in signs.read(self.status)), phase, pause=0
+            lambda: any(s.phase == phase and is_running(s.pid) for s in heartbeats.read(self.status)), phase, pause=0
         )  # fmt: skip
 
     def until_saved(self, file):
@@ -147,7 +147,7 @@ class Gang:
 
     def kill_ranks(self):
         """Kill all ranks at once; what supervises them lives on."""
-        killed = [sign.pid for sign in signs.read(self.status) if is_running(sign.pid)]
+        killed = [sign.pid for sign in heartbeats.read(self.status) if is_running(sign.pid)]
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         return self.until(lambda: not any(is_running(pid) for pid in killed), "the death of the ranks")  # fmt: skip
@@ -385,7 +385,7 @@ def test_killed_at_ten_points_it_goes_on_from_a_whole_checkpoint_and_changes_no_
         began = f"restarting all ranks ({len(steps)} of {len(POINTS)})"
         gang.until(lambda began=began: began in gang.said, f"{point}: {began}")
         gang.until(
-            lambda: not any(gang.status.glob("rank-*.signs")) or any(is_running(s.pid) for s in signs.read(gang.status)),
+            lambda: not any(gang.status.glob("rank-*.signs")) or any(is_running(s.pid) for s in heartbeats.read(gang.status)),
             "a new gang",
         )  # fmt: skip
     gang.finish()

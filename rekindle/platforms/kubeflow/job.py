@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rekindle.errors import StepError
-from rekindle.launch.failure import failure_from_log
+from rekindle.launch.error_in_log import error_in_log
 from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.kubeflow.pieces import NODE
 from rekindle.platforms.kubeflow.trainjob import ATTEMPT, IDENTITY, STEP, digest_of
@@ -89,7 +89,7 @@ def failure(cluster: Cluster, namespace: str, job: Mapping[str, Any], heard: str
         path = f"/api/v1/namespaces/{namespace}/pods/{pod_name}/log"
         with contextlib.suppress(OSError):
             heard = "\n".join(cluster.lines(path, container=NODE, tailLines="200")) or heard
-    kind, message = failure_from_log(heard)
+    kind, message = error_in_log(heard)
     said = f"{kind}: {message}" if kind else message
     lines = [line for line in heard.splitlines() if line.strip()][-_LAST_LINES:]
     quoted = "\n".join(f"  | {line}" for line in lines)

@@ -31,7 +31,7 @@ from typing import Any
 from rekindle.errors import RekindleError, StepError
 from rekindle.ir.graph import Retry, Setting
 from rekindle.ir.uris import PREFIX, as_place, read_place
-from rekindle.launch import carry
+from rekindle.launch import staging
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import (
     ACCOUNT,
@@ -327,7 +327,7 @@ class Launch:
         """Write KFP's executor output: what node rank 0 left, which says where artifacts are."""
         uri = job["metadata"]["annotations"][trainjob.RESULT]
         try:
-            left = json.loads(carry.read_text(uri))
+            left = json.loads(staging.read_text(uri))
         except FileNotFoundError:
             what = f"TrainJob {_name(job)} is complete, but left no result"
             raise StepError(what, where=uri, fix="look at the log of node 0") from None

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import RekindleError
-from rekindle.launch import carry, node, shim
+from rekindle.launch import node, shim, staging
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.kubeflow.rendezvous import rendezvous
 from rekindle.platforms.kubeflow.trainjob import unpacked
@@ -51,12 +51,12 @@ def main(words: list[str]) -> int:
 def run(task: Mapping[str, Any], place: Rendezvous, folder: Path) -> int:
     """The step on this node, from its inputs to its outputs."""
     leads = place.node_rank == 0
-    given = carry.localised(task["executor_input"], folder)
+    given = staging.localised(task["executor_input"], folder)
     words = node.prepared(task, given, task["run"], folder, leads=leads, cwd=folder)
     prepare_environment(place)
     mark = folder / "run-is-over"
     if leads:
-        held = [sys.executable, "-m", "rekindle.platforms.kubeflow.leash"]
+        held = [sys.executable, "-m", "rekindle.platforms.kubeflow.watchdog"]
         subprocess.Popen(
             [*held, json.dumps({**task["leash"], "mark": str(mark)})]
         )  # the shim ends it with all the rest
@@ -67,9 +67,9 @@ def run(task: Mapping[str, Any], place: Rendezvous, folder: Path) -> int:
     if error := left.get("error"):
         sys.stderr.write(f"{error}\n")
     if code == 0 and leads:
-        artifacts = carry.delivered(left["artifacts"], task["executor_input"])
+        artifacts = staging.delivered(left["artifacts"], task["executor_input"])
         output = {"parameterValues": left["parameters"], "artifacts": artifacts}
-        carry.write_text(task["result"], json.dumps(output, sort_keys=True))
+        staging.write_text(task["result"], json.dumps(output, sort_keys=True))
     return code
 
 

@@ -31,7 +31,7 @@ from rekindle.errors import (
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
-from rekindle.launch.steps import nursery_for
+from rekindle.launch.step_server import fork_server_for
 from rekindle.platforms.admission import admit
 from rekindle.platforms.local import environments
 from rekindle.platforms.local.cache import OwnCode, each
@@ -103,12 +103,12 @@ def execute(
         pythons = environments.prepare(here, store.home, env, on_event)
         with (
             store.hold_run(record.run_id),
-            nursery_for(env, imports) as nursery,
+            fork_server_for(env, imports) as fork_server,
         ):
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
             around = Surroundings(
                 store, record.run_id, graph.name, record.started_at or utc_now(), env,
-                source_hash, own_code, grace_seconds, Control(), nursery, containers, pythons,
+                source_hash, own_code, grace_seconds, Control(), fork_server, containers, pythons,
             )  # fmt: skip
             run = _Run(graph, values, around, forced, record, on_change, on_event)
             with _workspace(graph, around.workspace):

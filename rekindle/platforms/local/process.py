@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.launch import events, shim
-from rekindle.launch.nursery import Adopted, Nursery
+from rekindle.launch.fork_server import Forked, ForkServer
 from rekindle.platforms.local.log import Log
 
-Process = subprocess.Popen[bytes] | Adopted
+Process = subprocess.Popen[bytes] | Forked
 
 _TICK_SECONDS = 0.1
 _LAST_RESORT_SECONDS = 5.0
@@ -79,14 +79,14 @@ def run_shim(
     on_event: Callable[[dict[str, Any]], None],
     timeout_seconds: float | None,
     grace_seconds: float,
-    nursery: Nursery | None = None,
+    fork_server: ForkServer | None = None,
 ) -> Ended:
     """Run one task to its end and say how it ended; every line it prints is in `log` as soon as it
     is printed."""
     task_file, result_file = folder / "task.json", folder / "result.json"
     result_file.unlink(missing_ok=True)
     task = {**task, "result": str(result_file)}
-    process = _adopted(task, task_file, nursery, env) or _started(task, task_file, env)
+    process = _forked(task, task_file, fork_server, env) or _started(task, task_file, env)
     stopper = _Stopper(process, control, timeout_seconds, grace_seconds)
     try:
         _pump(process, log, on_event, stopper)
@@ -97,13 +97,13 @@ def run_shim(
     return Ended(code if code >= 0 else 128 - code, result, stopper.asked, stopper.timed_out)
 
 
-def _adopted(
-    task: Mapping[str, Any], file: Path, nursery: Nursery | None, env: Mapping[str, str]
-) -> Adopted | None:
-    if nursery is None:
+def _forked(
+    task: Mapping[str, Any], file: Path, fork_server: ForkServer | None, env: Mapping[str, str]
+) -> Forked | None:
+    if fork_server is None:
         return None
-    file.write_text(json.dumps({**task, "parent": nursery.pid}))
-    return nursery.adopt({"task": str(file), "env": dict(env)})
+    file.write_text(json.dumps({**task, "parent": fork_server.pid}))
+    return fork_server.adopt({"task": str(file), "env": dict(env)})
 
 
 def _started(

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from rekindle.errors import RekindleError, StepError, fix_of
 from rekindle.ir.graph import AnyNode, Importer, Step
 from rekindle.ir.placeholders import Template, lower, references
-from rekindle.launch.failure import failure_from_log
-from rekindle.launch.nursery import Nursery
+from rekindle.launch.error_in_log import error_in_log
+from rekindle.launch.fork_server import ForkServer
 from rekindle.launch.shim import PREEMPTED
 from rekindle.masking import masked
 from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
@@ -48,7 +48,7 @@ class Surroundings:
     own_code: OwnCode
     grace_seconds: float
     control: Control
-    nursery: Nursery | None
+    fork_server: ForkServer | None
     containers: Containers
     pythons: Mapping[Packages, str]
 
@@ -297,7 +297,8 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[str, Ended, 
         return run_shim(
             task, work, log, {**around.env, **more}, control,
             job.event if node == 0 else lambda event: None,
-            step.time_limit_seconds, around.grace_seconds, None if elsewhere else around.nursery,
+            step.time_limit_seconds, around.grace_seconds,
+            None if elsewhere else around.fork_server,
         )  # fmt: skip
 
     if wanted is None:
@@ -405,7 +406,7 @@ def _error_text(ended: Ended, last_words: bytes) -> str:
         number = ended.exit_code - 128
         note = " (out of memory?)" if number == 9 else ""
         return f"killed by signal {number}{note}"
-    kind, message = failure_from_log(last_words.decode(errors="replace"))
+    kind, message = error_in_log(last_words.decode(errors="replace"))
     if kind:
         return f"{kind}: {message}" if message else kind
     return f"exit code {ended.exit_code}" + (f": {message}" if message else "")

@@ -17,7 +17,7 @@ import rekindle
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read import read
 from rekindle.ir.uris import PREFIX, as_place
-from rekindle.launch import carry
+from rekindle.launch import staging
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
 from rekindle.spec.places import KubeflowSpec
 from tests.servers.kubernetes import FakeCluster
@@ -136,7 +136,7 @@ class Step:
         defaults = made["inputDefinitions"]["parameters"]
         given = {n: d["defaultValue"] for n, d in defaults.items() if "defaultValue" in d}
         store = store or f"file://{folder}/store"
-        carry.write_text(f"{store}/data", "a b c")
+        staging.write_text(f"{store}/data", "a b c")
         given[f"{PREFIX}data"] = as_place(f"{store}/data", {"rows": 3})
         self.outputs = folder / "store" / "outputs"
         self.executor_input = {

@@ -18,7 +18,7 @@ from kfp import dsl
 
 import rekindle
 from rekindle.ir.uris import PREFIX, read_place
-from rekindle.launch import carry
+from rekindle.launch import staging
 from rekindle.launch.node import installed
 from tests.platforms.kubeflow.launching import (
     PLACE,
@@ -127,7 +127,7 @@ def test_artifacts_in_s3_and_the_credentials_in_secrets(
         assert step.pod().wait(60) == 0, step.said()
         (model,) = step.output()["artifacts"]["model"]["artifacts"]
         assert model["uri"] == "s3://lake/kfp/outputs/model"
-        carry.fetch(model["uri"], tmp_path / "model")
+        staging.fetch(model["uri"], tmp_path / "model")
         server.terminate()
     assert (tmp_path / "model" / "weights" / "total.txt").read_text() == "6"
 

@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<I")
 
 
 @dataclasses.dataclass(frozen=True)
-class Sign:
+class Heartbeat:
     """What a rank last said of itself: `phase` and `step` (the one in work, counted from 1) at
     `time` (CLOCK_MONOTONIC), the `first_step` it trained (0: none yet), and its last `words` as
     `Vitals.failed` left them, or nothing."""
@@ -56,7 +56,7 @@ class Sign:
         return f"{self.phase} at step {self.step}" if self.step else self.phase
 
 
-class SignFile:
+class HeartbeatFile:
     """The rank's end: overwrites its file in place, and so needs no room on the disk."""
 
     def __init__(self, status: Path, rank: int, thread: int) -> None:
@@ -96,14 +96,14 @@ class SignFile:
 
 
 def clear(status: Path) -> None:
-    """Forget the ranks of an earlier gang."""
+    """Forget the ranks of an earlier attempt."""
     for path in (*status.glob("rank-*.signs"), *status.glob("rank-*.stacks")):
         path.unlink(missing_ok=True)
 
 
-def read(status: Path) -> list[Sign]:
+def read(status: Path) -> list[Heartbeat]:
     """The signs of all ranks of this machine that have started, by rank."""
-    return sorted(_read(status), key=lambda sign: sign.rank)
+    return sorted(_read(status), key=lambda heartbeat: heartbeat.rank)
 
 
 def stacks_path(status: Path, rank: int) -> Path:
@@ -115,7 +115,7 @@ def _path(status: Path, rank: int) -> Path:
     return status / f"rank-{rank}.signs"
 
 
-def _read(status: Path) -> Iterator[Sign]:
+def _read(status: Path) -> Iterator[Heartbeat]:
     for path in status.glob("rank-*.signs"):
         content = b""
         with contextlib.suppress(OSError):
@@ -130,4 +130,4 @@ def _read(status: Path) -> Iterator[Sign]:
         start = _WORDS_AT + _LENGTH.size
         words = json.loads(content[start : start + size]) if size else None
         rank = int(path.stem.removeprefix("rank-"))
-        yield Sign(rank, pid, thread, when, step, PHASES[phase], first, words)
+        yield Heartbeat(rank, pid, thread, when, step, PHASES[phase], first, words)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.launch.process import is_running
-from rekindle.launch.steps import nursery_for
+from rekindle.launch.step_server import fork_server_for
 from tests.launch.test_shim import task
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
@@ -46,16 +46,16 @@ def env():
 
 
 @pytest.fixture
-def nursery(env):
+def fork_server(env):
     # something that nobody else imports
-    with nursery_for(env, ["colorsys", "numpy.random"]) as made:
+    with fork_server_for(env, ["colorsys", "numpy.random"]) as made:
         yield made
 
 
-def executor(folder, nursery, source=STEP, **changes):
+def executor(folder, fork_server, source=STEP, **changes):
     folder.mkdir()
     file = task(
-        folder, [], source=source, kinds={"Output": "STRING"}, parent=nursery.pid,
+        folder, [], source=source, kinds={"Output": "STRING"}, parent=fork_server.pid,
         args=["--executor_input", {"ref": ["executor_input"]}, "--function_to_execute", "step"], **changes,
     )  # fmt: skip
     content = json.loads(file.read_text())
@@ -64,8 +64,8 @@ def executor(folder, nursery, source=STEP, **changes):
     return file
 
 
-def adopted(nursery, file, env):
-    return nursery.adopt({"task": str(file), "env": env})
+def adopted(fork_server, file, env):
+    return fork_server.adopt({"task": str(file), "env": env})
 
 
 def ended(folder, step):
@@ -76,8 +76,8 @@ def ended(folder, step):
     return code, said, result["parameters"].get("Output")
 
 
-def test_a_step_finds_what_it_would_find_in_a_process_of_its_own(tmp_path, nursery, env):
-    steps = {n: adopted(nursery, executor(tmp_path / n, nursery), env) for n in ("a", "b")}
+def test_a_step_finds_what_it_would_find_in_a_process_of_its_own(tmp_path, fork_server, env):
+    steps = {n: adopted(fork_server, executor(tmp_path / n, fork_server), env) for n in ("a", "b")}
     found = {}
     for name, step in steps.items():
         code, said, output = ended(tmp_path / name, step)
@@ -97,31 +97,33 @@ def test_a_step_finds_what_it_would_find_in_a_process_of_its_own(tmp_path, nurse
         assert one["stdin"] == os.devnull
 
 
-def test_a_step_with_an_environment_of_its_own_imports_for_itself(tmp_path, nursery, env):
-    step = adopted(nursery, executor(tmp_path / "own", nursery, env={"TEST_WHO": "step"}), env)
+def test_a_step_with_an_environment_of_its_own_imports_for_itself(tmp_path, fork_server, env):
+    step = adopted(
+        fork_server, executor(tmp_path / "own", fork_server, env={"TEST_WHO": "step"}), env
+    )
     code, said, output = ended(tmp_path / "own", step)
     assert code == 0, said
     found = json.loads(output)
     assert (found["env"], found["imported"]) == ({"TEST_WHO": "step"}, False)
 
 
-def test_any_other_command_is_executed(tmp_path, nursery, env):
+def test_any_other_command_is_executed(tmp_path, fork_server, env):
     step = adopted(
-        nursery, task(tmp_path, ["sh", "-c", "echo words; exit 3"], parent=nursery.pid), env
+        fork_server, task(tmp_path, ["sh", "-c", "echo words; exit 3"], parent=fork_server.pid), env
     )
     code, said, _ = ended(tmp_path, step)
     assert (code, said) == (3, "words\n")
 
 
-def test_an_exception_ends_with_its_traceback_and_exit_code(tmp_path, nursery, env):
-    step = adopted(nursery, executor(tmp_path / "bad", nursery, FAILING), env)
+def test_an_exception_ends_with_its_traceback_and_exit_code(tmp_path, fork_server, env):
+    step = adopted(fork_server, executor(tmp_path / "bad", fork_server, FAILING), env)
     code, said, _ = ended(tmp_path / "bad", step)
     assert code == 1
     assert said.rstrip().endswith("ValueError: as it should")
 
 
-def test_a_signal_ends_the_step_and_what_it_ends_with_is_known(tmp_path, nursery, env):
-    step = adopted(nursery, executor(tmp_path / "long", nursery, WAITING), env)
+def test_a_signal_ends_the_step_and_what_it_ends_with_is_known(tmp_path, fork_server, env):
+    step = adopted(fork_server, executor(tmp_path / "long", fork_server, WAITING), env)
     assert any(b"waits" in line for line in iter(step.stdout.readline, b""))
     assert step.poll() is None
     step.send_signal(signal.SIGTERM)
@@ -131,31 +133,33 @@ def test_a_signal_ends_the_step_and_what_it_ends_with_is_known(tmp_path, nursery
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
 def test_a_nursery_that_ends_takes_its_steps_along(tmp_path, env, how):
-    with nursery_for(env, []) as nursery:
-        step = adopted(nursery, executor(tmp_path / "long", nursery, WAITING), env)
+    with fork_server_for(env, []) as fork_server:
+        step = adopted(fork_server, executor(tmp_path / "long", fork_server, WAITING), env)
         assert any(b"waits" in line for line in iter(step.stdout.readline, b""))
         (child,) = map(int, Path(f"/proc/{step.pid}/task/{step.pid}/children").read_text().split())
         if how == "killed":
-            os.kill(nursery.pid, signal.SIGKILL)
+            os.kill(fork_server.pid, signal.SIGKILL)
     assert step.wait(60) == -signal.SIGKILL
     step.stdout.read()  # ends when nobody is left who could print
     assert not is_running(child)
-    assert adopted(nursery, executor(tmp_path / "late", nursery), env) is None
+    assert adopted(fork_server, executor(tmp_path / "late", fork_server), env) is None
 
 
-def test_one_who_breaks_off_harms_nobody_else(tmp_path, nursery, env):
-    step = adopted(nursery, executor(tmp_path / "long", nursery, WAITING), env)
+def test_one_who_breaks_off_harms_nobody_else(tmp_path, fork_server, env):
+    step = adopted(fork_server, executor(tmp_path / "long", fork_server, WAITING), env)
     assert any(b"waits" in line for line in iter(step.stdout.readline, b""))
     mine, theirs = socket.socketpair()
     with mine, theirs, Path(os.devnull).open("wb") as nowhere:
-        socket.send_fds(nursery.link, [b"."], [nowhere.fileno(), nowhere.fileno(), theirs.fileno()])
+        socket.send_fds(
+            fork_server.link, [b"."], [nowhere.fileno(), nowhere.fileno(), theirs.fileno()]
+        )
         mine.sendall(b'{"task": ')
         mine.shutdown(socket.SHUT_WR)
         theirs.close()
         assert mine.recv(1) == b"", "closed without an answer"
     assert step.poll() is None
     code, said, _ = ended(
-        tmp_path / "after", adopted(nursery, executor(tmp_path / "after", nursery), env)
+        tmp_path / "after", adopted(fork_server, executor(tmp_path / "after", fork_server), env)
     )
     assert code == 0, said
 
@@ -165,5 +169,5 @@ def test_where_an_import_starts_a_thread_nobody_is_forked(tmp_path, env):
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     )
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    with nursery_for({**env, **path}, ["threads"]) as nursery:
-        assert adopted(nursery, executor(tmp_path / "none", nursery), env) is None
+    with fork_server_for({**env, **path}, ["threads"]) as fork_server:
+        assert adopted(fork_server, executor(tmp_path / "none", fork_server), env) is None

@@ -1,4 +1,4 @@
-"""Several nodes as one gang: they start together, end together, and agree on what happened.
+"""Several nodes as one worker group: they start together, end together, and agree on what happened.
 
 Decides the protocol. The supervisor of node rank 0 listens; every supervisor, that one included,
 connects and speaks JSON, a message in each frame that the job's secret makes authentic (seal.py):
@@ -30,12 +30,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.errors import PreemptedError
-from rekindle.launch import blame
-from rekindle.launch.blame import Cause
-from rekindle.launch.gang import POLL_SECONDS, Halt, Report, Start
+from rekindle.launch import root_cause
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.root_cause import Cause
 from rekindle.launch.seal import LONGEST_FRAME, NotAuthenticError, Seal
 from rekindle.launch.tunnel import BACKLOG, MOST_UNPROVEN, PROOF_SECONDS, Tunnel, entrance, exit_of
+from rekindle.launch.worker_group import POLL_SECONDS, Halt, Report, Start
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def judge(reports: Mapping[int, Report]) -> Report:
         return Report("done")
     if "preempted" in ends:
         return Report("preempted", expired=expired, asked=asked)
-    cause = blame.first(report.cause for report in reports.values() if report.cause)
+    cause = root_cause.first(report.cause for report in reports.values() if report.cause)
     if cause is None:
         what = "the ranks ended without saying that they are done"
         cause = Cause("followed", 0, time.time(), what, fix="see the step's log")

@@ -1,4 +1,4 @@
-"""One life of a gang: the ranks of this node from their start to a report of how they ended.
+"""One attempt of the worker group: this node's ranks, from their start to a report of their end.
 
 Decides when ranks are given up: after an error or a death the others get a little time to say what
 they saw and are then killed, because a collective may wait for a dead peer for ever; a rank without
@@ -24,12 +24,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from rekindle.launch import accelerator, blame, meeting, nursery, signs
-from rekindle.launch.blame import Cause, Stack
+from rekindle.launch import accelerator, fork_server, heartbeats, meeting, root_cause
 from rekindle.launch.fault import LAUNCHER
+from rekindle.launch.heartbeats import Heartbeat
 from rekindle.launch.process import MARK, end_marked, has_gpu, is_running
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.signs import Sign
+from rekindle.launch.root_cause import Cause, Stack
 from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Start:
     store: socket.socket | None = None
 
 
-class Gang:
+class WorkerGroup:
     """The ranks of this node. `run` is one life; `stop` may be called from a signal handler."""
 
     def __init__(
@@ -130,8 +130,8 @@ class Gang:
         """One life; `on_poll` is called some times a second and may end it."""
         self.status.mkdir(parents=True, exist_ok=True)
         (self.status / "status.json").unlink(missing_ok=True)
-        signs.clear(self.status)
-        life = _Life(self, start)
+        heartbeats.clear(self.status)
+        life = _Attempt(self, start)
         try:
             if self.stopped_at is not None:
                 self.stop()
@@ -142,9 +142,9 @@ class Gang:
             life.close()
 
 
-class _Life:
-    def __init__(self, gang: Gang, start: Start) -> None:
-        self.gang, self.restart, self.status = gang, start.restart, gang.status
+class _Attempt:
+    def __init__(self, group: WorkerGroup, start: Start) -> None:
+        self.group, self.restart, self.status = group, start.restart, group.status
         self.mark = uuid.uuid4().hex
         # on this machine's own disk: the other may be full, or hold no pipes
         self.scratch = tempfile.TemporaryDirectory(prefix="rekindle-")
@@ -154,24 +154,24 @@ class _Life:
         self.killed = False
         self.ours: set[int] = set()
         self.hung: list[Cause] = []
-        self.oom_kills = blame.oom_kills()
+        self.oom_kills = root_cause.oom_kills()
         reading, self.lifeline = os.pipe()
-        bound = gang.gpus and accelerator.can_bind()
-        started = argv(gang.script, gang.place, start, bound)
+        bound = group.gpus and accelerator.can_bind()
+        started = argv(group.script, group.place, start, bound)
         words = [sys.executable, "-P", "-m", "rekindle.launch.agent", str(reading), str(self.exits)]
-        words += [gang.script[1] if gang.script[0] == "-m" and not gang.foreign else ""]
+        words += [group.script[1] if group.script[0] == "-m" and not group.foreign else ""]
         own = {MARK: self.mark, "REKINDLE_RESTART": str(start.restart), "PYTHONUNBUFFERED": "1"}
-        own |= nursery.THREADLESS | self._flight_recorder()
-        if not gang.foreign:
+        own |= fork_server.THREADLESS | self._flight_recorder()
+        if not group.foreign:
             own["PYTHONSAFEPATH"] = "1"  # a file beside the config must not stand in for a module
-        if gang.place.nodes == 1 and not gang.foreign:
+        if group.place.nodes == 1 and not group.foreign:
             own[meeting.FILE] = f"{self.scratch.name}/store"
-        own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(gang.train.grace_seconds))
+        own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(group.train.grace_seconds))
         try:
             # in a session of its own: a signal to our process group leaves it to tidy up
-            self.agent = gang.agent = subprocess.Popen(
+            self.agent = group.agent = subprocess.Popen(
                 [*words, f"--log-dir={self.scratch.name}", *started],
-                env={**gang.environment, **own}, start_new_session=True,
+                env={**group.environment, **own}, start_new_session=True,
                 pass_fds=[reading, *([start.store.fileno()] if start.store else [])],
             )  # fmt: skip
         finally:
@@ -205,96 +205,104 @@ class _Life:
 
     def _is_over(self, halt: Halt | None) -> bool:
         """Whether the ranks have to be killed now."""
-        gang, now = self.gang, time.monotonic()
-        if gang.out_of_time and gang.stopped_at is None:
+        group, now = self.group, time.monotonic()
+        if group.out_of_time and group.stopped_at is None:
             log.warning("train.max_hours are over; asking the ranks to save and end")
-            gang.expired = True
-            gang.stop()
-        if gang.stopped_at is not None:
-            patience = gang.train.grace_seconds + OVERTIME_SECONDS
-            if now - max(gang.stopped_at, self.began) > patience:
+            group.expired = True
+            group.stop()
+        if group.stopped_at is not None:
+            patience = group.train.grace_seconds + OVERTIME_SECONDS
+            if now - max(group.stopped_at, self.began) > patience:
                 return True
-        found = signs.read(self.status)
+        found = heartbeats.read(self.status)
         if halt is not None:
             if halt.stacks:
                 self._write_stacks(found)
             return True
         # all was said, and the ranks need only leave; or one of them has failed or died
-        if self._said() or any(sign.words or not is_running(sign.pid) for sign in found):
+        if self._said() or any(
+            heartbeat.words or not is_running(heartbeat.pid) for heartbeat in found
+        ):
             self.ending_at = self.ending_at or now
             return now - self.ending_at > PEER_SECONDS
         return self._hangs(found)
 
-    def _hangs(self, found: Sequence[Sign]) -> bool:
-        if self.gang.foreign:
+    def _hangs(self, found: Sequence[Heartbeat]) -> bool:
+        if self.group.foreign:
             return False
-        known = {sign.rank: sign for sign in found}
-        first = self.gang.place.node_rank * self.gang.place.ranks_per_node
-        ranks = range(first, first + self.gang.place.ranks_per_node)
-        unborn = [Sign(r, 0, 0, self.began, 0, "start", 0, None) for r in ranks if r not in known]
-        late = [sign for sign in (*found, *unborn) if sign.age > self._patience(sign)]
-        starting = [sign for sign in (*found, *unborn) if sign.phase == "start"]
-        if any(sign not in late for sign in starting):
+        known = {heartbeat.rank: heartbeat for heartbeat in found}
+        first = self.group.place.node_rank * self.group.place.ranks_per_node
+        ranks = range(first, first + self.group.place.ranks_per_node)
+        unborn = [
+            Heartbeat(r, 0, 0, self.began, 0, "start", 0, None) for r in ranks if r not in known
+        ]
+        late = [
+            heartbeat
+            for heartbeat in (*found, *unborn)
+            if heartbeat.age > self._patience(heartbeat)
+        ]
+        starting = [heartbeat for heartbeat in (*found, *unborn) if heartbeat.phase == "start"]
+        if any(heartbeat not in late for heartbeat in starting):
             # one is at work, and the others wait for it: in a collective no rank beats
-            late = [sign for sign in late if sign.phase != "start"]
+            late = [heartbeat for heartbeat in late if heartbeat.phase != "start"]
         if not late:
             return False
         self._write_stacks([*found, *unborn])
         return True
 
-    def _patience(self, sign: Sign) -> float:
-        limit = self.gang.train.hang_seconds
-        if sign.phase == "start" and self.gang.train.start_seconds is not None:
-            return self.gang.train.start_seconds
-        return max(SLOW_SECONDS, SLOW_FACTOR * limit) if sign.phase in SLOW_PHASES else limit
+    def _patience(self, heartbeat: Heartbeat) -> float:
+        limit = self.group.train.hang_seconds
+        if heartbeat.phase == "start" and self.group.train.start_seconds is not None:
+            return self.group.train.start_seconds
+        return max(SLOW_SECONDS, SLOW_FACTOR * limit) if heartbeat.phase in SLOW_PHASES else limit
 
-    def _write_stacks(self, found: Sequence[Sign]) -> None:
+    def _write_stacks(self, found: Sequence[Heartbeat]) -> None:
         """Have all ranks write down their stacks, into the log and one file, and see who hangs."""
-        texts = _stacks(self.status, [sign for sign in found if sign.pid])
+        texts = _stacks(self.status, [heartbeat for heartbeat in found if heartbeat.pid])
         for rank in sorted(texts):
             log.warning("stacks of rank %d:\n%s", rank, texts[rank])
         path = self.status / f"stacks-{self.restart}.txt"
         with contextlib.suppress(OSError):  # a full disk; the log has them
             path.write_text("".join(f"rank {rank}\n{text}\n" for rank, text in texts.items()))
-        for sign in found:
-            self._dump_flight_recorder(sign.rank)
-        in_start = all(sign.phase == "start" for sign in found)
+        for heartbeat in found:
+            self._dump_flight_recorder(heartbeat.rank)
+        in_start = all(heartbeat.phase == "start" for heartbeat in found)
         field = "train.start_seconds" if in_start else "train.hang_seconds"
         stacks = {s.rank: Stack.read(texts.get(s.rank, ""), s.thread) for s in found}
         fix = f"all stacks are in {path}; if it was only slow, raise {field}"
-        quiet = [sign for sign in found if sign.age > self._patience(sign) / 2]
-        self.hung = blame.hung(quiet, stacks, fix)
+        quiet = [heartbeat for heartbeat in found if heartbeat.age > self._patience(heartbeat) / 2]
+        self.hung = root_cause.hung(quiet, stacks, fix)
 
     def kill(self) -> None:
         """End the ranks at once; torchrun then reports and ends by itself."""
         self.killed = True
-        place = self.gang.place
+        place = self.group.place
         first = place.node_rank * place.ranks_per_node
-        dead = {s.rank for s in signs.read(self.status) if not is_running(s.pid)}
+        dead = {s.rank for s in heartbeats.read(self.status) if not is_running(s.pid)}
         self.ours = set(range(first, first + place.ranks_per_node)) - dead
         end_marked(self.mark, spared={self.agent.pid})
 
     def report(self) -> Report:
         """How it ended."""
         code, said = self.agent.returncode, self._said()
-        foreign, expired = self.gang.foreign, self.gang.expired
-        asked = self.gang.stopped_at is not None
+        foreign, expired = self.group.foreign, self.group.expired
+        asked = self.group.stopped_at is not None
         if said == "done":
             return Report("done")
         if said == "preempted":
             return Report("preempted", expired=expired, asked=asked)
-        if code == 0 and (foreign or self.gang.place.node_rank):
+        if code == 0 and (foreign or self.group.place.node_rank):
             return Report("quiet", expired=expired, asked=asked)
-        oom = blame.oom_kills() - self.oom_kills
-        found = signs.read(self.status)
-        causes = blame.causes_of(found, blame.read_exits(self.exits), self.ours, oom)
-        cause = blame.first([*causes, *self.hung]) or self._unknown(code, oom)
+        oom = root_cause.oom_kills() - self.oom_kills
+        found = heartbeats.read(self.status)
+        causes = root_cause.causes_of(found, root_cause.read_exits(self.exits), self.ours, oom)
+        cause = root_cause.first([*causes, *self.hung]) or self._unknown(code, oom)
         return Report("lost", cause, expired, asked)
 
     def _unknown(self, code: int, oom_kills: int) -> Cause:
-        first = self.gang.place.node_rank * self.gang.place.ranks_per_node
+        first = self.group.place.node_rank * self.group.place.ranks_per_node
         if code < 0 and not self.killed:
-            return blame.agent_killed(first, -code, oom_kills)
+            return root_cause.agent_killed(first, -code, oom_kills)
         what = "the ranks ended without saying that they are done"
         if code:
             what = f"torchrun ended with exit code {code}"
@@ -336,15 +344,17 @@ def argv(script: Sequence[str], place: Rendezvous, start: Start, bound: bool = F
     return [*words, *script]
 
 
-def _stacks(status: Path, found: Sequence[Sign]) -> dict[int, str]:
+def _stacks(status: Path, found: Sequence[Heartbeat]) -> dict[int, str]:
     """The stacks of all threads of each rank that answers within some seconds."""
-    for sign in found:
-        if is_running(sign.pid):
-            os.kill(sign.pid, signal.SIGUSR1)
+    for heartbeat in found:
+        if is_running(heartbeat.pid):
+            os.kill(heartbeat.pid, signal.SIGUSR1)
     deadline = time.monotonic() + STACKS_SECONDS
     texts: dict[int, str] = {}
     while time.monotonic() < deadline:
-        paths = {sign.rank: signs.stacks_path(status, sign.rank) for sign in found}
+        paths = {
+            heartbeat.rank: heartbeats.stacks_path(status, heartbeat.rank) for heartbeat in found
+        }
         before, texts = texts, {r: p.read_text() for r, p in paths.items() if p.exists()}
         if texts == before and all(texts.values()):
             break

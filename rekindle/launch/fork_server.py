@@ -2,7 +2,7 @@
 
 A message over the link brings three descriptors: for what the fork prints and for its errors, and a
 connection. A request in JSON comes there, and `started PID` and `ended EXIT-STATUS` go back, a line
-each. When the link closes the nursery ends; its forks have to see to it that they end with it.
+each. When the link closes the fork server ends; its forks have to see to it that they end with it.
 
 A process with several threads cannot be forked safely, and without `pidfd` the server does not
 learn how a fork ended. Then no answer comes, and the caller starts a process of its own."""
@@ -33,7 +33,7 @@ THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Nursery:
+class ForkServer:
     """The process at the other end of `link`; `adopt` may be called from several threads."""
 
     link: socket.socket
@@ -41,7 +41,7 @@ class Nursery:
 
     def adopt(
         self, request: Mapping[str, Any], prints_to: tuple[int, int] | None = None
-    ) -> Adopted | None:
+    ) -> Forked | None:
         """A fork at work on `request`, in a session of its own; None where no server answers.
 
         It prints to these two descriptors, or to its `stdout`."""
@@ -64,7 +64,7 @@ class Nursery:
                 os.close(writing)
         stdout = None if prints_to else os.fdopen(reading, "rb", 0)
         if started.startswith(b"started "):
-            return Adopted(int(started.split()[1]), stdout, connection, answers)
+            return Forked(int(started.split()[1]), stdout, connection, answers)
         for one in (stdout, answers, connection):
             if one is not None:
                 one.close()
@@ -72,8 +72,8 @@ class Nursery:
 
 
 @dataclasses.dataclass
-class Adopted:
-    """What `subprocess.Popen` has, of a child of a nursery's."""
+class Forked:
+    """What `subprocess.Popen` has, of a child of a fork server's."""
 
     pid: int
     stdout: IO[bytes] | None
@@ -94,7 +94,7 @@ class Adopted:
                 selector.register(self.connection, selectors.EVENT_READ)
                 if not selector.select(timeout):
                     raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-            said = self.answers.readline()  # nothing, if the nursery died and took it along
+            said = self.answers.readline()  # nothing, if the fork server died and took it along
             self.returncode = int(said.split()[1]) if said else -signal.SIGKILL
             self.answers.close()
             self.connection.close()
@@ -112,7 +112,7 @@ class Adopted:
 
 
 def link() -> tuple[socket.socket, socket.socket]:
-    """The end for a `Nursery`, and the one for `serve`."""
+    """The end for a `ForkServer`, and the one for `serve`."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 

@@ -1,5 +1,5 @@
 """A process that has imported what most steps import, and forks into the steps of a run:
-`python -m rekindle.launch.steps LINK MODULE...`.
+`python -m rekindle.launch.step_server LINK MODULE...`.
 
 Importing KFP's executor and MLflow takes a processor two to three seconds, and most steps of a run
 do it; here it happens once. A request is `{"task": path of TASK.json, "env": {...}}`, and what is
@@ -17,29 +17,38 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from rekindle.launch import nursery, shim
+from rekindle.launch import fork_server, shim
 
 EXECUTOR = "kfp.dsl.executor_main"
 
 
 @contextlib.contextmanager
-def nursery_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[nursery.Nursery | None]:
+def fork_server_for(
+    env: Mapping[str, str], modules: Sequence[str]
+) -> Iterator[fork_server.ForkServer | None]:
     """That process, as long as the block lasts; None where the system has no `pidfd`."""
     if not hasattr(os, "pidfd_open"):
         yield None
         return
-    link, theirs = nursery.link()
+    link, theirs = fork_server.link()
     with theirs:
-        words = ["-P", "-m", "rekindle.launch.steps", str(theirs.fileno()), EXECUTOR, *modules]
+        words = [
+            "-P",
+            "-m",
+            "rekindle.launch.step_server",
+            str(theirs.fileno()),
+            EXECUTOR,
+            *modules,
+        ]
         process = subprocess.Popen(
             [sys.executable, *words],
-            env={**env, "PYTHONUNBUFFERED": "1", "_KFP_RUNTIME": "true", **nursery.THREADLESS},
+            env={**env, "PYTHONUNBUFFERED": "1", "_KFP_RUNTIME": "true", **fork_server.THREADLESS},
             pass_fds=[theirs.fileno()], start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
     try:
         with link:
-            yield nursery.Nursery(link, process.pid)
+            yield fork_server.ForkServer(link, process.pid)
     finally:
         process.wait()
 
@@ -47,12 +56,12 @@ def nursery_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[nurs
 def main() -> None:
     """Import, then fork until the process that asks for forks is gone."""
     link, *modules = sys.argv[1:]
-    env = {name: value for name, value in os.environ.items() if name not in nursery.THREADLESS}
+    env = {name: value for name, value in os.environ.items() if name not in fork_server.THREADLESS}
     for module in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    if nursery.can_fork():
-        request = nursery.serve(socket.socket(fileno=int(link)))
+    if fork_server.can_fork():
+        request = fork_server.serve(socket.socket(fileno=int(link)))
         if request is not None:
             sys.exit(_step(request, env))
 
@@ -87,7 +96,7 @@ def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn
     sys.argv = [str(module.__file__), *words]
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # forks would all draw the same
-    nursery.leave(nursery.exit_status(module.executor_main))
+    fork_server.leave(fork_server.exit_status(module.executor_main))
 
 
 def _environ(env: Mapping[str, str]) -> None:

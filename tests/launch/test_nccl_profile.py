@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import StepError
-from rekindle.launch.profile import PROFILE, profiled
+from rekindle.launch.nccl_profile import PROFILE, profiled
 from rekindle.launch.rendezvous import Rendezvous
 from tests.ports import free_port
 

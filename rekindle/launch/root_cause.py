@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from rekindle.launch.signs import Sign
+from rekindle.launch.heartbeats import Heartbeat
 
 # raised: an error of its own. killed: by a signal. hung: no sign of life. ended: left without a
 # word. node: a whole node is gone. waits: hangs where it waits for others. followed: from another.
@@ -32,8 +32,8 @@ _MEMORY = "use less memory: a smaller train.micro_batch_size, activation checkpo
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """Why a gang ended: `what` happened to `rank` at `time` (seconds since 1970), `where`, and the
-    `fix`. `starved_at` is the step in which the kernel killed it for its memory."""
+    """Why a worker group ended: `what` happened to `rank` at `time` (seconds since 1970), `where`,
+    and the `fix`. `starved_at` is the step in which the kernel killed it for its memory."""
 
     kind: Kind
     rank: int
@@ -65,7 +65,7 @@ def first(causes: Iterable[Cause]) -> Cause | None:
 
 
 def causes_of(
-    signs: Sequence[Sign],
+    heartbeats: Sequence[Heartbeat],
     exits: Sequence[Mapping[str, Any]],
     ours: Collection[int],
     oom_kills: int,
@@ -74,22 +74,24 @@ def causes_of(
 
     `ours` are the ranks that we had to kill ourselves, `oom_kills` is how many processes the kernel
     killed for their memory meanwhile."""
-    by_rank = {sign.rank: sign for sign in signs}
-    spoken = [_from_words(sign, sign.words) for sign in signs if sign.words]
+    by_rank = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
+    spoken = [
+        _from_words(heartbeat, heartbeat.words) for heartbeat in heartbeats if heartbeat.words
+    ]
     told = {*ours, *(cause.rank for cause in spoken)}
     silent = [facts for facts in exits if facts["rank"] not in told]
     return spoken + [_from_exit(facts, by_rank.get(facts["rank"]), oom_kills) for facts in silent]
 
 
-def _from_words(sign: Sign, words: Mapping[str, Any]) -> Cause:
+def _from_words(heartbeat: Heartbeat, words: Mapping[str, Any]) -> Cause:
     kind: Kind = "followed" if words["peer_lost"] else "raised"
-    what = f"rank {sign.rank} failed in {sign.doing}: {words['message']}"
-    return Cause(kind, sign.rank, words["time"], what, words["where"], words["fix"])
+    what = f"rank {heartbeat.rank} failed in {heartbeat.doing}: {words['message']}"
+    return Cause(kind, heartbeat.rank, words["time"], what, words["where"], words["fix"])
 
 
-def _from_exit(facts: Mapping[str, Any], sign: Sign | None, oom_kills: int) -> Cause:
+def _from_exit(facts: Mapping[str, Any], heartbeat: Heartbeat | None, oom_kills: int) -> Cause:
     rank, code, when = facts["rank"], facts["exit_code"], float(facts["time"])
-    doing = f" in {sign.doing}" if sign else ""
+    doing = f" in {heartbeat.doing}" if heartbeat else ""
     log = "see the step's log for what it printed last"
     if code >= 0:
         return Cause(
@@ -97,7 +99,7 @@ def _from_exit(facts: Mapping[str, Any], sign: Sign | None, oom_kills: int) -> C
         )
     followed = code in (-signal.SIGTERM, -signal.SIGABRT)  # torchrun's own, gloo's when a peer goes
     what, fix = _killed(f"rank {rank}", -code, doing, oom_kills)
-    starved_at = sign.step if sign and oom_kills and code == -signal.SIGKILL else None
+    starved_at = heartbeat.step if heartbeat and oom_kills and code == -signal.SIGKILL else None
     return Cause("followed" if followed else "killed", rank, when, what, "", fix, starved_at)
 
 
@@ -152,22 +154,25 @@ class Stack:
         return f"{file}:{line} in {function}" + (f" < {callers}" if callers else "")
 
 
-def hung(signs: Sequence[Sign], stacks: Mapping[int, Stack], fix: str) -> list[Cause]:
+def hung(heartbeats: Sequence[Heartbeat], stacks: Mapping[int, Stack], fix: str) -> list[Cause]:
     """A cause for each rank that gives no sign of life; where all wait for others, that is said of
     the one furthest behind."""
-    causes = [_hung(sign, stacks.get(sign.rank, Stack(())), fix) for sign in signs]
+    causes = [
+        _hung(heartbeat, stacks.get(heartbeat.rank, Stack(())), fix) for heartbeat in heartbeats
+    ]
     if any(cause.kind == "hung" for cause in causes):
         return causes
-    behind = min(signs, key=lambda sign: (sign.step, sign.time), default=None)
+    behind = min(heartbeats, key=lambda heartbeat: (heartbeat.step, heartbeat.time), default=None)
     return [cause for cause in causes if behind is not None and cause.rank == behind.rank]
 
 
-def _hung(sign: Sign, stack: Stack, fix: str) -> Cause:
-    what = f"rank {sign.rank} hangs in {sign.doing}: no sign of life for {sign.age:.0f} s"
+def _hung(heartbeat: Heartbeat, stack: Stack, fix: str) -> Cause:
+    who = f"rank {heartbeat.rank} hangs in {heartbeat.doing}"
+    what = f"{who}: no sign of life for {heartbeat.age:.0f} s"
     if not stack.frames:
         what += ", and it does not answer a signal either"
     kind: Kind = "waits" if stack.waits else "hung"
-    return Cause(kind, sign.rank, time.time() - sign.age, what, stack.where, fix)
+    return Cause(kind, heartbeat.rank, time.time() - heartbeat.age, what, stack.where, fix)
 
 
 # Memory

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from rekindle.errors import PreemptedError
-from rekindle.launch.blame import Cause
-from rekindle.launch.gang import Report
-from rekindle.launch.nodes import Coordinator, Disconnected, Line, Member, judge
+from rekindle.launch.coordination import Coordinator, Disconnected, Line, Member, judge
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.root_cause import Cause
+from rekindle.launch.worker_group import Report
 from tests.ports import free_port
 
 SECRET = "5" * 64

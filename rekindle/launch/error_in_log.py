@@ -23,7 +23,7 @@ _AFTERWARDS = re.compile(
 _MESSENGERS = ("ChildFailedError", "CalledProcessError")
 
 
-def failure_from_log(text: str) -> tuple[str, str]:
+def error_in_log(text: str) -> tuple[str, str]:
     """Type name (without its module) and message of the last exception in `text`; message lines
     stay lines.
 

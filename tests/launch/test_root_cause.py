@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import CheckpointError, RequestError
-from rekindle.launch import signs
-from rekindle.launch.blame import Stack, causes_of, first, hung
+from rekindle.launch import heartbeats
 from rekindle.launch.fault import Fault
-from rekindle.launch.signs import Sign, SignFile
+from rekindle.launch.heartbeats import Heartbeat, HeartbeatFile
+from rekindle.launch.root_cause import Stack, causes_of, first, hung
 from rekindle.train.vitals import explain, is_peer_lost
 
 
-def sign(rank, step=7, words=None, age=0.0):
-    return Sign(rank, 1, 1, time.monotonic() - age, step, "step", 1, words)
+def heartbeat(rank, step=7, words=None, age=0.0):
+    return Heartbeat(rank, 1, 1, time.monotonic() - age, step, "step", 1, words)
 
 
 def words(when, message, peer_lost=False):
@@ -33,41 +33,41 @@ def exited(rank, code, when=100):
 OWN, PEER = words(102.0, "ValueError: 7"), words(101.0, "Connection reset", peer_lost=True)
 CASES = {
     "an own error counts before a peer's that was written earlier": (
-        [sign(0, words=PEER), sign(1, words=OWN)], [], (), 0,
+        [heartbeat(0, words=PEER), heartbeat(1, words=OWN)], [], (), 0,
         "rank 1 failed in step 7: ValueError: 7",
     ),
     "of two own errors the earlier one": (
-        [sign(0, words=OWN), sign(1, words=words(101.9, "first"))], [], (), 0,
+        [heartbeat(0, words=OWN), heartbeat(1, words=words(101.9, "first"))], [], (), 0,
         "rank 1 failed in step 7: first",
     ),
     "a killed rank before peers that noticed": (
-        [sign(0, words=PEER), sign(1)], [exited(1, -9), exited(0, 1)], (), 0,
+        [heartbeat(0, words=PEER), heartbeat(1)], [exited(1, -9), exited(0, 1)], (), 0,
         "rank 1 was killed by SIGKILL in step 7",
     ),
     "a killed rank before the strange error of a peer a second later": (
-        [sign(0, words=OWN), sign(1)], [exited(1, -9), exited(0, 1)], (), 0,
+        [heartbeat(0, words=OWN), heartbeat(1)], [exited(1, -9), exited(0, 1)], (), 0,
         "rank 1 was killed by SIGKILL in step 7",
     ),
     "a crash by its signal": (
-        [sign(0, words=PEER), sign(1)], [exited(1, -11), exited(0, 1)], (), 0,
+        [heartbeat(0, words=PEER), heartbeat(1)], [exited(1, -11), exited(0, 1)], (), 0,
         "rank 1 was killed by SIGSEGV in step 7",
     ),
     "missing memory if the kernel says so": (
-        [sign(0, words=PEER), sign(1)], [exited(1, -9)], (), 2,
+        [heartbeat(0, words=PEER), heartbeat(1)], [exited(1, -9)], (), 2,
         "rank 1 was killed in step 7: the kernel ran out of memory",
     ),
     "not the ranks that we killed": (
-        [sign(0), sign(1, words=PEER)], [exited(0, -9)], (0,), 0,
+        [heartbeat(0), heartbeat(1, words=PEER)], [exited(0, -9)], (0,), 0,
         "rank 1 failed in step 7: Connection reset",
     ),
     "an exit code before ranks that torchrun ended": (
         [], [exited(0, -15), exited(1, 3)], (), 0, "rank 1 ended with exit code 3",
     ),
     "an own error before an exit code": (
-        [sign(1, words=OWN)], [exited(0, 1)], (), 0, "rank 1 failed in step 7: ValueError: 7",
+        [heartbeat(1, words=OWN)], [exited(0, 1)], (), 0, "rank 1 failed in step 7: ValueError: 7",
     ),
     "gloo's abort after a peer's end": (
-        [sign(0), sign(1)], [exited(0, -6), exited(1, -9, 101)], (), 0, "rank 1 was killed by SIGKILL in step 7",
+        [heartbeat(0), heartbeat(1)], [exited(0, -6), exited(1, -9, 101)], (), 0, "rank 1 was killed by SIGKILL in step 7",
     ),
 }  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_the_main_thread_tells_who_waits(text, waits):
 
 def test_of_hung_ranks_the_one_that_does_not_wait_is_the_first_even_if_its_last_beat_is_newer():
     stacks = {0: stack(COLLECTIVE), 1: stack(READ), 2: stack(BACKWARD)}
-    found = [sign(0, age=30), sign(1, age=29), sign(2, age=31)]
+    found = [heartbeat(0, age=30), heartbeat(1, age=29), heartbeat(2, age=31)]
     cause = first(hung(found, stacks, "fix"))
     assert cause.what == "rank 1 hangs in step 7: no sign of life for 29 s"
     assert cause.where == "/data/shard.py:90 in read < main"
@@ -116,25 +116,25 @@ def test_of_hung_ranks_the_one_that_does_not_wait_is_the_first_even_if_its_last_
 
 def test_where_all_wait_the_one_furthest_behind_is_named():
     stacks = {0: stack(COLLECTIVE), 1: stack(COLLECTIVE)}
-    (cause,) = hung([sign(0, step=8, age=40), sign(1, step=7, age=20)], stacks, "fix")
+    (cause,) = hung([heartbeat(0, step=8, age=40), heartbeat(1, step=7, age=20)], stacks, "fix")
     assert (cause.rank, cause.kind) == (1, "waits")
 
 
 def test_a_beat_costs_less_than_twenty_microseconds(tmp_path):
-    file = SignFile(tmp_path, 0, 5)
+    file = HeartbeatFile(tmp_path, 0, 5)
     assert min(timeit.repeat(lambda: file.beat(3, "step"), number=500, repeat=20)) / 500 < 20e-6
 
 
 def test_signs_are_read_back(tmp_path):
     for rank in (11, 2):
-        file = SignFile(tmp_path, rank, 5)
+        file = HeartbeatFile(tmp_path, rank, 5)
         file.beat(0, "warm-up")
         for step in (4, 5):
             file.beat(step, "step")
         file.beat(5, "validation")
         file.say({"message": "é" * 1000})
         file.say({"message": "only the first words count"})
-    two, eleven = signs.read(tmp_path)
+    two, eleven = heartbeats.read(tmp_path)
     assert (two.rank, eleven.rank) == (2, 11)
     assert (two.pid, two.thread, two.step, two.phase, two.first_step) == (
         os.getpid(),
@@ -145,14 +145,14 @@ def test_signs_are_read_back(tmp_path):
     )
     assert two.words == {"message": "é" * 1000}
     assert two.doing == "validation at step 5"
-    signs.clear(tmp_path)
-    assert signs.read(tmp_path) == []
+    heartbeats.clear(tmp_path)
+    assert heartbeats.read(tmp_path) == []
 
 
 LAST_WORDS_ON_A_FULL_DISK = """
 import sys
 from pathlib import Path
-from rekindle.launch import signs
+from rekindle.launch import heartbeats
 from rekindle.launch.fault import Fault
 from rekindle.train.vitals import Vitals
 folder = Path(sys.argv[1])
@@ -163,7 +163,7 @@ try:
 except OSError as error:
     vitals.beat(3, "save")
     vitals.failed(error)
-(sign,) = signs.read(folder / "status")
+(sign,) = heartbeats.read(folder / "status")
 print(sign.doing, sign.words["message"], sign.words["where"], sep="|")
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from rekindle.launch import carry
+from rekindle.launch import staging
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,10 @@ def test_an_artifact_comes_back_as_it_was_stored(root, tmp_path):
     (folder / "top.bin").write_bytes(bytes(range(256)))
     file = tmp_path / "data.csv"
     file.write_text("x,y")
-    carry.store(folder, f"{root}/model")
-    carry.store(file, f"{root}/data")
-    carry.fetch(f"{root}/model", tmp_path / "back")
-    carry.fetch(f"{root}/data", tmp_path / "data-back")
+    staging.store(folder, f"{root}/model")
+    staging.store(file, f"{root}/data")
+    staging.fetch(f"{root}/model", tmp_path / "back")
+    staging.fetch(f"{root}/data", tmp_path / "data-back")
     assert _content(tmp_path / "back") == _content(folder)
     assert (tmp_path / "data-back").read_text() == "x,y"
 
@@ -61,19 +61,19 @@ def test_what_an_earlier_attempt_left_is_gone(root, tmp_path):
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.txt").write_text(name)
-        carry.store(tmp_path / name, f"{root}/model")
-    carry.fetch(f"{root}/model", tmp_path / "back")
+        staging.store(tmp_path / name, f"{root}/model")
+    staging.fetch(f"{root}/model", tmp_path / "back")
     assert _content(tmp_path / "back") == {"new.txt": b"new"}
 
 
 def test_what_does_not_exist_stays_so(root, tmp_path):
-    carry.fetch(f"{root}/nothing", tmp_path / "back")
-    carry.store(tmp_path / "nowhere", f"{root}/nothing")
+    staging.fetch(f"{root}/nothing", tmp_path / "back")
+    staging.store(tmp_path / "nowhere", f"{root}/nothing")
     assert not (tmp_path / "back").exists()
     with pytest.raises(FileNotFoundError):
-        carry.read_text(f"{root}/nothing")
-    carry.write_text(f"{root}/said", "é")
-    assert carry.read_text(f"{root}/said") == "é"
+        staging.read_text(f"{root}/nothing")
+    staging.write_text(f"{root}/said", "é")
+    assert staging.read_text(f"{root}/said") == "é"
 
 
 def test_a_step_gets_places_on_its_node_and_its_artifacts_go_where_they_were_planned(tmp_path):
@@ -89,7 +89,7 @@ def test_a_step_gets_places_on_its_node_and_its_artifacts_go_where_they_were_pla
         },
     }
     before = json.dumps(given)
-    here = carry.localised(given, tmp_path / "node")
+    here = staging.localised(given, tmp_path / "node")
     assert json.dumps(given) == before
     several = [Path(one["uri"]) for one in here["inputs"]["artifacts"]["data"]["artifacts"]]
     assert [path.read_text() for path in several] == ["input", "input"]
@@ -104,7 +104,7 @@ def test_a_step_gets_places_on_its_node_and_its_artifacts_go_where_they_were_pla
         "model": {**kind, "uri": str(place), "metadata": {"a": 1}},
         "elsewhere": {**kind, "uri": "hf://its/own", "metadata": {}},
     }
-    output = carry.delivered(made, given)
+    output = staging.delivered(made, given)
     assert (tmp_path / "out" / "model").read_text() == "model"
     (model,) = output["model"]["artifacts"]
     assert (model["uri"], model["metadata"]) == (uris["model"], {"a": 1})

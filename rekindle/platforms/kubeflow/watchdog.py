@@ -1,6 +1,6 @@
 """Ends a TrainJob whose run is over: a process beside node rank 0.
 
-    python3 -m rekindle.platforms.kubeflow.leash JSON
+    python3 -m rekindle.platforms.kubeflow.watchdog JSON
 
 The launcher deletes the job when its run is terminated, if it gets to: KFP's own launcher, which is
 its parent, dies of the same signal at once, and Argo then takes the container away. So the job

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rekindle.launch.failure import failure_from_log
+from rekindle.launch.error_in_log import error_in_log
 
 
 def log_of(code: str, *more: str) -> str:
@@ -36,21 +36,21 @@ LOGS = {
 
 @pytest.mark.parametrize(("code", "expected"), LOGS.items())
 def test_the_last_exception_and_its_whole_message(code: str, expected: tuple[str, str]) -> None:
-    assert failure_from_log(log_of(code)) == expected
+    assert error_in_log(log_of(code)) == expected
 
 
 def test_events_and_log_lines_after_a_traceback_are_no_part_of_the_message() -> None:
     log = log_of("raise ValueError('one')")
     after = "::rekindle {}\n2026-01-01 10:00:00 something\nW1121 09:00:00.123 torch\n"
-    assert failure_from_log("before\n" + log + after) == ("ValueError", "one")
+    assert error_in_log("before\n" + log + after) == ("ValueError", "one")
 
 
 def test_a_messenger_is_not_the_reason() -> None:
     run = "import subprocess as s, sys; s.run([sys.executable, '-c', {!r}], check=True)"
     child = run.format("raise ValueError(7)")
-    assert failure_from_log(log_of(child)) == ("ValueError", "7")
+    assert error_in_log(log_of(child)) == ("ValueError", "7")
     alone = "import subprocess; subprocess.run(['false'], check=True)"
-    assert failure_from_log(log_of(alone))[0] == "CalledProcessError"
+    assert error_in_log(log_of(alone))[0] == "CalledProcessError"
 
 
 RANKS = """\
@@ -77,7 +77,7 @@ train.py FAILED
 
 
 def test_torchrun_does_not_hide_the_reason() -> None:
-    assert failure_from_log(RANKS) == ("ValueError", "loss is NaN\n  at step 3")
+    assert error_in_log(RANKS) == ("ValueError", "loss is NaN\n  at step 3")
 
 
 def test_kfps_dump_of_its_input_is_not_the_reason() -> None:
@@ -85,12 +85,12 @@ def test_kfps_dump_of_its_input_is_not_the_reason() -> None:
         "[KFP Executor 2026-11-21 10:00:00,000 INFO]: Got executor_input:\n{\n"
         '    "inputs": {}\n}\nlast words\n'
     )
-    assert failure_from_log(log) == ("", "last words")
+    assert error_in_log(log) == ("", "last words")
 
 
 def test_a_torn_traceback_does_not_confuse() -> None:
-    assert failure_from_log("Traceback (most recent call last):\n  File x")[0] == ""
-    assert failure_from_log("Traceback (most recent call last):\n  File x\n??? !!!") == (
+    assert error_in_log("Traceback (most recent call last):\n  File x")[0] == ""
+    assert error_in_log("Traceback (most recent call last):\n  File x\n??? !!!") == (
         "",
         "Traceback (most recent call last):\n  File x\n??? !!!",
     )
