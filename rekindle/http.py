@@ -43,6 +43,10 @@ class HttpError(Exception):
         return self.status in (0, 408, 429) or self.status >= 500
 
 
+class Stopped(HttpError):
+    """The caller's `stop` was set before a request was repeated."""
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -111,19 +115,21 @@ def retried(
 ) -> T:  # fmt: skip
     """What `call` returns, which is repeated after each of `pauses` while its error is `transient`.
 
-    `stop` ends a pause, and all repetition; `notice` gets each error and the pause after it."""
+    `stop` ends a pause and all repetition, by Stopped; `notice` gets each error and the pause after
+    it."""
     left, stop = iter(pauses), stop or threading.Event()
     while True:
         try:
             return call()
         except HttpError as error:
             pause = next(left, None)
-            if pause is None or not transient(error) or stop.is_set():
+            if pause is None or not transient(error):
                 raise
             pause = min(max(pause, error.retry_after_seconds), LONGEST_PAUSE_SECONDS)
-            notice(error, pause)
+            if not stop.is_set():
+                notice(error, pause)
             if stop.wait(pause):
-                raise
+                raise Stopped(str(error)) from None
 
 
 def _explained(error: urllib.error.HTTPError) -> HttpError:

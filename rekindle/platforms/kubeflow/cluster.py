@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from rekindle.errors import StepError
-from rekindle.http import HttpError, growing, request, retried
+from rekindle.http import HttpError, Stopped, growing, request, retried
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,6 @@ _STREAM_SECONDS = 300.0
 
 class Conflict(Exception):
     """There is an object of that name already."""
-
-
-class Stopped(Exception):
-    """This process was told to end while it waited."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,10 +122,8 @@ class Cluster:
             pauses = growing(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, self.patience_seconds)
             return retried(once, pauses, stop=self.stopping, transient=_passing, notice=notice)
         except HttpError as error:
-            if not _passing(error):
+            if isinstance(error, Stopped) or not _passing(error):
                 raise
-            if self.stopping.is_set():
-                raise Stopped from None
             raise StepError(
                 f"the API server does not answer: {error}",
                 where=f"{method} {self.server}{path}",
@@ -170,7 +164,9 @@ def _passing(error: HttpError) -> bool:
     return error.transient or error.status == 401
 
 
-def _refused(method: str, path: str, error: HttpError) -> StepError:
+def _refused(method: str, path: str, error: HttpError) -> Exception:
+    if isinstance(error, Stopped):
+        return error
     fix = {
         403: "grant it; `rekindle doctor --platform kubeflow` prints the least that a run needs",
         404: "install Kubeflow Trainer v2.3 or newer in the cluster",

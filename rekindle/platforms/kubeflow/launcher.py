@@ -3,13 +3,11 @@ brings back what it gave.
 
     python3 -m rekindle.platforms.kubeflow.launcher DEFINITION EXECUTOR_INPUT
 
-It may be killed at any time: the name of the job follows from the run and the step, so the next
-launcher finds it. A job that runs or succeeded is adopted; after a failed one comes the next
-attempt, as often and after as long a pause as the step's retry policy says, and once for a person
-who retries the run. Argo restarts a launcher that failed for whatever reason, so one that finds
-the last attempt failed ends at once. Asked to end, it deletes the job if the run is ending, and
-leaves it alone if only its own pod is (a node drain); it also looks after the run between, because
-KFP's own launcher does not wait for us. The job belongs to the Workflow and goes with it. Argo, KFP
+What launchers of all platforms do is in rekindle/platforms/launcher.py. Here the name of a job
+follows from the run, the step and the number of the attempt. After a failed one comes the next, as
+often and after as long a pause as the step's retry policy says, and once for a person who retries
+the run. Argo restarts a launcher that failed for whatever reason, so one that finds the last
+attempt failed ends at once. The job belongs to the Workflow and goes with it. Argo, KFP
 and Trainer have not run this yet."""
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -29,16 +28,17 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import RekindleError, StepError
+from rekindle.http import Stopped
 from rekindle.ir.graph import Retry, Setting
 from rekindle.ir.uris import PREFIX, as_place, read_place
 from rekindle.launch import staging
+from rekindle.platforms.attempts import OVER, SUCCEEDED, Allowed, Cause, GiveUp, Job, Start
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import (
     ACCOUNT,
     IN_CLUSTER,
     Cluster,
     Conflict,
-    Stopped,
 )
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
 from rekindle.platforms.kubeflow.job import (
@@ -53,16 +53,12 @@ from rekindle.platforms.kubeflow.pieces import Clash, Misfit
 from rekindle.platforms.kubeflow.pods import Late
 from rekindle.platforms.kubeflow.settings import INPUT
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run, utc_now
+from rekindle.platforms.launcher import TERMINATED, Launcher
 
 log = logging.getLogger(__name__)
 
-TERMINATED = 128 + signal.SIGTERM
 _LAST_LOG_SECONDS = 10.0
 _FAREWELL_SECONDS = 20.0
-
-
-class RunEnds(Exception):
-    """The run is ending."""
 
 
 def main(words: list[str]) -> int:
@@ -78,13 +74,13 @@ def main(words: list[str]) -> int:
     try:
         namespace = (options.account / "namespace").read_text().strip()
         run = own_run(cluster, namespace, options.pod)
-        launch = Launch(cluster, run, options)
+        launcher = KubeflowLauncher(cluster, run, options)
     except Stopped:
         return TERMINATED  # nothing was begun
     except RekindleError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    return launch.run_to_end()
+    return launcher.run()
 
 
 def _options(words: list[str]) -> argparse.Namespace:
@@ -100,80 +96,115 @@ def _options(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-class Launch:
-    """One launcher at work on one step of a run."""
+class KubeflowLauncher(Launcher):
+    """A launcher whose jobs are TrainJobs. Their names follow from the run, the step and the number
+    of the attempt, so that no two launchers ever make one twice."""
 
     def __init__(self, cluster: Cluster, run: Run, options: argparse.Namespace) -> None:
-        self.cluster, self.run = cluster, run
-        self.account, self.poll_seconds = options.account, options.poll
         self.definition: dict[str, Any] = json.loads(options.definition)
         self.executor_input: dict[str, Any] = json.loads(options.executor_input)
         self.retry = Retry(**self.definition["retry"])
+        failures = self.retry.count
+        if run.retry == 0:  # a person's retry and not Argo's: one attempt in any case
+            before = attempts(cluster, run.namespace, run.identity).values()
+            failures = max(failures, sum(state_of(job) == "failed" for job in before))
+        allowed = Allowed(failures=failures, preemptions=0, seconds=math.inf)
+        super().__init__(allowed, options.poll, cluster.stopping)
+        self.cluster, self.owner, self.account = cluster, run, options.account
+        self.made: dict[str, dict[str, Any]] = {}
+        self.known = set[str]()  # names of jobs that were announced
         self.follower: Follower | None = None
 
-    def run_to_end(self) -> int:
-        """Claim a job, follow it, bring back the result; the exit code."""
-        try:
-            self.look_after_run()
-            self.bring_back(self.completed())
-        except (Stopped, RunEnds):
-            return self.farewell()
-        except RekindleError as error:
-            sys.stderr.write(f"{error}\n")
-            return error.exit_code
+    # What launcher.py asks
+
+    def ending(self) -> str:
+        workflow = self.cluster.get(self.owner.path)
+        return ending(workflow, str(self.owner.workflow["uid"]), utc_now())
+
+    def jobs(self) -> list[Job]:
+        found = attempts(self.cluster, self.owner.namespace, self.owner.identity)
+        self.made = {_name(job): job for job in found.values()}
+        if self.follower and self.follower.job not in self.made:
+            name = self.follower.job
+            where = f"trainjob {self.owner.namespace}/{name}"
+            raise StepError(f"TrainJob {name} was deleted while it ran", where=where)
+        return [_attempt(number, job, number == max(found)) for number, job in found.items()]
+
+    def cause(self, job: Job) -> Cause:
+        return "failed"
+
+    def start(self, attempt: Start) -> None:
+        numbers = [int(job["metadata"]["labels"][trainjob.ATTEMPT]) for job in self.made.values()]
+        number = 1 + max(numbers, default=0)
+        if self.follower is not None:  # it failed before our eyes
+            pause = self.retry.pause_before(number)
+            log.info("%s\nthe next attempt begins in %g s", self.failure(self.follower.job), pause)
+            self.follower = None
+            self.pause(pause)
+        if not self.stop.is_set() and not self.ending():
+            self.create(number)
+
+    def pause(self, seconds: float) -> None:
+        """Wait as long as the run goes on."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.ending():
+            if self.stop.wait(self.poll_seconds):
+                return
+
+    def follow(self, job: Job) -> None:
+        if job.state not in ("RUNNING", SUCCEEDED) or self.follower is not None:
+            return
+        raw = self.made[job.name]
+        if job.name not in self.known:
+            log.info("TrainJob %s is there already (%s)", job.name, state_of(raw))
+            self.give_secret(raw)
+        if job.alive:
+            self.follower = Follower(
+                self.cluster, self.owner.namespace, job.name, self.poll_seconds
+            )
+
+    def cancel(self, job: Job) -> None:
+        raw = self.made[job.name]
+        path = jobs_path(self.owner.namespace, job.name)
+        self.cluster.delete(path, raw["metadata"]["uid"])
+
+    def deliver(self, job: Job) -> int:
+        if self.follower:
+            self.follower.finish(_LAST_LOG_SECONDS)
+        self.bring_back(self.made[job.name])
         return 0
 
-    # Which job
+    def give_up(self, end: GiveUp) -> int:
+        return self.failed(self.failure(end.job.name))
 
-    def completed(self) -> dict[str, Any]:
-        """The job that completed, after as many attempts as there may be; StepError if the last one
-        failed."""
-        by_hand = self.run.retry == 0  # not Argo's retry: one attempt in any case
-        while True:
-            job, heard = self.follow(self.claim(by_hand))
-            if state_of(job) != "failed":
-                return job
-            attempt = int(job["metadata"]["labels"][trainjob.ATTEMPT]) + 1
-            error = failure(self.cluster, self.run.namespace, job, heard)
-            if not self.may_begin(attempt):
-                raise error
-            by_hand, pause = False, self.retry.pause_before(attempt)
-            log.info("%s\nthe next attempt begins in %g s", error, pause)
-            self.pause(pause)
+    def failed(self, error: Exception) -> int:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code if isinstance(error, RekindleError) else 1
 
-    def claim(self, by_hand: bool) -> dict[str, Any]:
-        """The job to follow: one that runs or succeeded, or a new one."""
-        while True:
-            jobs = attempts(self.cluster, self.run.namespace, self.run.identity)
-            last = max(jobs, default=0)
-            state = state_of(jobs[last]) if jobs else "failed"
-            if state == "going":
-                self.wait()
-            elif state != "failed":
-                log.info("TrainJob %s is there already (%s)", _name(jobs[last]), state)
-                self.give_secret(jobs[last])
-                return jobs[last]
-            elif jobs and not by_hand and not self.may_begin(last + 1):
-                raise failure(self.cluster, self.run.namespace, jobs[last], "")
-            elif job := self.created(last + 1):
-                return job
+    def hurry(self) -> None:
+        self.cluster = Cluster.around(
+            self.account, self.cluster.server, patience_seconds=_FAREWELL_SECONDS
+        )
+        self.follower = None
 
-    def may_begin(self, attempt: int) -> bool:
-        """Whether the step's retries allow an attempt of this number."""
-        return attempt <= 1 + self.retry.count
+    # The jobs
 
-    def created(self, attempt: int) -> dict[str, Any] | None:
-        """The new job; None if another launcher was faster.
+    def failure(self, name: str) -> StepError:
+        """Why a job failed, with what node rank 0 said last if it was followed."""
+        heard = self.follower.finish(_LAST_LOG_SECONDS) if self.follower else ""
+        return failure(self.cluster, self.owner.namespace, self.made[name], heard)
 
-        StepError if the name is taken by a job for something else."""
-        name = trainjob.job_name(self.definition["task"]["name"], self.run.identity, attempt)
+    def create(self, attempt: int) -> None:
+        """Create the job of an attempt, unless another launcher was faster; StepError if its name
+        is taken by a job for something else."""
+        name = trainjob.job_name(self.definition["task"]["name"], self.owner.identity, attempt)
         result = f"{self.result_place()}/{name}.json"
         wanted = trainjob.manifest(
             self.whole_job(),
             name=name,
-            identity=self.run.identity,
+            identity=self.owner.identity,
             attempt=attempt,
-            owner=self.run.workflow,
+            owner=self.owner.workflow,
             service_account=self.definition["account"],
             result=result,
             payload=trainjob.packed(self.task(name, result)),
@@ -181,26 +212,26 @@ class Launch:
             secret=f"{name}-{secrets.token_hex(4)}",
         )
         try:
-            job = self.cluster.create(jobs_path(self.run.namespace), wanted)
+            job = self.cluster.create(jobs_path(self.owner.namespace), wanted)
         except Conflict:
-            other = self.cluster.get(jobs_path(self.run.namespace, name))
-            if other is not None and not is_for(other, self.run.identity):
+            other = self.cluster.get(jobs_path(self.owner.namespace, name))
+            if other is not None and not is_for(other, self.owner.identity):
                 raise StepError(
                     f"there is a TrainJob {name} that is not ours",
-                    where=f"trainjob {self.run.namespace}/{name}",
+                    where=f"trainjob {self.owner.namespace}/{name}",
                     fix="delete it, or give the step another name",
                 ) from None
-            return None
+            return
         log.info("TrainJob %s created", name)
+        self.known.add(name)
         self.give_secret(job)
-        return job
 
     def give_secret(self, job: Mapping[str, Any]) -> None:
         """Make the Secret that the job's nodes wait for, unless it is there."""
         wanted = trainjob.secret_of(job, secrets.token_hex(32))
         if wanted and state_of(job) == "active":
             with contextlib.suppress(Conflict):
-                path = f"/api/v1/namespaces/{self.run.namespace}/secrets"
+                path = f"/api/v1/namespaces/{self.owner.namespace}/secrets"
                 self.cluster.create(path, wanted)
 
     def whole_job(self) -> Mapping[str, Any]:
@@ -248,78 +279,20 @@ class Launch:
             },
         }
         facts = {
-            "pipeline_job_name": str(self.run.workflow["name"]),
-            "pipeline_job_uuid": self.run.run_id,
-            "pipeline_job_resource_name": str(self.run.workflow["name"]),
+            "pipeline_job_name": str(self.owner.workflow["name"]),
+            "pipeline_job_uuid": self.owner.run_id,
+            "pipeline_job_resource_name": str(self.owner.workflow["name"]),
             "pipeline_task_name": task["name"],
             "pipeline_task_uuid": name,
         }
         leash = {
             "server": self.cluster.server,
             "account": str(self.account),
-            "workflow": self.run.path,
-            "workflow_uid": self.run.workflow["uid"],
+            "workflow": self.owner.path,
+            "workflow_uid": self.owner.workflow["uid"],
             "every_seconds": 12 * self.poll_seconds,
         }
         return {**task, "executor_input": given, "run": facts, "result": result, "leash": leash}
-
-    # Until it ends
-
-    def follow(self, job: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """The job once it is complete or failed, and what node rank 0 said last."""
-        name = _name(job)
-        self.follower = Follower(self.cluster, self.run.namespace, name, self.poll_seconds)
-        while state_of(job) in ("active", "going"):
-            self.wait()
-            self.look_after_run()
-            now = self.cluster.get(jobs_path(self.run.namespace, name))
-            if now is None:
-                where = f"trainjob {self.run.namespace}/{name}"
-                raise StepError(f"TrainJob {name} was deleted while it ran", where=where)
-            job = now
-        return job, self.follower.finish(_LAST_LOG_SECONDS)
-
-    def wait(self) -> None:
-        if self.cluster.stopping.wait(self.poll_seconds):
-            raise Stopped
-
-    def pause(self, seconds: float) -> None:
-        """Wait as long as the run goes on."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self.wait()
-            self.look_after_run()
-
-    def look_after_run(self) -> None:
-        """Raise RunEnds if the run is ending."""
-        workflow = self.cluster.get(self.run.path)
-        if ending(workflow, str(self.run.workflow["uid"]), utc_now()):
-            raise RunEnds
-
-    def farewell(self) -> int:
-        """The exit code where we end before the job does: with it if the run ends, without it if
-        only this pod does."""
-        cluster = Cluster.around(
-            self.account, self.cluster.server, patience_seconds=_FAREWELL_SECONDS
-        )
-        try:
-            workflow = cluster.get(self.run.path)
-            reason = ending(workflow, str(self.run.workflow["uid"]), utc_now())
-            if reason:
-                self.cleared(cluster, reason)
-            else:
-                log.info("told to end while the run goes on: the TrainJob is left to the next pod")
-        except RekindleError as error:  # when in doubt, a healthy job lives; its leash knows better
-            sys.stderr.write(f"{error}\n")
-        return TERMINATED
-
-    def cleared(self, cluster: Cluster, reason: str) -> None:
-        """Delete what has not ended."""
-        for job in attempts(cluster, self.run.namespace, self.run.identity).values():
-            if state_of(job) == "active":
-                path = jobs_path(self.run.namespace, _name(job))
-                cluster.delete(path, job["metadata"]["uid"])
-                log.info("the run ends, %s: TrainJob %s is deleted", reason, _name(job))
 
     # What it gave
 
@@ -345,6 +318,17 @@ class Launch:
 
 def _name(job: Mapping[str, Any]) -> str:
     return str(job["metadata"]["name"])
+
+
+def _attempt(number: int, job: Mapping[str, Any], last: bool) -> Job:
+    """As attempts.py has it: in the order of numbers, which no clock can turn around. All but the
+    last one are over, also while they are being deleted."""
+    known = {"complete": SUCCEEDED, "failed": "FAILED", "going": "CANCELLING"}
+    state = known.get(state_of(job), "RUNNING")
+    if not last and state != SUCCEEDED:
+        state = "FAILED"
+    ended = number + 0.5 if state in OVER else None
+    return Job(name=_name(job), state=state, created=float(number), ended=ended)
 
 
 def _artifact(

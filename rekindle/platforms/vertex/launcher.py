@@ -4,15 +4,10 @@ the pipeline.
     python3 -m rekindle.platforms.vertex.launcher PAYLOAD EXECUTOR_INPUT [FACT VALUE]...
 
 PAYLOAD is what lowering.py wrote, EXECUTOR_INPUT and the facts are filled in by the service. The
-launcher keeps nothing in memory that matters: at every poll it lists the jobs of its step by their
-label and does what attempts.py concludes from them. So it may be killed anywhere; the next one (the
-task has retries for that) finds the job and follows it. The label is a hash of the run, the task,
-its inputs and the payload: turns of a loop with equal inputs share a job.
-
-SIGTERM: if the run or the task is being cancelled, or over, the jobs are cancelled; else the
-launcher's machine is being drained, and the job goes on for the next launcher. If that cannot be
-found out the job goes on, too: its node rank 0 ends it when the run is over. Exit code 143 in all
-cases; 75 when the step gave up because its machines were taken away, 1 when it failed.
+jobs of a step bear a label, a hash of the run, the task, its inputs and the payload: turns of a
+loop with equal inputs share a job. The exit code is 143 after SIGTERM and when the run ends, 75
+when the step gave up because its machines were taken away, 1 when it failed. What launchers of all
+platforms do is in rekindle/platforms/launcher.py.
 
 What no account has run yet: all of it; see docs/vertex.md.
 """
@@ -34,17 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.http import HttpError
+from rekindle.platforms.attempts import Allowed, Cause, GiveUp, Job, Start
+from rekindle.platforms.launcher import Launcher
 from rekindle.platforms.vertex import bundle
-from rekindle.platforms.vertex.attempts import (
-    Allowed,
-    Cause,
-    Finish,
-    Follow,
-    GiveUp,
-    Job,
-    Start,
-    decide,
-)
 from rekindle.platforms.vertex.lowering import RUN, TASK
 from rekindle.platforms.vertex.node import RESULT, ended_file, mounted
 from rekindle.platforms.vertex.rest import Google, places
@@ -56,12 +43,13 @@ POLL_SECONDS = 15.0
 PATIENCE_SECONDS = 900.0  # for reads, before this launcher fails and the next one goes on
 LAST_WORDS_SECONDS = 8.0  # of the half minute between SIGTERM and SIGKILL
 CREATIONS = 6  # without an answer, or against a limit of calls
-PREEMPTED, TERMINATED = 75, 143
+PREEMPTED = 75
 _WATCH_POLLS = 8
 
 
-class Launcher:
-    """One launcher: `payload` and `executor_input` as in the arguments, `facts` of the run."""
+class VertexLauncher(Launcher):
+    """A launcher whose jobs are CustomJobs: `payload` and `executor_input` as in the arguments,
+    `facts` of the run."""
 
     def __init__(
         self,
@@ -72,16 +60,16 @@ class Launcher:
     ) -> None:
         self.payload, self.facts = payload, dict(facts)
         self.executor_input = _complete(executor_input)
-        self.stop = threading.Event()
-        self.poll_seconds = float(environment.get("REKINDLE_POLL_SECONDS", POLL_SECONDS))
+        super().__init__(
+            Allowed(payload["failures"], payload["preemptions"], payload["limit_seconds"]),
+            float(environment.get("REKINDLE_POLL_SECONDS", POLL_SECONDS)),
+            threading.Event(),
+        )
         self.run_labels = json.loads(environment.get("VERTEX_AI_PIPELINES_RUN_LABELS") or "{}")
         google = Google(places(payload["region"], environment), self.stop)
         self.service = Service(google, payload["project"], payload["region"], self.identity())
         self.log = NodeLog(self.service)
-        self.allowed = Allowed(
-            payload["failures"], payload["preemptions"], payload["limit_seconds"]
-        )
-        self.told = ""
+        self.told, self.patience = "", PATIENCE_SECONDS
         self.creations = 0
 
     def identity(self) -> str:
@@ -90,38 +78,21 @@ class Launcher:
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:40]
 
-    def main(self) -> int:
-        """Follow the step to its end; the exit code."""
-        try:
-            # may this account read its own run? it is asked now, and not when all depends on it
-            if self.service.run_ends(self.facts[RUN], self.facts[TASK], PATIENCE_SECONDS):
-                return self.terminated()
-            return self.follow()
-        except HttpError as error:
-            if self.stop.is_set():
-                return self.terminated()
-            log.error("%s%s", error, _advice(error))
-            return 1
+    def ending(self) -> str:
+        return self.service.ending(self.facts[RUN], self.facts[TASK], self.patience)
 
-    def follow(self) -> int:
-        while not self.stop.is_set():
-            action, surplus = decide(self.service.jobs(PATIENCE_SECONDS), self.cause, self.allowed)
-            for job in surplus:
-                log.info("%s runs beside an older job of the same step: cancelled", job.number)
-                self.service.cancel(job)
-            match action:
-                case Start():
-                    self.start(action)
-                case Follow(job):
-                    self.tell(job)
-                case Finish(job):
-                    self.tell(job)
-                    return self.deliver(job)
-                case GiveUp(job):
-                    self.tell(job)
-                    return self.give_up(action)
-            self.stop.wait(self.poll_seconds)
-        return self.terminated()
+    def jobs(self) -> list[Job]:
+        return self.service.jobs(self.patience)
+
+    def cancel(self, job: Job) -> None:
+        self.service.cancel(job, min(self.patience, 60.0))
+
+    def failed(self, error: Exception) -> int:
+        log.error("%s%s", error, _advice(error))
+        return 1
+
+    def hurry(self) -> None:
+        self.service.google, self.patience = Google(self.service.google.where), LAST_WORDS_SECONDS
 
     def start(self, attempt: Start) -> None:
         """Create one more job, in a folder of its own."""
@@ -162,7 +133,7 @@ class Launcher:
         job["jobSpec"]["scheduling"]["timeout"] = f"{int(attempt.seconds)}s"
         return dict(job)
 
-    def tell(self, job: Job) -> None:
+    def follow(self, job: Job) -> None:
         """Say what is new about it."""
         if f"{job.name} {job.state}" != self.told:
             self.told = f"{job.name} {job.state}"
@@ -224,21 +195,6 @@ class Launcher:
         )  # fmt: skip
         return PREEMPTED if end.cause == "preempted" else 1
 
-    def terminated(self) -> int:
-        """After SIGTERM; see above."""
-        self.service.google = Google(self.service.google.where)  # the old one no longer waits
-        try:
-            if self.service.run_ends(self.facts[RUN], self.facts[TASK], LAST_WORDS_SECONDS):
-                for job in self.service.jobs(LAST_WORDS_SECONDS):
-                    if job.alive:
-                        log.info("the run ends: %s is cancelled", job.number)
-                        self.service.cancel(job, LAST_WORDS_SECONDS)
-            else:
-                log.info("this launcher was stopped, the run goes on: so does the job")
-        except HttpError as error:
-            log.error("the job goes on until its node 0 sees that the run is over: %s", error)
-        return TERMINATED
-
 
 _FIXES = {
     "expired": ": no machines in time; raise platforms.vertex.max_wait_hours or max_run_hours, or "
@@ -251,7 +207,9 @@ def _quota(error: HttpError) -> bool:
     return error.status == 429 and "quota" in str(error).lower()
 
 
-def _advice(error: HttpError) -> str:
+def _advice(error: Exception) -> str:
+    if not isinstance(error, HttpError):
+        return ""
     if _quota(error):
         return ": ask for more of this quota in the console, or take other machines"
     if error.status == 403:
@@ -293,9 +251,9 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a launcher from its arguments."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     facts = dict(zip(argv[3::2], argv[4::2], strict=True))
-    launcher = Launcher(json.loads(argv[1]), json.loads(argv[2]), facts, environment)
+    launcher = VertexLauncher(json.loads(argv[1]), json.loads(argv[2]), facts, environment)
     signal.signal(signal.SIGTERM, lambda *_: launcher.stop.set())
-    return launcher.main()
+    return launcher.run()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 from typing import Any
 
 from rekindle.http import HttpError
-from rekindle.platforms.vertex.attempts import Job
+from rekindle.platforms.attempts import OVER, Job
 from rekindle.platforms.vertex.rest import Google
 
 log = logging.getLogger(__name__)
@@ -15,6 +16,23 @@ TASK_LABEL = "rekindle-task"
 # The states in which a run, or a task of it, wants its jobs gone
 _RUN_ENDS = ("CANCELLING", "CANCELLED", "FAILED", "SUCCEEDED")
 _TASK_ENDS = ("CANCEL_PENDING", "CANCELLING", "CANCELLED")
+
+
+def job_of(raw: dict[str, Any]) -> Job:
+    """A CustomJob from the JSON of the API."""
+    container = raw["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+    state = raw.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
+    # an expired job may lack the time of its end
+    end = raw.get("endTime") or (raw.get("updateTime") if state in OVER else None)
+    return Job(
+        name=raw["name"],
+        state=state,
+        created=_seconds(raw["createTime"]),
+        started=_seconds(raw["startTime"]) if raw.get("startTime") else None,
+        ended=_seconds(end) if end else None,
+        error=raw.get("error", {}).get("message", ""),
+        command=tuple(container.get("command", ())),
+    )
 
 
 class Service:
@@ -31,17 +49,17 @@ class Service:
         found: dict[str, Job] = {}
         while True:
             page = self.google.get("aiplatform", self.jobs_path, query, patience)
-            found |= {raw["name"]: Job.read(raw) for raw in page.get("customJobs", [])}
+            found |= {raw["name"]: job_of(raw) for raw in page.get("customJobs", [])}
             if not page.get("nextPageToken"):
                 break
             query["pageToken"] = page["nextPageToken"]
         for name in self.made - found.keys():
-            found[name] = Job.read(self.google.get("aiplatform", f"/v1/{name}", None, patience))
+            found[name] = job_of(self.google.get("aiplatform", f"/v1/{name}", None, patience))
         return list(found.values())
 
     def create(self, body: dict[str, Any]) -> Job:
         """One more; a transient HttpError leaves open whether it is there."""
-        job = Job.read(self.google.create("aiplatform", self.jobs_path, body))
+        job = job_of(self.google.create("aiplatform", self.jobs_path, body))
         self.made.add(job.name)
         return job
 
@@ -54,19 +72,21 @@ class Service:
                 raise
             log.info("%s is not cancelled: %s", job.number, error)
 
-    def run_ends(self, run: str, task: str, patience: float) -> bool:
-        """Whether the run, or this task of it, is being cancelled, over or deleted."""
+    def ending(self, run: str, task: str, patience: float) -> str:
+        """Why the run, or this task of it, is at its end: its state, or that it was deleted; ""
+        while it goes on."""
         try:
             told = self.google.get("aiplatform", f"/v1/{run}", None, patience)
         except HttpError as error:
             if error.status != 404:
                 raise
-            log.info("there is no run %s any more", run)
-            return True
+            return "it was deleted"
         state = str(told.get("state", "")).removeprefix("PIPELINE_STATE_")
         tasks = told.get("jobDetail", {}).get("taskDetails", [])
         own = {one.get("state") for one in tasks if one.get("taskName") == task}
-        return state in _RUN_ENDS or (bool(own) and own <= set(_TASK_ENDS))
+        if own and own <= set(_TASK_ENDS):
+            return f"this task of it is {', '.join(sorted(own)).lower()}"
+        return f"it is {state.lower()}" if state in _RUN_ENDS else ""
 
     def page(self, job: Job) -> str:
         """The job in the console, and its logs there."""
@@ -121,3 +141,7 @@ class NodeLog:
 
 def _text(entry: dict[str, Any]) -> str:
     return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", "")).rstrip()
+
+
+def _seconds(text: str) -> float:
+    return datetime.datetime.fromisoformat(text).timestamp()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import StepError
-from rekindle.platforms.kubeflow.cluster import Cluster, Conflict, Stopped
+from rekindle.http import Stopped
+from rekindle.platforms.kubeflow.cluster import Cluster, Conflict
 from tests.servers.kubernetes import ACCOUNT, FakeCluster, Trouble
 
 PODS = "/api/v1/namespaces/kubeflow/pods"

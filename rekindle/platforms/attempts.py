@@ -1,4 +1,4 @@
-"""What to do next about a step, from the jobs that bear its label and nothing else.
+"""What to do next about a distributed step, from the jobs that it has had and nothing else.
 
 The launcher asks this at every poll, so it does not matter which launcher started what, or
 whether it lived to hear of it. Jobs are put in the order in which they were created. One that was
@@ -10,12 +10,11 @@ conclusion, cancels it and follows the older one. The others are the attempts.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 SUCCEEDED = "SUCCEEDED"
-_OVER = frozenset({SUCCEEDED, "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
+OVER = frozenset({SUCCEEDED, "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 
 # `preempted`: its machines were taken away, or it stopped itself after a save (exit code 75)
 Cause = Literal["preempted", "failed", "expired", "cancelled"]
@@ -23,8 +22,8 @@ Cause = Literal["preempted", "failed", "expired", "cancelled"]
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A CustomJob; `state` without its prefix, times in seconds since 1970. An unknown state counts
-    as alive: nothing is started beside it."""
+    """One attempt of a step; times in seconds since 1970. An unknown state counts as alive: nothing
+    is started beside it."""
 
     name: str
     state: str
@@ -34,23 +33,6 @@ class Job:
     error: str = ""
     command: tuple[str, ...] = ()
 
-    @classmethod
-    def read(cls, raw: dict[str, Any]) -> Job:
-        """From the JSON of the API."""
-        container = raw["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
-        state = raw.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
-        # an expired job may lack the time of its end
-        end = raw.get("endTime") or (raw.get("updateTime") if state in _OVER else None)
-        return cls(
-            name=raw["name"],
-            state=state,
-            created=_seconds(raw["createTime"]),
-            started=_seconds(raw["startTime"]) if raw.get("startTime") else None,
-            ended=_seconds(end) if end else None,
-            error=raw.get("error", {}).get("message", ""),
-            command=tuple(container.get("command", ())),
-        )
-
     @property
     def number(self) -> str:
         """The last part of its name."""
@@ -58,7 +40,7 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        return self.state not in _OVER
+        return self.state not in OVER
 
     @property
     def ran_seconds(self) -> float:
@@ -153,7 +135,3 @@ def _next(attempts: Sequence[Job], cause: Callable[[Job], Cause], allowed: Allow
     if why != "preempted" and failed > allowed.failures:
         return GiveUp(last, why, f"{failed} of {allowed.failures + 1} attempts failed")
     return Start(len(attempts) + 1, left)
-
-
-def _seconds(text: str) -> float:
-    return datetime.datetime.fromisoformat(text).timestamp()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.platforms.vertex.attempts import (
+from rekindle.platforms.attempts import (
     Action,
     Allowed,
     Cause,
@@ -15,6 +15,7 @@ from rekindle.platforms.vertex.attempts import (
     Start,
     decide,
 )
+from rekindle.platforms.vertex.service import job_of
 
 
 def job(name: str, state: str, created: float, ended: float | None = None) -> Job:
@@ -110,7 +111,7 @@ def test_times_are_read_as_the_service_writes_them() -> None:
         "jobSpec": {"workerPoolSpecs": [{"containerSpec": container}]},
         "state": "JOB_STATE_EXPIRED", "error": {"message": "late"},
     }  # fmt: skip
-    found = Job.read(raw)
+    found = job_of(raw)
     assert (found.number, found.state, found.error, found.ran_seconds) == (
         "7",
         "EXPIRED",
@@ -119,4 +120,4 @@ def test_times_are_read_as_the_service_writes_them() -> None:
     )
     assert found.ended is not None, "an expired job may have no endTime"
     assert not found.alive
-    assert Job.read({**raw, "state": "JOB_STATE_PAUSED"}).alive
+    assert job_of({**raw, "state": "JOB_STATE_PAUSED"}).alive
