@@ -24,7 +24,7 @@ from rekindle.plan.steptime import step_time
 from rekindle.plan.work import Work
 from rekindle.records import HistoryRow, RunRecord
 from rekindle.report.collect import Findings, collect, history_beside
-from rekindle.report.planned import FEWEST, measured, otherwise_trained
+from rekindle.report.plan_vs_actual import FEWEST, measured, otherwise_trained
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import Spec
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from rekindle.answers import Planned, PlannedLayout, PlannedTerm
 from rekindle.app.plan_text import facts, lines, title
-from rekindle.report import words
+from rekindle.report import formats
 from rekindle.report.svg import join, tag
 
 GIB = 2**30
@@ -240,14 +240,14 @@ class _Part:
 def _memory(plan: Planned) -> Markup:
     """Terms, what is kept in reserve beyond them, and what stays free, of a GPU's memory."""
     chosen = plan.chosen
-    parts = [_part(term, words.binary(term.amount)) for term in plan.memory]
+    parts = [_part(term, formats.binary(term.amount)) for term in plan.memory]
     for name, amount, fill in (
         ("reserve (allocator, CUDA, NCCL)", chosen.needed_bytes - chosen.memory_bytes, _STRIPES),
         ("free", chosen.device_bytes - chosen.needed_bytes, "none"),
     ):
         if amount > 0:
-            parts.append(_Part(name, amount, words.binary(amount), fill))
-    return _bar(f"Memory of {words.binary(chosen.device_bytes)} a GPU", parts)
+            parts.append(_Part(name, amount, formats.binary(amount), fill))
+    return _bar(f"Memory of {formats.binary(chosen.device_bytes)} a GPU", parts)
 
 
 def _time(plan: Planned) -> Markup:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord, write_atomically
-from rekindle.report import executed, judged, origin, outcome, page, planned, trained
+from rekindle.report import evaluation, lineage, page, plan_vs_actual, timeline, training, verdicts
 from rekindle.report.collect import Findings, collect
 
 
@@ -34,25 +34,25 @@ def run_folder(home: Path, run_id: str) -> Path:
 
 
 def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:
-    failures = executed.failures(run, folder)
+    failures = timeline.failures(run, folder)
     return {
         "run": run,
         "notes": found.notes,
         "registration": found.registration,
-        "verdict": outcome.verdict(run, found),
-        "headline": outcome.headline(run, found),
+        "verdict": verdicts.verdict(run, found),
+        "headline": verdicts.headline(run, found),
         "failures": failures,
-        "run_error": executed.run_error(run, failures),
+        "run_error": timeline.run_error(run, failures),
         "resume": ""
         if run.status == "succeeded"
         else run.command or f"rekindle resume {run.run_id}",
-        "gate": judged.gate(run, found.evidence),
-        "quality": judged.quality(found.evidence),
-        "slices": judged.slices(run, found),
-        "training": trained.training(run, found),
-        "planned": planned.compared(run, found),
-        "timeline": executed.timeline(run, folder),
-        "data": origin.data(found),
-        "lineage": origin.lineage(run, found),
-        "configuration": origin.configuration(run),
+        "gate": evaluation.gate(run, found.evidence),
+        "quality": evaluation.quality(found.evidence),
+        "slices": evaluation.slices(run, found),
+        "training": training.training(run, found),
+        "planned": plan_vs_actual.compared(run, found),
+        "timeline": timeline.timeline(run, folder),
+        "data": lineage.data(found),
+        "lineage": lineage.lineage(run, found),
+        "configuration": lineage.configuration(run),
     }

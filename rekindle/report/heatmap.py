@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from rekindle.report import words
+from rekindle.report import formats
 from rekindle.report.svg import join, plot, tag, title
 
 _NUMBERS = 26
@@ -83,7 +83,7 @@ def class_name(labels: Sequence[str], i: int) -> str:
 def _frame(names: Sequence[str]) -> _Frame:
     n = len(names)
     cell = 64 if n <= 5 else 40 if n <= _SHRINKS else 30 if n <= _NUMBERS else 16
-    longest = max(len(words.shorten_middle(name, _LONGEST)) for name in names) * _LETTER
+    longest = max(len(formats.shorten_middle(name, _LONGEST)) for name in names) * _LETTER
     slanted = longest > cell - 6
     lean = round(longest * _SLANT)
     return _Frame(
@@ -105,10 +105,10 @@ def _row(i: int, row: Sequence[int], names: Sequence[str], frame: _Frame) -> Mar
 def _cell(i: int, j: int, times: int, total: int, names: Sequence[str], frame: _Frame) -> Markup:
     part = times / total if total else 0.0
     strength = 0.1 + 0.9 * math.sqrt(part) if times > 0 else 0.0
-    said = f"{names[i]} → {names[j]}: {words.count(times)} of {words.count(total)}"
+    said = f"{names[i]} → {names[j]}: {formats.count(times)} of {formats.count(total)}"
     place = {"x": j * frame.cell, "y": i * frame.cell}
     size = {"width": frame.cell - 1, "height": frame.cell - 1}
-    parts = [title(f"{said} ({words.percent(part)})"), tag("rect", css="empty", **place, **size)]
+    parts = [title(f"{said} ({formats.percent(part)})"), tag("rect", css="empty", **place, **size)]
     if times:
         css = "hit" if i == j else "miss"
         parts.append(tag("rect", css=css, **place, **size, fill_opacity=strength))
@@ -124,6 +124,6 @@ def _names(i: int, name: str, frame: _Frame) -> Markup:
     turn = f"translate({middle + 2:g} -8) rotate(-45)" if frame.slanted else None
     turn = turn or f"translate({middle:g} -8)"
     anchor = "start" if frame.slanted else "middle"
-    text = (title(name), words.shorten_middle(name, _LONGEST))
+    text = (title(name), formats.shorten_middle(name, _LONGEST))
     row = tag("text", *text, css="class", x=-8, y=middle + 4, text_anchor="end")
     return row + tag("text", *text, css="class", transform=turn, text_anchor=anchor)

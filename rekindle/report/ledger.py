@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import rekindle
 from rekindle.records import RunRecord, write_atomically
-from rekindle.report import outcome, words
+from rekindle.report import formats, verdicts
 from rekindle.report.collect import collect
 from rekindle.report.summary import summarised
 
@@ -50,8 +50,8 @@ class Entry(NamedTuple):
     def of(cls, record: RunRecord) -> Entry:
         """What the record and those of its steps say."""
         found = collect(record, history=False)
-        moment, registration = words.instant(record.started_at), found.registration
-        verdict, headline = outcome.verdict(record, found), outcome.headline(record, found)
+        moment, registration = formats.instant(record.started_at), found.registration
+        verdict, headline = verdicts.verdict(record, found), verdicts.headline(record, found)
         summary = json.loads(summarised(record, found).to_json())
         return cls(
             number=record.number,
@@ -76,14 +76,14 @@ class Entry(NamedTuple):
         return fields
 
     @property
-    def verdict(self) -> outcome.Verdict:
+    def verdict(self) -> verdicts.Verdict:
         """What came of it."""
-        return outcome.Verdict(**json.loads(self.body)[1])
+        return verdicts.Verdict(**json.loads(self.body)[1])
 
     @property
-    def headline(self) -> outcome.Headline | None:
+    def headline(self) -> verdicts.Headline | None:
         """The metric that the gate looked at."""
-        return outcome.Headline(*self.metric) if self.metric else None
+        return verdicts.Headline(*self.metric) if self.metric else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from rekindle.report import words
+from rekindle.report import formats
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -24,7 +24,7 @@ _TEMPLATES = Path(__file__).with_name("templates")
 def render(template: str, **values: Any) -> str:
     """The page as text that UTF-8 can hold, without credentials."""
     page = _environment().get_template(template).render(**values)
-    return words.without_credentials(page).encode("utf-8", "replace").decode("utf-8")
+    return formats.without_credentials(page).encode("utf-8", "replace").decode("utf-8")
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def _environment() -> jinja2.Environment:
         "metric_name",
         "shorten",
     ):
-        environment.filters[name] = getattr(words, name)
+        environment.filters[name] = getattr(formats, name)
     return environment
 
 

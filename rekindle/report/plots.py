@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from rekindle.report import words
+from rekindle.report import formats
 from rekindle.report.axes import Axis, Point, axis, drawable, thin, tick_text
 from rekindle.report.svg import join, plot, share, stretched, tag, title
 
@@ -76,8 +76,8 @@ def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Ma
     diagonal = tag("path", css="guide", d="M0 1000L1000 0")
     dots = []
     for confidence, right, rows in shown:
-        said = f"{words.count(rows)} predictions, {words.percent(confidence)} confident"
-        said += f", {words.percent(right)} right"
+        said = f"{formats.count(rows)} predictions, {formats.percent(confidence)} confident"
+        said += f", {formats.percent(right)} right"
         radius = 3 + 9 * math.sqrt(rows / total)
         dots.append(_dot(unit.at(confidence), unit.at(right), radius, "a soft", said))
     layer = stretched(diagonal, tag("path", css="a", d=course))
@@ -108,11 +108,13 @@ def interval(
         size = {"y": "0", "height": "100%"}
         parts.append(tag("rect", css="goal", x=share(left), width=share(width), **size))
         parts.append(
-            _upright(edge, "needed", f"needed {words.signed(threshold)}", row=16, side=better)
+            _upright(edge, "needed", f"needed {formats.signed(threshold)}", row=16, side=better)
         )
     parts.append(_upright(x.at(0.0), "zero", "no change", row=34, side=-better))
     won = threshold is not None and (lower > threshold if better > 0 else upper < threshold)
-    said = f"{words.signed(lower)} to {words.signed(upper)}, estimate {words.signed(estimate)}"
+    said = (
+        f"{formats.signed(lower)} to {formats.signed(upper)}, estimate {formats.signed(estimate)}"
+    )
     ends = {"x1": share(x.at(lower)), "x2": share(x.at(upper)), "y1": "62%", "y2": "62%"}
     middle = tag("circle", cx=share(x.at(estimate)), cy="62%", r=7)
     css = f"span {'good' if won else 'bad'}"
@@ -149,14 +151,14 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
 
 def ruler(scale: Axis) -> Markup:
     """The ruler above the rows of a timeline."""
-    ticks = [(scale.at(tick), words.duration(tick) if tick else "0") for tick in scale.ticks]
-    label = f"time from 0 to {words.duration(scale.high)}"
+    ticks = [(scale.at(tick), formats.duration(tick) if tick else "0") for tick in scale.ticks]
+    label = f"time from 0 to {formats.duration(scale.high)}"
     return plot("ruler", label, *_above(ticks, edge=4))
 
 
 def ratio_ruler(scale: Axis) -> Markup:
     """The ruler above rows of `planned`: per cent of what was expected."""
-    ticks = [(scale.at(tick), words.share(2**tick)) for tick in scale.ticks]
+    ticks = [(scale.at(tick), formats.share(2**tick)) for tick in scale.ticks]
     return plot("ruler", "per cent of what was expected", *_above(ticks, edge=8))
 
 
@@ -188,7 +190,7 @@ def spark(values: Sequence[float], *, label: str, marked: Sequence[int] = ()) ->
     x = Axis(0.0, float(max(len(values) - 1, 1)))
     y = axis(values, tight=True)
     dots = [
-        _dot(x.at(i), y.at(value), 3.5, "good" if i in marked else "last", words.metric(value))
+        _dot(x.at(i), y.at(value), 3.5, "good" if i in marked else "last", formats.metric(value))
         for i, value in points
         if drawable((i, value)) and (i in marked or i == len(values) - 1)
     ]
@@ -214,7 +216,7 @@ def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
 def _dots(series: Series, x: Axis, y: Axis) -> Markup:
     points = [point for point in thin(series.points, 80) if drawable(point)]
     return join(
-        _dot(x.at(px), y.at(py), 3, series.css, f"{series.name} {words.metric(py)}")
+        _dot(x.at(px), y.at(py), 3, series.css, f"{series.name} {formats.metric(py)}")
         for px, py in points
     )
 
@@ -286,4 +288,4 @@ def _read_out(series: Series, first: float, last: float) -> str:
     end = bisect.bisect_right(series.points, last, key=lambda point: point[0])
     if not end or series.points[end - 1][0] < first:
         return ""
-    return f"{series.name} {words.metric(series.points[end - 1][1])}"
+    return f"{series.name} {formats.metric(series.points[end - 1][1])}"

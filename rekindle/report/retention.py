@@ -15,7 +15,7 @@ from rekindle.platforms.local.removal import NAME, Needs, survey
 from rekindle.platforms.local.store import is_alive
 from rekindle.platforms.watch import OVER
 from rekindle.records import RunRecord
-from rekindle.report import words
+from rekindle.report import formats
 from rekindle.report.collect import Findings, collect
 from rekindle.report.ledger import Entry, ledger
 from rekindle.spec.model import RetentionSpec
@@ -123,7 +123,7 @@ class Retention:
 
 def _by_age(entry: Entry, count: int, rule: RetentionSpec) -> tuple[bool, str]:
     """Whether a run stays that `count - 1` runs of its name followed, and why."""
-    keep, days, began = rule.keep_runs, rule.older_than_days, words.instant(entry.started_at)
+    keep, days, began = rule.keep_runs, rule.older_than_days, formats.instant(entry.started_at)
     if entry.platform != "local" and entry.status not in OVER:
         return True, f"it is not known to be over on {entry.platform}"
     if count <= keep:

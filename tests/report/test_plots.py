@@ -10,13 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rekindle.records import Comparison, Evidence, Registration, RunRecord
-from rekindle.report import judged, outcome, plots, words
+from rekindle.report import evaluation, formats, plots, verdicts
 from rekindle.report.axes import axis, drawable, thin, time_axis
 from rekindle.report.collect import Findings
 from rekindle.report.heatmap import heatmap, mistakes
 from rekindle.report.plots import Series
 from rekindle.report.svg import tag
-from rekindle.report.trained import running_mean
+from rekindle.report.training import running_mean
 
 anything = st.floats(allow_nan=True, allow_infinity=True)
 
@@ -109,7 +109,7 @@ def test_an_element_escapes_what_is_not_markup() -> None:
      (3599.7, "1 h"), (200_000, "2 d 7 h"), (None, "–"), (math.inf, "–")],
 )  # fmt: skip
 def test_durations_read_as_a_person_says_them(seconds: float | None, text: str) -> None:
-    assert words.duration(seconds) == text
+    assert formats.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -118,21 +118,21 @@ def test_durations_read_as_a_person_says_them(seconds: float | None, text: str) 
      (math.nan, "not a number"), (-math.inf, "−∞"), (None, "–"), (0.0, "0.0")],
 )  # fmt: skip
 def test_metrics_have_four_decimals_at_most(value: float | None, text: str) -> None:
-    assert words.metric(value) == text
+    assert formats.metric(value) == text
 
 
 def test_credentials_are_blotted_out_and_the_rest_is_not() -> None:
     token = "hf_" + "a1B2" * 8
     text = f"https://ada:pw@host/x s3://k:s3cr@bucket {token} HF_TOKEN=abcdef123 max_tokens: 128000"
-    shown = words.without_assignments(text)
+    shown = formats.without_assignments(text)
     assert shown == "https://•••@host/x s3://•••@bucket ••• HF_TOKEN=••• max_tokens: 128000"
-    assert words.without_credentials("tokenizer: a, HF_TOKEN: env:MY_TOKEN") == (
+    assert formats.without_credentials("tokenizer: a, HF_TOKEN: env:MY_TOKEN") == (
         "tokenizer: a, HF_TOKEN: env:MY_TOKEN"
     )
 
 
 def test_a_log_loses_its_colours_and_its_overwritten_lines() -> None:
-    assert words.plain("\x1b[1;32mok\x1b[0m\r\nstep 1\rstep 2\rstep 3\r\n\x00a\tb") == (
+    assert formats.plain("\x1b[1;32mok\x1b[0m\r\nstep 1\rstep 2\rstep 3\r\n\x00a\tb") == (
         "ok\nstep 3\na\tb"
     )
 
@@ -186,7 +186,7 @@ VERDICTS = {
 @pytest.mark.parametrize("case", VERDICTS)
 def test_the_verdict_claims_no_more_than_the_records(case: str) -> None:
     run, found, tone, sentence = VERDICTS[case]
-    said = outcome.verdict(run, found)
+    said = verdicts.verdict(run, found)
     assert (said.tone, said.sentence) == (tone, sentence)
 
 
@@ -203,7 +203,7 @@ def test_a_lower_is_better_metric_shades_the_side_that_promotes(
         update={"champion_metrics": {"log_loss": 0.6}, "comparison": comparison}
     )
     run = RUN.model_copy(update={"spec": {"evaluate": {"gate": {"min_delta": 0.01}}}})
-    drawn = judged.gate(run, evidence)
+    drawn = evaluation.gate(run, evidence)
     assert drawn
     root = ET.fromstring(drawn.interval)
     goal = next(element for element in root.iter("rect") if element.get("class") == "goal")

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from rekindle.catalog.gpus import recognised
 from rekindle.records import RunRecord
-from rekindle.report import plots, words
+from rekindle.report import formats, plots
 from rekindle.report.axes import ratio_axis
 from rekindle.report.card import render_card
 from rekindle.report.collect import collect
-from rekindle.report.planned import Compared, compared, measured
+from rekindle.report.plan_vs_actual import Compared, compared, measured
 from tests.report.homes import Home
 from tests.report.plans import planned, rows, seven
 from tests.report.runs import promoted_digits
@@ -116,7 +116,7 @@ def test_on_spot_machines_hours_and_dollars_are_those_of_spot(tmp_path):
     assert rough.spot
     low, high = sorted(rough.spot.usd)
     assert row(between, "Dollars, estimated")[1].split(" to ") == [
-        words.usd(each).replace("\u202f", " ") for each in (low, high)
+        formats.usd(each).replace("\u202f", " ") for each in (low, high)
     ]
     assert "side" not in row(between, "Dollars, estimated")[4], "nobody is sure of the ends"
 
@@ -256,7 +256,7 @@ def test_any_ratios_lie_on_an_axis_with_few_ticks(ratios, happened):
 
 def test_ticks_of_ratios_are_those_that_a_person_would_choose():
     def told(*ratios: float) -> list[str]:
-        return [words.share(2**tick).replace("\u202f", " ") for tick in ratio_axis(ratios).ticks]
+        return [formats.share(2**tick).replace("\u202f", " ") for tick in ratio_axis(ratios).ticks]
 
     assert told(0.8, 1.3) == ["50 %", "70 %", "100 %", "140 %", "200 %"]
     assert told(3.9) == ["50 %", "100 %", "200 %"]
@@ -265,10 +265,10 @@ def test_ticks_of_ratios_are_those_that_a_person_would_choose():
 
 
 def test_numbers_are_written_as_people_do():
-    assert [words.binary(size) for size in (3 * GIB, 2**29)] == ["3.0 GiB", "512.0 MiB"]
-    assert [words.usd(each) for each in (1234.5, 27.447)] == ["$1\u202f234", "$27.45"]
-    assert [words.change(each) for each in (-0.0432, 1.4)] == ["−4.3\u202f%", "+140\u202f%"]
-    assert [words.times(each) for each in (1.913, 1234.5)] == ["1.91 times", "1\u202f234 times"]
+    assert [formats.binary(size) for size in (3 * GIB, 2**29)] == ["3.0 GiB", "512.0 MiB"]
+    assert [formats.usd(each) for each in (1234.5, 27.447)] == ["$1\u202f234", "$27.45"]
+    assert [formats.change(each) for each in (-0.0432, 1.4)] == ["−4.3\u202f%", "+140\u202f%"]
+    assert [formats.times(each) for each in (1.913, 1234.5)] == ["1.91 times", "1\u202f234 times"]
 
 
 def test_gpus_are_recognised_by_what_torch_calls_them():

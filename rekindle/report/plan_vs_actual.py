@@ -16,10 +16,10 @@ from markupsafe import Markup
 from rekindle.answers import Planned
 from rekindle.catalog.gpus import recognised
 from rekindle.records import HistoryRow, RunRecord, StepRecord, TrainingSummary
-from rekindle.report import plots, words
+from rekindle.report import formats, plots
 from rekindle.report.axes import Axis, ratio_axis
 from rekindle.report.collect import Findings
-from rekindle.report.outcome import Tone
+from rekindle.report.verdicts import Tone
 
 WARM_UP = 5  # steps: caches, allocators and clocks settle
 FEWEST = 5  # steps that a median needs
@@ -139,10 +139,10 @@ def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure
     yield _Figure("Time of a step", chosen.step_seconds, _median(rows, "step_seconds"), _seconds)
     yield rate("Tokens a second", chosen.tokens_per_second, "tokens_per_second", _rate)
     if chosen.gpu.casefold() != _CPU:
-        yield rate("Model FLOPs utilisation", chosen.mfu, "mfu", words.percent)
+        yield rate("Model FLOPs utilisation", chosen.mfu, "mfu", formats.percent)
         yield _Figure(
-            "Tensors on the fullest GPU", (chosen.memory_bytes,) * 3, _peak(found), words.binary,
-            sure=False, more=f"{words.binary(chosen.needed_bytes)} with the reserve",
+            "Tensors on the fullest GPU", (chosen.memory_bytes,) * 3, _peak(found), formats.binary,
+            sure=False, more=f"{formats.binary(chosen.needed_bytes)} with the reserve",
         )  # fmt: skip
     yield from _spent(plan, run)
 
@@ -159,7 +159,7 @@ def _spent(plan: Planned, run: RunRecord) -> Iterator[_Figure]:
         "Training time", plan.hours, spot.hours if spot else None, hours, _hours, times
     )
     yield from _spending(
-        "Dollars, estimated", plan.on_demand_usd, spot.usd if spot else None, usd, words.usd
+        "Dollars, estimated", plan.on_demand_usd, spot.usd if spot else None, usd, formats.usd
     )
 
 
@@ -210,7 +210,7 @@ def _trained(run: RunRecord) -> StepRecord | None:
 
 
 def _on_spot(plan: Planned, run: RunRecord) -> bool:
-    return words.setting(run.spec, "resources", "spot") is True and plan.spot is not None
+    return formats.setting(run.spec, "resources", "spot") is True and plan.spot is not None
 
 
 def _price(plan: Planned, run: RunRecord) -> float | None:
@@ -251,12 +251,12 @@ def _verdict(step: _Figure, otherwise: str) -> tuple[Tone, str]:
         return "good", f"As planned: a step took {took}, inside the interval of {between}."
     expected = _seconds(step.planned[1])
     if step.ratio > 1:
-        by = f"{words.times(step.ratio)} the expected {expected}"
+        by = f"{formats.times(step.ratio)} the expected {expected}"
         return (
             "bad",
             f"Slower than planned: a step took {took}, {by}, above the interval of {between}.",
         )
-    by = f"{words.times(1 / step.ratio)} as fast as the expected {expected}"
+    by = f"{formats.times(1 / step.ratio)} as fast as the expected {expected}"
     return (
         "quiet",
         f"Faster than planned: a step took {took}, {by}, below the interval of {between}.",
@@ -271,7 +271,7 @@ def _remarks(plan: Planned, run: RunRecord, found: Findings) -> Iterator[str]:
     trained, (rows, left) = found.training, measured(found.history)
     if rows:
         first = f", without the first {left}, which warm up" if left else ""
-        yield f"Speeds are medians of {words.count(len(rows))} steps{first}."
+        yield f"Speeds are medians of {formats.count(len(rows))} steps{first}."
     if trained is not None and found.history and _peak(found) is None:
         why = "training on a CPU" if trained.device == _CPU else "a record that names no device"
         yield f"Memory is not compared: {why} says how much was resident, not what tensors took."
@@ -286,8 +286,8 @@ def _of_tokens(plan: Planned, rows: Sequence[HistoryRow]) -> Iterator[str]:
     each = [row.tokens for row in rows if row.tokens]
     if each and abs((mean := statistics.mean(each)) / plan.tokens_per_step - 1) > 0.1:
         yield (
-            f"A step had about {words.count(mean)} tokens, and was planned with"
-            f" {words.count(plan.tokens_per_step)}: as many as its examples may have."
+            f"A step had about {formats.count(mean)} tokens, and was planned with"
+            f" {formats.count(plan.tokens_per_step)}: as many as its examples may have."
         )
 
 
@@ -298,8 +298,8 @@ def _of_time(plan: Planned, run: RunRecord, trained: TrainingSummary | None) -> 
         return
     if trained is not None and plan.steps not in (None, trained.steps):
         yield (
-            f"Planned were {words.count(plan.steps or 0)} steps, trained"
-            f" {words.count(trained.steps)}: hours and dollars differ by that, too."
+            f"Planned were {formats.count(plan.steps or 0)} steps, trained"
+            f" {formats.count(trained.steps)}: hours and dollars differ by that, too."
         )
     if step is not None and plan.hours is not None:
         yield (
@@ -309,7 +309,7 @@ def _of_time(plan: Planned, run: RunRecord, trained: TrainingSummary | None) -> 
     price, kind = _price(plan, run), "spot" if _on_spot(plan, run) else "on demand"
     if step is not None and price is not None and plan.on_demand_usd is not None:
         where = f" in {plan.chosen.region}" if plan.chosen.region else ""
-        an_hour = f"{words.usd(price)} an hour {kind}{where}"
+        an_hour = f"{formats.usd(price)} an hour {kind}{where}"
         yield f"Dollars are these hours at the plan's price, {an_hour}: estimated, not billed."
 
 
@@ -322,7 +322,7 @@ def _row(figure: _Figure, scale: Axis) -> Row:
     happened = "–" if figure.happened is None else figure.say(figure.happened)
     between = _between(figure) if low < high else ""
     where = {None: "", True: ", inside", False: ", outside"}[inside]
-    difference = "" if ratio is None else words.change(ratio - 1) + where
+    difference = "" if ratio is None else formats.change(ratio - 1) + where
     label = f"{figure.name}: planned {figure.say(expected)}"
     label += f", {between}" if between else ""
     label += f"; happened {happened}, {difference}." if difference else "; not measured."
@@ -343,12 +343,12 @@ def _between(figure: _Figure) -> str:
 def _seconds(value: float) -> str:
     if value < 0.9995:
         return f"{1e3 * value:.3g} ms"
-    return f"{value:.3g} s" if value < 1000 else f"{words.count(value)} s"
+    return f"{value:.3g} s" if value < 1000 else f"{formats.count(value)} s"
 
 
 def _hours(value: float) -> str:
-    return words.duration(3600 * value)
+    return formats.duration(3600 * value)
 
 
 def _rate(value: float) -> str:
-    return words.count(value) if value >= 100 else f"{value:.3g}"
+    return formats.count(value) if value >= 100 else f"{value:.3g}"

@@ -12,7 +12,7 @@ import yaml
 from markupsafe import Markup
 
 from rekindle.records import Fingerprint, RunRecord, ShardManifest
-from rekindle.report import plots, words
+from rekindle.report import formats, plots
 from rekindle.report.collect import Findings
 
 _CLASSES_SHOWN = 20
@@ -129,19 +129,19 @@ def _data_facts(
     window = (fingerprint and fingerprint.window) or (manifest and manifest.window)
     facts.append(("Window", window or "everything the source holds"))
     if fingerprint:
-        files = f"{words.count(fingerprint.files)} file{'' if fingerprint.files == 1 else 's'}"
-        facts.append(("At the source", f"{files}, {words.size(fingerprint.bytes)}"))
+        files = f"{formats.count(fingerprint.files)} file{'' if fingerprint.files == 1 else 's'}"
+        facts.append(("At the source", f"{files}, {formats.size(fingerprint.bytes)}"))
     if manifest:
         if left_out := sum(manifest.dropped.values()):
-            facts.append(("Left out", f"{words.count(left_out)} with nothing to learn from"))
+            facts.append(("Left out", f"{formats.count(left_out)} with nothing to learn from"))
         shards = len(manifest.shards)
-        held = words.size(sum(shard.bytes for shard in manifest.shards))
+        held = formats.size(sum(shard.bytes for shard in manifest.shards))
         facts.append(
-            ("As shards", f"{words.count(shards)} file{'' if shards == 1 else 's'}, {held}")
+            ("As shards", f"{formats.count(shards)} file{'' if shards == 1 else 's'}, {held}")
         )
         tokens = sum(shard.tokens for shard in manifest.shards)
         if tokens:
-            facts.append(("Tokens", words.count(tokens)))
+            facts.append(("Tokens", formats.count(tokens)))
         if manifest.tokenizer:
             facts.append(("Tokenizer", manifest.tokenizer))
     return tuple(facts)
@@ -166,7 +166,7 @@ def _classes(manifest: ShardManifest) -> tuple[ClassRow, ...]:
         for split, by in manifest.class_rows.items():
             rows = by.get(name, 0)
             share = rows / totals[split] if totals[split] else 0.0
-            said = f"{name}, {split}: {rows} rows, {words.percent(share)}"
+            said = f"{name}, {split}: {rows} rows, {formats.percent(share)}"
             cells.append((rows, share, plots.bar(share, most, label=said)))
         result.append(ClassRow(name, tuple(cells)))
     return tuple(result) if manifest.class_rows else ()

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from rekindle.records import RunRecord, StepRecord
-from rekindle.report import outcome, plots, words
+from rekindle.report import formats, plots, verdicts
 from rekindle.report.axes import Axis, time_axis
 
 _TAIL_BYTES = 32_768
@@ -85,17 +85,17 @@ def failures(run: RunRecord, folder: Path) -> tuple[Failure, ...]:
     if run.status == "succeeded":
         return ()
     found = []
-    for step in outcome.failed_steps(run):
+    for step in verdicts.failed_steps(run):
         log = _log_path(step, folder)
         tail, left_out = last_lines(log) if log else ("", False)
-        error = words.without_assignments(words.plain(step.error))
+        error = formats.without_assignments(formats.plain(step.error))
         found.append(Failure(step.name, step.status, error, tail, str(log or ""), left_out))
     return tuple(found)
 
 
 def run_error(run: RunRecord, failures: tuple[Failure, ...]) -> str:
     """The error of the run, unless it only repeats that of a step."""
-    text = words.without_assignments(words.plain(run.error))
+    text = formats.without_assignments(formats.plain(run.error))
     return "" if any(failure.error and failure.error in text for failure in failures) else text
 
 
@@ -110,12 +110,12 @@ def last_lines(path: Path) -> tuple[str, bool]:
             text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return "", False
-    lines = words.plain(text).rstrip().split("\n")
+    lines = formats.plain(text).rstrip().split("\n")
     kept = (
         lines[1:][-_TAIL_LINES:] if whole > _TAIL_BYTES and len(lines) > 1 else lines[-_TAIL_LINES:]
     )
     left_out = whole > _TAIL_BYTES or len(kept) < len(lines)
-    return words.without_assignments("\n".join(kept)), left_out
+    return formats.without_assignments("\n".join(kept)), left_out
 
 
 def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> Step:
@@ -124,8 +124,8 @@ def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> S
     track = Markup("")
     if start is not None and step.status not in ("pending", "skipped"):
         seconds = step.seconds if step.seconds is not None else max(scale.high - start, 0.0)
-        said = f"{step.name}: {word}, began after {words.duration(start)}"
-        said += f", took {words.duration(seconds)}"
+        said = f"{step.name}: {word}, began after {formats.duration(start)}"
+        said += f", took {formats.duration(seconds)}"
         track = plots.track(start, seconds, scale, label=said, css=word)
     log = _log_path(step, folder)
     inside = log is not None and log.is_file() and log.is_relative_to(folder)
@@ -146,7 +146,7 @@ def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> S
 
 def _offset(run: RunRecord, step: StepRecord) -> float | None:
     """Seconds from the start of the run to that of the step; None if either is unknown."""
-    begin, start = words.instant(run.started_at), words.instant(step.started_at)
+    begin, start = formats.instant(run.started_at), formats.instant(step.started_at)
     return max((start - begin).total_seconds(), 0.0) if begin and start else None
 
 
@@ -174,4 +174,4 @@ def _artifact(uri: str, metadata: dict[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return words.shorten(text, _LONGEST_VALUE)
+    return formats.shorten(text, _LONGEST_VALUE)

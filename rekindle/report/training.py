@@ -9,7 +9,7 @@ import statistics
 from markupsafe import Markup
 
 from rekindle.records import HistoryRow, Profile, RunRecord, TrainingSummary
-from rekindle.report import plots, words
+from rekindle.report import formats, plots
 from rekindle.report.axes import Point
 from rekindle.report.collect import Findings
 from rekindle.report.plots import Series
@@ -66,7 +66,7 @@ def training(run: RunRecord, found: Findings) -> Training | None:
         if cached
         else ""
     )
-    curves = _curves(found.history, words.number_setting(run.spec, "train", "clip_norm"))
+    curves = _curves(found.history, formats.number_setting(run.spec, "train", "clip_norm"))
     window = _window(len(found.history))
     key = (
         f"Bold lines are means of the last {window} steps; every single step is drawn behind them."
@@ -79,17 +79,18 @@ def training(run: RunRecord, found: Findings) -> Training | None:
 
 def _bound(profile: Profile) -> Bound:
     names = {"data": "waiting for data", "host": "Python and launching"}
-    share = words.percent(profile.shares.get(profile.bound, 0.0))
+    share = formats.percent(profile.shares.get(profile.bound, 0.0))
     by = names.get(profile.bound, profile.bound)
     return Bound(
         verdict=f"{profile.steps} recorded steps of {1e3 * profile.seconds / profile.steps:.0f} ms "
         f"were bound by {by}: {share} of the time.",
         advice=profile.advice,
         shares=tuple(
-            (names.get(name, name), words.percent(value)) for name, value in profile.shares.items()
+            (names.get(name, name), formats.percent(value))
+            for name, value in profile.shares.items()
         ),
         operators=tuple(
-            (one.name, words.count(one.calls), words.percent(one.share))
+            (one.name, formats.count(one.calls), formats.percent(one.share))
             for one in profile.operators
         ),
     )
@@ -102,20 +103,20 @@ def _facts(
     facts = [
         ("Task", summary.task.replace("_", " ")),
         ("Weights start from", summary.init_from),
-        ("Parameters", words.count(summary.parameters)),
-        ("Rows trained on", words.count(summary.train_rows)),
-        ("Optimizer steps", f"{words.count(summary.steps)} ({summary.epochs:g} epochs)"),
-        ("Global batch", words.count(summary.global_batch_size)),
-        ("Ranks", words.count(summary.world_size)),
+        ("Parameters", formats.count(summary.parameters)),
+        ("Rows trained on", formats.count(summary.train_rows)),
+        ("Optimizer steps", f"{formats.count(summary.steps)} ({summary.epochs:g} epochs)"),
+        ("Global batch", formats.count(summary.global_batch_size)),
+        ("Ranks", formats.count(summary.world_size)),
         ("Engine and precision", ", ".join(filter(None, (summary.engine, summary.precision)))),
     ]
     if promise := _promise(summary):
         facts.append(("Trained again", promise))
     if rates:
-        facts.append(("Median throughput", f"{words.count(statistics.median(rates))} samples/s"))
+        facts.append(("Median throughput", f"{formats.count(statistics.median(rates))} samples/s"))
     facts += _measured(history)
     facts += [
-        (f"Validation {words.metric_name(k)}", words.metric(v))
+        (f"Validation {formats.metric_name(k)}", formats.metric(v))
         for k, v in summary.validation.items()
     ]
     return tuple(facts)
@@ -137,16 +138,16 @@ def _measured(history: tuple[HistoryRow, ...]) -> list[tuple[str, str]]:
     facts = []
     tokens = [row.tokens_per_second for row in history if row.tokens_per_second is not None]
     if tokens:
-        facts.append(("Median token rate", f"{words.count(statistics.median(tokens))} tokens/s"))
+        facts.append(("Median token rate", f"{formats.count(statistics.median(tokens))} tokens/s"))
     mfu = [row.mfu for row in history if row.mfu is not None]
     if mfu:
-        facts.append(("Model FLOPs utilisation", words.percent(statistics.median(mfu))))
+        facts.append(("Model FLOPs utilisation", formats.percent(statistics.median(mfu))))
     waits = [row.data_wait for row in history if row.data_wait is not None]
     if waits:
-        facts.append(("Time waiting for data", words.percent(statistics.median(waits))))
+        facts.append(("Time waiting for data", formats.percent(statistics.median(waits))))
     peaks = [row.memory_bytes for row in history if row.memory_bytes is not None]
     if peaks:
-        facts.append(("Peak memory of rank 0", words.size(max(peaks))))
+        facts.append(("Peak memory of rank 0", formats.size(max(peaks))))
     return facts
 
 
@@ -179,9 +180,9 @@ def _loss(history: tuple[HistoryRow, ...]) -> Curve:
         legend.append(("b", "validation"))
     broken = next((row.step for row in history if not math.isfinite(row.loss)), None)
     remark = f"The loss is not a number from step {broken}." if broken is not None else ""
-    ends = f"{words.metric(loss[0][1])} to {words.metric(loss[-1][1])}"
+    ends = f"{formats.metric(loss[0][1])} to {formats.metric(loss[-1][1])}"
     label = f"Loss over {len(loss)} steps, training from {ends}"
-    label += f", validation at the end {words.metric(held_out[-1][1])}." if held_out else "."
+    label += f", validation at the end {formats.metric(held_out[-1][1])}." if held_out else "."
     return Curve("Loss", plots.line(series, label=label, zero=True), tuple(legend), remark)
 
 
@@ -191,7 +192,7 @@ def _accuracy(history: tuple[HistoryRow, ...]) -> Curve:
         for row in history
         if row.validation_accuracy is not None
     ]
-    end = words.metric(points[-1][1]) if points else ""
+    end = formats.metric(points[-1][1]) if points else ""
     series = [Series("validation", points, "b", marks=len(points) <= 40)]
     label = f"Validation accuracy at {len(points)} points, {end} at the end."
     return Curve("Validation accuracy", plots.line(series, label=label), (("b", "validation"),))
@@ -199,15 +200,15 @@ def _accuracy(history: tuple[HistoryRow, ...]) -> Curve:
 
 def _plain(title: str, name: str, points: list[Point]) -> Curve:
     high = max((y for _, y in points if math.isfinite(y)), default=0.0)
-    label = f"{title} over {len(points)} steps, at most {words.metric(high)}."
+    label = f"{title} over {len(points)} steps, at most {formats.metric(high)}."
     return Curve(title, plots.line([Series(name, points)], label=label, zero=True))
 
 
 def _noisy(title: str, name: str, points: list[Point], limit: float | None) -> Curve:
     series = _with_mean(name, points)
-    guide = (f"clipped at {words.metric(limit)}", limit) if limit is not None else None
+    guide = (f"clipped at {formats.metric(limit)}", limit) if limit is not None else None
     middle = statistics.median([y for _, y in points if math.isfinite(y)] or [math.nan])
-    label = f"{title} over {len(points)} steps, median {words.metric(middle)}."
+    label = f"{title} over {len(points)} steps, median {formats.metric(middle)}."
     return Curve(title, plots.line(series, label=label, zero=True, guide=guide))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from rekindle.records import CalibrationBin, Check, Comparison, Evidence, RunRecord, Sample, Slice
-from rekindle.report import outcome, plots, words
+from rekindle.report import formats, plots, verdicts
 from rekindle.report.collect import Findings
 from rekindle.report.heatmap import heatmap, mistakes
 
@@ -36,7 +36,7 @@ class Compared:
     candidate: float | None
     champion: float | None
     change: float | None
-    tone: outcome.Tone
+    tone: verdicts.Tone
     rows: int = 0
     small: bool = False
     bar: Markup = _NO_BAR
@@ -98,7 +98,7 @@ def quality(evidence: Evidence | None) -> Quality | None:
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
         calibration=_calibration(evidence.calibration),
         samples=tuple(
-            Sample(**{name: words.plain(text) for name, text in sample.model_dump().items()})
+            Sample(**{name: formats.plain(text) for name, text in sample.model_dump().items()})
             for sample in evidence.samples
         ),
     )
@@ -110,8 +110,8 @@ def slices(run: RunRecord, found: Findings) -> tuple[SliceTable, ...]:
         return ()
     every = found.evidence.slices
     columns = dict.fromkeys(part.column for part in every)
-    smallest = words.number_setting(run.spec, "evaluate", "gate", "min_slice_size")
-    wanted = outcome.gate_metric(run, found)
+    smallest = formats.number_setting(run.spec, "evaluate", "gate", "min_slice_size")
+    wanted = verdicts.gate_metric(run, found)
     return tuple(
         _slice_table(column, [part for part in every if part.column == column], wanted, smallest)
         for column in columns
@@ -124,20 +124,20 @@ def _metrics(candidate: Mapping[str, float], champion: Mapping[str, float]) -> t
 
 
 def _compare(name: str, metric: str, candidate: float | None, champion: float | None) -> Compared:
-    change, tone = outcome.improvement(metric, candidate, champion)
+    change, tone = verdicts.improvement(metric, candidate, champion)
     return Compared(name, candidate, champion, change, tone)
 
 
 def _interval(run: RunRecord, evidence: Evidence, comparison: Comparison) -> tuple[Markup, str]:
     better = _direction(evidence, comparison)
-    needed = words.number_setting(run.spec, "evaluate", "gate", "min_delta")
+    needed = formats.number_setting(run.spec, "evaluate", "gate", "min_delta")
     threshold = None if needed is None else better * needed
-    name = words.metric_name(comparison.metric)
+    name = formats.metric_name(comparison.metric)
     text = (
-        f"The change in {name} is {words.signed(comparison.estimate)},"
+        f"The change in {name} is {formats.signed(comparison.estimate)},"
         f" with {100 * comparison.confidence:g}\u202f% confidence between"
-        f" {words.signed(comparison.lower)} and {words.signed(comparison.upper)}"
-        f" ({words.count(comparison.resamples)} paired bootstrap resamples,"
+        f" {formats.signed(comparison.lower)} and {formats.signed(comparison.upper)}"
+        f" ({formats.count(comparison.resamples)} paired bootstrap resamples,"
         f" seed {comparison.seed})."
     )
     drawn = plots.interval(
@@ -155,7 +155,7 @@ def _direction(evidence: Evidence, comparison: Comparison) -> int:
     """1 if a positive difference is better. A gate may have turned a lower-is-better metric round
     already: then the estimate and the plain difference of the two metrics have opposite signs.
     """
-    if not words.lower_is_better(comparison.metric):
+    if not formats.lower_is_better(comparison.metric):
         return 1
     name = comparison.metric
     plain = evidence.metrics.get(name, math.nan) - evidence.champion_metrics.get(name, math.nan)
@@ -208,8 +208,8 @@ def _slice_row(part: Slice, metric: str, top: float, smallest: float | None) -> 
     candidate, champion = part.candidate.get(metric), part.champion.get(metric)
     row = _compare(part.value, metric, candidate, champion)
     small = smallest is not None and part.rows < smallest
-    said = f"{part.value}: {words.metric(candidate)}"
-    said += f", champion {words.metric(champion)}" if champion is not None else ""
+    said = f"{part.value}: {formats.metric(candidate)}"
+    said += f", champion {formats.metric(champion)}" if champion is not None else ""
     drawn = Markup("")
     if candidate is not None:
         drawn = plots.bar(candidate, top, label=said, mark=champion, css="a soft" if small else "a")
@@ -220,6 +220,6 @@ def _badness(row: Compared, metric: str) -> float:
     """Ascending from the worst: by the change against the champion where there is one, else by the
     value.
     """
-    sign = -1 if words.lower_is_better(metric) else 1
+    sign = -1 if formats.lower_is_better(metric) else 1
     value = row.change if row.change is not None else row.candidate
     return sign * value if value is not None and math.isfinite(value) else -math.inf
