@@ -14,10 +14,11 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from rekindle.errors import RequestError
 from rekindle.platforms.asking import Unasked
 
 TIMEOUT_SECONDS = 8.0
@@ -34,7 +35,7 @@ _IMAGE = re.compile(
 )
 
 
-class Said(Exception):
+class Said(Unasked):
     """An answer that is no: HTTP's `status`, the service's own `code`, and its first line."""
 
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str]) -> None:
@@ -76,24 +77,38 @@ def read(
     )
     try:
         return _answer(request)
-    except (Said, Unasked) as error:
+    except Unasked as error:
         if isinstance(error, Said) and error.status != 429 and error.status < 500:
             raise
         time.sleep(_PAUSE_SECONDS)
         return _answer(request)
 
 
-def image(reference: str) -> Image | None:
-    """The image, if its name says which registry it is in."""
-    match = _IMAGE.fullmatch(reference)
-    if match is None:
-        return None
-    return Image(match["host"], match["name"], match["digest"] or match["tag"] or "latest")
+@contextlib.contextmanager
+def absent(what: str, fix: str, *statuses: int) -> Iterator[None]:
+    """RequestError of `what` and `fix` for a 404, and for answers of the other `statuses`."""
+    try:
+        yield
+    except Said as error:
+        if error.status not in (404, *statuses):
+            raise
+        raise RequestError(what, fix=fix) from None
 
 
-def manifest(wanted: Image, headers: Mapping[str, str] | None = None) -> str:
-    """What to say of an image that the registry has; otherwise like `read`."""
-    found = read(wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD")
+def images(references: Iterable[str]) -> list[Image]:
+    """The images whose names say which registry they are in, each once."""
+    matches = (_IMAGE.fullmatch(reference) for reference in sorted({*references}))
+    return [
+        Image(match["host"], match["name"], match["digest"] or match["tag"] or "latest")
+        for match in matches
+        if match
+    ]
+
+
+def manifest(wanted: Image, headers: Mapping[str, str] | None = None, fix: str = "") -> str:
+    """A text about an image that the registry has; RequestError with `fix` where it has none."""
+    with absent(f"{wanted.host} has no image {wanted.name} {wanted.version}", fix):
+        found = read(wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD")
     digest = found.get(_DIGEST.lower(), "")
     if not digest or ":" in wanted.version:
         return f"{wanted.name} {wanted.version}"
