@@ -11,6 +11,7 @@ from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
 from rekindle.app.preflight import preflight
 from rekindle.errors import PlatformError, Problem, RequestError
+from rekindle.platforms.asking import checks
 from rekindle.platforms.asking import problems as wrong_ones
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.platform import Platform
@@ -35,7 +36,7 @@ def ready(platform: str, spec: Spec) -> Definition:
 def refuse_early(platform: Platform, definition: Definition) -> None:
     """RequestError with what would make a submission fail later: who is logged in, the bucket, the
     image. What cannot be asked is left to the platform."""
-    if found := wrong_ones(platform.checks(definition, early=True)):
+    if found := wrong_ones(checks(platform.questions(definition), early=True)):
         raise RequestError(dict.fromkeys(found))
 
 
@@ -52,9 +53,7 @@ def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     """What a platform and the config lack for each other; the permissions that steps need."""
     there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
     definition, lacks = _compiled(spec, platform, home) if spec else (None, ())
-    # without a config it is not known which account, project or workspace it is about
-    asks = spec is not None or platform == "kubeflow"
-    found = there.checks(definition) if asks else ()
+    found = checks(there.questions(definition))
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))
     return Readiness(
         platform=platform,

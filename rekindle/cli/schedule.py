@@ -42,8 +42,8 @@ def command() -> None:
 def set_(
     config: Path, overrides: tuple[str, ...], platform: str, yes: bool, home: Path, as_json: bool
 ) -> int:
-    """Run CONFIG as its `schedule` says. Said again, it changes the schedule to what the config is
-    now; one that pauses goes on."""
+    """Run CONFIG as its `schedule` says. Run again, the command changes the schedule to what the
+    config is now; one that pauses goes on."""
     spec = on_machines(load_target(config, overrides), platform, home)
     if spec.schedule is None:
         raise RequestError(

@@ -1,7 +1,7 @@
 """Questions to a platform: read-only checks that run concurrently, with a timeout each.
 
 A check that the user may not make, or that gets no answer, is reported as not asked and is not a
-problem: the platform itself decides later. If the login fails, the other checks are skipped."""
+problem: the platform itself decides later. If the login fails, what follows it is skipped."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from rekindle.answers import ReadinessCheck
-from rekindle.errors import Problem, RekindleError
+from rekindle.errors import Problem, RekindleError, RequestError
+from rekindle.http import HttpError
 from rekindle.masking import masked
 
 log = logging.getLogger(__name__)
@@ -27,35 +29,48 @@ class Unasked(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """`ask` returns what was found, and raises RekindleError for what is wrong, Unasked where there
-    is no telling. `where` is what it is about: a field of the config, or a name on the platform.
-    `early` ones are few and quick, and are asked before something is submitted, too."""
+    """`ask` returns what was found; RequestError is a problem, any other error leaves it open.
+
+    `where` is what it is about: a field of the config, or a name on the platform. `early` ones are
+    few and quick, and are also asked before a submission. Those behind a `login` in a platform's
+    list are asked only if it is ok."""
 
     name: str
     where: str
     ask: Callable[[], str]
     early: bool = False
+    login: bool = False
 
 
-def checks(
-    login: Question, more: Iterable[Question], early: bool = False
-) -> tuple[ReadinessCheck, ...]:
-    """What came of all questions, or of the early ones, in their order; only of `login` unless that
-    is well."""
-    wanted = [question for question in more if question.early or not early]
+def about(section: str, there: Any) -> Callable[..., Question]:
+    """A maker of questions about fields of `section`, each answered by `ask(there, *words)`."""
+
+    def question(
+        name: str, field: str, ask: Callable[..., str], *words: Any, **more: bool
+    ) -> Question:
+        asked = functools.partial(ask, there, *words)
+        return Question(name, f"platforms.{section}.{field}", asked, **more)
+
+    return question
+
+
+def checks(questions: Iterable[Question], early: bool = False) -> tuple[ReadinessCheck, ...]:
+    """The answers to all questions, or to the early ones, in their order."""
+    wanted = [question for question in questions if question.early or not early]
     patience_seconds = EARLY_SECONDS if early else PATIENCE_SECONDS
-    first = answered([login], patience_seconds)
-    if all(check.state == "ok" for check in first):
-        return (*first, *answered(wanted, patience_seconds))
-    is_wrong = any(check.state == "problem" for check in first)
-    why = "the login failed" if is_wrong else f"it is not known who asks: {first[0].said}"
-    return (*first, *(_unasked(question, why) for question in wanted))
+    end = next((i for i, question in enumerate(wanted, 1) if question.login), len(wanted))
+    first, rest = answered(wanted[:end], patience_seconds), wanted[end:]
+    if not rest or first[-1].state == "ok":
+        return (*first, *answered(rest, patience_seconds))
+    is_wrong = first[-1].state == "problem"
+    why = "the login failed" if is_wrong else f"it is not known who asks: {first[-1].said}"
+    return (*first, *(_unasked(question, why) for question in rest))
 
 
 def answered(
     questions: Sequence[Question], patience_seconds: float = PATIENCE_SECONDS
 ) -> tuple[ReadinessCheck, ...]:
-    """What came of the questions, in their order; those that take longer are left alone."""
+    """The answers in the order of the questions; those that take longer are left alone."""
     found: dict[int, tuple[ReadinessCheck, ...]] = {}
     threads = [
         threading.Thread(  # a daemon: what hangs shall not keep the process
@@ -89,13 +104,15 @@ def _answer(question: Question) -> tuple[ReadinessCheck, ...]:
     made = functools.partial(ReadinessCheck, name=question.name)
     try:
         return (made(where=question.where, state="ok", said=masked(question.ask())),)
-    except Unasked as error:
+    except (Unasked, HttpError) as error:
         return (_unasked(question, str(error)),)
-    except RekindleError as error:
+    except RequestError as error:
         return tuple(
             made(where=p.where or question.where, state="problem", said=p.what, fix=p.fix)
             for p in error.problems
         )
+    except RekindleError as error:
+        return (_unasked(question, error.problems[0].what),)
     except Exception as error:  # an answer of another shape must not hide all others
         log.info("%s: %s", question.name, error, exc_info=True)
         return (_unasked(question, f"the answer cannot be read ({type(error).__name__})"),)

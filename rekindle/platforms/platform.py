@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import RequestError
 
 if TYPE_CHECKING:
-    from rekindle.answers import ReadinessCheck
     from rekindle.ir.graph import Graph
+    from rekindle.platforms.asking import Question
     from rekindle.platforms.definition import Definition
     from rekindle.platforms.difference import Unit
     from rekindle.platforms.submission import Lowered, Mark, Outline, Placed, Schedule
@@ -121,12 +121,9 @@ class Platform:
         """The least that steps need, as a file of the platform's own kind."""
         return self._module("doctor").permissions(self.settings)
 
-    def checks(
-        self, definition: Definition | None, early: bool = False
-    ) -> tuple[ReadinessCheck, ...]:
-        """The questions that the platform was asked, with their answers; `early`: the few that are
-        asked before a submission."""
-        return self._module("doctor").checks(self.settings, definition, early)
+    def questions(self, definition: Definition | None) -> Iterator[Question]:
+        """The checks of the config and of what would be sent; none where it does not say where."""
+        return self._module("doctor").questions(self.settings, definition)
 
     def _module(self, name: str) -> Any:
         return importlib.import_module(f"{PLATFORMS[self.name]}.{name}")

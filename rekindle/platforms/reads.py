@@ -5,15 +5,15 @@ Authority for images: the OCI distribution specification 1.1, "Pulling manifests
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rekindle.errors import RequestError
 from rekindle.http import HttpError, request, retried
-from rekindle.platforms.asking import Unasked
 
-Said = HttpError
 TIMEOUT_SECONDS = 8.0
 _PAUSE_SECONDS = 0.5
 _DIGEST = "Docker-Content-Digest"
@@ -46,33 +46,41 @@ def read(
     url: str, headers: Mapping[str, str] | None = None, *, body: Any = None,
     form: Mapping[str, str] | None = None, method: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the service says: of a GET, or of a POST of JSON (`body`) or of a form. Said for an
-    answer that is an error, Unasked for none."""
+    """What the service says to a GET, or to a POST of JSON (`body`) or of a form; HttpError."""
 
     def once() -> dict[str, Any]:
         return request(
             url, headers, body=body, form=form, method=method, timeout_seconds=TIMEOUT_SECONDS
         )
 
+    return retried(once, (_PAUSE_SECONDS,))
+
+
+@contextlib.contextmanager
+def absent(what: str, fix: str, *statuses: int) -> Iterator[None]:
+    """RequestError of `what` and `fix` for a 404, and for answers of the other `statuses`."""
     try:
-        return retried(once, (_PAUSE_SECONDS,))
-    except Said as error:
-        if error.status:
+        yield
+    except HttpError as error:
+        if error.status not in (404, *statuses):
             raise
-        raise Unasked(str(error)) from None
+        raise RequestError(what, fix=fix) from None
 
 
-def image(reference: str) -> Image | None:
-    """The image, if its name says which registry it is in."""
-    match = _IMAGE.fullmatch(reference)
-    if match is None:
-        return None
-    return Image(match["host"], match["name"], match["digest"] or match["tag"] or "latest")
+def images(references: Iterable[str]) -> list[Image]:
+    """The images whose names say which registry they are in, each once."""
+    matches = (_IMAGE.fullmatch(reference) for reference in sorted({*references}))
+    return [
+        Image(match["host"], match["name"], match["digest"] or match["tag"] or "latest")
+        for match in matches
+        if match
+    ]
 
 
-def manifest(wanted: Image, headers: Mapping[str, str] | None = None) -> str:
-    """What to say of an image that the registry has; otherwise like `read`."""
-    found = read(wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD")
+def manifest(wanted: Image, headers: Mapping[str, str] | None = None, fix: str = "") -> str:
+    """A text about an image that the registry has; RequestError with `fix` where it has none."""
+    with absent(f"{wanted.host} has no image {wanted.name} {wanted.version}", fix):
+        found = read(wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD")
     digest = found.get(_DIGEST.lower(), "")
     if not digest or ":" in wanted.version:
         return f"{wanted.name} {wanted.version}"

@@ -138,7 +138,7 @@ class KubeflowSpec(PlatformSection):
     namespace: ClusterName = "kubeflow"
     """Namespace that runs live in: of the service account, the secrets and the queue."""
     service_account: ClusterName = "pipeline-runner"
-    """Service account that steps run as; `rekindle doctor` asks what it may do."""
+    """Service account that steps run as; `rekindle doctor` prints what it needs."""
     node_account: ClusterName = "rekindle-node"
     """Service account that the nodes of a step on several nodes run as: they need less than its
     launcher."""

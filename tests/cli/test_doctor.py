@@ -1,13 +1,16 @@
 """`doctor` as a verb; what each platform is asked is in tests/platforms/*/test_doctor.py."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from rekindle.answers import Readiness
 from rekindle.cli.main import invoke
-from tests.platforms.sagemaker.test_doctor import HF, KWARGS
-from tests.platforms.sagemaker.test_doctor import facts as facts
+from tests.cli.world import ACCOUNT
+from tests.cli.world import compiled as compiled
+from tests.cli.world import served as served
+from tests.cli.world import world as world
 
 GOOD = """\
 name: digits
@@ -43,40 +46,42 @@ def test_without_a_config_there_is_nothing_to_look_at_here(tmp_path, capsys, mon
     assert "rekindle doctor CONFIG" in capsys.readouterr().err
 
 
+HF = f"arn:aws:secretsmanager:eu-central-1:{ACCOUNT}:secret:hub"
+
+
 def words(*more):
-    """The digits job for an account on AWS."""
-    place = {k: v for k, v in KWARGS.items() if k not in ("kms_key", "secrets")}
-    place["secrets"] = f"{{HF_TOKEN: '{HF}'}}"
-    asked = [w for k, v in place.items() for w in ("--set", f"platforms.sagemaker.{k}={v}")]
-    tracked = ["--set", "register.tracking_uri=https://m.example.com"]
-    return ["doctor", "c.yaml", "--platform", "sagemaker", *tracked, *asked, *more]
+    """The world's config on AWS, with a secret."""
+    secrets = ["--set", f"platforms.sagemaker.secrets={{HF_TOKEN: '{HF}'}}"]
+    return ["doctor", "c.yaml", "--platform", "sagemaker", *secrets, *more]
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.yaml").write_text(GOOD)
-    return tmp_path
+def facts(world):
+    world.aws.secrets.add(HF)
+    return world.aws
 
 
-def test_a_platform_says_what_steps_need_and_that_a_config_is_ready(facts, folder, capsys):
+def test_a_platform_says_what_steps_need_and_that_a_config_is_ready(facts, capsys):
     assert invoke(words()) == 0
     told = capsys.readouterr()
-    for said in ("secretsmanager:GetSecretValue", "arn:aws:s3:::bucket/rekindle/*"):
+    for said in ("secretsmanager:GetSecretValue", "arn:aws:s3:::bucket/r/*"):
         assert said in told.out
     assert "ok        bucket: bucket in eu-central-1\n" in told.err
     assert told.err.endswith("sagemaker is ready\n")
-    assert sorted(path.name for path in folder.iterdir()) == ["c.yaml"], "nothing is written"
+    assert sorted(path.name for path in Path().iterdir()) == ["c.yaml"], "nothing is written"
 
 
-def test_every_question_is_listed_with_its_answer(facts, folder, capsys):
+def test_every_question_is_listed_with_its_answer(facts, capsys):
     facts.buckets.clear()
-    facts.errors = {"iam:*": (403, "AccessDenied")}
+    facts.errors = {"secretsmanager:*": (400, "AccessDeniedException")}
     assert invoke(words()) == 2
     told = capsys.readouterr()
     assert "ok        credentials: arn:aws:iam::123456789012:user/who-asks\n" in told.err
     assert "problem   bucket: there is no bucket bucket\n" in told.err
-    assert "not asked role: as the test wants it, for iam:GetRole\n" in told.err
+    assert (
+        "not asked secret HF_TOKEN: as the test wants it, for secretsmanager:DescribeSecret\n"
+        in told.err
+    )
     fix = "  fix:   aws s3 mb s3://bucket --region eu-central-1, or name another\n"
     where = "  where: platforms.sagemaker.artifact_root\n"
     assert told.err.endswith(f"error: there is no bucket bucket\n{where}{fix}")
@@ -84,29 +89,33 @@ def test_every_question_is_listed_with_its_answer(facts, folder, capsys):
     document = json.loads(capsys.readouterr().out)
     Readiness.model_validate(document)
     states = {check["name"]: check["state"] for check in document["checks"]}
-    assert (states["image"], states["bucket"], states["role"]) == ("ok", "problem", "not asked")
+    assert (states["image"], states["bucket"], states["secret HF_TOKEN"]) == (
+        "ok",
+        "problem",
+        "not asked",
+    )
     (problem,) = document["errors"]
     assert (problem["code"], problem["where"]) == ("E-REQUEST", "platforms.sagemaker.artifact_root")
     assert problem["fix"]
 
 
-def test_what_could_not_be_asked_does_not_make_it_unready(facts, folder, capsys):
-    facts.errors = {"iam:*": (403, "AccessDenied")}
+def test_what_could_not_be_asked_does_not_make_it_unready(facts, capsys):
+    facts.errors = {"secretsmanager:*": (400, "AccessDeniedException")}
     assert invoke(words()) == 0
-    assert "sagemaker is ready, but for 8 that could not be asked\n" in capsys.readouterr().err
+    assert "sagemaker is ready, but for 1 that could not be asked\n" in capsys.readouterr().err
     assert invoke(words("--json")) == 0
     assert json.loads(capsys.readouterr().out)["errors"] == []
 
 
-def test_whoever_is_not_logged_in_reads_one_line_for_all_that_was_not_asked(facts, folder, capsys):
+def test_whoever_is_not_logged_in_reads_one_line_for_all_that_was_not_asked(facts, capsys):
     facts.errors = {"sts:*": (403, "ExpiredToken")}
     assert invoke(words()) == 2
     lines = capsys.readouterr().err.splitlines()
-    unasked = "region, role, the role may (6), you may, bucket, image, quota, secret HF_TOKEN"
-    assert f"not asked {unasked}: the login failed" in lines
+    assert "not asked region, bucket, image, secret HF_TOKEN: the login failed" in lines
+    assert {*facts.calls} == {"sts:GetCallerIdentity"}
 
 
-def test_a_platform_that_nobody_could_ask_is_not_ready(facts, folder, capsys):
+def test_a_platform_that_nobody_could_ask_is_not_ready(facts, capsys):
     facts.errors = {"sts:*": (503, "ServiceUnavailable")}
     assert invoke(words()) == 1
     assert "error: sagemaker could not be asked: as the test wants it" in capsys.readouterr().err

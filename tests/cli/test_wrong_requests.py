@@ -96,7 +96,7 @@ CASES: dict[str, Wrong] = {
     ),
     "a schedule for a bucket of somebody else": Wrong(
         "schedule set", "sagemaker", of("sagemaker", "artifact_root"), "name a bucket of yours", (WEEKLY,),
-        lambda w: w.aws.buckets.update(bucket=aws_account.Bucket(owner="9", shared=False)),
+        lambda w: w.aws.buckets.update(bucket=aws_account.Bucket(shared=False)),
     ),
     # AWS
     "no credentials for AWS": Wrong("submit", "sagemaker", f"account {ACCOUNT} in", "aws sso login", environment=NOBODY),
@@ -120,7 +120,7 @@ CASES: dict[str, Wrong] = {
     ),
     "a bucket of somebody else on AWS": Wrong(
         "submit", "sagemaker", of("sagemaker", "artifact_root"), "name a bucket of yours",
-        world=lambda w: w.aws.buckets.update(bucket=aws_account.Bucket(owner="9", shared=False)),
+        world=lambda w: w.aws.buckets.update(bucket=aws_account.Bucket(shared=False)),
     ),
     "a bucket that is not there": Wrong(
         "submit", "sagemaker", of("sagemaker", "artifact_root"), "aws s3 mb s3://bucket", world=lambda w: w.aws.buckets.clear(),
@@ -133,10 +133,6 @@ CASES: dict[str, Wrong] = {
     ),
     "a role that is no ARN": Wrong("submit", "sagemaker", "--set platforms.sagemaker.role_arn", "Role that jobs run as",
                                    (of("sagemaker", "role_arn=me"),), code="E-SPEC"),
-    "too small a quota": Wrong(
-        "doctor", "sagemaker", of("sagemaker", "machine"), "aws service-quotas request-service-quota-increase",
-        world=lambda w: w.aws.quotas.update({"ml.m5.xlarge for processing job usage": 0}),
-    ),
     # Google
     "no credentials for Google": Wrong("submit", "vertex", of("vertex", "project"), GCLOUD, environment=NOBODY),
     "a login to Google that is over": Wrong(
@@ -157,9 +153,6 @@ CASES: dict[str, Wrong] = {
     ),
     "an artifact root of another cloud": Wrong(
         "compile", "vertex", of("vertex", "artifact_root"), "gs://", (of("vertex", "artifact_root=s3://bucket/r"),), code="E-SPEC",
-    ),
-    "an account that is not there": Wrong(
-        "doctor", "vertex", of("vertex", "service_account"), "gcloud iam service-accounts list", (of("vertex", "service_account=a@b.c"),),
     ),
     # Azure
     "no login to Azure": Wrong(
@@ -184,9 +177,6 @@ CASES: dict[str, Wrong] = {
     ),
     "an image that is not in Azure's registry": Wrong(
         "submit", "azureml", of("azureml", "image"), "push it", world=lambda w: w.azure.images.clear(),
-    ),
-    "a size that the region has not": Wrong(
-        "doctor", "azureml", of("azureml", "machine"), "az ml compute list-sizes", (of("azureml", "machine=Standard_Nope"),),
     ),
     # Kubeflow
     "a token that is not set": Wrong(

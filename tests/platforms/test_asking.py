@@ -6,29 +6,30 @@ import threading
 
 import pytest
 
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import Problem, RequestError, UnreachableError
 from rekindle.platforms import asking
 from rekindle.platforms.asking import Question, Unasked, answered, checks, problems
-from rekindle.platforms.reads import Image, image
+from rekindle.platforms.reads import Image, images
 
 
-def fails(error: Exception) -> Question:
+def fails(error: Exception, login: bool = False) -> Question:
     def ask() -> str:
         raise error
 
-    return Question("a", "platforms.p.a", ask)
+    return Question("a", "platforms.p.a", ask, login=login)
 
 
 def test_each_answer_is_one_of_three_and_one_question_may_find_several_problems() -> None:
     several = RequestError([Problem("one", fix="do"), Problem("two", "elsewhere", "do more")])
     asked = [
         Question("a", "platforms.p.a", lambda: "there"), fails(Unasked("you may not")), fails(several),
-        fails(KeyError("of another shape")),
+        fails(UnreachableError("no answer")), fails(KeyError("of another shape")),
     ]  # fmt: skip
     found = answered(asked)
     assert [(check.state, check.where, check.said) for check in found] == [
         ("ok", "platforms.p.a", "there"), ("not asked", "platforms.p.a", "you may not"),
         ("problem", "platforms.p.a", "one"), ("problem", "elsewhere", "two"),
+        ("not asked", "platforms.p.a", "no answer"),
         ("not asked", "platforms.p.a", "the answer cannot be read (KeyError)"),
     ]  # fmt: skip
     assert problems(found) == (
@@ -56,16 +57,18 @@ def test_they_are_asked_at_once_and_one_that_hangs_holds_up_no_other() -> None:
 @pytest.mark.parametrize(
     ("login", "says"),
     [
-        (fails(RequestError("expired")), "the login failed"),
-        (fails(Unasked("no answer")), "it is not known who asks: no answer"),
+        (fails(RequestError("expired"), True), "the login failed"),
+        (fails(Unasked("no answer"), True), "it is not known who asks: no answer"),
     ],
 )
-def test_without_a_login_nothing_more_is_asked(login: Question, says: str) -> None:
+def test_without_a_login_nothing_behind_it_is_asked(login: Question, says: str) -> None:
     def never() -> str:
         raise AssertionError
 
-    found = checks(login, [Question("b", "", never), Question("c", "", never, early=True)])
-    assert [check.said for check in found[1:]] == [says, says]
+    anyhow = Question("z", "", lambda: "there")
+    behind = Question("b", "", never), Question("c", "", never, early=True)
+    found = checks([anyhow, login, *behind])
+    assert [check.said for check in found if check.name != "a"] == ["there", says, says]
 
 
 def test_before_a_submission_only_what_is_quick_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,24 +76,20 @@ def test_before_a_submission_only_what_is_quick_is_asked(monkeypatch: pytest.Mon
     monkeypatch.setattr(asking, "EARLY_SECONDS", 0.2)
     slow = Question("slow", "", lambda: f"{never.wait(30)}", early=True)
     late = Question("late", "", lambda: "unasked")
-    found = checks(Question("login", "", lambda: "me"), [slow, late], early=True)
+    login = Question("login", "", lambda: "me", early=True, login=True)
+    found = checks([login, slow, late], early=True)
     never.set()
     assert [(check.name, check.said) for check in found] == [
         ("login", "me"), ("slow", "no answer within 0.2 s"),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("reference", "expected"),
-    [
-        ("a.example.com/b/c@sha256:00", Image("a.example.com", "b/c", "sha256:00")),
-        ("a.example.com:5000/b:1@sha256:00", Image("a.example.com:5000", "b", "sha256:00")),
-        ("localhost:5000/b:1", Image("localhost:5000", "b", "1")),
-        ("gcr.io/p/b", Image("gcr.io", "p/b", "latest")),
-        ("python:3.11", None), ("library/python:3.11", None),
-    ],
-)  # fmt: skip
-def test_an_image_is_read_with_its_registry_and_not_without(
-    reference: str, expected: Image | None
-) -> None:
-    assert image(reference) == expected
+def test_images_are_those_whose_registry_is_known_each_once() -> None:
+    references = [
+        "a.example.com/b/c@sha256:00", "a.example.com:5000/b:1@sha256:00", "localhost:5000/b:1",
+        "gcr.io/p/b", "gcr.io/p/b", "python:3.11", "library/python:3.11", "",
+    ]  # fmt: skip
+    assert images(references) == [
+        Image("a.example.com", "b/c", "sha256:00"), Image("a.example.com:5000", "b", "sha256:00"),
+        Image("gcr.io", "p/b", "latest"), Image("localhost:5000", "b", "1"),
+    ]  # fmt: skip

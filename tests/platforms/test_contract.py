@@ -18,7 +18,7 @@ FUNCTIONS = {
     "lowered": "schedule.lowered", "set_schedule": "schedule.set_",
     "list_schedules": "schedule.list_", "pause_schedule": "schedule.pause",
     "delete_schedule": "schedule.delete", "permissions": "doctor.permissions",
-    "checks": "doctor.checks",
+    "questions": "doctor.questions",
 }  # fmt: skip
 
 

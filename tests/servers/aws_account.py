@@ -1,7 +1,6 @@
-"""What an account on AWS says of itself, over HTTP: who asks (sts), roles and what they may do (iam),
-buckets (s3), keys (kms), images (ecr), quotas (service-quotas), networks (ec2), secrets
-(secretsmanager). It answers questions only: whatever else is asked is refused and stands in
-`refused`, and so is what does not fit botocore's model of the call.
+"""What an account on AWS says of itself, over HTTP: who asks (sts), buckets (s3), images (ecr), secrets
+(secretsmanager). It answers questions only: whatever else is asked is refused and stands in `refused`,
+and so is what does not fit botocore's model of the call.
 
 Authority: botocore's models; the error codes of each service's API reference."""
 
@@ -15,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 from xml.sax.saxutils import escape
 
 import botocore.session
@@ -23,16 +22,8 @@ from botocore.validate import ParamValidator
 
 ACCOUNT, REGION = "123456789012", "eu-central-1"
 _SESSION = botocore.session.get_session()
-_JSON = {
-    "TrentService": "kms", "AmazonEC2ContainerRegistry_V20150921": "ecr",
-    "ServiceQuotasV20190624": "service-quotas", "secretsmanager": "secretsmanager",
-}  # fmt: skip
-TRUST = {
-    "Version": "2012-10-17",
-    "Statement": [{
-        "Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole",
-    }],
-}  # fmt: skip
+_JSON = {"AmazonEC2ContainerRegistry_V20150921": "ecr", "secretsmanager": "secretsmanager"}
+_QUERY = {"2011-06-15": "sts"}
 
 
 class Refused(Exception):
@@ -44,7 +35,6 @@ class Refused(Exception):
 @dataclasses.dataclass
 class Bucket:
     region: str = REGION
-    owner: str = ACCOUNT
     shared: bool = True  # whether who asks may look at it
 
 
@@ -54,14 +44,8 @@ class Facts:
 
     def __init__(self) -> None:
         self.account = ACCOUNT
-        self.roles: dict[str, Any] = {"me": TRUST}
-        self.denied: set[str] = set()
         self.buckets = {"bucket": Bucket()}
-        self.keys: dict[str, str] = {}
         self.images: dict[str, list[str]] = {"train": ["sha256:" + "0" * 64]}
-        self.quotas: dict[str, float] = {"ml.m5.xlarge for processing job usage": 4}
-        self.subnets: dict[str, str] = {}
-        self.groups: dict[str, str] = {}
         self.secrets: set[str] = set()
         self.errors: dict[str, tuple[int, str]] = {}
         self.calls: list[str] = []
@@ -73,17 +57,12 @@ class Facts:
         self.calls.append(name)
         if fault := self.errors.get(name) or self.errors.get(f"{service}:*"):
             raise Refused(*fault, "as the test wants it, for " + name)
-        answer = getattr(self, f"{service.replace('-', '_')}_{operation}", None)
+        answer = getattr(self, f"{service}_{operation}", None)
         if answer is None:
             raise Refused(400, "UnknownOperationException", f"nobody answers {name}")
         return answer(**body)
 
     # json
-
-    def kms_DescribeKey(self, KeyId: str) -> Any:
-        if KeyId not in self.keys:
-            raise Refused(400, "NotFoundException", f"Key '{KeyId}' does not exist")
-        return {"KeyMetadata": {"KeyId": KeyId, "Arn": KeyId, "KeyState": self.keys[KeyId]}}
 
     def ecr_DescribeImages(self, registryId: str, repositoryName: str, imageIds: Any) -> Any:
         if registryId != self.account or repositoryName not in self.images:
@@ -93,27 +72,6 @@ class Facts:
         if not {digest, wanted.get("imageTag")} & {*self.images[repositoryName]}:
             raise Refused(400, "ImageNotFoundException", f"no image {wanted}")
         return {"imageDetails": [{"imageDigest": digest}]}
-
-    def service_quotas_ListServiceQuotas(
-        self, ServiceCode: str, NextToken: str = "0", **_: Any
-    ) -> Any:
-        names, begin = sorted(self.quotas), int(NextToken)
-        page = [
-            {"QuotaName": n, "QuotaCode": "L-1", "Value": self.quotas[n]}
-            for n in names[begin : begin + 2]
-        ]
-        return {"Quotas": page, **({"NextToken": str(begin + 2)} if begin + 2 < len(names) else {})}
-
-    def service_quotas_ListAWSDefaultServiceQuotas(self, ServiceCode: str, **_: Any) -> Any:
-        return {
-            "Quotas": [
-                {
-                    "QuotaName": "ml.p4d.24xlarge for training job usage",
-                    "QuotaCode": "L-2",
-                    "Value": 0.0,
-                }
-            ]
-        }
 
     def secretsmanager_DescribeSecret(self, SecretId: str) -> Any:
         if SecretId not in self.secrets:
@@ -126,52 +84,9 @@ class Facts:
         arn = f"arn:aws:iam::{self.account}:user/who-asks"
         return f"<Arn>{arn}</Arn><UserId>A</UserId><Account>{self.account}</Account>"
 
-    def iam_GetRole(self, RoleName: str) -> str:
-        if RoleName not in self.roles:
-            raise Refused(404, "NoSuchEntity", f"no role {RoleName}")
-        policy = quote(json.dumps(self.roles[RoleName]))
-        arn = f"arn:aws:iam::{self.account}:role/{RoleName}"
-        return (
-            f"<Role><Path>/</Path><RoleName>{RoleName}</RoleName><RoleId>R</RoleId><Arn>{arn}</Arn>"
-            "<CreateDate>2026-01-01T00:00:00Z</CreateDate>"
-            f"<AssumeRolePolicyDocument>{policy}</AssumeRolePolicyDocument></Role>"
-        )
-
-    def iam_SimulatePrincipalPolicy(self, PolicySourceArn: str, ActionNames: Any, **_: Any) -> str:
-        who = PolicySourceArn.rsplit("/", 1)[1]
-        results = "".join(
-            f"<member><EvalActionName>{action}</EvalActionName><EvalDecision>"
-            f"{'implicitDeny' if f'{who} {action}' in self.denied else 'allowed'}</EvalDecision></member>"
-            for action in ActionNames
-        )
-        return f"<IsTruncated>false</IsTruncated><EvaluationResults>{results}</EvaluationResults>"
-
-    def ec2_DescribeSubnets(self, SubnetIds: Any) -> str:
-        for one in SubnetIds:
-            if one not in self.subnets:
-                raise Refused(
-                    400, "InvalidSubnetID.NotFound", f"The subnet ID '{one}' does not exist"
-                )
-        items = "".join(
-            f"<item><subnetId>{i}</subnetId><vpcId>{self.subnets[i]}</vpcId></item>"
-            for i in SubnetIds
-        )
-        return f"<subnetSet>{items}</subnetSet>"
-
-    def ec2_DescribeSecurityGroups(self, GroupIds: Any) -> str:
-        for one in GroupIds:
-            if one not in self.groups:
-                raise Refused(
-                    400, "InvalidGroup.NotFound", f"The security group '{one}' does not exist"
-                )
-        items = "".join(
-            f"<item><groupId>{i}</groupId><vpcId>{self.groups[i]}</vpcId></item>" for i in GroupIds
-        )
-        return f"<securityGroupInfo>{items}</securityGroupInfo>"
-
     # rest
 
-    def head_bucket(self, name: str, region: str, owner: str | None) -> tuple[int, dict[str, str]]:
+    def head_bucket(self, name: str, region: str) -> tuple[int, dict[str, str]]:
         self.calls.append("s3:HeadBucket")
         if fault := self.errors.get("s3:HeadBucket"):
             return fault[0], {}
@@ -179,7 +94,7 @@ class Facts:
         if found is None:
             return 404, {}
         there = {"x-amz-bucket-region": found.region}
-        if not found.shared or (owner and owner != found.owner):
+        if not found.shared:
             return 403, there
         return (200 if region == found.region else 301), there
 
@@ -196,8 +111,7 @@ def serving(facts: Facts) -> Iterator[str]:
             region = re.search(r"Credential=[^/]+/\d+/([a-z0-9-]+)/", self.headers["Authorization"])
             assert region
             with facts.lock:
-                owner = self.headers.get("x-amz-expected-bucket-owner")
-                status, headers = facts.head_bucket(name, region[1], owner)
+                status, headers = facts.head_bucket(name, region[1])
             self.reply(status, b"", headers)
 
         def do_POST(self) -> None:
@@ -234,33 +148,18 @@ def _answered(facts: Facts, target: str | None, body: bytes) -> tuple[int, bytes
         prefix, _, operation = target.partition(".")
         service, given = _JSON.get(prefix, prefix.lower()), json.loads(body)
     else:
-        form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
-        operation, version = form.pop("Action"), form.pop("Version")
-        service = {"2011-06-15": "sts", "2010-05-08": "iam", "2016-11-15": "ec2"}[version]
-        given = _nested(form)
+        given = dict(parse_qsl(body.decode()))
+        service, operation = _QUERY[given.pop("Version")], given.pop("Action")
     try:
         _check(service, operation, given)
         found = facts.call(service, operation, given)
     except Refused as error:
         facts.refused.append(f"{service}:{operation}: {error.message}")
-        return error.status, _error(service, error, bool(target)), {}
+        return error.status, _error(error, bool(target)), {}
     if target:
         return 200, json.dumps(found).encode(), {"Content-Type": "application/x-amz-json-1.1"}
-    inner = found if service == "ec2" else f"<{operation}Result>{found}</{operation}Result>"
-    return 200, f"<{operation}Response>{inner}</{operation}Response>".encode(), {}
-
-
-def _nested(form: dict[str, str]) -> dict[str, Any]:
-    """`SubnetId.1` and `ActionNames.member.1` become lists of their shapes' names."""
-    found: dict[str, Any] = {}
-    renamed = {"SubnetId": "SubnetIds", "GroupId": "GroupIds"}
-    for name, value in form.items():
-        words = name.replace(".member.", ".").split(".")
-        if len(words) == 1:
-            found[name] = value
-        elif len(words) == 2:
-            found.setdefault(renamed.get(words[0], words[0]), []).append(value)
-    return found
+    result = f"<{operation}Result>{found}</{operation}Result>"
+    return 200, f"<{operation}Response>{result}</{operation}Response>".encode(), {}
 
 
 def _check(service: str, operation: str, given: dict[str, Any]) -> None:
@@ -273,10 +172,8 @@ def _check(service: str, operation: str, given: dict[str, Any]) -> None:
         raise Refused(400, "ValidationException", report.generate_report())
 
 
-def _error(service: str, error: Refused, is_json: bool) -> bytes:
+def _error(error: Refused, is_json: bool) -> bytes:
     if is_json:
         return json.dumps({"__type": error.code, "message": error.message}).encode()
     inner = f"<Code>{error.code}</Code><Message>{escape(error.message)}</Message>"
-    if service == "ec2":
-        return f"<Response><Errors><Error>{inner}</Error></Errors></Response>".encode()
     return f"<ErrorResponse><Error>{inner}</Error></ErrorResponse>".encode()

@@ -1,6 +1,5 @@
-"""What lies around a workspace of Azure ML, as doctor asks: the workspace itself, its clusters and
-default datastore, sizes and quotas of its region, what one may do, a container of Data Lake Storage, a
-registry, a vault, and Entra's token endpoint for who logs in with a secret.
+"""What lies around a workspace of Azure ML, as doctor asks: the workspace itself, a container of Data
+Lake Storage, a registry, a vault, and Entra's token endpoint for who logs in with a secret.
 
 It answers questions only; uploads, jobs and schedules are azure_rest.py's. What nobody answers is a
 404 and stands in `refused`. Authority: the REST references named in the code that asks."""
@@ -8,13 +7,12 @@ It answers questions only; uploads, jobs and schedules are azure_rest.py's. What
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
 from tests.servers import azure_rest
 from tests.servers.azure_history import DISCOVERY
-from tests.servers.azure_rest import SUBSCRIPTION, TENANT, Workspace, token_for
+from tests.servers.azure_rest import TENANT, Workspace, token_for
 from tests.servers.tls_hosts import Answer, Asked, Dropped
 
 HOSTS = (
@@ -24,7 +22,6 @@ HOSTS = (
 STORAGE, VAULT = "https://storage.azure.com", "https://vault.azure.net"
 RESOURCES = (*azure_rest.RESOURCES, STORAGE, VAULT)
 DIGEST = "sha256:" + "0" * 64
-_ML = "/providers/Microsoft.MachineLearningServices"
 
 
 class Refused(Exception):
@@ -40,13 +37,6 @@ class Facts:
         self.workspace, self.root = workspace, workspace.root
         workspace.around = self
         self.there = True
-        self.actions: dict[str, list[str]] = {"actions": ["Microsoft.MachineLearningServices/workspaces/*/write", "*/read"], "notActions": []}  # fmt: skip
-        self.sizes: dict[str, dict[str, Any]] = {
-            "Standard_D4s_v5": {"family": "standardDSv5Family", "vCPUs": 4, "lowPriorityCapable": True},
-            "Standard_ND96isr_H100_v5": {"family": "standardNDSH100v5Family", "vCPUs": 96, "lowPriorityCapable": False},
-        }  # fmt: skip
-        self.usages = {"standardDSv5Family": (96, 100), "TotalLowPriorityCores": (0, 100)}
-        self.stores = ["workspaceblobstore"]
         self.containers: dict[str, int] = {"acc/lake": 200}
         self.images = {"train": [DIGEST]}
         self.secrets: dict[str, list[str]] = {}
@@ -54,24 +44,14 @@ class Facts:
         self.errors: dict[str, int] = {}
         self.calls: list[str] = []
         self.refused: list[str] = []
-        here = rf"/subscriptions/{SUBSCRIPTION}{_ML}/locations/westeurope"
-        self.routes: list[tuple[str, Callable[[Asked], Any]]] = [
-            (re.escape(self.root), self.get_workspace),
-            (re.escape(self.root) + "/datastores", lambda _: {"value": [{"name": n, "properties": {"accountName": "acc"}} for n in self.stores]}),
-            (re.escape(self.root) + "/providers/Microsoft.Authorization/permissions", lambda _: {"value": [self.actions]}),
-            (f"{here}/vmSizes", lambda _: {"value": [{"name": n, **more} for n, more in self.sizes.items()]}),
-            (f"{here}/usages", self.get_usages),
-        ]  # fmt: skip
 
     def answer(self, asked: Asked) -> Answer:
         if asked.host == "login.microsoftonline.com":
             return self.entra(asked)
         call = f"{asked.method} {asked.host}{asked.path}"
-        questions = asked.host != "management.azure.com" or any(
-            re.fullmatch(path, asked.path) for path, _ in self.routes
-        )
         theirs = (".blob.core.windows.net", ".api.azureml.ms")
-        if asked.host.endswith(theirs) or not questions:
+        inside = asked.host == "management.azure.com" and asked.path != self.root
+        if asked.host.endswith(theirs) or inside:
             return self.workspace.answer(asked)
         self.calls.append(call)
         for begin, status in self.errors.items():
@@ -105,26 +85,15 @@ class Facts:
             return Answer(200, {"value": [{"id": one} for one in ids]})
         _check_token(asked, azure_rest.RESOURCES[0])
         assert asked.query["api-version"]
-        call = next(call for path, call in self.routes if re.fullmatch(path, asked.path))
-        return Answer(200, call(asked))
+        return Answer(200, self.get_workspace())
 
-    def get_workspace(self, asked: Asked) -> Any:
+    def get_workspace(self) -> Any:
         if not self.there:
             raise Refused(404, "ResourceNotFound", "there is no such workspace")
         return {
             **self.workspace.resource("", {"friendlyName": "forge", "discoveryUrl": DISCOVERY}),
             "location": "westeurope",
         }
-
-    def get_usages(self, asked: Asked) -> Any:
-        rows = [
-            {"name": {"value": name}, "currentValue": used, "limit": limit, "unit": "Count"}
-            for name, (used, limit) in self.usages.items()
-        ]
-        if "skip" not in asked.query:
-            following = f"https://{asked.host}{asked.path}?api-version=2024-04-01&skip=1"
-            return {"value": rows[:1], "nextLink": following}
-        return {"value": rows[1:]}
 
     def registry(self, asked: Asked) -> Answer:
         form = dict(parse_qsl(asked.body.decode()))

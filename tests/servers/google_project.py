@@ -1,5 +1,5 @@
-"""What a project on Google Cloud says of itself, as doctor asks: who may what (cloudresourcemanager,
-iam, policytroubleshooter), which APIs and regions there are, buckets, images, quotas, secrets.
+"""What a project on Google Cloud says of itself, as doctor asks: what one may do (cloudresourcemanager),
+which APIs and regions there are, buckets, images, secrets.
 
 It answers questions only; pipeline jobs and schedules are vertex_rest.py's. What nobody answers is a
 404 and stands in `refused`. Authority: Google's REST references, named in the code that asks."""
@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
 
 from tests.servers.tls_hosts import Answer, Asked, Dropped
 from tests.servers.vertex_rest import PROJECT, REGION, TOKEN, Project
 
 HOSTS = ("*.googleapis.com", "*.pkg.dev")
-ACCOUNT = f"steps@{PROJECT}.iam.gserviceaccount.com"
 DIGEST = "sha256:" + "0" * 64
 Route = tuple[str, str, str, Callable[..., Any]]
 
@@ -39,11 +37,8 @@ class Facts:
         self.buckets: dict[str, dict[str, Any]] = {
             "lake": {"location": REGION.upper(), "locationType": "region"}
         }
-        self.accounts: dict[str, dict[str, Any]] = {ACCOUNT: {}}
         self.images = {f"{PROJECT}/r/train": [DIGEST]}
-        self.quotas: dict[str, int] = {}
         self.secrets: dict[str, str] = {}
-        self.keys: dict[str, str] = {}
         self.errors: dict[str, int] = {}
         self.calls: list[str] = []
         self.refused: list[str] = []
@@ -51,15 +46,10 @@ class Facts:
         self.routes: list[Route] = [
             ("POST", "cloudresourcemanager", rf"/v1/projects/{name}:testIamPermissions", self.permitted),
             ("GET", "serviceusage", rf"/v1/projects/{name}/services/{api}", self.service),
-            ("GET", "serviceusage", rf"/v1beta1/projects/{name}/services/{api}/consumerQuotaMetrics/(\S+)", self.quota),
             ("GET", "aiplatform", rf"/v1/projects/{name}/locations", self.locations),
             ("GET", "storage", rf"/storage/v1/b/{name}", self.bucket),
             ("GET", "storage", rf"/storage/v1/b/{name}/iam/testPermissions", self.bucket_permitted),
-            ("GET", "iam", rf"/v1/projects/-/serviceAccounts/{name}", self.account),
-            ("POST", "iam", rf"/v1/projects/-/serviceAccounts/{name}:testIamPermissions", self.permitted_on),
-            ("POST", "policytroubleshooter", r"/v1/iam:troubleshoot", self.troubleshoot),
             ("GET", "secretmanager", r"/v1/(projects/\S+/versions/\w+)", self.secret),
-            ("GET", "cloudkms", r"/v1/(projects/\S+/cryptoKeys/\S+)", self.key),
         ]  # fmt: skip
 
     def answer(self, asked: Asked) -> Answer:
@@ -104,25 +94,10 @@ class Facts:
             "permissions": [one for one in asked.json()["permissions"] if one not in self.denied]
         }
 
-    def permitted_on(self, asked: Asked, name: str) -> Any:
-        return {
-            "permissions": [one for one in asked.json()["permissions"] if one not in self.denied]
-        }
-
     def service(self, asked: Asked, name: str, api: str) -> Any:
         return {
             "name": f"projects/1/services/{api}",
             "state": "ENABLED" if api in self.apis else "DISABLED",
-        }
-
-    def quota(self, asked: Asked, name: str, api: str, metric: str) -> Any:
-        metric = unquote(metric).partition("/")[2]
-        if metric not in self.quotas:
-            raise Refused(404, f"no metric {metric}")
-        bucket = {"effectiveLimit": str(self.quotas[metric]), "dimensions": {"region": REGION}}
-        elsewhere = {"effectiveLimit": "8", "dimensions": {"region": "us-central1"}}
-        return {
-            "consumerQuotaLimits": [{"quotaBuckets": [{"effectiveLimit": "0"}, elsewhere, bucket]}]
         }
 
     def locations(self, asked: Asked, name: str) -> Any:
@@ -144,26 +119,10 @@ class Facts:
             return {"kind": "storage#testIamPermissionsResponse"}
         return {"permissions": ["storage.objects.create", "storage.objects.get"]}
 
-    def account(self, asked: Asked, name: str) -> Any:
-        if name not in self.accounts:
-            raise Refused(404, f"Unknown service account {name}")
-        return {"email": name, **self.accounts[name]}
-
-    def troubleshoot(self, asked: Asked) -> Any:
-        wanted = asked.json()["accessTuple"]
-        assert wanted.keys() == {"principal", "fullResourceName", "permission"}
-        assert wanted["fullResourceName"].startswith("//")
-        return {"access": "NOT_GRANTED" if wanted["permission"] in self.denied else "GRANTED"}
-
     def secret(self, asked: Asked, name: str) -> Any:
         if name not in self.secrets:
             raise Refused(404, f"Secret [{name}] not found")
         return {"name": name, "state": self.secrets[name]}
-
-    def key(self, asked: Asked, name: str) -> Any:
-        if name not in self.keys:
-            raise Refused(404, f"CryptoKey {name} not found")
-        return {"name": name, "primary": {"state": self.keys[name]}}
 
     def manifest(self, asked: Asked) -> Any:
         match = re.fullmatch(r"/v2/(\S+)/manifests/(\S+)", asked.path)

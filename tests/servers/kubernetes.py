@@ -184,10 +184,6 @@ class FakeCluster:
             raise Refused(404, "the server could not find the requested resource")
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         place = {key: value or "" for key, value in match.groupdict().items()}
-        if place["resource"].endswith("subjectaccessreviews"):
-            if user != ADMIN and "self" not in place["resource"]:
-                raise Refused(403, f'User "{user}" cannot create resource "subjectaccessreviews"')
-            return 201, self.review(body, user if "self" in place["resource"] else "")
         self.authorize(method, place, user)
         with self.lock:
             return self.carry_out(method, place, query, body)
@@ -208,15 +204,6 @@ class FakeCluster:
             verb in rule["verbs"] and group in rule["apiGroups"] and resource in rule["resources"]
             for rule in self.rules.get(user, ())
         )  # fmt: skip
-
-    def review(self, body: Any, user: str) -> Any:
-        asked = body["spec"]["resourceAttributes"]
-        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource", ""))))
-        who = user or body["spec"]["user"]
-        allowed = self.allows(
-            who, asked["verb"], asked.get("group", ""), resource, asked.get("namespace", "")
-        )
-        return {**body, "status": {"allowed": allowed}}
 
     def carry_out(
         self, method: str, place: dict[str, str], query: dict[str, str], body: Any

@@ -33,12 +33,20 @@ def _planned(step: str, container: Mapping[str, Any]) -> Planned:
 
 def images(definition: Definition) -> frozenset[str]:
     """Images of the steps, and of the nodes of distributed ones."""
+    nodes = {trainer.get("image", "") for trainer in trainers(definition)}
+    return frozenset(nodes | {one.get("image", "") for one in _containers(definition)}) - {""}
+
+
+def trainers(definition: Definition) -> list[dict[str, Any]]:
+    """The `trainer` of the TrainJob of each distributed step."""
+    return [
+        json.loads(one["args"][0])["job"]["spec"]["trainer"]
+        for one in _containers(definition)
+        if one.get("command") == list(LAUNCHER)
+    ]
+
+
+def _containers(definition: Definition) -> list[dict[str, Any]]:
     spec = next(iter(yaml.load_all(definition.text, LOADER)))
-    found = set[str]()
-    for executor in spec["deploymentSpec"].get("executors", {}).values():
-        container = executor.get("container", {})
-        found.add(container.get("image", ""))
-        if container.get("command") == list(LAUNCHER):
-            trainer = json.loads(container["args"][0])["job"]["spec"]["trainer"]
-            found.add(trainer.get("image", ""))
-    return frozenset(found - {""})
+    executors = spec["deploymentSpec"].get("executors", {})
+    return [executor.get("container", {}) for executor in executors.values()]

@@ -1,22 +1,34 @@
-"""Questions about a config for Kubeflow that are not the cluster's own: KFP's API, a bucket, a
-registry that answers anybody. Each reads and none changes anything.
+"""Questions about a config for Kubeflow: KFP's API, registries that allow anonymous pulls, and the
+cluster that kubectl speaks to. Each reads and none changes anything.
 
-The bucket is asked with what this machine is logged in with, which pods need not be: only that it
-is not there is a problem. Authority: KFP's v2beta1 healthz and experiments; the Docker registry's
-token specification for anonymous pulls."""
+Authority: KFP's v2beta1 healthz and experiments; the Docker registry's token specification for
+anonymous pulls; Kubeflow Trainer's v1alpha1."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import shlex
+from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, StepError
+from rekindle.http import HttpError
 from rekindle.platforms.asking import Unasked
 from rekindle.platforms.kubeflow.client import token_of
-from rekindle.platforms.reads import Image, Said, manifest, read
+from rekindle.platforms.kubeflow.cluster import Cluster
+from rekindle.platforms.kubeflow.kubeconfig import connected
+from rekindle.platforms.reads import Image, manifest, read
 from rekindle.spec.places import KubeflowSpec
 
+MANIFESTS = Path(__file__).with_name("manifests")
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+_TRAINER = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes"
+_PATIENCE_SECONDS = 3.0
+_INSTALL = (
+    "install Kubeflow Trainer v2.3: kubectl apply --server-side -k "
+    "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
+)
 
 
 def api(place: KubeflowSpec) -> str:
@@ -29,7 +41,7 @@ def api(place: KubeflowSpec) -> str:
     try:
         health = read(f"{host}/apis/v2beta1/healthz", headers)
         read(f"{host}/apis/v2beta1/experiments?{urlencode(query)}", headers)
-    except Said as error:
+    except HttpError as error:
         if error.status in (301, 302, 303, 307, 308, 401, 403):
             at = "platforms.kubeflow.token"
             fix = f"export a token that is good, and set {at}: env:KFP_TOKEN"
@@ -45,40 +57,54 @@ def api(place: KubeflowSpec) -> str:
     return f"{host}, for {'several users' if health['multi_user'] else 'one user'}"
 
 
-def bucket(root: str) -> str:
-    """Whether the bucket is there, by what this machine is logged in with."""
-    scheme, _, path = root.partition("://")
-    name = path.partition("/")[0]
-    try:
-        import fsspec
-
-        store = fsspec.filesystem({"gs": "gcs"}.get(scheme, scheme))
-        store.ls(f"{name}/", detail=False)
-    except FileNotFoundError:
-        fix = f"make it, or name another: {scheme}://..."
-        raise RequestError(f"there is no bucket {name}", fix=fix) from None
-    except Exception as error:  # noqa: BLE001 - a driver's own, or that there is none
-        raise Unasked(f"{type(error).__name__}: {str(error).splitlines()[0]}"[:200]) from None
-    return name
-
-
-def anonymously(wanted: Image) -> str:
-    """Whether the registry has the image, where it answers anybody."""
+def image(place: KubeflowSpec, wanted: Image) -> str:
+    """Whether the registry has the image, if it allows anonymous pulls."""
+    fix = "push it, then name its digest"
     try:
         try:
-            return manifest(wanted)
-        except Said as error:
-            challenge = error.headers.get("Www-Authenticate", "") or error.headers.get(
-                "WWW-Authenticate", ""
-            )
+            return manifest(wanted, fix=fix)
+        except HttpError as error:
+            headers = {name.lower(): value for name, value in error.headers.items()}
+            challenge = headers.get("www-authenticate", "")
             if error.status != 401 or not challenge.startswith("Bearer "):
                 raise
-            return manifest(wanted, {"Authorization": f"Bearer {_token(challenge)}"})
-    except Said as error:
-        if error.status != 404:
-            raise Unasked(f"{wanted.host} does not allow anonymous pulls: {error}") from error
-        what = f"{wanted.host} has no image {wanted.name} {wanted.version}"
-        raise RequestError(what, fix="push it, then name its digest") from None
+            return manifest(wanted, {"Authorization": f"Bearer {_token(challenge)}"}, fix)
+    except HttpError as error:
+        raise Unasked(f"{wanted.host} does not allow anonymous pulls: {error}") from error
+
+
+def cluster(place: KubeflowSpec) -> str:
+    """Whether the cluster of kubectl's context answers the user.
+
+    Without such a context KFP's API alone is enough."""
+    try:
+        there = _cluster()
+    except RequestError as error:
+        if place.host:
+            raise Unasked(error.problems[0].what) from None
+        raise
+    try:
+        found = there.get("/version") or {}
+    except StepError as error:
+        raise RequestError(error.problems) from error
+    return f"{there.server} {found.get('gitVersion', '')}".rstrip()
+
+
+def runtime(place: KubeflowSpec) -> str:
+    """Whether Kubeflow Trainer is installed, with the runtime that the config names."""
+    there = _cluster()
+    if there.get(_TRAINER) is None:
+        what = "the cluster has no Kubeflow Trainer v2"
+        raise RequestError(what, where=there.server, fix=_INSTALL)
+    if there.get(f"{_TRAINER}/{place.runtime}") is None:
+        fix = f"kubectl apply -f {shlex.quote(str(MANIFESTS / 'runtime.yaml'))}"
+        what = f"the cluster has no ClusterTrainingRuntime {place.runtime}"
+        raise RequestError(what, fix=fix)
+    return place.runtime
+
+
+def _cluster() -> Cluster:
+    return dataclasses.replace(connected(), patience_seconds=_PATIENCE_SECONDS)
 
 
 def _token(challenge: str) -> str:

@@ -75,11 +75,9 @@ def page(place: SageMakerSpec, arn: str) -> str:
 
 
 @contextlib.contextmanager
-def connected(
-    place: SageMakerSpec, session: Any = None, **more: Any
-) -> Iterator[Callable[[str], Any]]:
-    """Clients by the name of a service, of boto3's `session` if there is one, with `more` of
-    botocore's settings; what they raise becomes a PlatformError."""
+def connected(place: SageMakerSpec, **more: Any) -> Iterator[Callable[[str], Any]]:
+    """Clients by the name of a service, with `more` of botocore's settings; what they raise becomes
+    a PlatformError."""
     if problems := place.missing():
         raise SpecError(problems)
     try:
@@ -95,7 +93,7 @@ def connected(
         }  # fmt: skip
     config = Config(user_agent_extra="rekindle", **settings)
     # of its own: the shared one keeps who was logged in, and is no thread's
-    session = session or Session()
+    session = Session()
     try:
         yield lambda service: session.client(service, config=config)
     except (BotoCoreError, ClientError) as error:

@@ -9,15 +9,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from rekindle.answers import ReadinessCheck
-from rekindle.platforms.asking import Question
-from rekindle.platforms.asking import checks as asked
+from rekindle.platforms.asking import Question, about
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.sagemaker import account, policies
-from rekindle.platforms.sagemaker.outline import jobs
+from rekindle.platforms.sagemaker import account
+from rekindle.platforms.sagemaker.outline import images
 from rekindle.spec.places import SageMakerSpec
 
-_SECTION = "platforms.sagemaker"
 _INTERFACES = [
     "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface",
     "ec2:DeleteNetworkInterfacePermission",
@@ -28,10 +25,25 @@ _NETWORK = [  # IAM knows no resources of these
 ]  # fmt: skip
 
 
+def questions(place: SageMakerSpec, definition: Definition | None) -> Iterator[Question]:
+    """About the config, and about what would be sent."""
+    if not place.region or not place.role_arn:  # which of them is missing is reported elsewhere
+        return
+    ask = about("sagemaker", account.Account(place))
+    yield ask("credentials", "role_arn", account.caller, early=True, login=True)
+    yield ask("region", "region", account.region, early=True)
+    if place.artifact_root:
+        yield ask("bucket", "artifact_root", account.bucket, early=True)
+    for image in sorted({place.image or "", *(images(definition) if definition else ())} - {""}):
+        yield ask("image", "image", account.image, image, early=True)
+    for variable, arn in sorted(place.secrets.items()):
+        yield ask(f"secret {variable}", f"secrets.{variable}", account.secret, arn)
+
+
 def permissions(place: SageMakerSpec) -> str:
     """A policy for `place.role_arn`, and the trust that the service needs."""
     policy = {"Version": "2012-10-17", "Statement": statements(place)}
-    role = place.role_arn or f"{_SECTION}.role_arn"
+    role = place.role_arn or "platforms.sagemaker.role_arn"
     return (
         f"The role of the jobs, {role}, which sagemaker.amazonaws.com may assume, needs:\n"
         f"{json.dumps(policy, indent=2)}"
@@ -81,47 +93,6 @@ def _arn(place: SageMakerSpec, service: str, name: str) -> str:
     """Something in the region and account of the jobs."""
     words = (place.role_arn or "arn:aws:iam::ACCOUNT:role/NAME").split(":")
     return f"arn:{words[1]}:{service}:{place.region or 'REGION'}:{words[4]}:{name}"
-
-
-def checks(
-    place: SageMakerSpec, definition: Definition | None, early: bool = False
-) -> tuple[ReadinessCheck, ...]:
-    """What the account says of the config and of what it would be sent."""
-    if not place.region or not place.role_arn:  # what lacks then is said elsewhere
-        return ()
-    there = account.Account(place)
-    login = there.question("credentials", f"{_SECTION}.role_arn", account.caller, True)
-    return asked(login, _questions(there, definition), early)
-
-
-def _questions(there: account.Account, definition: Definition | None) -> Iterator[Question]:
-    place = there.place
-
-    def ask(name: str, field: str, what: Any, early: bool = False, *words: Any) -> Question:
-        return there.question(name, f"{_SECTION}.{field}", what, early, *words)
-
-    work = list(jobs(definition)) if definition else []
-    yield ask("region", "region", account.region, True)
-    yield ask("role", "role_arn", policies.trust, False, place.role_arn, "sagemaker.amazonaws.com")
-    if place.schedule_role_arn:
-        service = "scheduler.amazonaws.com"
-        yield ask("role of schedules", "schedule_role_arn", policies.trust, False,
-                  place.schedule_role_arn, service)  # fmt: skip
-    for statement in statements(place):
-        yield ask("the role may", "role_arn", policies.role_may, False, statement)
-    yield ask("you may", "role_arn", policies.you_may)
-    if place.artifact_root:
-        yield ask("bucket", "artifact_root", account.bucket, True)
-    if place.kms_key:
-        yield ask("key", "kms_key", account.key)
-    for image in sorted({place.image or "", *(image for _, _, image in work)} - {""}):
-        yield ask("image", "image", account.image, True, image)
-    for name, (count, step) in sorted(account.usages(work).items()):
-        yield ask("quota", "machine", account.quota, False, name, count, step)
-    if place.subnets:
-        yield ask("network", "subnets", account.network)
-    for variable, arn in sorted(place.secrets.items()):
-        yield ask(f"secret {variable}", f"secrets.{variable}", account.secret, False, arn)
 
 
 def _allow(actions: list[str], resource: str | list[str]) -> dict[str, Any]:

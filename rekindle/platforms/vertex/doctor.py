@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rekindle.answers import ReadinessCheck
 from rekindle.catalog.limits import limits
-from rekindle.platforms.asking import Question
-from rekindle.platforms.asking import checks as asked
+from rekindle.platforms import reads
+from rekindle.platforms.asking import Question, about
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.reads import image
 from rekindle.platforms.vertex import project
-from rekindle.platforms.vertex.outline import gpus, images
+from rekindle.platforms.vertex.outline import images
 from rekindle.spec.places import VertexSpec
 
 
@@ -21,40 +19,22 @@ def permissions(place: VertexSpec) -> str:
     return "\n".join(_lines(place))
 
 
-def checks(
-    place: VertexSpec, definition: Definition | None, early: bool = False
-) -> tuple[ReadinessCheck, ...]:
-    """What the project says of the config and of what it would be sent."""
-    if not place.project or not place.region:  # what lacks then is said elsewhere
-        return ()
+def questions(place: VertexSpec, definition: Definition | None) -> Iterator[Question]:
+    """About the config, and about what would be sent."""
+    if not place.project or not place.region:  # which of them is missing is reported elsewhere
+        return
     there = project.Project(place)
-    login = there.question("credentials", "project", project.Project.login, True)
-    return asked(login, _questions(there, definition), early)
-
-
-def _questions(there: project.Project, definition: Definition | None) -> Iterator[Question]:
-    place, rules, ask = there.place, limits("vertex"), there.question
-    yield ask("you may", "project", project.permitted, True)
-    yield ask("API", "project", project.enabled, False)
-    yield ask("region", "region", project.region, True)
+    ask = about("vertex", there)
+    yield ask("credentials", "project", project.Project.login, early=True, login=True)
+    yield ask("you may", "project", project.permitted, early=True)
+    yield ask("API", "project", project.enabled)
+    yield ask("region", "region", project.region, early=True)
     if place.artifact_root:
-        yield ask("bucket", "artifact_root", project.bucket, True)
-    if place.service_account:
-        yield ask("account", "service_account", project.account, False)
-        for permission, _, role in rules["permissions"]:
-            field = "service_account"
-            yield ask("the account may", field, project.may, False, permission, role)
-    if place.kms_key:
-        yield ask("key", "kms_key", project.key, False)
-    references = {place.image or "", *(images(definition) if definition else ())}
-    for wanted in sorted(filter(None, map(image, references)), key=str):
-        yield ask("image", "image", project.image, True, wanted)
-    for (kind, spot), (count, step) in sorted((gpus(definition) if definition else {}).items()):
-        if name := rules["gpu_quotas"].get(kind):
-            metric = f"custom_model_training_{'preemptible_' if spot else ''}{name}_gpus"
-            yield ask("quota", "region", project.quota, False, metric, count, step)
+        yield ask("bucket", "artifact_root", project.bucket, early=True)
+    for image in reads.images({place.image or "", *(images(definition) if definition else ())}):
+        yield ask("image", "image", project.image, image, early=True)
     for variable, name in sorted(place.secrets.items()):
-        yield ask(f"secret {variable}", f"secrets.{variable}", project.secret, False, name)
+        yield ask(f"secret {variable}", f"secrets.{variable}", project.secret, name)
 
 
 def _lines(place: VertexSpec) -> Iterator[str]:

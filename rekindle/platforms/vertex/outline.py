@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rekindle.ir.executors import asked_of, executors
@@ -47,40 +47,12 @@ def _planned(step: str, container: Mapping[str, Any]) -> Planned:
 
 def images(definition: Definition) -> frozenset[str]:
     """Images of the steps, and of the nodes of distributed ones."""
-    found = set[str]()
-    for container in _containers(definition):
-        found.add(container["image"])
-        if container.get("command") == LAUNCHER:
-            pools = json.loads(container["args"][0])["job"]["jobSpec"]["workerPoolSpecs"]
-            found |= {pool["containerSpec"]["imageUri"] for pool in pools}
-    return frozenset(found)
-
-
-def gpus(definition: Definition) -> dict[tuple[str, bool], tuple[int, str]]:
-    """By AcceleratorType, and whether the machines may be taken away: how many the largest step
-    wants, and its name."""
-    found: dict[tuple[str, bool], tuple[int, str]] = {}
-    for container in _containers(definition):
-        step, accelerator = container["step"], container.get("resources", {}).get("accelerator")
-        wanted = [(accelerator["resourceType"], False, int(accelerator["resourceCount"]))] if (
-            accelerator
-        ) else []  # fmt: skip
-        if container.get("command") == LAUNCHER:
-            job = json.loads(container["args"][0])["job"]["jobSpec"]
-            spot = job.get("scheduling", {}).get("strategy") in ("SPOT", "FLEX_START")
-            for pool in job["workerPoolSpecs"]:
-                machine = pool["machineSpec"]
-                if kind := machine.get("acceleratorType"):
-                    wanted.append((kind, spot, machine["acceleratorCount"] * pool["replicaCount"]))
-        for kind in {kind for kind, _, _ in wanted}:
-            count = sum(n for k, _, n in wanted if k == kind)
-            at = (kind, wanted[-1][1])
-            found[at] = max(found.get(at, (0, "")), (count, step))
-    return found
-
-
-def _containers(definition: Definition) -> Iterator[dict[str, Any]]:
     spec = job_of(definition)["pipelineSpec"]
-    for name, executor in spec["deploymentSpec"].get("executors", {}).items():
+    found = set[str]()
+    for executor in spec["deploymentSpec"].get("executors", {}).values():
         if container := executor.get("container"):
-            yield {**container, "step": name.removeprefix("exec-")}
+            found.add(container["image"])
+            if container.get("command") == LAUNCHER:
+                pools = json.loads(container["args"][0])["job"]["jobSpec"]["workerPoolSpecs"]
+                found |= {pool["containerSpec"]["imageUri"] for pool in pools}
+    return frozenset(found)

@@ -1,23 +1,22 @@
 """Questions to a project on Google Cloud about what a config names; each reads and none changes
-anything (two are POSTs, `testIamPermissions` and `troubleshoot`, which read too).
+anything (`testIamPermissions` is a POST that reads, too).
 
 What Google says plainly is a problem; a refusal to answer, an API that is off, and no answer, are
 none. Google says 403 both for what is not there and for what one may not see. Authority: the REST
-references of serviceusage v1 and v1beta1, cloudresourcemanager v1, aiplatform v1, storage v1, iam
-v1, policytroubleshooter v1, secretmanager v1 and cloudkms v1; Artifact Registry is read as any
-registry. Names of quotas as the service's errors have them. No project has been asked yet."""
+references of serviceusage v1, cloudresourcemanager v1, aiplatform v1, storage v1 and secretmanager
+v1; Artifact Registry is read as any registry. No project has been asked yet."""
 
 from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from rekindle.errors import RequestError
-from rekindle.platforms.asking import Question, Unasked
-from rekindle.platforms.reads import Image, Said, manifest, read
+from rekindle.http import HttpError
+from rekindle.platforms.asking import Unasked
+from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.spec.places import VertexSpec
 
 _LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
@@ -36,20 +35,6 @@ class Project:
         self.place = place
         self._credentials: Any = None
         self._lock = threading.Lock()
-
-    def question(
-        self, name: str, field: str, ask: Callable[..., str], early: bool, *words: Any
-    ) -> Question:
-        """`ask(project, *words)` as a question: an answer that `ask` does not know what to make of
-        leaves it open."""
-
-        def answer() -> str:
-            try:
-                return ask(self, *words)
-            except Said as error:
-                raise Unasked(str(error)) from error
-
-        return Question(name, f"platforms.vertex.{field}", answer, early)
 
     def login(self) -> str:
         """Who is logged in, with a token that Google gave just now."""
@@ -77,10 +62,6 @@ class Project:
         where = f"{url}?{urlencode(query, doseq=True)}" if query else url
         return read(where, self.headers("GET", where))
 
-    def post(self, url: str, body: Any) -> dict[str, Any]:
-        """The same for a question that is asked by POST."""
-        return read(url, self.headers("POST", url), body=body)
-
     def headers(self, method: str, url: str) -> dict[str, str]:
         """A token, and the project that pays where the login names one."""
         from google.auth.transport.requests import Request
@@ -96,12 +77,13 @@ def permitted(project: Project) -> str:
     name = project.place.project
     url = f"https://cloudresourcemanager.googleapis.com/v1/projects/{name}:testIamPermissions"
     try:
-        found = project.post(url, {"permissions": list(_YOURS)}).get("permissions", [])
-    except Said as error:
+        answer = read(url, project.headers("POST", url), body={"permissions": list(_YOURS)})
+    except HttpError as error:
         if not _plain(error):
             raise
         what = f"there is no project {name}, or you may not see it"
         raise RequestError(what, fix="gcloud projects list; or log in as another") from None
+    found = answer.get("permissions", [])
     if missing := [one for one in _YOURS if one not in found]:
         raise RequestError(
             f"you may not {', '.join(missing)} in {name}",
@@ -147,7 +129,7 @@ def bucket(project: Project) -> str:
     url = f"https://storage.googleapis.com/storage/v1/b/{name}"
     try:
         mine = project.get(f"{url}/iam/testPermissions", permissions=_OBJECTS).get("permissions")
-    except Said as error:
+    except HttpError as error:
         if not _plain(error):
             raise
         mine = []
@@ -169,124 +151,27 @@ def bucket(project: Project) -> str:
     return f"{name} in {lies}, of the project {found.get('projectNumber', '?')}"
 
 
-def account(project: Project) -> str:
-    """Whether the account of the steps is there, and who is logged in may have them act as it."""
-    email = project.place.service_account
-    url = f"https://iam.googleapis.com/v1/projects/-/serviceAccounts/{email}"
-    try:
-        found = project.get(url)
-    except Said as error:
-        if error.status != 404:
-            raise
-        fix = f"gcloud iam service-accounts list --project {project.place.project}"
-        raise RequestError(f"there is no account {email}", fix=fix) from None
-    if found.get("disabled"):
-        fix = f"gcloud iam service-accounts enable {email}"
-        raise RequestError(f"the account {email} is disabled", fix=fix)
-    act = "iam.serviceAccounts.actAs"
-    if act not in project.post(f"{url}:testIamPermissions", {"permissions": [act]}).get(
-        "permissions", []
-    ):
-        raise RequestError(
-            f"you may not {act} on {email}",
-            fix="ask for roles/iam.serviceAccountUser on the account",
-        )
-    return f"{email}, as which you may run steps"
-
-
-def may(project: Project, permission: str, role: str) -> str:
-    """Whether the account of the steps has a permission where it needs it."""
-    place = project.place
-    principal = place.service_account
-    resource = f"//cloudresourcemanager.googleapis.com/projects/{place.project}"
-    if permission.startswith("storage."):
-        name = place.artifact_root.removeprefix("gs://").partition("/")[0]
-        resource = f"//storage.googleapis.com/projects/_/buckets/{name}"
-    elif permission.startswith("iam.serviceAccounts."):
-        resource = f"//iam.googleapis.com/projects/{place.project}/serviceAccounts/{principal}"
-    asked = {"principal": principal, "fullResourceName": resource, "permission": permission}
-    url = "https://policytroubleshooter.googleapis.com/v1/iam:troubleshoot"
-    access = project.post(url, {"accessTuple": asked}).get("access", "")
-    if access == "NOT_GRANTED":
-        raise RequestError(f"{principal} may not {permission}", fix=f"grant it {role}")
-    if access != "GRANTED":
-        raise Unasked(f"{permission}: {access or 'no word'}")
-    return permission
-
-
 def image(project: Project, wanted: Image) -> str:
     """Whether Artifact Registry has the image; other registries are not asked with a token."""
     if not wanted.host.endswith((".pkg.dev", "gcr.io")):
         raise Unasked(f"{wanted.host} is not one of Google's registries")
-    try:
-        return manifest(wanted, project.headers("HEAD", wanted.url))
-    except Said as error:
-        if error.status != 404:
-            raise
-        fix = f"push it, then name its digest: gcloud artifacts docker images list {wanted.host}/"
-        what = f"{wanted.host} has no image {wanted.name} {wanted.version}"
-        raise RequestError(what, fix=fix + wanted.name.rpartition("/")[0]) from None
-
-
-def quota(project: Project, metric: str, count: int, step: str) -> str:
-    """Whether as many GPUs as the step wants may be used in the region."""
-    place, api = project.place, "aiplatform.googleapis.com"
-    parent = f"https://serviceusage.googleapis.com/v1beta1/projects/{place.project}/services/{api}"
-    name = quote(f"{api}/{metric}", safe="")
-    found = project.get(f"{parent}/consumerQuotaMetrics/{name}")
-    buckets = [b for limit in found["consumerQuotaLimits"] for b in limit["quotaBuckets"]]
-    here = [b for b in buckets if b.get("dimensions", {}).get("region") == place.region]
-    whole = [b for b in buckets if not b.get("dimensions")]
-    if not (here or whole):
-        raise Unasked(f"{metric} says nothing of {place.region}")
-    value = int((here or whole)[0].get("effectiveLimit", 0))
-    if 0 <= value < count:
-        page = f"https://console.cloud.google.com/iam-admin/quotas?project={place.project}"
-        raise RequestError(
-            f"the step {step} wants {count} of {metric} in {place.region}, the project has {value}",
-            fix=f"ask for more: {page}, or take other GPUs or another region",
-        )
-    return f"{metric} in {place.region}: {'no limit' if value < 0 else value}"
+    folder = f"{wanted.host}/{wanted.name.rpartition('/')[0]}"
+    fix = f"push it, then name its digest: gcloud artifacts docker images list {folder}"
+    return manifest(wanted, project.headers("HEAD", wanted.url), fix)
 
 
 def secret(project: Project, name: str) -> str:
     """Whether the version of the secret is there and enabled; its value is not read."""
-    try:
+    fix = f"gcloud secrets list --project {name.split('/')[1]}"
+    with absent(f"there is no secret {name}", fix):
         found = project.get(f"https://secretmanager.googleapis.com/v1/{name}")
-    except Said as error:
-        if error.status != 404:
-            raise
-        fix = f"gcloud secrets list --project {name.split('/')[1]}"
-        raise RequestError(f"there is no secret {name}", fix=fix) from None
     if found.get("state") != "ENABLED":
         fix = f"gcloud secrets versions enable {name}"
         raise RequestError(f"the secret {name} is {found.get('state')}", fix=fix)
     return name
 
 
-def key(project: Project) -> str:
-    """Whether the key is there, in use, and where the pipeline is."""
-    name = project.place.kms_key
-    if name.split("/")[3] != project.place.region:
-        raise RequestError(
-            f"the key is in {name.split('/')[3]}, the pipeline in {project.place.region}",
-            fix=f"name a key in {project.place.region}",
-        )
-    try:
-        found = project.get(f"https://cloudkms.googleapis.com/v1/{name}")
-    except Said as error:
-        if error.status != 404:
-            raise
-        ring = name.rpartition("/cryptoKeys/")[0]
-        fix = f"gcloud kms keys list --keyring {ring}"
-        raise RequestError(f"there is no key {name}", fix=fix) from None
-    state = found.get("primary", {}).get("state", "without a version in use")
-    if state != "ENABLED":
-        raise RequestError(f"the key {name} is {state}", fix="enable a version of it")
-    return name
-
-
-def _plain(error: Said) -> bool:
+def _plain(error: HttpError) -> bool:
     """Whether it is about the resource: an API that is off and a perimeter are refusals, too."""
     return error.status == 404 or (
         error.status == 403

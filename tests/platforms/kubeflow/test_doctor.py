@@ -1,23 +1,31 @@
 """`rekindle doctor --platform kubeflow` against the fake cluster: everything that is missing, each
 with its fix, and nothing when all is there."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
 
+from rekindle.ir.compile import compile_function
+from rekindle.ir.distribution import Distribution
+from rekindle.ir.read import read
 from rekindle.platforms import reads
-from rekindle.platforms.asking import Question, answered
-from rekindle.platforms.kubeflow.doctor import checks
-from rekindle.platforms.kubeflow.server import anonymously
+from rekindle.platforms.asking import Question, answered, checks
+from rekindle.platforms.kubeflow import server
+from rekindle.platforms.kubeflow.compile import compile
+from rekindle.platforms.kubeflow.doctor import questions
 from rekindle.spec.places import KubeflowSpec
+from tests.platforms.local.runs import module
 from tests.servers.kfp_rest import TOKEN, Server, serving
-from tests.servers.kubernetes import ACCOUNT, NODES, FakeCluster
+from tests.servers.kubernetes import FakeCluster
 from tests.servers.tls_hosts import Answer, Asked, Hosts
 from tests.servers.troubles import Fault
 
@@ -29,12 +37,12 @@ def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
 
 
 def doctor(
-    cluster: FakeCluster, folder: Path, *words: str, token: str = "admin"
+    url: str, folder: Path, *words: str, token: str = "admin"
 ) -> subprocess.CompletedProcess[str]:
     """The verb in a process of its own, with a kubeconfig that leads to the cluster."""
     kubeconfig = {
         "apiVersion": "v1", "kind": "Config", "current-context": "here",
-        "clusters": [{"name": "c", "cluster": {"server": cluster.url}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
         "users": [{"name": "u", "user": {"token": token}}],
         "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
     }  # fmt: skip
@@ -49,7 +57,7 @@ def doctor(
 def test_a_cluster_that_has_all_is_ready_and_the_permissions_are_printed(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    done = doctor(cluster, tmp_path)
+    done = doctor(cluster.url, tmp_path)
     assert done.returncode == 0, done.stderr
     role, binding, *of_nodes = yaml.safe_load_all(done.stdout)
     assert [document["kind"] for document in of_nodes] == ["ServiceAccount", "Role", "RoleBinding"]
@@ -60,28 +68,34 @@ def test_a_cluster_that_has_all_is_ready_and_the_permissions_are_printed(
         {"kind": "ServiceAccount", "name": "pipeline-runner", "namespace": "kubeflow"}
     ]
     assert "kubeflow is ready" in done.stderr
-    assert json.loads(doctor(cluster, tmp_path, "--json").stdout)["platform"] == "kubeflow"
+    assert json.loads(doctor(cluster.url, tmp_path, "--json").stdout)["platform"] == "kubeflow"
 
 
-def test_everything_that_is_missing_is_named_with_its_fix(
+def test_a_runtime_that_is_missing_is_named_with_its_fix(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     del cluster.runtimes["rekindle"]
-    trainjobs, _, pods, *_ = cluster.rules[ACCOUNT]
-    trainjobs["verbs"].remove("delete")
-    trainjobs["verbs"].remove("create")
-    cluster.rules[ACCOUNT].remove(pods)
-    cluster.rules[NODES].clear()
-    done = doctor(cluster, tmp_path, "--json")
+    done = doctor(cluster.url, tmp_path, "--json")
     assert done.returncode == 2
-    problems = json.loads(done.stdout)["errors"]
-    assert [problem["what"] for problem in problems] == [
-        "the cluster has no ClusterTrainingRuntime rekindle",
-        "system:serviceaccount:kubeflow:pipeline-runner may not create, delete trainjobs",
-        "system:serviceaccount:kubeflow:pipeline-runner may not get, list pods",
-        "system:serviceaccount:kubeflow:rekindle-node may not get workflows",
-    ]
-    assert all("kubectl apply -f" in problem["fix"] for problem in problems)
+    (problem,) = json.loads(done.stdout)["errors"]
+    assert problem["what"] == "the cluster has no ClusterTrainingRuntime rekindle"
+    assert problem["where"] == "clustertrainingruntime rekindle"
+    assert "kubectl apply -f" in problem["fix"]
+
+
+def test_a_cluster_without_the_trainer_is_told_how_to_install_it(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path / "empty")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:  # to which nothing is known
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        done = doctor(url, tmp_path, "--json")
+        server.shutdown()
+    assert done.returncode == 2
+    (problem,) = json.loads(done.stdout)["errors"]
+    assert problem["what"] == "the cluster has no Kubeflow Trainer v2"
+    assert problem["where"] == url
+    assert problem["fix"].startswith("install Kubeflow Trainer v2.3: kubectl apply")
 
 
 def test_the_config_says_which_account_runtime_and_namespace(
@@ -93,8 +107,7 @@ def test_the_config_says_which_account_runtime_and_namespace(
     }  # fmt: skip
     config = {"name": "c", "pipeline": "p.py:p", "platforms": {"kubeflow": section}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
-    cluster.runtimes["ours"] = {"metadata": {"name": "ours"}, "spec": {"mlPolicy": {"jax": {}}}}
-    done = doctor(cluster, tmp_path, "c.yaml")
+    done = doctor(cluster.url, tmp_path, "c.yaml")
     assert done.returncode == 2
     documents = list(yaml.safe_load_all(done.stdout))
     assert {document["metadata"]["namespace"] for document in documents} == {"team-a"}
@@ -105,73 +118,43 @@ def test_the_config_says_which_account_runtime_and_namespace(
     assert [d["metadata"]["name"] for d in documents if d["kind"] == "ServiceAccount"] == [
         "trainers"
     ]
-    assert "system:serviceaccount:team-a:trainers may not get workflows" in done.stderr
-    assert "its mlPolicy is not torch" in done.stderr
-    assert "it has no failurePolicy" in done.stderr
-    assert "system:serviceaccount:team-a:default-editor may not" in done.stderr
-    assert "10 problems" in done.stderr, "there is no p.py either, and no host"
+    assert "the cluster has no ClusterTrainingRuntime ours" in done.stderr
+    assert "3 problems" in done.stderr, "there is no p.py either, and no host"
 
 
 def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path) -> None:
-    done = doctor(cluster, tmp_path, token="token-1")
+    done = doctor(cluster.url, tmp_path, token="token-1")
     assert done.returncode == 0, done.stderr
     assert "not asked runtime: the API server refuses with HTTP 403" in done.stderr
-    assert "kubeflow is ready, but for 7 that could not be asked" in done.stderr
+    assert "kubeflow is ready, but for 1 that could not be asked" in done.stderr
 
 
 def test_a_login_that_is_over_is_a_problem(cluster: FakeCluster, tmp_path: Path) -> None:
-    done = doctor(cluster, tmp_path, token="nobody's")
+    done = doctor(cluster.url, tmp_path, token="nobody's")
     assert done.returncode == 2
     assert "problem   cluster: " in done.stderr
-    assert "not asked runtime, the account may (6): the login failed" in done.stderr
+    assert "not asked runtime: the login failed" in done.stderr
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, KubeflowSpec]]:
-    made = Server()
-    monkeypatch.setenv("KFP_TOKEN", TOKEN)
+def test_a_server_that_is_away_is_no_problem_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reads, "_PAUSE_SECONDS", 0.0)
-    with serving(made) as url:
-        yield made, KubeflowSpec(host=url, token="env:KFP_TOKEN")
-
-
-def test_the_api_is_asked_before_a_submission(server: tuple[Server, KubeflowSpec]) -> None:
-    made, place = server
-    (found,) = checks(place, None, early=True)
-    assert (found.name, found.state, found.said) == ("API", "ok", f"{place.host}, for one user")
-    assert made.calls == {"GET healthz": 1, "GET experiments": 1}
-
-
-WRONG: dict[str, tuple[dict[str, str], int | None, str]] = {
-    "a token that is not good": ({"KFP_TOKEN": "old"}, None, "the token is not known there"),
-    "a token without rights": ({}, 403, "the token has no right there"),
-    "a token that is not set": ({"KFP_TOKEN": ""}, None, "the environment has no `KFP_TOKEN`"),
-    "another server": ({}, 404, "is not the API of Kubeflow Pipelines"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_with_the_api_is_said_with_its_fix(
-    case: str, server: tuple[Server, KubeflowSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment, status, says = WRONG[case]
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    made, place = server
-    made.faults = [Fault("GET healthz", status)] if status else []
-    (found,) = checks(place, None, early=True)
-    assert found.state == "problem"
-    assert says in found.said
-    assert found.fix
-
-
-def test_a_server_that_is_away_is_no_problem_of_the_config(
-    server: tuple[Server, KubeflowSpec],
-) -> None:
-    made, place = server
+    monkeypatch.setenv("KFP_TOKEN", TOKEN)
+    made = Server()
     made.faults = [Fault("GET healthz", 503), Fault("GET healthz", 503)]
-    (found,) = checks(place, None, early=True)
+    with serving(made) as url:
+        place = KubeflowSpec(host=url, token="env:KFP_TOKEN")
+        (found,) = checks(questions(place, None), early=True)
     assert (found.state, found.said) == ("not asked", "HTTP 503: as the test wants it")
+
+
+@pytest.mark.parametrize(("nodes", "more"), [(1, []), (2, ["runtime"])])
+def test_only_distributed_steps_need_the_trainer(nodes: int, more: list[str]) -> None:
+    text = compile_function(module("behaviour").chain)
+    graph, place = read(text), KubeflowSpec(artifact_root="/mnt/r", image="train:1")
+    if nodes > 1:
+        graph = graph.spread(graph.steps()[0].path, Distribution(nodes=nodes))
+    made = compile(text, graph, {"folder": "x", "text": "a"}, place)
+    assert [question.name for question in questions(place, made)] == ["cluster", *more]
 
 
 @pytest.mark.parametrize(
@@ -202,9 +185,8 @@ def test_an_image_is_looked_for_where_a_registry_answers_anybody(
     with Hosts(tmp_path, ("registry.example.com",), answer) as hosts:
         for variable, value in hosts.environment.items():
             monkeypatch.setenv(variable, value)
-        wanted = reads.image(f"registry.example.com/{name}")
-        assert wanted
-        (found,) = answered([Question("image", "", lambda: anonymously(wanted))])
+        (wanted,) = reads.images([f"registry.example.com/{name}"])
+        (found,) = answered([Question("image", "", lambda: server.image(KubeflowSpec(), wanted))])
     assert found.state == state, found
     if state == "ok":
         assert found.said == "open/train 1 is sha256:1234 now; better name that digest"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from rekindle.answers import ReadinessCheck
+from rekindle.errors import RequestError
+from rekindle.platforms.asking import Question, about
 from rekindle.platforms.definition import Definition
 from tests.platforms.toy import ToySpec
 
@@ -13,11 +15,11 @@ def permissions(place: ToySpec) -> str:
     return "none\n"
 
 
-def checks(
-    place: ToySpec, definition: Definition | None, early: bool = False
-) -> tuple[ReadinessCheck, ...]:
-    there = Path(place.folder).is_dir()
-    made = {"name": "folder", "where": "platforms.toy.folder", "said": place.folder}
-    if there:
-        return (ReadinessCheck(state="ok", **made),)
-    return (ReadinessCheck(state="problem", fix=f"mkdir {place.folder}", **made),)
+def questions(place: ToySpec, definition: Definition | None) -> Iterator[Question]:
+    yield about("toy", place)("folder", "folder", _folder, early=True)
+
+
+def _folder(place: ToySpec) -> str:
+    if not Path(place.folder).is_dir():
+        raise RequestError(f"there is no folder {place.folder}", fix=f"mkdir {place.folder}")
+    return place.folder
