@@ -37,7 +37,7 @@ from tests.docs.conftest import environment
 HEAVY = "rekindle run "
 NOT_RUN = ("make ", "python -m pip ", "python3 ")  # python3: only where there is a GPU
 PAGES = pages()
-README = ROOT / "README.md"
+RUN_HERE, OWN_CODE = ROOT / "docs" / "run.md", ROOT / "docs" / "own-code.md"
 
 
 def _name(block):
@@ -202,7 +202,7 @@ def test_the_torchrun_script_trains_and_is_judged(tmp_path, sh):
 
 @pytest.mark.slow
 def test_the_task_of_ones_own_trains(tmp_path, sh):
-    lay_out(README, tmp_path)
+    lay_out(OWN_CODE, tmp_path)
     text = "name: inverted\ntask: inverted.py:Inverted\ndata: {source: sklearn:digits}\n"
     (tmp_path / "config.yaml").write_text(text + "train: {epochs: 1}\n")
     assert "inverted version 1 (champion)" in sh(tmp_path, "rekindle run config.yaml")
@@ -250,7 +250,7 @@ def _options(verb):
 
 
 def test_the_exit_codes_are_those_of_the_errors():
-    line = re.search(r"^Exit codes: .*$", README.read_text(), re.MULTILINE)
+    line = re.search(r"^Exit codes: .*$", RUN_HERE.read_text(), re.MULTILINE)
     codes = {e.exit_code for e in vars(errors).values() if hasattr(e, "exit_code")}
     assert {int(code) for code in re.findall(r"\d+", line[0])} == {0, *codes}
 
@@ -288,7 +288,23 @@ def test_the_readme_of_the_components_says_which_steps_are_cached():
     }
 
 
-def test_the_picture_is_one_file_with_a_dark_side():
+def test_a_decision_has_its_day_and_its_five_lines():
+    heads = [
+        "- **Context** (20",
+        "- **Choice:** ",
+        "- **Rejected:** ",
+        "- **Cost:** ",
+        "- **Undo:** ",
+    ]
+    _, *decisions = re.split(r"^### ", (ROOT / "DECISIONS.md").read_text(), flags=re.MULTILINE)
+    assert decisions
+    for decision in decisions:
+        title, *lines = filter(None, decision.partition("\n## ")[0].splitlines())
+        assert len(lines) == len(heads), title
+        assert all(map(str.startswith, lines, heads)), title
+
+
+def test_the_picture_of_the_flow_names_every_step():
     path = ROOT / "docs" / "flow.svg"
     text = path.read_text(encoding="utf-8")
     words = " ".join(ElementTree.fromstring(text).itertext())
@@ -303,5 +319,12 @@ def test_the_picture_is_one_file_with_a_dark_side():
         "promote",
     ):
         assert step in words
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
+def test_a_picture_is_one_file_with_a_dark_side_and_words_for_those_who_cannot_see_it(path):
+    text = path.read_text(encoding="utf-8")
+    names = {child.tag.rpartition("}")[2] for child in ElementTree.fromstring(text)}
+    assert {"title", "desc"} <= names
     assert "prefers-color-scheme: dark" in text
     assert not re.search(r"href=|url\((?!#)|<script|<image", text)
