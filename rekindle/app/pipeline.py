@@ -10,7 +10,7 @@ from typing import Any
 import rekindle
 from rekindle.errors import Problem, RequestError
 from rekindle.ir.graph import Graph, Parameter
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.spec.model import Spec
 
 TRAINING = "finetune"  # the step of the shipped pipeline

@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from rekindle.errors import RekindleError, RequestError, UnsupportedError
-from rekindle.ir.documents import MAX_BYTES
+from rekindle.ir.read.documents import MAX_BYTES
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -19,9 +19,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from rekindle.errors import Problem, RequestError
+from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.placeholders import lower
-from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.platforms.included import included
 from rekindle.spec import lock
 from rekindle.spec.identity import digest, file_sha256

@@ -8,10 +8,10 @@ import jsonschema
 import pytest
 
 from rekindle.cli.main import invoke
-from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
-from tests.cli.test_submit import WEEKLY, WORKSPACE
-from tests.cli.test_submit import home as home
 from tests.platforms.azureml.conftest import service as service
+from tests.support.cli_compile import PLATFORMS, ROOT, TRACKED
+from tests.support.cli_submit import WEEKLY, WORKSPACE
+from tests.support.cli_submit import home as home
 
 DIGITS = str(ROOT / "configs" / "digits.yaml")
 SETTINGS = [word for setting in (*WORKSPACE, WEEKLY) for word in ("--set", setting)]

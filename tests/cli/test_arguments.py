@@ -10,7 +10,7 @@ from kfp import dsl
 from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.errors import RequestError, SpecError
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.ir.values import bind
 from rekindle.spec.load import load_spec, load_target
 

@@ -14,7 +14,7 @@ from rekindle.cli.main import invoke
 from rekindle.records import TrainingSummary
 from rekindle.report.collect import HISTORY, collect
 from rekindle.spec.load import load_spec
-from tests.cli.test_compile import ROOT
+from tests.support.cli_compile import ROOT
 
 CHAT = str(ROOT / "configs" / "chat.yaml")
 pytestmark = pytest.mark.slow  # a training, and plans of what it took

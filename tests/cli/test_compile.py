@@ -12,34 +12,12 @@ from kfp import dsl
 
 from rekindle.app.compile import compiled
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.spec.load import load_target
 from tests.quick import first
+from tests.support.cli_compile import PLATFORMS, ROOT, TRACKED, sagemaker
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")
-TRACKED = ["--set", "register.tracking_uri=https://mlflow.example.com"]
-IMAGE = "europe-docker.pkg.dev/p/r/train@sha256:" + "0" * 64
-ECR = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/train@sha256:" + "0" * 64
-ACR = "lake.azurecr.io/train@sha256:" + "0" * 64
-PLATFORMS = {
-    "azureml": (
-        ["--set", "platforms.azureml.artifact_root=abfs://lake@acc.dfs.core.windows.net/rekindle",
-         "--set", f"platforms.azureml.image={ACR}"],
-        "continuous-training.azureml.yaml",
-    ),
-    "kubeflow": (["--set", "platforms.kubeflow.artifact_root=/mnt/rekindle"], "continuous-training.yaml"),
-    "vertex": (
-        [word for value in ("project=my-project", "region=europe-west4", "artifact_root=gs://bucket/rekindle", f"image={IMAGE}")
-         for word in ("--set", f"platforms.vertex.{value}")],
-        "continuous-training.vertex.json",
-    ),
-    "sagemaker": (
-        [word for value in ("region=eu-central-1", "role_arn=arn:aws:iam::123456789012:role/me", "artifact_root=s3://bucket/rekindle", f"image={ECR}")
-         for word in ("--set", f"platforms.sagemaker.{value}")],
-        "continuous-training.sagemaker.json",
-    ),
-}  # fmt: skip
 
 
 def rekindle(*words, seed="1", check=True, cwd=ROOT):
@@ -82,17 +60,6 @@ def test_twenty_compilations_anywhere_give_the_same_bytes(tmp_path):
             digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
         seen.add((len(files), digest.hexdigest()))
     assert len(seen) == 1
-
-
-def sagemaker(**settings):
-    """Words that compile the digits job for SageMaker with some settings changed."""
-    words, _ = PLATFORMS["sagemaker"]
-    changed = [
-        w
-        for name, value in settings.items()
-        for w in ("--set", f"{name.replace('__', '.')}={value}")
-    ]
-    return ["--platform", "sagemaker", *words, *TRACKED, *changed]
 
 
 def test_the_steps_that_train_and_score_get_the_machines_that_the_config_asks_for(tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rekindle.cli.main import invoke
-from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
+from tests.support.cli_compile import PLATFORMS, ROOT, TRACKED
 
 CONFIG = str(ROOT / "configs" / "digits.yaml")
 ALWAYS = {"fingerprint", "register", "promote"}

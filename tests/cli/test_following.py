@@ -9,56 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import rekindle
-from rekindle.app import follow
-from rekindle.cli.main import invoke
-from rekindle.platforms.kubeflow import client
-from tests.servers.kfp_rest import TOKEN, Server, serving
 from tests.servers.troubles import Fault
+from tests.support.cli_following import Here
+from tests.support.cli_following import here as here
 
-PIPELINES = Path(__file__).parents[1] / "platforms" / "pipelines"
 MOST_SECONDS = 60
-
-
-class Here:
-    """A folder with a config, and the server that it names."""
-
-    def __init__(self, folder: Path, server: Server, url: str) -> None:
-        self.folder, self.server, self.home = folder, server, folder / "home"
-        self.flag, self.stay, self.config = (
-            folder / "flag",
-            folder / "stay",
-            folder / "watched.yaml",
-        )
-        self.config.write_text(
-            f"name: watched\npipeline: {PIPELINES}/watched.py:watched\n"
-            f"arguments: {{flag: {self.flag}, stay: {self.stay}}}\n"
-            f"platforms: {{kubeflow: {{host: '{url}', token: 'env:KFP_TOKEN'}}}}\n"
-        )
-
-    def say(self, *words: str) -> int:
-        return invoke([*words, "--home", str(self.home)])
-
-    def submit(self, *words: str) -> int:
-        return self.say("submit", str(self.config), "--platform", "kubeflow", "--yes", *words)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
-    server = Server(tmp_path / "workflows")
-    monkeypatch.setenv("KFP_TOKEN", TOKEN)
-    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(follow, "PAUSE_SECONDS", 0.05)
-    with serving(server) as url:
-        yield Here(tmp_path, server, url)
-        for workflow in server.workflows.values():
-            workflow.terminate()
 
 
 Out = pytest.CaptureFixture[str]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_compile import PLATFORMS, TRACKED
+from tests.support.cli_compile import PLATFORMS, TRACKED
 
 HEAVY = ("torch", "transformers", "datasets", "mlflow", "kfp", "sklearn", "pandas", "boto3", "botocore",
          "sagemaker", "google.cloud.aiplatform", "azure.ai", "kubernetes")  # fmt: skip
@@ -72,7 +72,7 @@ def test_compiling_the_shipped_pipeline_for_every_platform_loads_no_sdk(tmp_path
         "rekindle",
         "rekindle.cli.main",
         "rekindle.spec",
-        "rekindle.ir.read",
+        "rekindle.ir.read.pipeline",
         "rekindle.platforms.kubeflow.launcher",
         "rekindle.platforms.kubeflow.node",
         "rekindle.platforms.local.execute",

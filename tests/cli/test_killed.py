@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +19,10 @@ from tests.cli.world import served as served
 from tests.cli.world import world as world
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.servers import sagemaker_rest
-from tests.servers.troubles import Troubled
+from tests.support.cli_killed import service_of
 
 pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
 MOST_CALLS = 60
-Runs = tuple[Troubled, Callable[[], set[str]]]
-
-
-@pytest.fixture
-def account(
-    world: World, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[sagemaker_rest.Account]:
-    """SageMaker beside the rest of AWS."""
-    bucket = request.getfixturevalue("s3")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", request.getfixturevalue("aws"))
-    if "bucket" not in {one["Name"] for one in bucket.list_buckets()["Buckets"]}:
-        region = {"LocationConstraint": "eu-central-1"}
-        bucket.create_bucket(Bucket="bucket", CreateBucketConfiguration=region)
-    made = sagemaker_rest.Account(bucket)
-    with sagemaker_rest.serving(made) as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", url)
-        yield made
-
-
-def service_of(platform: str, world: World, request: pytest.FixtureRequest) -> Runs:
-    """What is asked, and the ids of the runs that it has."""
-    if platform == "kubeflow":
-        return world.kfp, lambda: {*world.kfp.runs}
-    if platform == "vertex":
-        jobs = world.google.jobs
-        return jobs, lambda: {*jobs.jobs}
-    if platform == "azureml":
-        workspace = world.azure.workspace
-        return workspace, lambda: {*workspace.jobs}
-    account = request.getfixturevalue("account")
-    return account, lambda: {*account.runs}
 
 
 slow = pytest.mark.slow

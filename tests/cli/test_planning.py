@@ -19,9 +19,9 @@ from rekindle.errors import RequestError
 from rekindle.plan.plan import make
 from rekindle.spec.load import load_spec
 from rekindle.spec.model import Spec
-from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED, sagemaker
-from tests.cli.test_submit import WORKSPACE
 from tests.platforms.azureml.conftest import service as service
+from tests.support.cli_compile import PLATFORMS, ROOT, TRACKED, sagemaker
+from tests.support.cli_submit import WORKSPACE
 
 SEVEN = ROOT / "configs" / "plan" / "7b-spot.yaml"
 ON = "resources.machine=ml.p4de.24xlarge"

@@ -11,9 +11,9 @@ import socket
 import pytest
 
 from rekindle.cli.main import invoke
-from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
-from tests.cli.test_submit import WORKSPACE
-from tests.cli.test_submit import home as home
+from tests.support.cli_compile import PLATFORMS, ROOT, TRACKED
+from tests.support.cli_submit import WORKSPACE
+from tests.support.cli_submit import home as home
 
 PLACES = {
     "azureml": WORKSPACE,

@@ -21,14 +21,14 @@ from urllib.parse import quote
 import pytest
 
 from rekindle.cli.main import invoke
-from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
-from tests.cli.test_following import Here
-from tests.cli.test_following import here as here
 from tests.quick import first
 from tests.servers import azure_facts, google_project
 from tests.servers.azure_rest import SUBSCRIPTION, TENANT, token_for
 from tests.servers.tls_hosts import Answer, Asked, Hosts, identity
 from tests.servers.vertex_rest import TOKEN, key_file
+from tests.support.cli_compile import PLATFORMS, ROOT, TRACKED
+from tests.support.cli_following import Here
+from tests.support.cli_following import here as here
 
 PLANTED = {
     "HF_TOKEN": "hub/planted+1=very-secret", "PLAIN_NAME": "named by the config, planted 2",

@@ -14,18 +14,15 @@ import sys
 import pytest
 
 from rekindle.cli.main import invoke
-from tests.cli.test_compile import PLATFORMS, ROOT, TRACKED
 from tests.platforms.azureml.conftest import service as service
 from tests.quick import first
 from tests.servers.azure_rest import SUBSCRIPTION
 from tests.servers.troubles import Fault
+from tests.support.cli_compile import PLATFORMS, ROOT, TRACKED
+from tests.support.cli_submit import WEEKLY, WORKSPACE
+from tests.support.cli_submit import home as home
 
-WORKSPACE = [
-    f"platforms.azureml.subscription={SUBSCRIPTION}", "platforms.azureml.resource_group=rg",
-    "platforms.azureml.workspace=forge",
-]  # fmt: skip
 BEGAN = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
-WEEKLY = "schedule={cron: 0 3 * * 1, timezone: Europe/Berlin}"
 
 
 def words(*verb, settings=WORKSPACE):
@@ -33,14 +30,6 @@ def words(*verb, settings=WORKSPACE):
     asked = [*PLATFORMS["azureml"][0], *TRACKED]
     asked += [word for setting in settings for word in ("--set", setting)]
     return [*verb, str(ROOT / "configs" / "digits.yaml"), "--platform", "azureml", *asked]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """The records of submissions."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here" / ".rekindle"
 
 
 def told(capsys):

@@ -14,7 +14,6 @@ import pytest
 
 from rekindle.app.compile import _only_here
 from rekindle.cli.main import invoke
-from tests.cli.test_compile import ROOT
 from tests.cli.world import ACCOUNT, DIGEST, World
 from tests.cli.world import compiled as compiled
 from tests.cli.world import served as served
@@ -22,6 +21,7 @@ from tests.cli.world import world as world
 from tests.servers import aws_account
 from tests.servers.azure_rest import SUBSCRIPTION, TENANT
 from tests.servers.troubles import Fault
+from tests.support.cli_compile import ROOT
 
 pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
 

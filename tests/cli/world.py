@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from rekindle.ir.compile import compile_function
-from tests.platforms.sagemaker.test_compile import pipeline as two_steps
 from tests.servers import aws_account, azure_facts, google_project, kfp_rest
 from tests.servers.azure_rest import SUBSCRIPTION, Workspace, token_for
 from tests.servers.tls_hosts import Answer, Hosts, identity
 from tests.servers.vertex_rest import PROJECT, REGION, Project, key_file
+from tests.support.sagemaker_compile import pipeline as two_steps
 
 DIGEST = "sha256:" + "0" * 64
 ACCOUNT = aws_account.ACCOUNT

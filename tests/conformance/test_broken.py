@@ -3,55 +3,28 @@ read and compiled, or refused with a place; nothing crashes."""
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import yaml
 
 from rekindle.errors import RekindleError, RequestError
 from rekindle.ir.graph import Graph
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.admission import admit
 from rekindle.platforms.azureml import compile as azureml
 from rekindle.platforms.kubeflow import compile as kubeflow
 from rekindle.platforms.sagemaker import compile as sagemaker
 from rekindle.platforms.vertex import compile as vertex
 from rekindle.spec.places import AzureMLSpec, KubeflowSpec
-from tests.conformance.test_conformance import AMAZON, AZURE, GOOGLE, VALUES
+from tests.support.conformance import AMAZON, AZURE, GOOGLE, VALUES
+from tests.support.conformance_broken import broken
 from tests.support.samples import files, needs_samples
 
 pytestmark = needs_samples
 
 MUTATIONS = 120
-OTHERS = [
-    None, "", 0, -1, 1.5, True, [], {}, "x", ["x"], {"x": 1}, [None], 10**30, "../x", "{{$}}",
-    "{{$.inputs.parameters['x']}}", '{"Concat": [1]}', '{"IfPresent": {"InputName": "x"}}',
-]  # fmt: skip
-Place = tuple[Any, ...]
-
-
-def places(value: Any, at: Place = ()) -> Iterator[Place]:
-    yield at
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield from places(value[key], (*at, key))
-
-
-def broken(documents: list[Any], chance: random.Random) -> list[Any]:
-    """The documents with one part of them gone, or something else there."""
-    made = copy.deepcopy(documents)
-    *way, last = chance.choice([place for place in places(made) if len(place) > 1])
-    around = made
-    for key in way:
-        around = around[key]
-    if chance.random() < 0.4:
-        del around[last]
-    else:
-        around[last] = copy.deepcopy(chance.choice(OTHERS))
-    return made
 
 
 def compiled_everywhere(text: str, graph: Graph) -> Iterator[None]:

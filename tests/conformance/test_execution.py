@@ -13,25 +13,25 @@ from typing import Any
 
 import pytest
 
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml.compile import compile as for_azure
 from rekindle.platforms.local.results import outputs
 from rekindle.platforms.sagemaker.compile import compile as for_sagemaker
 from rekindle.records import ArtifactRecord, RunRecord
 from rekindle.spec.places import AzureMLSpec, SageMakerSpec
-from tests.conformance.test_conformance import arguments
-from tests.platforms.azureml.test_compile import IMAGE as ACR
-from tests.platforms.azureml.test_compile import stored as stored_for_azure
-from tests.platforms.azureml.test_compile import what_came_of_it as left_on_azure
 from tests.platforms.local.runs import PIPELINES, left_by, plain, run, unnamed
 from tests.platforms.sagemaker.conftest import PLACE, stored
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
-from tests.platforms.sagemaker.test_compile import IMAGE as ECR
-from tests.platforms.sagemaker.test_execution import what_came_of_it as left_on_sagemaker
 from tests.servers.azureml import Workspace
 from tests.servers.sagemaker import Pipelines
+from tests.support.azureml_compile import IMAGE as ACR
+from tests.support.azureml_compile import stored as stored_for_azure
+from tests.support.azureml_compile import what_came_of_it as left_on_azure
+from tests.support.conformance import arguments
+from tests.support.sagemaker_compile import IMAGE as ECR
+from tests.support.sagemaker_execution import what_came_of_it as left_on_sagemaker
 from tests.support.samples import SAMPLES, needs_these_samples
 
 pytestmark = [

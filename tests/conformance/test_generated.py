@@ -18,24 +18,24 @@ from rekindle.errors import UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml.compile import compile as for_azure
 from rekindle.platforms.local.results import outputs
 from rekindle.platforms.sagemaker.compile import compile as for_sagemaker
 from rekindle.spec.places import AzureMLSpec, SageMakerSpec
 from tests.conformance.generated import source
-from tests.conformance.test_conformance import PLATFORMS, feature_of, on
-from tests.platforms.azureml.test_compile import IMAGE
-from tests.platforms.azureml.test_compile import stored as stored_for_azure
-from tests.platforms.azureml.test_compile import what_came_of_it as left_on_azure
 from tests.platforms.local.runs import PIPELINES, left_by, plain, run, unnamed
 from tests.platforms.sagemaker.conftest import PLACE, stored
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
-from tests.platforms.sagemaker.test_execution import what_came_of_it as left_on_sagemaker
 from tests.servers.azureml import Workspace
 from tests.servers.sagemaker import Pipelines
+from tests.support.azureml_compile import IMAGE
+from tests.support.azureml_compile import stored as stored_for_azure
+from tests.support.azureml_compile import what_came_of_it as left_on_azure
+from tests.support.conformance import PLATFORMS, feature_of, on
+from tests.support.sagemaker_execution import what_came_of_it as left_on_sagemaker
 
 pytestmark = pytest.mark.slow
 # all that kfp compiles, and reads again, of the first ones

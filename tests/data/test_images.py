@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -12,12 +10,7 @@ from PIL import Image
 
 from rekindle.errors import DataError
 from tests.data.corpora import all_examples, ingested, text_spec, write_jsonl
-
-
-def png(pixels, mode=None):
-    sink = io.BytesIO()
-    Image.fromarray(np.asarray(pixels, np.uint8), mode).save(sink, "PNG")
-    return sink.getvalue()
+from tests.support.data_images import png
 
 
 def image_folder(root, count=60, shape=(4, 6, 3), change=lambda i, image: image):

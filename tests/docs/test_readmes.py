@@ -272,7 +272,7 @@ def test_the_readme_of_the_tests_lists_folders_that_exist():
 def test_the_readme_of_the_components_says_which_steps_are_cached():
     from rekindle.ir.compile import compile_pipeline
     from rekindle.ir.graph import Step
-    from rekindle.ir.read import read
+    from rekindle.ir.read.pipeline import read
 
     def steps(dag):
         for node in dag.nodes.values():

@@ -10,18 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rekindle.data.ingest import ingest
-from rekindle.data.manifest import open_shards
-from rekindle.data.shard import shard
 from rekindle.spec.model import DataSpec, ModelSpec
-from rekindle.tasks import load_task
 from rekindle.train import scorer
 from tests.data.corpora import rows as reviews
 from tests.data.corpora import write_jsonl
 from tests.data.dialogues import LLAMA, sharded, source
 from tests.evaluate.scoring import one_rank
-from tests.evaluate.test_scores import SLICES, model_of
 from tests.evaluate.two_ranks import SMALL, case
+from tests.support.evaluate_score_layouts import GPT2, classifier
+from tests.support.evaluate_scores import SLICES, model_of
 
 DISTILBERT = {
     "model_type": "distilbert",
@@ -31,7 +28,6 @@ DISTILBERT = {
     "hidden_dim": 36,
     "max_position_embeddings": 32,
 }
-GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 128}
 ODD = {**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 36}
 CASES = {
     "fsdp": ("llama", {"shard": 2}),
@@ -75,12 +71,6 @@ def models(tmp_path_factory):
     spec = ModelSpec.model_validate({"source": {"channels": [4, 6], "hidden": 10}})
     found["cnn"] = classifier("image_classification", folder / "cnn", data, spec)
     return found
-
-
-def classifier(task, folder, data, spec):
-    ingest(data, load_task(task).modality, "", folder / "examples")
-    shard(folder / "examples", data, spec, task, folder / "shards")
-    return model_of(task, spec, open_shards(folder / "shards"), folder / "model", 3), folder / "examples"  # fmt: skip
 
 
 @pytest.fixture(scope="module")

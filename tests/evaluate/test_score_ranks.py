@@ -17,9 +17,9 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.train.modelfolder import ANY_CODE, describe
 from rekindle.train.score import job_of
 from tests.data.dialogues import model, sharded, source
-from tests.evaluate.test_score_layouts import GPT2
-from tests.evaluate.test_scores import OWN, SLICES, model_of
 from tests.ports import free_port
+from tests.support.evaluate_score_layouts import GPT2
+from tests.support.evaluate_scores import OWN, SLICES, model_of
 
 STEP = Path(__file__).with_name("step.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}

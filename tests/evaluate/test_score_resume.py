@@ -15,8 +15,8 @@ import pytest
 from rekindle.data.examples import SUMMARY, ExamplesSummary, ExamplesWriter, schema_of
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.model import DataSpec, ModelSpec
-from tests.evaluate.test_score_layouts import classifier
 from tests.processes import ranks_of
+from tests.support.evaluate_score_layouts import classifier
 
 STEP = Path(__file__).with_name("step.py")
 ROWS = 80_000  # ten pieces

@@ -82,7 +82,7 @@ def check_saving(here: Here) -> Iterator[Row]:
 
 def check_resume(here: Here) -> Iterator[Row]:
     """The real worker under its real supervisor, killed three times, against a run that was left alone."""
-    from tests.train.test_resume import Gang, written
+    from tests.support.train_resume import Gang, written
 
     train, promised = _spec(here)
     model = ModelSpec(source=plain("llama", here), tokenizer={"vocab_size": 320})

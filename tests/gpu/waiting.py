@@ -74,7 +74,7 @@ def _waits(here: Here, trainer: Trainer, number: int, work: Any) -> tuple[str, A
 
 def _reads(trainer: Trainer, run: Callable[[], Any]) -> tuple[str, Any]:
     """On a CPU, where Python asked for a value; what comes from the loader counts as on the device."""
-    from tests.train.test_step import Reads
+    from tests.support.train_step import Reads
 
     moved: Any = trainer.feed
     trainer.feed = lambda micro: [  # type: ignore[assignment, misc]

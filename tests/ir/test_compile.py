@@ -11,7 +11,7 @@ import yaml
 
 from rekindle.errors import RekindleError, RequestError, UnsupportedError
 from rekindle.ir.compile import compile_pipeline
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 
 PIPELINE = """
 from kfp import dsl
@@ -132,7 +132,7 @@ def test_several_pipelines_in_a_file_have_to_be_told_apart(tmp_path: Path) -> No
 
 def test_reading_and_executing_import_no_kfp() -> None:
     code = (  # not `google`: some packages of Google's put an empty one into every process
-        "import sys, rekindle.platforms.local.execute, rekindle.ir.read, rekindle.ir.compile; "
+        "import sys, rekindle.platforms.local.execute, rekindle.ir.read.pipeline, rekindle.ir.compile; "
         "import rekindle.platforms.kubeflow.compile; "
         "print(sorted({'kfp', 'torch', 'google.protobuf', 'kubernetes'} & set(sys.modules)))"
     )

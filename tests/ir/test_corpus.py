@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from tests.support.samples import files, needs_samples
 
 pytestmark = needs_samples

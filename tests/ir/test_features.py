@@ -14,9 +14,9 @@ from rekindle.catalog.features import as_markdown, table
 from rekindle.errors import UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.features import Use, uses
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.admission import admit
-from tests.ir.test_read import minimal
+from tests.support.read_pipeline import minimal
 from tests.support.samples import files, needs_samples
 
 DOCS = Path(__file__).parents[2] / "docs" / "features.md"

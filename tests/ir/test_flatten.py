@@ -10,9 +10,9 @@ from rekindle.ir.features import uses
 from rekindle.ir.flatten import FirstOf, Given, Listed, Output, Text, flatten, sources
 from rekindle.ir.graph import Constant
 from rekindle.ir.placeholders import Reference, Template
-from rekindle.ir.read import read
-from tests.ir.test_read import minimal
+from rekindle.ir.read.pipeline import read
 from tests.platforms.local.runs import graph
+from tests.support.read_pipeline import minimal
 
 LOOPS = {"loops", "loops_over_arguments", "loops_over_outputs"}
 

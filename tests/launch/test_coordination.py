@@ -1,19 +1,16 @@
 """Nodes meet, end together, agree on what happened, and meet again: real sockets, no ranks."""
 
 import socket
-import threading
 import time
 
 import pytest
 
-from rekindle.errors import PreemptedError
-from rekindle.launch.coordination import Coordinator, Disconnected, Line, Member, judge
-from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.coordination import Disconnected, Line, Member, judge
 from rekindle.launch.root_cause import Cause
 from rekindle.launch.worker_group import Report
-from tests.ports import free_port
+from tests.support.launch_coordination import SECRET, Nodes
+from tests.support.launch_coordination import nodes as nodes
 
-SECRET = "5" * 64
 KILLED = Cause("killed", 3, 100.0, "rank 3 was killed by SIGKILL in step 7")
 PEER = Cause("followed", 0, 99.0, "rank 0 failed in step 7: Connection closed by peer")
 RAISED = Cause("raised", 1, 101.0, "rank 1 failed in step 7: ValueError: 7")
@@ -41,52 +38,6 @@ def lost(cause, **fields):
 )
 def test_reports_come_to_one_verdict(reports, expected):
     assert judge(dict(enumerate(reports))) == expected
-
-
-class Nodes:
-    """Members of three nodes in this process, and the coordinator of the first."""
-
-    def __init__(self, patience=20.0):
-        port = free_port()
-        self.places = [
-            Rendezvous(3, node, 2, "127.0.0.1", port, patience, SECRET) for node in range(3)
-        ]
-        self.members = [Member(place, lambda: False) for place in self.places]
-        self.coordinator = None
-
-    def listen(self):
-        self.coordinator = self.members[0].coordinator = Coordinator(self.places[0], 8)
-        self.coordinator.start()
-
-    def all(self, *calls):
-        """Results, or errors, of calls made side by side."""
-        results = [None] * len(calls)
-
-        def run(i):
-            try:
-                results[i] = calls[i]()
-            except PreemptedError as error:
-                results[i] = error
-
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return results
-
-    def meet(self, restart=0):
-        return self.all(*(lambda m=m: m.meet(restart) for m in self.members))
-
-
-@pytest.fixture
-def nodes():
-    made = Nodes()
-    made.listen()
-    yield made
-    for member in made.members:
-        member.close()
-    made.coordinator.end()
 
 
 def test_all_get_the_same_restart_once_the_last_is_there(nodes):

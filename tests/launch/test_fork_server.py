@@ -13,7 +13,7 @@ import pytest
 
 from rekindle.launch.process import is_running
 from rekindle.launch.step_server import fork_server_for
-from tests.launch.test_shim import task
+from tests.support.launch_shim import task
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
 

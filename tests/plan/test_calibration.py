@@ -10,7 +10,7 @@ from rekindle.plan.calibration import Known, Speeds, job_of
 from rekindle.plan.constants import spread_of, stamp
 from rekindle.plan.plan import make
 from rekindle.spec.load import load_spec
-from tests.plan.test_plan import ROOT
+from tests.support.plan import ROOT
 
 BASE = Calibration(
     run_id="r", gpu="A100-80GB", compiled=False, layout="shard 8", measured=2.0, predicted=1.0,

@@ -12,7 +12,7 @@ from rekindle.plan.risk import Work, interval, uninterrupted_seconds
 from rekindle.plan.simulation import fallback
 from tests.plan.events import Deadline, simulate, standard_error
 from tests.plan.scenarios import MTBF_HOURS, RUNS, SETTINGS
-from tests.plan.test_risk import everys, rates, works
+from tests.support.plan_risk import everys, rates, works
 
 SPOT, ON_DEMAND, WAIT_SECONDS = 1.0, 3.0, 200.0
 # hours; an uninterrupted run takes a little over two

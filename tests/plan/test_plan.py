@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -26,8 +25,8 @@ from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.load import load_spec
 from rekindle.spec.model import LayoutSpec, Spec, TrainSpec
 from rekindle.spec.support import cell_of, require
+from tests.support.plan import ROOT
 
-ROOT = Path(__file__).parents[2]
 SCENARIOS = sorted((ROOT / "configs" / "plan").glob("*.yaml"))
 LAMBDA_BOOK = shipped()
 

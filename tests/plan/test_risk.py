@@ -6,7 +6,6 @@ so where it does not."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from pathlib import Path
@@ -28,19 +27,12 @@ from rekindle.plan.risk import (
     interval,
     uninterrupted_seconds,
 )
-from tests.plan.events import Runs, simulate, standard_error
+from tests.plan.events import standard_error
 from tests.plan.scenarios import MTBF_HOURS, RUNS, SETTINGS
+from tests.support.plan_risk import everys, rates, runs_of, works
 
 ROOT = Path(__file__).parents[2]
 HOUR = Work(steps=360, step_seconds=10.0, save_seconds=30.0, restart_seconds=120.0)
-
-
-@functools.cache
-def runs_of(setting: str, mtbf_hours: float, runs: int = RUNS) -> tuple[Work, int, Runs]:
-    work, every = SETTINGS[setting]
-    every = every or interval(work, 1 / mtbf_hours)
-    simulated = dataclasses.replace(work, notice_seconds=0.0) if work.notice_seconds < 60 else work
-    return work, every, simulate(simulated, every, 1 / mtbf_hours, runs, seed=20261123)
 
 
 # The hazard
@@ -208,19 +200,6 @@ def test_nothing_is_risked_longer_than_an_hour_unless_saves_are_dear() -> None:
 # What holds for every training
 
 
-works = st.builds(
-    Work,
-    steps=st.integers(1, 20_000),
-    step_seconds=st.floats(0.05, 60),
-    save_seconds=st.floats(0, 300),
-    restart_seconds=st.floats(0, 900),
-    commit_seconds=st.floats(0, 600),
-    wait_seconds=st.floats(0, 7200),
-    wait=st.sampled_from(["exponential", "fixed"]),
-    notice_seconds=st.sampled_from([0.0, 30.0, 120.0]),
-)
-rates = st.floats(1e-6, 4.0)
-everys = st.integers(1, 2_000)
 SLIGHT = 1 + 1e-9
 
 

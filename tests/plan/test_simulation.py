@@ -13,7 +13,7 @@ from rekindle.plan.risk import Work, expected, interval, uninterrupted_seconds
 from rekindle.plan.simulation import FEWEST_RUNS, hopeless, simulate
 from tests.plan.events import simulate as followed
 from tests.plan.scenarios import MTBF_HOURS, RUNS, SETTINGS
-from tests.plan.test_risk import everys, rates, runs_of, works
+from tests.support.plan_risk import everys, rates, runs_of, works
 
 WITHIN = 0.02
 OFF_A_JUMP = 0.003  # hours

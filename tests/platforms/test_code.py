@@ -13,7 +13,7 @@ from rekindle.app.pipeline import pipeline_of
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.graph import Graph
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.code import code_of, hashes, placed
 from rekindle.spec import lock
 from rekindle.spec.load import load_spec

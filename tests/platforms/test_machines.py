@@ -9,7 +9,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.graph import Resources
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.machines import amount, gpu_kind, machine_for, those_there
 
 

@@ -16,10 +16,10 @@ from rekindle.launch.seal import NotAuthenticError, Seal
 from rekindle.launch.torchrun import torchrun
 from rekindle.launch.worker_group import Report
 from rekindle.spec.model import TrainSpec
-from tests.launch.test_coordination import SECRET
-from tests.launch.test_coordination import nodes as nodes
 from tests.ports import free_port
 from tests.security.strangers import NOISE, Wire, hung_up_on, send, tampered, with_another_secret
+from tests.support.launch_coordination import SECRET
+from tests.support.launch_coordination import nodes as nodes
 
 
 def are_well(nodes):

@@ -22,7 +22,7 @@ from rekindle.data.files import SourceFile
 from rekindle.data.source import _held_at_once, open_source
 from rekindle.errors import DataError
 from tests.data.corpora import ingested, text_spec, write_jsonl
-from tests.data.test_images import png
+from tests.support.data_images import png
 
 TREE = {
     "root/table.jsonl": b"inside", "root/a.png": b"inside", "root/deep/b.png": b"inside",

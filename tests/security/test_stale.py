@@ -17,7 +17,7 @@ from rekindle.app.pipeline import pipeline_of
 from rekindle.data.fingerprint import fingerprint
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.graph import FromTask
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.code import hashes
 from rekindle.platforms.local.content import describe, digest
 from rekindle.spec.imports import INCLUDED

@@ -16,9 +16,9 @@ import pytest
 import torch.distributed as dist
 
 from rekindle.launch.rendezvous import Rendezvous
-from tests.launch.test_torchrun import until
 from tests.ports import free_port
 from tests.security.strangers import NOISE, Wire, send, with_another_secret
+from tests.support.launch_torchrun import until
 
 ROOT = Path(__file__).parents[2]
 SUPERVISE = ROOT / "tests/launch/supervise.py"

@@ -24,7 +24,7 @@ import fsspec
 import yaml
 
 from rekindle.errors import RekindleError
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.local import execute
 from rekindle.records import RunRecord, StepRecord

@@ -17,7 +17,7 @@ from typing import Any
 from rekindle.errors import RekindleError
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.graph import Graph
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.records import RunRecord
 from tests.platforms.local.runs import run
 from tests.torture import chaos

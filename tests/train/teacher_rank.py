@@ -15,8 +15,8 @@ from rekindle.tasks import load_task
 from rekindle.train import families, teacher, weights
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
+from tests.support.train_layouts import MODELS, NO_DROPOUT, TASKS
 from tests.train.differential import made_shards
-from tests.train.test_layouts import MODELS, NO_DROPOUT, TASKS
 
 CASES = {"llama": "tokens", "gpt2": "tokens", "distilbert": "text"}
 

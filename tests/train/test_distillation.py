@@ -28,8 +28,8 @@ from rekindle.train.job import Job
 from rekindle.train.live import Live
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Part
+from tests.support.train_layouts import MODELS, NO_DROPOUT, TASKS
 from tests.train.differential import PACK, made_shards
-from tests.train.test_layouts import MODELS, NO_DROPOUT, TASKS
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

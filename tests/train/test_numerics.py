@@ -18,9 +18,9 @@ from rekindle.train.objective import Goal, Part
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import Parts, Stage
 from rekindle.train.score import settings_of
+from tests.support.train_layouts import MODELS
+from tests.support.train_step import case, ranks
 from tests.train.differential import trainer_of
-from tests.train.test_layouts import MODELS
-from tests.train.test_step import case, ranks
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 LLAMA = {

@@ -19,8 +19,8 @@ from rekindle.spec.layout import Layout
 from rekindle.spec.model import LayoutSpec
 from rekindle.train import compat
 from rekindle.train.history import read_history
+from tests.support.train_resume import DISTILBERT, GPT2, LM_STEPS, LM_TRAIN, Gang, written
 from tests.train.oldest_torch import ROOT, Wheel, missing, sources
-from tests.train.test_resume import DISTILBERT, GPT2, LM_STEPS, LM_TRAIN, Gang, written
 
 REQUIREMENTS = ROOT / "tests" / "requirements-oldest.txt"
 OLDEST = re.search(r"^torch==(.*)$", REQUIREMENTS.read_text(), re.MULTILINE)[1]

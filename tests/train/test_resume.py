@@ -4,180 +4,39 @@ Real torchrun, real signals, one to four ranks on gloo: a network of convolution
 dropout wherever it has one, on packed documents of mixed length, several micro-batches a step.
 """
 
-import dataclasses
 import json
 import os
 import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
 from rekindle.data.order import SampleOrder
-from rekindle.data.shard import shard
 from rekindle.launch import heartbeats
 from rekindle.launch.process import is_running
-from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import TrainingSummary
-from rekindle.spec.identity import file_sha256
-from rekindle.spec.model import DataSpec, LayoutSpec, ModelSpec, TrainSpec
-from rekindle.tasks import load_task
+from rekindle.spec.model import LayoutSpec, TrainSpec
 from rekindle.train.checkpoint import broken, newest
 from rekindle.train.history import read_history
-from rekindle.train.job import Job
 from rekindle.train.ledger import read_ledger
-from tests.processes import ranks_of
-
-STEPS = 60
-EVERY = 10
-TASK = "image_classification"
-TRAIN = TrainSpec(steps=STEPS, checkpoint={"every": EVERY, "keep": 2}, lr=1e-3)
-
-
-CNN = ModelSpec(source={"channels": [32, 64], "hidden": 64, "dropout": 0.3})
-GPT2 = ModelSpec(
-    source={"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}, tokenizer={"vocab_size": 320}
-)  # fmt: skip
-DISTILBERT = ModelSpec(
-    source={"model_type": "distilbert", "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64},
-    tokenizer={"vocab_size": 320},
-)  # fmt: skip
-LM_STEPS, LM_EVERY = 24, 6
-LM_TRAIN = TrainSpec(
-    steps=LM_STEPS, global_batch_size=16, micro_batch_size=4, lr=1e-3, checkpoint={"every": LM_EVERY, "keep": 9}
-)  # fmt: skip
-
-
-def written(folder, task, model):
-    """Shards of 400 texts of 3 to 40 made-up words, with a class each."""
-    made = random.Random(0)
-    words = ["".join(made.choices("abcdefgh", k=made.randint(2, 6))) for _ in range(80)]
-    rows = [
-        {"text": " ".join(made.choices(words, k=made.randint(3, 40))), "label": made.choice("xyz")}
-        for _ in range(400)
-    ]
-    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = DataSpec(source=str(folder / "texts.jsonl"), max_length=64)
-    ingest(data, load_task(task).modality, "", folder / "examples")
-    shard(folder / "examples", data, model, task, folder / "shards")
-    return folder / "shards"
-
-
-@dataclasses.dataclass
-class Gang:
-    """A job in a folder, and the process that runs it."""
-
-    folder: Path
-    shards: Path
-    ranks: int = 2
-    train: TrainSpec = TRAIN
-    task: str = TASK
-    model: ModelSpec = CNN
-    environment: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def start(self):
-        self.attempt = getattr(self, "attempt", 0) + 1
-        self.folder.mkdir(exist_ok=True)
-        self.log = self.folder / f"log-{self.attempt}.txt"
-        job = Job.of(
-            artifact_root=str(self.folder), run_key="key", task=self.task, shards=str(self.shards),
-            output=str(self.folder / f"model-{self.attempt}"), history=str(self.folder / f"training-{self.attempt}"),
-            init="", init_from="base", train=self.train, model=self.model,
-        )  # fmt: skip
-        self.status = Path(job.status)
-        job.write(self.folder / "job.json")
-        environment = {
-            **os.environ,
-            **Rendezvous(ranks_per_node=self.ranks).environment(),
-            "OMP_NUM_THREADS": "1",
-            **self.environment,
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("gang.py")), str(self.folder / "job.json")],
-            stdout=self.log.open("w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True,
-        )  # fmt: skip
-        STARTED.append(self.process)
-        return self
-
-    def until(self, condition, what, pause=0.005):
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if condition():
-                return self
-            assert self.process.poll() is None, f"{what}\n{self.said}"
-            time.sleep(pause)
-        raise AssertionError(f"{what} did not happen\n{self.said}")
-
-    def until_step(self, step):
-        """Wait until the history has reached `step`."""
-
-        def reached():
-            rows = list(read_history(self.checkpoints / "history.jsonl"))
-            return rows and rows[-1].step >= step
-
-        return self.until(reached, f"step {step}")
-
-    def until_committed(self):
-        """Wait until there is a checkpoint to go on from."""
-        return self.until(lambda: next(self.checkpoints.glob("*/manifest.json"), None), "a commit")
-
-    def until_phase(self, phase):
-        """Wait until a rank that lives says that it is in this phase."""
-        return self.until(
-            lambda: any(s.phase == phase and is_running(s.pid) for s in heartbeats.read(self.status)), phase, pause=0
-        )  # fmt: skip
-
-    def until_saved(self, file):
-        """Wait until a save has begun, and has come to this file."""
-        before = set(self.checkpoints.glob("step-*"))
-        return self.until(
-            lambda: any(
-                next(folder.glob(file), None) for folder in set(self.checkpoints.glob("step-*")) - before
-            ),
-            file, pause=0,
-        )  # fmt: skip
-
-    def kill_ranks(self):
-        """Kill all ranks at once; what supervises them lives on."""
-        killed = [sign.pid for sign in heartbeats.read(self.status) if is_running(sign.pid)]
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
-        return self.until(lambda: not any(is_running(pid) for pid in killed), "the death of the ranks")  # fmt: skip
-
-    def finish(self, code=0):
-        assert self.process.wait(400) == code, self.said
-        return self
-
-    @property
-    def checkpoints(self):
-        return self.folder / "checkpoints" / "key"
-
-    @property
-    def said(self):
-        return self.log.read_text()
-
-    @property
-    def weights(self):
-        return file_sha256(self.folder / f"model-{self.attempt}" / "model.safetensors")
-
-    @property
-    def losses(self):
-        rows = read_history(self.folder / f"training-{self.attempt}" / "history.jsonl")
-        return [(row.step, row.loss, row.lr, row.grad_norm) for row in rows]
-
-    def workers(self):
-        return ranks_of(self.process.pid)
-
-
-STARTED: list[subprocess.Popen] = []
+from tests.support.train_resume import (
+    DISTILBERT,
+    EVERY,
+    GPT2,
+    LM_EVERY,
+    LM_STEPS,
+    LM_TRAIN,
+    STARTED,
+    STEPS,
+    TRAIN,
+    Gang,
+    written,
+)
 
 
 @pytest.fixture(autouse=True)

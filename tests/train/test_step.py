@@ -2,7 +2,6 @@
 notice, so reads and collectives are counted, and tensors without values stand for a GPU's."""
 
 import collections
-import contextlib
 import json
 import math
 import os
@@ -14,12 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.overrides import TorchFunctionMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.data.order import SampleOrder
@@ -35,12 +31,9 @@ from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal
 from rekindle.train.optimizer import Optimizer
+from tests.support.train_step import Reads, case, ranks
 from tests.train.differential import GLOBAL, PACK, ROWS, made_shards, trainer_of
 
-LLAMA = {
-    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 40, "max_position_embeddings": 64,
-}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}
 BERT = {
     "model_type": "distilbert",
@@ -51,62 +44,6 @@ BERT = {
     "max_position_embeddings": 32,
 }
 UNSAVED = types.SimpleNamespace(pending=None, written=lambda: True, settle=lambda save: None)
-# what returns a value to Python, or tensors whose size depends on one
-READS = {
-    "item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "nonzero", "masked_select", "unique",
-    "equal", "allclose", "argwhere", "__contains__",
-}  # fmt: skip
-
-
-def case(task="causal_lm", model=LLAMA, axes=(), **cell):
-    cell = {
-        "axes": axes,
-        "schedule": "",
-        "checkpointing": "none",
-        "compile": False,
-        "precision": "fp32",
-        "lora": False,
-        **cell,
-    }
-    return {
-        "task": task,
-        "model": model,
-        "cell": cell,
-        "exact": False,
-        "packing": task == "causal_lm",
-        "micro": 2,
-    }
-
-
-@contextlib.contextmanager
-def ranks(world):
-    """The first of so many ranks; the others do not exist, and what they would send stays as it was."""
-    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-class Reads(TorchFunctionMode):
-    """Where Python asked for the value of a tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        name = getattr(function, "__name__", "")
-        by_mask = name == "__getitem__" and any(
-            isinstance(i, torch.Tensor) and i.dtype == torch.bool
-            for i in (args[1] if isinstance(args[1], tuple) else (args[1],))
-        )
-        if name in READS or by_mask:
-            frame = sys._getframe(1)
-            self.found.append(
-                f"{name} in {Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"
-            )
-        return function(*args, **(kwargs or {}))
 
 
 class Collectives(TorchDispatchMode):
@@ -372,7 +309,7 @@ def test_seeding_dropout_leaves_nothing_behind_for_devices_that_are_not_there():
     """`torch.manual_seed` keeps the stack of each caller for every kind of device until that is used."""
     script = (
         "import torch, torch.distributed as dist, json, sys\n"
-        "from tests.train.test_step import BERT, case, ranks\n"
+        "from tests.support.train_step import BERT, case, ranks\n"
         "from tests.train.differential import trainer_of\n"
         "with ranks(1):\n"
         "    trainer = trainer_of(case('text_classification', BERT))\n"
@@ -431,7 +368,7 @@ def test_a_pipeline_that_evaluates_asks_the_device_for_a_shape_once(tmp_path):
         "import json, os, torch.distributed as dist\n"
         "from pathlib import Path\n"
         "from tests.train.differential import trainer_of\n"
-        "from tests.train.test_step import Reads, case\n"
+        "from tests.support.train_step import Reads, case\n"
         "child = os.fork()\n"
         "rank = int(child == 0)\n"
         f"dist.init_process_group('gloo', init_method='file://{tmp_path}/meet', rank=rank, world_size=2)\n"

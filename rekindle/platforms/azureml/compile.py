@@ -25,9 +25,9 @@ from rekindle.catalog.limits import limits
 from rekindle.catalog.network import network
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.compile import DUMPER
+from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
 from rekindle.ir.graph import Graph, Step
-from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import (
     admit,

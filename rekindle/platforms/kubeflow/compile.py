@@ -4,8 +4,8 @@ it, and a launcher in place of each step on several nodes.
 Pure: the same IR and arguments give the same bytes. KFP is its own platform, so the IR is not
 rebuilt from the Graph; what the Graph is for here is that everything in it was understood before it
 is sent. A launcher is a small step without GPUs. Its first argument says what is to run, its second
-is KFP's ExecutorInput; the artifacts that the step reads are strings there (ir/uris.py), so that
-their files go to the nodes and not to the launcher."""
+is KFP's ExecutorInput; the artifacts that the step reads are strings there (ir/edit/uris.py), so
+that their files go to the nodes and not to the launcher."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ import yaml
 from rekindle.catalog.network import network
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.compile import DUMPER
-from rekindle.ir.graph import Constant, Graph, Ports, Step
-from rekindle.ir.inputs import with_inputs
-from rekindle.ir.rewrite import (
+from rekindle.ir.edit.inputs import with_inputs
+from rekindle.ir.edit.rewrite import (
     distributed,
     rewritten,
     with_launchers,
@@ -29,7 +28,8 @@ from rekindle.ir.rewrite import (
     with_retries,
     with_secrets,
 )
-from rekindle.ir.uris import with_places
+from rekindle.ir.edit.uris import with_places
+from rekindle.ir.graph import Constant, Graph, Ports, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import admit
 from rekindle.platforms.bundle import lowered_container

@@ -29,8 +29,8 @@ from typing import Any
 
 from rekindle.errors import RekindleError, StepError
 from rekindle.http import Stopped
+from rekindle.ir.edit.uris import PREFIX, as_place, read_place
 from rekindle.ir.graph import Retry, Setting
-from rekindle.ir.uris import PREFIX, as_place, read_place
 from rekindle.launch import staging
 from rekindle.platforms.attempts import OVER, SUCCEEDED, Allowed, Cause, GiveUp, Job, Start
 from rekindle.platforms.kubeflow import trainjob

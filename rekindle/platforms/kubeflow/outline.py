@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from rekindle.ir.compile import LOADER
-from rekindle.ir.executors import asked_of, executors
+from rekindle.ir.edit.executors import asked_of, executors
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.submission import Planned

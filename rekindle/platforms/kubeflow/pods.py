@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import Problem
+from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Setting, Step
-from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.platforms.kubeflow.pieces import Clash, Misfit, Piece, joined
 from rekindle.platforms.kubeflow.settings import (
     INPUT,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import PlatformError, UnreachableError
-from rekindle.ir.executors import executors
+from rekindle.ir.edit.executors import executors
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
 from rekindle.platforms.submission import Mark, Placed

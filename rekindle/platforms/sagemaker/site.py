@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Guard, Item, Output, sources
 from rekindle.ir.graph import Importer, Step
-from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.platforms.code import ECR
 from rekindle.spec.places import SageMakerSpec
 

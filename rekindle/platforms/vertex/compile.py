@@ -14,8 +14,7 @@ from typing import Any
 
 from rekindle.catalog.limits import limits
 from rekindle.errors import Problem
-from rekindle.ir.graph import Graph, Secret, Step
-from rekindle.ir.rewrite import (
+from rekindle.ir.edit.rewrite import (
     component_of,
     distributed,
     executors_of,
@@ -25,6 +24,7 @@ from rekindle.ir.rewrite import (
     with_launchers,
     with_retries,
 )
+from rekindle.ir.graph import Graph, Secret, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.admission import (
     admit,

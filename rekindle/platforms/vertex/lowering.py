@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rekindle.catalog.network import network
+from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Step
 from rekindle.ir.placeholders import references
-from rekindle.ir.rewrite import OWN_IMAGES
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.vertex.customjob import custom_job, limit_seconds, provisioning
 from rekindle.spec.places import VertexSpec

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.ir.executors import asked_of, executors
+from rekindle.ir.edit.executors import asked_of, executors
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Planned
 from rekindle.platforms.vertex.lowering import LAUNCHER

@@ -13,20 +13,11 @@ from rekindle.platforms.azureml.client import job_name, mark_of, submit
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Placed
 from rekindle.spec.places import AzureMLSpec
-from tests.platforms.azureml.test_compile import BEHAVIOUR, IMAGE, compiled
 from tests.platforms.marks import mark
-from tests.platforms.sagemaker.test_compile import pipeline as two_steps
-from tests.servers.azure_rest import SUBSCRIPTION, Workspace
+from tests.servers.azure_rest import Workspace
 from tests.servers.troubles import Fault
-
-PLACE = AzureMLSpec(
-    subscription=SUBSCRIPTION, resource_group="rg", workspace="forge", image=IMAGE, identity="managed",
-    secrets={"HF_TOKEN": "https://my-vault.vault.azure.net/secrets/hub"},
-)  # fmt: skip
-
-
-def definition(n: int = 3) -> Definition:
-    return compiled(two_steps, {"n": n}, **PLACE.model_dump())
+from tests.support.azureml_client import PLACE, definition
+from tests.support.azureml_compile import BEHAVIOUR, compiled
 
 
 def test_a_job_is_there_with_all_that_it_needs_and_once_for_one_submission(

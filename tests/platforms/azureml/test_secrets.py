@@ -18,7 +18,10 @@ from rekindle.platforms.azureml import secrets
 from rekindle.platforms.azureml.doctor import permissions
 from rekindle.platforms.definition import Definition
 from rekindle.spec.places import AzureMLSpec
-from tests.platforms.azureml.test_compile import (
+from tests.servers.azureml import Failed, Workspace
+from tests.servers.key_vault import Vault
+from tests.servers.tls_hosts import Hosts, identity, on_behalf
+from tests.support.azureml_compile import (
     BEHAVIOUR,
     IMAGE,
     compiled,
@@ -27,10 +30,7 @@ from tests.platforms.azureml.test_compile import (
     validated,
     what_came_of_it,
 )
-from tests.platforms.azureml.test_compile import workspace as workspace
-from tests.servers.azureml import Failed, Workspace
-from tests.servers.key_vault import Vault
-from tests.servers.tls_hosts import Hosts, identity, on_behalf
+from tests.support.azureml_compile import workspace as workspace
 
 REFERENCE = "https://my-vault.vault.azure.net/secrets/hub"
 TOKEN = "a-token-for-key-vault"

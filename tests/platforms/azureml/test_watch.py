@@ -17,10 +17,10 @@ from rekindle.platforms.azureml.client import submit, tags_of
 from rekindle.platforms.azureml.outline import steps
 from rekindle.platforms.watch import Look
 from rekindle.records import StepRecord, StepStatus
-from tests.platforms.azureml.test_client import PLACE, definition
 from tests.platforms.marks import mark
 from tests.servers.azure_rest import Workspace
 from tests.servers.troubles import Fault
+from tests.support.azureml_client import PLACE, definition
 
 NOW = datetime.datetime.now(datetime.UTC)
 

@@ -15,8 +15,8 @@ from kfp import dsl
 
 import rekindle
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
-from rekindle.ir.uris import PREFIX, as_place
+from rekindle.ir.edit.uris import PREFIX, as_place
+from rekindle.ir.read.pipeline import read
 from rekindle.launch import staging
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
 from rekindle.spec.places import KubeflowSpec

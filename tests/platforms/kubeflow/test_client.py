@@ -4,14 +4,12 @@ is played here."""
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Iterator
 
 import pytest
 
 from rekindle.errors import PlatformError, SpecError
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
-from rekindle.platforms.definition import Definition
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.client import (
     outline,
@@ -23,28 +21,9 @@ from rekindle.platforms.submission import Planned
 from rekindle.spec.places import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
-from tests.servers.kfp_rest import TOKEN, Server, serving
 from tests.servers.troubles import Fault
-
-IMAGE = "registry.example.com/train@sha256:" + "0" * 64
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, KubeflowSpec]]:
-    """A server, and the config's section for it."""
-    made = Server()
-    monkeypatch.setenv("KFP_TOKEN", TOKEN)
-    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
-    with serving(made) as url:
-        yield made, KubeflowSpec(host=url, token="env:KFP_TOKEN", image=IMAGE)
-
-
-Served = tuple[Server, KubeflowSpec]
-
-
-def definition(word: str = "a") -> Definition:
-    text = compile_function(module("behaviour").chain)
-    return compile(text, read(text), {"folder": "x", "text": word}, KubeflowSpec())
+from tests.support.kubeflow_client import IMAGE, Served, definition
+from tests.support.kubeflow_client import server as server
 
 
 def test_a_run_is_there_and_once_for_one_submission(server: Served) -> None:

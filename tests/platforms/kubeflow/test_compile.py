@@ -8,7 +8,7 @@ from kfp import components, dsl
 
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow.compile import compile
 from rekindle.spec.places import KubeflowSpec
 

@@ -18,10 +18,10 @@ from tests.platforms.kubeflow.launching import until
 from tests.platforms.sagemaker.conftest import KEYS
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.platforms.sagemaker.test_digits import mlflow as mlflow
 from tests.servers.kfp_rest import TOKEN, Server, serving
 from tests.servers.kubernetes import FakeCluster
 from tests.servers.trainer import Job
+from tests.support.sagemaker_digits import mlflow as mlflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]

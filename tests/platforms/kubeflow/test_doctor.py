@@ -16,7 +16,7 @@ import yaml
 
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms import reads
 from rekindle.platforms.asking import Question, answered, checks
 from rekindle.platforms.kubeflow import server

@@ -17,7 +17,7 @@ import yaml
 from kfp import dsl
 
 import rekindle
-from rekindle.ir.uris import PREFIX, read_place
+from rekindle.ir.edit.uris import PREFIX, read_place
 from rekindle.launch import staging
 from rekindle.launch.node import installed
 from tests.platforms.kubeflow.launching import (

@@ -18,9 +18,9 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow import client, schedule
 from rekindle.spec.places import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
-from tests.platforms.kubeflow.test_client import Served, definition
-from tests.platforms.kubeflow.test_client import server as server
 from tests.servers.troubles import Fault
+from tests.support.kubeflow_client import Served, definition
+from tests.support.kubeflow_client import server as server
 
 ROOT = Path(__file__).parents[3]
 MONDAYS = ScheduleSpec(cron="0 3 * * mon")

@@ -15,15 +15,15 @@ from kfp import dsl, kubernetes
 import rekindle
 from rekindle.errors import RequestError, SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.kubeflow.pods import MACHINE
 from rekindle.platforms.kubeflow.trainjob import _template_of, unpacked
-from tests.conformance.test_broken import broken
 from tests.platforms.kubeflow.launching import Step
 from tests.platforms.kubeflow.launching import compiled as pipeline_of
-from tests.platforms.kubeflow.test_settings import BARE, by_hand, compiled, pod_of, work
 from tests.servers.kubernetes import FakeCluster
+from tests.support.conformance_broken import broken
+from tests.support.kubeflow_settings import BARE, by_hand, compiled, pod_of, work
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)

@@ -17,8 +17,8 @@ from kfp import components, dsl, kubernetes
 import rekindle
 from rekindle.errors import SpecError, StepError, UnsupportedError
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
-from rekindle.ir.uris import PREFIX
+from rekindle.ir.edit.uris import PREFIX
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
 from rekindle.platforms.kubeflow.pieces import NODE
@@ -186,7 +186,7 @@ def test_the_same_input_gives_the_same_bytes_in_any_process_and_loads_nothing_he
     source.write_text(compile_function(rich))
     code = (
         "import sys, pathlib, json\n"
-        "from rekindle.ir.read import read\n"
+        "from rekindle.ir.read.pipeline import read\n"
         "from rekindle.platforms.kubeflow.compile import compile\n"
         "from rekindle.spec.places import KubeflowSpec\n"
         "text = pathlib.Path(sys.argv[1]).read_text()\n"

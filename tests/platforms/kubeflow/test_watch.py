@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow import client, watch
 from rekindle.platforms.kubeflow.client import submit
 from rekindle.platforms.kubeflow.compile import compile

@@ -19,7 +19,7 @@ import pytest
 from rekindle.app.runs import numbered
 from rekindle.ir.compile import compile_function
 from rekindle.ir.graph import Graph
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.execute import execute
 from rekindle.records import ArtifactRecord, RunRecord
 

@@ -26,7 +26,7 @@ from rekindle.records import RunRecord
 from tests.platforms.local import runs
 from tests.platforms.local.images import make
 from tests.platforms.local.runs import module, stored
-from tests.platforms.local.test_interruption import eventually
+from tests.support.local_interruption import eventually
 
 IMAGE = module("containers").IMAGE
 

@@ -11,7 +11,7 @@ import rekindle
 from rekindle.errors import RequestError, StepError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.execute import ignored
 from rekindle.platforms.local.results import outputs
 from tests.platforms.local.runs import graph, module, run, stored

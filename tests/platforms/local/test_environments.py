@@ -9,7 +9,7 @@ from kfp import dsl
 
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from tests.platforms.local.runs import run
 
 component = dsl.component(base_image="python:3.11", packages_to_install=["sparkling-water==1.5"])

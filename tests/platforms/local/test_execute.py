@@ -10,13 +10,14 @@ import pytest
 import yaml
 
 from rekindle.errors import PreemptedError, RequestError, StepError
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.execute import ignored
 from rekindle.platforms.local.results import outputs
 from rekindle.platforms.local.store import is_alive
 from rekindle.records import Ignored, RunRecord
-from tests.ir.test_read import executor, minimal
 from tests.platforms.local.runs import graph, run, stored
+from tests.support.local_execute import alive
+from tests.support.read_pipeline import executor, minimal
 
 
 def test_independent_steps_run_at_the_same_time(home: Path, folder: Path) -> None:
@@ -104,19 +105,6 @@ def test_a_step_over_its_time_is_stopped_with_all_it_started(home: Path, folder:
         run("timing_out", home, {"folder": str(folder)}, grace_seconds=5)
     assert (folder / "terminated").exists()
     assert not alive(folder)
-
-
-def alive(folder: Path) -> list[int]:
-    """Which of the processes that a step wrote down still run."""
-    pids = map(int, (folder / "pids").read_text().split())
-    return [pid for pid in pids if is_running(pid)]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
 
 
 def test_exit_code_75_means_preempted_and_is_not_retried(home: Path, folder: Path) -> None:

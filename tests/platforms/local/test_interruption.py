@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ import pytest
 from rekindle.errors import RekindleError
 from rekindle.platforms.local.store import Store, clear_killed_attempts, is_alive, owner
 from tests.platforms.local.runs import run, stored
-from tests.platforms.local.test_execute import alive
+from tests.support.local_execute import alive
+from tests.support.local_interruption import eventually
 
 CHILD = [sys.executable, "-m", "tests.platforms.local.run_child"]
 
@@ -40,15 +40,6 @@ def test_an_attempt_is_never_seen_before_it_is_locked(
             clear_killed_attempts(store.artifacts("step"))
             assert (folder / "result").exists()
     assert [path.name for path in store.artifacts("step").iterdir()] == [folder.name]
-
-
-def eventually(condition: Callable[[], object], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def start(home: Path, pipeline: str, folder: Path, grace: float = 30) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.results import outputs
 from tests.platforms.local.runs import PIPELINES, module, plain, run
 

@@ -7,10 +7,10 @@ import yaml
 
 from rekindle.errors import StepError
 from rekindle.ir.graph import Graph
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.cache import Values
 from rekindle.platforms.local.walk import Ready, Skipped, Unrolled, Walk, dependents
-from tests.ir.test_read import looped, minimal, nested
+from tests.support.read_pipeline import looped, minimal, nested
 
 
 def walk_of(graph: Graph, **arguments: object) -> Walk:

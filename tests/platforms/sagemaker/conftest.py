@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.sagemaker.compile import compile
 from rekindle.spec.places import SageMakerSpec
-from tests.platforms.sagemaker.test_compile import PLACE
 from tests.servers.sagemaker import Pipelines
+from tests.support.sagemaker_compile import PLACE
 
 KEYS = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": "us-east-1"}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,33 +19,11 @@ from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.platforms.sagemaker.test_compile import PLACE as KWARGS
-from tests.platforms.sagemaker.test_compile import compiled
-from tests.platforms.sagemaker.test_compile import pipeline as two_steps
-from tests.servers.sagemaker_rest import REGION, Account, serving
+from tests.servers.sagemaker_rest import REGION, Account
 from tests.servers.troubles import Fault
-
-PLACE = SageMakerSpec(**KWARGS)
-
-
-@pytest.fixture
-def account(aws: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    """An account that this process finds, logged in by its environment; nothing runs in it."""
-    from botocore.retries.standard import ExponentialBackoff
-
-    made = Account(s3)
-    monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
-    with serving(made) as url:
-        for name, value in {
-            "AWS_ENDPOINT_URL_SAGEMAKER": url, "AWS_ENDPOINT_URL_S3": aws,
-            "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-        }.items():  # fmt: skip
-            monkeypatch.setenv(name, value)
-        yield made
-
-
-def definition(n: int = 3) -> Definition:
-    return compiled(two_steps, {"n": n})
+from tests.support.sagemaker_client import PLACE, definition
+from tests.support.sagemaker_client import account as account
+from tests.support.sagemaker_compile import compiled
 
 
 def test_an_execution_is_there_with_all_that_it_needs_and_once_for_one_submission(

@@ -7,29 +7,20 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rekindle.cli.main import invoke
-from tests.platforms.sagemaker.test_compile import PLACE
-from tests.platforms.sagemaker.test_watch import account as account
-from tests.servers.mlflow_server import mlflow_server
 from tests.servers.sagemaker import Pipelines
 from tests.servers.sagemaker_rest import Account
+from tests.support.sagemaker_compile import PLACE
+from tests.support.sagemaker_digits import mlflow as mlflow
+from tests.support.sagemaker_watch import account as account
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of an MLflow server that keeps models itself."""
-    # 127.0.0.1 is refused: no cloud reaches it
-    with mlflow_server(tmp_path_factory.mktemp("mlflow"), host="127.0.0.2") as url:
-        yield url
 
 
 def objects(service: Pipelines, prefix: str) -> list[str]:

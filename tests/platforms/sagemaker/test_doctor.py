@@ -11,7 +11,7 @@ from rekindle.platforms.sagemaker.doctor import questions, statements
 from rekindle.spec.places import SageMakerSpec
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.platforms.sagemaker.test_compile import ECR, PLACE
+from tests.support.sagemaker_compile import ECR, PLACE
 
 HERE = "eu-central-1:123456789012"
 NETWORK = {"subnets": ("subnet-1",), "security_groups": ("sg-1",)}

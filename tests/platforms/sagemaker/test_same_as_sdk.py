@@ -11,7 +11,7 @@ import pytest
 from kfp import dsl
 
 import rekindle
-from tests.platforms.sagemaker.test_compile import IMAGE, PLACE, compiled, component, definition
+from tests.support.sagemaker_compile import IMAGE, PLACE, compiled, component, definition
 
 AWS = {
     "AWS_DEFAULT_REGION": "eu-central-1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",

@@ -13,12 +13,12 @@ from rekindle.platforms.sagemaker.client import submit
 from rekindle.platforms.sagemaker.schedule import lowered, schedule_id
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.marks import mark
-from tests.platforms.sagemaker.conftest import KEYS
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.platforms.sagemaker.test_client import PLACE, definition
-from tests.platforms.sagemaker.test_client import account as account
-from tests.servers.sagemaker_rest import REGION, Account
+from tests.servers.sagemaker_rest import Account
+from tests.support.sagemaker_client import PLACE, definition
+from tests.support.sagemaker_client import account as account
+from tests.support.sagemaker_schedules import scheduler as scheduler
 
 MONDAYS = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")
 LOWERED = {
@@ -29,19 +29,6 @@ LOWERED = {
     "0 0 1,15 jan-mar *": "cron(0 0 1,15 1-3 ? *)",
     "0 6 * * */2": "cron(0 6 ? * SUN,TUE,THU,SAT *)",
 }
-
-
-@pytest.fixture
-def scheduler(account: Account, aws: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The scheduler that this process finds, with nothing in it."""
-    import boto3
-
-    monkeypatch.setenv("AWS_ENDPOINT_URL_SCHEDULER", aws)
-    client = boto3.client("scheduler", endpoint_url=aws, **{**KEYS, "region_name": REGION})
-    for group in client.list_schedule_groups()["ScheduleGroups"]:
-        if group["Name"] != "default":
-            client.delete_schedule_group(Name=group["Name"])
-    return client
 
 
 @pytest.mark.parametrize("cron", LOWERED)

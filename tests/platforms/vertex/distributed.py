@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.ir.compile import compile_pipeline
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.vertex.compile import compile
 from rekindle.spec.places import VertexSpec
 

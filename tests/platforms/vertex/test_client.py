@@ -9,7 +9,6 @@ import json
 import pytest
 
 from rekindle.errors import PlatformError, SpecError
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.vertex.client import (
     job_id,
     outline,
@@ -17,22 +16,11 @@ from rekindle.platforms.vertex.client import (
 )
 from rekindle.platforms.vertex.labels import labels_of
 from rekindle.spec.places import VertexSpec
-from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.vertex.project import project as project
 from tests.servers.troubles import Fault
 from tests.servers.vertex_rest import PARENT, PROJECT, REGION, Project
-
-PLACE = VertexSpec(project=PROJECT, region=REGION, artifact_root="gs://lake/rekindle")
-
-
-def definition(word: str = "a") -> Definition:
-    from rekindle.ir.compile import compile_function
-    from rekindle.ir.read import read
-    from rekindle.platforms.vertex.compile import compile
-
-    text = compile_function(module("behaviour").chain)
-    return compile(text, read(text), {"folder": "x", "text": word}, PLACE)
+from tests.support.vertex_client import PLACE, definition
 
 
 def test_a_job_is_there_and_once_for_one_submission(project: Project) -> None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rekindle.catalog.features import table
 from rekindle.errors import RequestError, SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.platforms.vertex.compile import compile
 from rekindle.spec.places import VertexSpec
 

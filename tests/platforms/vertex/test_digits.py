@@ -13,13 +13,13 @@ import pytest
 pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos are a developer's")
 
 from rekindle.cli.main import invoke
-from tests.platforms.sagemaker.test_digits import mlflow as mlflow
 from tests.platforms.vertex.conftest import can_mount
 from tests.platforms.vertex.project import project as project
 from tests.servers.gcs_driver import installed
 from tests.servers.vertex import ROOT, Vertex
 from tests.servers.vertex_pipeline import Pipelines
 from tests.servers.vertex_rest import PROJECT, REGION, Project
+from tests.support.sagemaker_digits import mlflow as mlflow
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.timeout(900),

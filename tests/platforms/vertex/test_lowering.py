@@ -15,7 +15,7 @@ from rekindle.catalog.limits import limits
 from rekindle.errors import SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
-from rekindle.ir.read import read
+from rekindle.ir.read.pipeline import read
 from rekindle.launch.nccl_profile import PROFILE
 from rekindle.platforms.vertex.compile import compile
 from rekindle.platforms.vertex.lowering import launcher

@@ -13,9 +13,9 @@ from google.cloud import aiplatform_v1 as api
 from rekindle.errors import UnsupportedError
 from rekindle.platforms.vertex import schedule
 from rekindle.spec.schedule import ScheduleSpec
-from tests.platforms.vertex.test_client import PLACE, definition
-from tests.platforms.vertex.test_client import project as project
+from tests.platforms.vertex.project import project as project
 from tests.servers.vertex_rest import PARENT, Project
+from tests.support.vertex_client import PLACE, definition
 
 MONDAYS = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")
 CLEANERS: dict[str, Callable[[], Any]] = {

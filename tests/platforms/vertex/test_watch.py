@@ -36,7 +36,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 def definition(pipeline: Any = None, place: VertexSpec = PLACE, **arguments: Any) -> Definition:
     from rekindle.ir.compile import compile_function
-    from rekindle.ir.read import read
+    from rekindle.ir.read.pipeline import read
     from rekindle.platforms.vertex.compile import compile
 
     text = compile_function(pipeline or module("watched").watched)

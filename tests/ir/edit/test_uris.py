@@ -15,8 +15,8 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from rekindle.errors import UnsupportedError
 from rekindle.ir.compile import compile_function
-from rekindle.ir.read import read
-from rekindle.ir.uris import PREFIX, read_place, with_places
+from rekindle.ir.edit.uris import PREFIX, read_place, with_places
+from rekindle.ir.read.pipeline import read
 
 # What stands in for a launcher here: it shows the strings that it was given.
 SHOW = """

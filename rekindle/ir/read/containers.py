@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.ir import preamble
-from rekindle.ir.fields import Fields, malformed
 from rekindle.ir.graph import Container, Resources
 from rekindle.ir.placeholders import (
     Argument,
@@ -18,6 +16,8 @@ from rekindle.ir.placeholders import (
     parse_argument,
     parse_value,
 )
+from rekindle.ir.read import preamble
+from rekindle.ir.read.fields import Fields, malformed
 
 _OTHER_KINDS = {
     "resolver": "resolvers look up artifacts in a metadata store",

@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rekindle.ir.bindings import read_parameter
 from rekindle.ir.distribution import PLATFORM, Distribution, from_settings
-from rekindle.ir.fields import Fields, Refusals, malformed
 from rekindle.ir.graph import Constant, Secret, Setting
+from rekindle.ir.read.bindings import read_parameter
+from rekindle.ir.read.fields import Fields, Refusals, malformed
 
 
 @dataclasses.dataclass(frozen=True)

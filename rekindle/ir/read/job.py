@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.errors import RequestError
-from rekindle.ir.fields import Fields, Refusals
 from rekindle.ir.graph import Graph, Parameter
+from rekindle.ir.read.fields import Fields, Refusals
 from rekindle.ir.values import from_ir
 
 _WHERE = "runtimeConfig.parameterValues"

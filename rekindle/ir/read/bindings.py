@@ -7,7 +7,6 @@ import json
 import re
 
 from rekindle.errors import RequestError
-from rekindle.ir.fields import Fields, Refusals, malformed
 from rekindle.ir.graph import (
     Binding,
     Constant,
@@ -30,6 +29,7 @@ from rekindle.ir.placeholders import (
     references,
     templates,
 )
+from rekindle.ir.read.fields import Fields, Refusals, malformed
 from rekindle.ir.values import from_ir
 
 # What KFP writes for an element of a struct: parseJson(string_value)["a"]["b"]

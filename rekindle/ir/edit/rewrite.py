@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from rekindle.ir.distribution import PLATFORM
-from rekindle.ir.documents import documents
+from rekindle.ir.edit.unread import check_all
 from rekindle.ir.graph import Graph, Step
-from rekindle.ir.unread import check_all
+from rekindle.ir.read.documents import documents
 
 OWN_IMAGES = "rekindle/"
 

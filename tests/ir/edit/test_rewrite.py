@@ -9,9 +9,9 @@ from kfp import dsl, kubernetes
 import rekindle
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
+from rekindle.ir.edit.rewrite import rewritten, with_launchers, with_retries
 from rekindle.ir.graph import Step
-from rekindle.ir.read import read
-from rekindle.ir.rewrite import rewritten, with_launchers, with_retries
+from rekindle.ir.read.pipeline import read
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)

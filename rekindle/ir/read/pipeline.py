@@ -19,10 +19,6 @@ import yaml
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir import condition as conditions
-from rekindle.ir.bindings import check_dag, check_references, read_bindings, read_results
-from rekindle.ir.containers import Import, read_executor
-from rekindle.ir.documents import documents
-from rekindle.ir.fields import NAME, Fields, Refusals, malformed
 from rekindle.ir.graph import (
     AnyNode,
     Artifact,
@@ -40,9 +36,13 @@ from rekindle.ir.graph import (
     Step,
     SubDag,
 )
-from rekindle.ir.job import unwrap
 from rekindle.ir.placeholders import parse_value
-from rekindle.ir.settings import Wishes, read_platforms
+from rekindle.ir.read.bindings import check_dag, check_references, read_bindings, read_results
+from rekindle.ir.read.containers import Import, read_executor
+from rekindle.ir.read.documents import documents
+from rekindle.ir.read.fields import NAME, Fields, Refusals, malformed
+from rekindle.ir.read.job import unwrap
+from rekindle.ir.read.settings import Wishes, read_platforms
 from rekindle.ir.values import from_ir, integral
 
 _TYPES = get_args(ParameterType)

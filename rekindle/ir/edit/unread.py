@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rekindle.ir.fields import Fields, Refusals, malformed
+from rekindle.ir.read.fields import Fields, Refusals, malformed
 
 
 def check_all(spec: Mapping[str, Any]) -> None:

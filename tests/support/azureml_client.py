@@ -1,0 +1,18 @@
+"""What tests share with platforms/azureml/test_client.py."""
+
+from __future__ import annotations
+
+from rekindle.platforms.definition import Definition
+from rekindle.spec.places import AzureMLSpec
+from tests.servers.azure_rest import SUBSCRIPTION
+from tests.support.azureml_compile import IMAGE, compiled
+from tests.support.sagemaker_compile import pipeline as two_steps
+
+PLACE = AzureMLSpec(
+    subscription=SUBSCRIPTION, resource_group="rg", workspace="forge", image=IMAGE, identity="managed",
+    secrets={"HF_TOKEN": "https://my-vault.vault.azure.net/secrets/hub"},
+)  # fmt: skip
+
+
+def definition(n: int = 3) -> Definition:
+    return compiled(two_steps, {"n": n}, **PLACE.model_dump())

@@ -1,0 +1,42 @@
+"""What tests share with plan/test_risk.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from hypothesis import strategies as st
+
+from rekindle.plan.risk import (
+    Work,
+    interval,
+)
+from tests.plan.events import Runs, simulate
+from tests.plan.scenarios import RUNS, SETTINGS
+
+
+@functools.cache
+def runs_of(setting: str, mtbf_hours: float, runs: int = RUNS) -> tuple[Work, int, Runs]:
+    work, every = SETTINGS[setting]
+    every = every or interval(work, 1 / mtbf_hours)
+    simulated = dataclasses.replace(work, notice_seconds=0.0) if work.notice_seconds < 60 else work
+    return work, every, simulate(simulated, every, 1 / mtbf_hours, runs, seed=20261123)
+
+
+works = st.builds(
+    Work,
+    steps=st.integers(1, 20_000),
+    step_seconds=st.floats(0.05, 60),
+    save_seconds=st.floats(0, 300),
+    restart_seconds=st.floats(0, 900),
+    commit_seconds=st.floats(0, 600),
+    wait_seconds=st.floats(0, 7200),
+    wait=st.sampled_from(["exponential", "fixed"]),
+    notice_seconds=st.sampled_from([0.0, 30.0, 120.0]),
+)
+
+
+rates = st.floats(1e-6, 4.0)
+
+
+everys = st.integers(1, 2_000)

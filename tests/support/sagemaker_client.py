@@ -1,0 +1,39 @@
+"""What tests share with platforms/sagemaker/test_client.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rekindle.platforms.definition import Definition
+from rekindle.spec.places import SageMakerSpec
+from tests.platforms.sagemaker.conftest import aws as aws
+from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.servers.sagemaker_rest import Account, serving
+from tests.support.sagemaker_compile import PLACE as KWARGS
+from tests.support.sagemaker_compile import compiled
+from tests.support.sagemaker_compile import pipeline as two_steps
+
+PLACE = SageMakerSpec(**KWARGS)
+
+
+@pytest.fixture
+def account(aws: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    """An account that this process finds, logged in by its environment; nothing runs in it."""
+    from botocore.retries.standard import ExponentialBackoff
+
+    made = Account(s3)
+    monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
+    with serving(made) as url:
+        for name, value in {
+            "AWS_ENDPOINT_URL_SAGEMAKER": url, "AWS_ENDPOINT_URL_S3": aws,
+            "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+def definition(n: int = 3) -> Definition:
+    return compiled(two_steps, {"n": n})
