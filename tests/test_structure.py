@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.figures import figures
+
 TESTS = Path(__file__).parent
 
 
@@ -17,3 +19,9 @@ def test_no_test_imports_another() -> None:
         and any(part.startswith("test_") for part in (node.module or "").split("."))
     ]
     assert found == []
+
+
+def test_nothing_imports_in_circles_and_few_commands_import_late() -> None:
+    found = figures(TESTS.parent)
+    assert found["circles, imports inside functions counted"] == 0
+    assert found["of these in cli and app"] < 40
