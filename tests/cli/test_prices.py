@@ -20,7 +20,6 @@ from tests.servers.cloud_prices import HOSTS, KEY, Market, item, product, sku
 from tests.servers.tls_hosts import Hosts
 from tests.servers.troubles import SILENCE, Fault
 
-TODAY = datetime.datetime.now(datetime.UTC).date()
 NOW, BEFORE = "2026-11-22T08:00:00.000Z", "2026-11-21T08:00:00.000Z"
 A3 = {  # a3-highgpu-8g: 208 CPUs, 1872 GiB, 8 GPUs
     "A3 Instance Core": 0.03, "A3 Instance Ram": 0.002, "Nvidia H100 80GB GPU": 9.0,
@@ -28,6 +27,11 @@ A3 = {  # a3-highgpu-8g: 208 CPUs, 1872 GiB, 8 GPUs
     "Nvidia H100 80GB GPU attached to Spot Preemptible VMs": 5.0,
 }  # fmt: skip
 A3_USUAL, A3_SPOT = 208 * 0.03 + 1872 * 0.002 + 72, 208 * 0.01 + 1872 * 0.001 + 40
+
+
+def today() -> datetime.date:
+    """Now, and not when this module was imported: tests may run past midnight."""
+    return datetime.datetime.now(datetime.UTC).date()
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +110,8 @@ def test_the_clouds_are_asked_and_what_they_say_counts(
     known = book(HOME)
     found = known.find("p5.48xlarge", "us-east-1")
     assert found is not None
-    assert (found.source, found.as_of, found.spot_as_of) == ("Price List API", TODAY, TODAY)
-    assert not found.is_old(TODAY)
+    assert (found.source, found.as_of, found.spot_as_of) == ("Price List API", today(), today())
+    assert not found.is_old(today())
     reckoned = known.find("ml.p5.48xlarge", "us-east-1")
     assert reckoned is not None
     assert reckoned.spot_usd_per_hour == pytest.approx(25 * 1.15)
@@ -453,7 +457,7 @@ def test_the_book_is_shown_with_its_ages(
     monkeypatch.setenv("COLUMNS", "20")
     ages = {"g5.xlarge": 3, "g6.xlarge": 31}
     rows = [
-        Price(name, "eu-west-3", 2.0, 1.0, "ours", TODAY - datetime.timedelta(days=days))
+        Price(name, "eu-west-3", 2.0, 1.0, "ours", today() - datetime.timedelta(days=days))
         for name, days in ages.items()
     ]
     own = tmp_path / "own.yaml"
@@ -477,7 +481,7 @@ def test_the_book_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert found["p5.48xlarge"].spot_as_of == "2025-08-28"
     assert found["g6.xlarge"].old
     assert not found["g6.xlarge"].spot_old
-    assert found["g6.xlarge"].age_days == (TODAY - datetime.date(2026, 2, 9)).days
+    assert found["g6.xlarge"].age_days == (today() - datetime.date(2026, 2, 9)).days
 
 
 def test_a_wrong_file_is_named_with_its_line(
