@@ -19,6 +19,7 @@ from tests.cli.world import served as served
 from tests.cli.world import world as world
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.support.cli_killed import account as account
 from tests.support.cli_killed import service_of
 
 pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
