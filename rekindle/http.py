@@ -89,7 +89,7 @@ def request(
         raise HttpError(f"the answer of {urlsplit(url).netloc} has more than {MOST_BYTES:,} bytes")
     try:
         answer = json.loads(text or b"{}")
-    except ValueError:  # `from None`: the text may hold a secret
+    except (ValueError, RecursionError):  # `from None`: the text may hold a secret
         raise HttpError(f"the answer of {urlsplit(url).netloc} is not valid JSON") from None
     return answer if isinstance(answer, dict) else {"value": answer}
 
@@ -135,7 +135,9 @@ def retried(
 def _explained(error: urllib.error.HTTPError) -> HttpError:
     """With the code and the first line of the message that the body has."""
     code, message = "", str(error.reason)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+    with contextlib.suppress(
+        OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError
+    ):  # fmt: skip
         told = json.loads(error.read(MOST_BYTES))
         found = told["errors"][0] if "errors" in told else told.get("error", told)
         if isinstance(found, str):  # KFP's, and OAuth's

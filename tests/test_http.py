@@ -104,8 +104,9 @@ def test_of_a_head_the_headers_come_back(service: Service) -> None:
         ({"error": "just this"}, "just this", "just this"),
         (b"<html>", "", "Too Many Requests"),
         ([1], "", "Too Many Requests"),
+        (b"[" * 200_000, "", "Too Many Requests"),
     ],
-    ids=["google", "google's details", "kubernetes", "registry", "oauth", "kfp", "html", "list"],
+    ids=["google", "google's details", "kubernetes", "registry", "oauth", "kfp", "html", "list", "deep"],
 )  # fmt: skip
 def test_an_error_has_the_code_and_the_first_line_of_its_message(
     body: Any, code: str, message: str, service: Service
@@ -128,7 +129,8 @@ def test_what_may_pass_is_transient_and_what_is_refused_is_not(service: Service)
 def test_a_broken_answer_is_an_error_that_does_not_quote_it(service: Service) -> None:
     service.says(200, b'{"value": "hunter2"', Content_Length="19")
     service.says(200, b'{"value": "hunter2"', Content_Length="400")
-    for _ in range(2):
+    service.says(200, b'{"value": "hunter2", "deep": ' + b"[" * 200_000)
+    for _ in range(3):
         error = failed(service)
         assert error.status == 0
         assert "hunter2" not in str(error)

@@ -1,6 +1,6 @@
 """Held-out loss of text classification over many seeds: `python bench_seeds.py FOLDER FIRST COUNT`.
 
-The rows of bench_train's `text` tell speeds apart with five pairs, but not losses, which vary by 4%
+The rows of bench_train's `text` tell speeds apart with five pairs, but not losses, whose ratio varies by 6%
 with the draw of order and dropout. Here a pair is our worker and transformers.Trainer, each at
 random, on one thread; both run in forks of this process, so that a pair costs its training and not
 the imports. Appends a line {seed, ours, theirs} to FOLDER/losses.jsonl; afterwards, and for any

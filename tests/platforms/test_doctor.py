@@ -110,7 +110,7 @@ WRONG: dict[str, tuple[str, Change, dict[str, str], str]] = {
         "vertex", lambda w: w.google.buckets["lake"].update(location="US-CENTRAL1"), {},
         "the bucket lake is in us-central1, the pipeline in europe-west4 | name a bucket in europe-west4",
     ),
-    "somebody who may run nothing": (
+    "an account that may run nothing": (
         "vertex", lambda w: w.google.denied.add("aiplatform.pipelineJobs.create"), {},
         f"you may not aiplatform.pipelineJobs.create in {PROJECT} | ask for roles/aiplatform.user",
     ),

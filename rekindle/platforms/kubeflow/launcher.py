@@ -152,6 +152,9 @@ class KubeflowLauncher(Launcher):
                 return
 
     def follow(self, job: Job) -> None:
+        if self.follower and self.follower.job != job.name:  # another launcher began the next one
+            self.follower.finish(_LAST_LOG_SECONDS)
+            self.follower = None
         if job.state not in ("RUNNING", SUCCEEDED) or self.follower is not None:
             return
         raw = self.made[job.name]

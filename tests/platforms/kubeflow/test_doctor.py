@@ -130,7 +130,7 @@ def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path
 
 
 def test_a_login_that_is_over_is_a_problem(cluster: FakeCluster, tmp_path: Path) -> None:
-    done = doctor(cluster.url, tmp_path, token="nobody's")
+    done = doctor(cluster.url, tmp_path, token="unknown")
     assert done.returncode == 2
     assert "problem   cluster: " in done.stderr
     assert "not asked runtime: the login failed" in done.stderr
