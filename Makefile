@@ -45,7 +45,9 @@ demo: install  ## retrain, judge and register a digits model here and now
 	$(BIN)/rekindle run configs/digits.yaml
 
 # A file at a time on two processes: most tests wait for child processes that import on one core.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# JOBS=auto is for machines with more of them.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml=build/tests.xml
 
 test: install  ## the tests, within ten minutes
 	$(PYTEST) -m "not slow" --durations=15

@@ -15,11 +15,11 @@ from rekindle.app.runs import find_run
 from rekindle.catalog.prices import PriceBook
 from rekindle.errors import RequestError
 from rekindle.plan.calibration import job_of
+from rekindle.plan.candidates import work_of
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of, spread_of, stamp
 from rekindle.plan.fleet import fleets
-from rekindle.plan.request import asked_of
-from rekindle.plan.search import on_gpu, work_of
+from rekindle.plan.request import asked_of, on_gpu
 from rekindle.plan.steptime import step_time
 from rekindle.plan.work import Work
 from rekindle.records import HistoryRow, RunRecord

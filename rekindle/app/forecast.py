@@ -13,9 +13,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from rekindle import formats
 from rekindle.answers import Planned, PlannedLayout, PlannedTerm
 from rekindle.app.plan_text import facts, lines, title
-from rekindle.report import formats
 from rekindle.report.svg import join, tag
 
 GIB = 2**30

@@ -19,8 +19,7 @@ from rekindle.plan.calibration import Known
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import CLOUDS, fleets
 from rekindle.plan.plan import Plan, make, refusals
-from rekindle.plan.request import asked_of, left_open
-from rekindle.plan.search import on_gpu
+from rekindle.plan.request import asked_of, left_open, on_gpu
 from rekindle.plan.told import told
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.layout import AXES

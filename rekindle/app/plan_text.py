@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rekindle import formats
 from rekindle.answers import Planned, PlannedLayout, PlannedSpot
-from rekindle.report.formats import binary
 
 HEAD = 11  # characters of a line before its text
 _BAR = 40
@@ -16,7 +16,7 @@ def lines(plan: Planned) -> Iterator[str]:
     """The plan for people, with bars of memory and time."""
     whole = plan.chosen.step_seconds[1]
     bars = {
-        "memory": [(t.name, t.amount, binary(t.amount)) for t in plan.memory],
+        "memory": [(t.name, t.amount, formats.binary(t.amount)) for t in plan.memory],
         "step": [(t.name, t.amount, f"{t.amount / whole:.0%}") for t in plan.time],
     }
     yield title(plan)
@@ -40,7 +40,7 @@ def outlook(plan: Planned | None) -> Iterator[str]:
 def title(plan: Planned) -> str:
     """What is to be trained."""
     batch = f"{plan.tokens_per_step:,} tokens a step"
-    return f"{plan.name}: {_short(plan.parameters)} parameters, {batch}"
+    return f"{plan.name}: {formats.short(plan.parameters)} parameters, {batch}"
 
 
 def facts(plan: Planned) -> Iterator[tuple[str, str]]:
@@ -52,24 +52,22 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     again = f", {how} recomputation" if how != "none" else ""
     numbers = f", {chosen.precision}" if chosen.precision else ""
     yield "layout", f"{chosen.layout}{numbers}, {size}{again}"
-    tensors = f"{binary(chosen.memory_bytes)} of it tensors"
-    yield (
-        "memory",
-        f"{binary(chosen.needed_bytes)} of {binary(chosen.device_bytes)} a GPU, {tensors}",
-    )
-    low, middle, high = map(_seconds, chosen.step_seconds)
+    tensors = f"{formats.binary(chosen.memory_bytes)} of it tensors"
+    needed, has = map(formats.binary, (chosen.needed_bytes, chosen.device_bytes))
+    yield "memory", f"{needed} of {has} a GPU, {tensors}"
+    low, middle, high = map(formats.seconds, chosen.step_seconds)
     mfu = f", {chosen.mfu:.0%} MFU" if chosen.mfu else ""
     yield "step", f"{middle} ({low} to {high}), {chosen.tokens_per_second:,.0f} tokens/s{mfu}"
     if plan.hours is not None:
         least, expected, most = map(_hours, plan.hours)
         yield "training", f"{expected} ({least} to {most}), {plan.steps:,} steps"
     if plan.on_demand_usd is not None:
-        least, expected, most = map(_usd, plan.on_demand_usd)
+        least, expected, most = map(formats.usd, plan.on_demand_usd)
         yield "on demand", f"{expected} ({least} to {most})"
     if plan.spot is not None:
         yield from _spot(plan.spot)
     if plan.rest is not None:
-        usd = "" if plan.rest.usd is None else f", {_usd(plan.rest.usd)}"
+        usd = "" if plan.rest.usd is None else f", {formats.usd(plan.rest.usd)}"
         hours = _hours(plan.rest.hours)
         yield "besides", f"{hours}{usd} for other steps, as in {plan.rest.run_id}"
     yield from _others(plan)
@@ -83,8 +81,8 @@ def _spot(spot: PlannedSpot) -> Iterator[tuple[str, str]]:
     rate = f"{spot.hazard}: {spot.hazard_per_node_hour:g} a node and hour"
     yield (
         "spot",
-        f"{_to(*map(_usd, spot.usd))}, {_to(*map(_hours, spot.hours))}, {_to(*times)} interruptions"
-        f" ({rate}), a checkpoint every {spot.every} steps",
+        f"{_to(*map(formats.usd, spot.usd))}, {_to(*map(_hours, spot.hours))}, {_to(*times)} "
+        f"interruptions ({rate}), a checkpoint every {spot.every} steps",
     )
     for name, chances in (("in time", spot.in_time), ("in budget", spot.in_budget)):
         known = [f"{chance:.0%}" for chance in chances if chance is not None]
@@ -94,7 +92,7 @@ def _spot(spot: PlannedSpot) -> Iterator[tuple[str, str]]:
         likely = _to(*(f"{chance:.0%}" for chance in spot.fallback))
         behind = f"once {_hours(spot.slack_hours)} behind"
         when = behind if spot.slack_hours > 0 else "from the start"
-        usd = _to(*map(_usd, spot.fallback_usd))
+        usd = _to(*map(formats.usd, spot.fallback_usd))
         yield "", f"on demand {when}, for the deadline: {likely} likely, {usd} expected in all"
     if spot.viable != "yes":
         yield "", f"viable: {spot.viable}: {'; '.join(spot.reasons)}"
@@ -132,24 +130,9 @@ def _bars(rows: list[tuple[str, float, str]]) -> Iterator[str]:
         yield f"  {name:<{width}}  {'█' * length} {said}"
 
 
-def _short(number: float) -> str:
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:,.0f}"
-
-
 def _to(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last}"
 
 
 def _hours(number: float) -> str:
-    return f"{number:,.1f} h" if number >= 1 else f"{60 * number:.1f} min"
-
-
-def _usd(number: float) -> str:
-    return f"${number:,.0f}" if number >= 100 else f"${number:.2f}"
-
-
-def _seconds(number: float) -> str:
-    return f"{number:,.0f} s" if number >= 100 else f"{number:.3g} s"
+    return formats.duration(3600 * number)

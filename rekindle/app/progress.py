@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rekindle import formats
 from rekindle.masking import plain
 from rekindle.records import Ignored, RunRecord, StepRecord
 
@@ -149,7 +150,7 @@ def _seconds(step: StepRecord) -> str:
     if step.cached:
         return "cached"
     if step.seconds is not None:
-        return f"{step.seconds:.1f} s"
+        return formats.duration(step.seconds)
     return "" if step.status != "running" else "..."
 
 

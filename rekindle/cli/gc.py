@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from rekindle import formats
 from rekindle.answers import Collected, HomeItem
 from rekindle.cli.options import agree, answer, shared, yes
 from rekindle.platforms.local.removal import remove
@@ -43,11 +44,11 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
     going = [item for item in shown if not item.stays]
     _table(shown)
     if going:
-        agree(yes, f"Remove {len(going):,} things, {_amount(going)}?")
+        agree(yes, f"Remove {len(going):,} things, {_size(going)}?")
         shown = [item for item in shown if item.stays] + remove(place, retention.look, going)
         render_index(place)
         gone = [item for item in shown if not item.stays]
-        click.echo(f"removed {len(gone):,} things, {_amount(gone)}", err=True)
+        click.echo(f"removed {len(gone):,} things, {_size(gone)}", err=True)
     if as_json:
         answer(Collected(items=tuple(shown)))
     return 0
@@ -67,7 +68,7 @@ def _table(items: Sequence[HomeItem]) -> None:
         groups.setdefault((item.stays, item.kind, item.why), []).append(item)
     lines = [("", "what", "how many", "size", "why")]
     for (stays, kind, why), members in groups.items():
-        size = "" if stays else _amount(members)
+        size = "" if stays else _size(members)
         lines.append(("stays" if stays else "goes", kind, f"{len(members):,}", size, why))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -75,5 +76,5 @@ def _table(items: Sequence[HomeItem]) -> None:
         click.echo("  ".join(cells).rstrip(), err=True)
 
 
-def _amount(items: Sequence[HomeItem]) -> str:
-    return f"{sum(item.bytes for item in items) / 1e6:,.1f} MB"
+def _size(items: Sequence[HomeItem]) -> str:
+    return formats.size(sum(item.bytes for item in items))

@@ -14,7 +14,8 @@ from typing import Any
 from rekindle.errors import RequestError
 from rekindle.plan.calibration import Speeds
 from rekindle.plan.fleet import Fleet
-from rekindle.plan.search import Asked, Found, Option, on_gpu, search
+from rekindle.plan.request import Asked, on_gpu
+from rekindle.plan.search import Found, Option, search
 from rekindle.spec.model import AUTO, Spec
 
 Hours = tuple[float, float, float]  # least, expected, most: nine of ten lie within

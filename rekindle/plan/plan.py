@@ -18,8 +18,8 @@ from rekindle.plan.constants import CPU
 from rekindle.plan.exposure import assumed, spot_of
 from rekindle.plan.fleet import Fleet, fleets
 from rekindle.plan.memory import memory, needed, snapshot_bytes
-from rekindle.plan.request import as_on_a_cpu, asked_of
-from rekindle.plan.search import Asked, Option, Rejected
+from rekindle.plan.request import Asked, as_on_a_cpu, asked_of
+from rekindle.plan.search import Option, Rejected
 from rekindle.plan.spot import Spot
 from rekindle.plan.steptime import step_time
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec

@@ -9,16 +9,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rekindle.catalog.gpus import Gpu
 from rekindle.catalog.models import known_configs
 from rekindle.errors import RequestError
-from rekindle.plan.search import Asked
-from rekindle.plan.shape import shape_of
+from rekindle.plan.shape import ModelShape, shape_of
 from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve
-from rekindle.spec.model import LayoutSpec, Spec, TokenizerSpec
-from rekindle.spec.support import KIND_OF
+from rekindle.spec.model import LayoutSpec, LoraSpec, Spec, TokenizerSpec, TrainSpec
+from rekindle.spec.support import KIND_OF, Kind
 
 _PLANNED = ("causal_lm", "text_classification")
 _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a config asks to be trained. `free` names what it leaves to the planner: `layout`,
+    `micro_batch_size`, `activation_checkpointing`."""
+
+    kind: Kind
+    shape: ModelShape
+    sequence: int
+    train: TrainSpec
+    free: frozenset[str]
+    lora: LoraSpec | None = None
+    teacher: ModelShape | None = None
+
+
+def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
+    """With the precision that `auto` has on that GPU; the engine decides alike
+    (train/numerics.py)."""
+    if asked.train.precision != "auto":
+        return asked
+    precision = "bf16" if "bf16" in gpu.tflops else "fp32"
+    train = asked.train.model_copy(update={"precision": precision})
+    return dataclasses.replace(asked, train=train)
 
 
 def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:

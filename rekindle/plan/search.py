@@ -1,48 +1,26 @@
-"""Which layout: every legal one, with every micro-batch and recomputation, is weighed on the
-machines at hand; what is as fast as the best within the model's own error goes to the simplest.
+"""Which layout: every candidate is weighed by time and memory on the machines at hand; what is as
+fast as the best within the model's own error goes to the simplest.
 
-Decides what is legal (spec/layout.py and spec/support.py say), what fits, and in which order
-options stand. Every layout that is not taken has one reason."""
+Decides what fits, and in which order options stand. Every layout that is not taken has one
+reason."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from rekindle.catalog.gpus import Gpu
+from rekindle.plan.candidates import RECOMPUTED, SCHEDULES, candidates
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import Profile, profile_of
 from rekindle.plan.memory import Memory, least_bytes, memory, needed
-from rekindle.plan.shape import ModelShape
+from rekindle.plan.request import Asked, on_gpu
 from rekindle.plan.steptime import StepTime, step_time
-from rekindle.plan.work import Checkpointing, Software, Work, lora_targets
-from rekindle.spec.layout import Layout, Schedule, Shape, problems_of
-from rekindle.spec.model import LayoutSpec, LoraSpec, TrainSpec
-from rekindle.spec.support import Kind, cell_of, level, refusal
+from rekindle.plan.work import Work
 
 # What two layouts on the same machines do not share of the model's error: a third, a guess; within
 # it they count as alike.
 SHARED = 1 / 3
-LARGEST_MICRO_BATCH = 64
-_SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zero_bubble")
-_RECOMPUTED: tuple[Checkpointing, ...] = ("none", "selective", "full")
-
-
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """What a config asks to be trained. `free` names what it leaves to the planner: `layout`,
-    `micro_batch_size`, `activation_checkpointing`."""
-
-    kind: Kind
-    shape: ModelShape
-    sequence: int
-    train: TrainSpec
-    free: frozenset[str]
-    lora: LoraSpec | None = None
-    teacher: ModelShape | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,15 +79,14 @@ def search(asked: Asked, cluster: Cluster) -> Found:
     best: dict[str, Option] = {}
     rejected: dict[str, Rejected] = {}
     weighed = 0
-    for layout in _layouts(asked, cluster):
-        name = str(layout)
-        reason = _illegal(asked, cluster, layout)
-        if reason:
-            rejected[name] = Rejected(name, reason)
+    for candidate in candidates(asked, cluster):
+        name = str(candidate.layout)
+        if candidate.reason:
+            rejected[name] = Rejected(name, candidate.reason)
             continue
         timed = [
             _Timed(step_time(work, cluster, profile.constants), work, proven)
-            for work, proven in _works(asked, layout)
+            for work, proven in candidate.ways
         ]
         weighed += len(timed)
         fitting = _fastest_that_fits(timed, cluster.gpu.memory_bytes)
@@ -150,16 +127,6 @@ def _fastest_that_fits(timed: Sequence[_Timed], room: int) -> tuple[_Timed, Memo
     return None
 
 
-def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
-    """With the precision that `auto` has on that GPU; the engine decides alike
-    (train/numerics.py)."""
-    if asked.train.precision != "auto":
-        return asked
-    precision = "bf16" if "bf16" in gpu.tflops else "fp32"
-    train = asked.train.model_copy(update={"precision": precision})
-    return dataclasses.replace(asked, train=train)
-
-
 def _complexity(work: Work, proven: bool) -> tuple[int, ...]:
     """Proven ones first, then the simplest: replicas, shards, both; then tp, pp, cp; then
     recomputation."""
@@ -169,8 +136,8 @@ def _complexity(work: Work, proven: bool) -> tuple[int, ...]:
     return (
         int(not proven),
         data + axes,
-        _SCHEDULES.index(layout.schedule),
-        _RECOMPUTED.index(work.checkpointing),
+        SCHEDULES.index(layout.schedule),
+        RECOMPUTED.index(work.checkpointing),
     )
 
 
@@ -188,95 +155,6 @@ def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
     return [first, *sorted((o for o in options if o is not first), key=_order)]
 
 
-# Candidates
-
-
-def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
-    """Those of as many ranks as there are GPUs; the one that the config asks for, if it does."""
-    world, spec = cluster.gpus, asked.train.layout
-    if isinstance(spec, LayoutSpec):
-        others = spec.shard * spec.tp * spec.pp * spec.cp
-        dp = spec.dp or max(1, world // others)
-        yield Layout(dp, spec.shard, spec.tp, spec.pp, spec.cp, spec.schedule)
-        return
-    divisors = [n for n in range(1, world + 1) if world % n == 0]
-    for tp, pp, cp in itertools.product(divisors, repeat=3):
-        rest, odd = divmod(world, tp * pp * cp)
-        if odd or not rest:
-            continue
-        inside = max(1, cluster.gpus_per_node // (tp * cp))
-        shards = {1, rest, math.gcd(rest, inside)}
-        for shard in sorted(shards):
-            for schedule in _SCHEDULES if pp > 1 else _SCHEDULES[:1]:
-                yield Layout(rest // shard, shard, tp, pp, cp, schedule)
-
-
-def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
-    """Why the engine would refuse it, or why it is not worth trying; "" for neither."""
-    shape = asked.shape
-    if layout.tp > cluster.gpus_per_node:
-        return f"tp {layout.tp} does not stay inside a node of {cluster.gpus_per_node} GPUs"
-    if layout.cp > 1 and asked.sequence % (2 * layout.cp):
-        return f"cp {layout.cp} does not cut {asked.sequence} tokens into pairs of chunks"
-    if asked.teacher is not None and layout.tp * layout.pp * layout.cp > 1:
-        return "a teacher needs whole examples and scores"
-    if layout.data > asked.train.global_batch_size:
-        return f"{layout.data} data ranks share {asked.train.global_batch_size} examples"
-    arithmetic = Shape(shape.model_type, shape.layers, shape.heads, shape.kv_heads)
-    problem = next(problems_of(layout, cluster.gpus, arithmetic, asked.train), None)
-    if problem is not None:
-        return problem.what
-    if not any(True for _ in _ways(asked, layout)):
-        cell = cell_of(asked.kind, layout, asked.train, asked.lora is not None)
-        return refusal(cell, asked.train.untested)
-    return ""
-
-
-def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
-    """Ways to recompute with which the layout trains, and whether a test has shown that."""
-    free = "activation_checkpointing" in asked.free
-    choices = _RECOMPUTED if free else (asked.train.activation_checkpointing,)
-    for choice in choices:
-        train = asked.train.model_copy(update={"activation_checkpointing": choice})
-        cell = cell_of(asked.kind, layout, train, asked.lora is not None)
-        if not refusal(cell, asked.train.untested):
-            yield choice, level(cell) == "proven"
-
-
-def _works(asked: Asked, layout: Layout) -> Iterator[tuple[Work, bool]]:
-    """What each rank would do, and whether a test has shown it."""
-    train, total = asked.train, asked.train.global_batch_size
-    each = total // layout.data
-    sizes: Sequence[int] = [
-        n for n in range(1, each + 1) if each % n == 0 and n <= LARGEST_MICRO_BATCH
-    ]
-    if "micro_batch_size" not in asked.free and isinstance(train.micro_batch_size, int):
-        sizes = [train.micro_batch_size]
-    for checkpointing, proven in _ways(asked, layout):
-        for size in sizes:
-            work = work_of(asked, dataclasses.replace(layout, micro_batch_size=size), checkpointing)
-            turns = work.accumulation
-            if layout.pp == 1 or (
-                turns >= layout.pp and (layout.schedule == "1f1b" or turns % layout.pp == 0)
-            ):
-                yield work, proven
-
-
-def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
-    """What each rank does in one step of that layout, on a GPU that `asked` is for (`on_gpu`)."""
-    train, lora = asked.train, asked.lora
-    assert train.precision != "auto"
-    micro_batches = math.ceil(train.global_batch_size / layout.micro_batch_size)
-    return Work(
-        shape=asked.shape, layout=layout, accumulation=math.ceil(micro_batches / layout.data),
-        sequence=asked.sequence, precision=train.precision, checkpointing=checkpointing,
-        compile=train.compile, weights_bytes=2 if train.weights == "bf16" else 4,
-        lora_rank=lora.rank if lora else 0,
-        lora_targets=lora_targets(asked.shape, lora.targets) if lora else (),
-        teacher=asked.teacher, software=Software(tf32=not train.deterministic),
-    )  # fmt: skip
-
-
 # Reasons
 
 
@@ -286,8 +164,6 @@ def _no_peak(asked: Asked, cluster: Cluster) -> str:
 
 
 def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected:
-    if not timed:
-        return Rejected(name, "no micro-batch size feeds it")
     least = min(one.work.layout.micro_batch_size for one in timed)
     smallest = (memory(o.work) for o in timed if o.work.layout.micro_batch_size == least)
     held = min(smallest, key=lambda memory: memory.peak_bytes)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal, get_args
 
+from rekindle.formats import duration
 from rekindle.plan.risk import (
     Expectation,
     Hazard,
@@ -179,12 +180,10 @@ def outlook(
 def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[Reason]:
     """What speaks against spot machines, the plainest first."""
     changeover = (work.whole_save_seconds + work.restart_seconds) / 3600
+    every, each = duration(3600 * found.mtbf_hours), duration(3600 * changeover)
     fewest = FEWEST_CHANGEOVERS * changeover
     if found.mtbf_hours < fewest:
-        text = (
-            f"an interruption every {_duration(found.mtbf_hours)}, and {_duration(changeover)} "
-            "go into saving and starting again"
-        )
+        text = f"an interruption every {every}, and {each} go into saving and starting again"
         yield Reason("interrupted", text, found.mtbf_hours, fewest)
     cost = found.expected_usd if found.fallback_usd is None else found.fallback_usd
     if found.fallback is not None and not found.fallback.feasible:
@@ -200,11 +199,6 @@ def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> 
         if chance < needs.chance:
             limits = f"{needs.max_run_hours:g} h and ${needs.budget_usd:,.2f}"
             yield Reason("both", f"{chance:.0%} chance of at most {limits}", chance, needs.chance)
-
-
-def _duration(hours: float) -> str:
-    seconds = hours * 3600
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:

@@ -21,7 +21,7 @@ class Temporaries(Rank):
         stream = self.stream * self.part * self.hidden
         if self.shape.gated:  # gradients of product, silu and up; the product is gone
             return 2 * self.compute * tokens * inner + stream
-        if self.shape.model_type == "gpt2":
+        if self.shape.gelu == "written":
             return (12 if self.half else 2 * self.compute) * tokens * inner + stream
         return self.compute * tokens * inner + stream
 

@@ -145,7 +145,7 @@ class Rank:
             kept = wide * part * hidden + 8 * part
         kept += self.inputs(3)
         kept += self.compute * tokens * 2 * self.query + 2 * self.compute * self.seen * self.keys
-        if self.work.shape.model_type == "qwen3":  # two more norms, of each head
+        if self.shape.head_norms:
             both = self.query + self.keys
             scaled = 0 if self.adapters else self.compute
             kept += ((4 if self.half else self.compute) + scaled) * tokens * both
@@ -205,8 +205,8 @@ class Rank:
         else:
             kept = wide * part * hidden + 8 * part
         kept += self.inputs(2 if self.shape.gated else 1)
-        if self.shape.dropout:  # a byte an element; DistilBERT's attention has none behind it
-            kept += tokens * hidden * (1 if self.shape.model_type == "distilbert" else 2)
+        if self.shape.dropout:  # a byte an element
+            kept += tokens * hidden * self.shape.dropouts
         return kept + self.activation * tokens * self.inner
 
     @cached_property
@@ -227,7 +227,7 @@ class Rank:
         """Bytes a token and column of the feed-forward that the backward pass needs."""
         if self.shape.gated:  # gate, up, silu of the gate, their product
             return 4 * self.compute
-        if self.shape.model_type == "gpt2":  # x, x^3's x, tanh, 1 + tanh, the product: written out
+        if self.shape.gelu == "written":  # x, x^3's x, tanh, 1 + tanh, the product
             return 12 + 2 * self.compute if self.half else 5 * self.compute
         return 2 * self.compute  # gelu's input and output
 

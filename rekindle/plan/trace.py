@@ -14,8 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rekindle.families import FAMILIES
 from rekindle.plan.memory import Memory, memory
-from rekindle.plan.shape import FAMILIES
 from rekindle.plan.work import Work
 from rekindle.spec.model import LoraSpec
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Literal
 
+from rekindle.families import DIVISIBLE
 from rekindle.plan.attention import Attention
 from rekindle.plan.shape import Matrix, ModelShape
 from rekindle.spec.layout import Layout
@@ -17,26 +17,12 @@ Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
 Kernels = Literal["eager", "fused", "compiled"]
 
 
-# What the engine calls the matrices of a block, in the order of ModelShape.matrices.
-_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
-        "gpt2": ("attn.c_attn.q", "attn.c_attn.k", "attn.c_attn.v", "attn.c_proj", "mlp.c_fc",
-                 "mlp.c_proj"),
-        "bert": ("attention.self.query", "attention.self.key", "attention.self.value",
-                 "attention.output.dense", "intermediate.dense", "output.dense"),
-        "distilbert": ("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"),
-    }
-)  # fmt: skip
-
-
 def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
     """Our names of the matrices that `model.lora.targets` names: `q_proj` of Llama is `q`."""
-    wanted = tuple(targets)
-    known = zip(MODULES.get(shape.model_type, ()), shape.matrices, strict=False)
+    wanted, modules = tuple(targets), DIVISIBLE.get(shape.model_type)
+    known = modules.matrices if modules else {}
     return tuple(
-        matrix.name for module, matrix in known
+        name for name, module in known.items()
         if any(f".{module}".endswith(f".{target}") for target in wanted)
     )  # fmt: skip
 

@@ -74,12 +74,10 @@ def ratio_axis(ratios: Sequence[float]) -> Axis:
 def tick_text(value: float) -> str:
     """A tick: short, with k and M for thousands and millions."""
     if abs(value) >= 1e6:
-        text = f"{value / 1e6:.4g}M"
-    elif abs(value) >= 1e4:
-        text = f"{value / 1e3:.4g}k"
-    else:
-        text = f"{value:.6g}".replace("e-0", "e-").replace("e+0", "e")
-    return text.replace("-", "−")
+        return f"{value / 1e6:.4g}M"
+    if abs(value) >= 1e4:
+        return f"{value / 1e3:.4g}k"
+    return f"{value:.6g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def drawable(point: Point) -> bool:

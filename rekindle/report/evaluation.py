@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
+from rekindle import formats
 from rekindle.records import CalibrationBin, Check, Comparison, Evidence, RunRecord, Sample, Slice
-from rekindle.report import formats, plots, verdicts
+from rekindle.report import plots, texts, verdicts
 from rekindle.report.collect import Findings
 from rekindle.report.heatmap import heatmap, mistakes
 
@@ -98,7 +99,7 @@ def quality(evidence: Evidence | None) -> Quality | None:
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
         calibration=_calibration(evidence.calibration),
         samples=tuple(
-            Sample(**{name: formats.plain(text) for name, text in sample.model_dump().items()})
+            Sample(**{name: texts.plain(text) for name, text in sample.model_dump().items()})
             for sample in evidence.samples
         ),
     )
@@ -110,7 +111,7 @@ def slices(run: RunRecord, found: Findings) -> tuple[SliceTable, ...]:
         return ()
     every = found.evidence.slices
     columns = dict.fromkeys(part.column for part in every)
-    smallest = formats.number_setting(run.spec, "evaluate", "gate", "min_slice_size")
+    smallest = texts.number_setting(run.spec, "evaluate", "gate", "min_slice_size")
     wanted = verdicts.gate_metric(run, found)
     return tuple(
         _slice_table(column, [part for part in every if part.column == column], wanted, smallest)
@@ -130,12 +131,12 @@ def _compare(name: str, metric: str, candidate: float | None, champion: float | 
 
 def _interval(run: RunRecord, evidence: Evidence, comparison: Comparison) -> tuple[Markup, str]:
     better = _direction(evidence, comparison)
-    needed = formats.number_setting(run.spec, "evaluate", "gate", "min_delta")
+    needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
     threshold = None if needed is None else better * needed
-    name = formats.metric_name(comparison.metric)
+    name = texts.metric_name(comparison.metric)
     text = (
         f"The change in {name} is {formats.signed(comparison.estimate)},"
-        f" with {100 * comparison.confidence:g}\u202f% confidence between"
+        f" with {100 * comparison.confidence:g}% confidence between"
         f" {formats.signed(comparison.lower)} and {formats.signed(comparison.upper)}"
         f" ({formats.count(comparison.resamples)} paired bootstrap resamples,"
         f" seed {comparison.seed})."
@@ -155,7 +156,7 @@ def _direction(evidence: Evidence, comparison: Comparison) -> int:
     """1 if a positive difference is better. A gate may have turned a lower-is-better metric round
     already: then the estimate and the plain difference of the two metrics have opposite signs.
     """
-    if not formats.lower_is_better(comparison.metric):
+    if not texts.lower_is_better(comparison.metric):
         return 1
     name = comparison.metric
     plain = evidence.metrics.get(name, math.nan) - evidence.champion_metrics.get(name, math.nan)
@@ -220,6 +221,6 @@ def _badness(row: Compared, metric: str) -> float:
     """Ascending from the worst: by the change against the champion where there is one, else by the
     value.
     """
-    sign = -1 if formats.lower_is_better(metric) else 1
+    sign = -1 if texts.lower_is_better(metric) else 1
     value = row.change if row.change is not None else row.candidate
     return sign * value if value is not None and math.isfinite(value) else -math.inf

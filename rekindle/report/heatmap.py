@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from rekindle.report import formats
+from rekindle import formats
+from rekindle.report import texts
 from rekindle.report.svg import join, plot, tag, title
 
 _NUMBERS = 26
@@ -83,7 +84,7 @@ def class_name(labels: Sequence[str], i: int) -> str:
 def _frame(names: Sequence[str]) -> _Frame:
     n = len(names)
     cell = 64 if n <= 5 else 40 if n <= _SHRINKS else 30 if n <= _NUMBERS else 16
-    longest = max(len(formats.shorten_middle(name, _LONGEST)) for name in names) * _LETTER
+    longest = max(len(texts.shorten_middle(name, _LONGEST)) for name in names) * _LETTER
     slanted = longest > cell - 6
     lean = round(longest * _SLANT)
     return _Frame(
@@ -124,6 +125,6 @@ def _names(i: int, name: str, frame: _Frame) -> Markup:
     turn = f"translate({middle + 2:g} -8) rotate(-45)" if frame.slanted else None
     turn = turn or f"translate({middle:g} -8)"
     anchor = "start" if frame.slanted else "middle"
-    text = (title(name), formats.shorten_middle(name, _LONGEST))
+    text = (title(name), texts.shorten_middle(name, _LONGEST))
     row = tag("text", *text, css="class", x=-8, y=middle + 4, text_anchor="end")
     return row + tag("text", *text, css="class", transform=turn, text_anchor=anchor)

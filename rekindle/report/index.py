@@ -15,8 +15,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from rekindle import formats
 from rekindle.records import write_atomically
-from rekindle.report import formats, page, plots
+from rekindle.report import page, plots, texts
 from rekindle.report.ledger import Entry, ledger
 
 _SPARK_RUNS = 50
@@ -100,7 +101,7 @@ def _job(name: str, rows: tuple[Row, ...]) -> Job:
     measured = named[:_SPARK_RUNS][::-1]
     values = [run.metric[1] if run.metric else math.nan for run in measured]
     promoted = [i for i, run in enumerate(measured) if run.promoted]
-    label = f"{formats.metric_name(metric)} over {len(values)} runs: " + ", ".join(
+    label = f"{texts.metric_name(metric)} over {len(values)} runs: " + ", ".join(
         map(formats.metric, values[-8:])
     )
     return Job(name, rows, plots.spark(values, label=label, marked=promoted))

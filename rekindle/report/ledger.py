@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import rekindle
+from rekindle import formats
 from rekindle.records import RunRecord, write_atomically
-from rekindle.report import formats, verdicts
+from rekindle.report import verdicts
 from rekindle.report.collect import collect
 from rekindle.report.summary import summarised
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import yaml
 from markupsafe import Markup
 
+from rekindle import formats
 from rekindle.records import Fingerprint, RunRecord, ShardManifest
-from rekindle.report import formats, plots
+from rekindle.report import plots
 from rekindle.report.collect import Findings
 
 _CLASSES_SHOWN = 20

@@ -16,7 +16,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from rekindle.report import formats
+from rekindle import formats
+from rekindle.report import texts
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -24,7 +25,7 @@ _TEMPLATES = Path(__file__).with_name("templates")
 def render(template: str, **values: Any) -> str:
     """The page as text that UTF-8 can hold, without credentials."""
     page = _environment().get_template(template).render(**values)
-    return formats.without_credentials(page).encode("utf-8", "replace").decode("utf-8")
+    return texts.without_credentials(page).encode("utf-8", "replace").decode("utf-8")
 
 
 @functools.cache
@@ -40,17 +41,9 @@ def _environment() -> jinja2.Environment:
     style, script = _asset("style.css"), _asset("page.js")
     environment.globals.update(style=Markup(style), script=Markup(script))  # noqa: S704 - files of ours
     environment.globals.update(policy=_policy(style, script))
-    for name in (
-        "metric",
-        "signed",
-        "count",
-        "percent",
-        "duration",
-        "date",
-        "metric_name",
-        "shorten",
-    ):
+    for name in ("metric", "signed", "count", "percent", "duration", "date"):
         environment.filters[name] = getattr(formats, name)
+    environment.filters.update(metric_name=texts.metric_name, shorten=texts.shorten)
     return environment
 
 

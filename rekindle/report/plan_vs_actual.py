@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from markupsafe import Markup
 
+from rekindle import formats
 from rekindle.answers import Planned
 from rekindle.catalog.gpus import recognised
 from rekindle.records import HistoryRow, RunRecord, StepRecord, TrainingSummary
-from rekindle.report import formats, plots
+from rekindle.report import plots, texts
 from rekindle.report.axes import Axis, ratio_axis
 from rekindle.report.collect import Findings
 from rekindle.report.verdicts import Tone
@@ -136,7 +137,9 @@ def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure
         between = (middle * expected / high, middle, middle * expected / low)
         return _Figure(name, between, _median(rows, field), say, better=1)
 
-    yield _Figure("Time of a step", chosen.step_seconds, _median(rows, "step_seconds"), _seconds)
+    yield _Figure(
+        "Time of a step", chosen.step_seconds, _median(rows, "step_seconds"), formats.seconds
+    )
     yield rate("Tokens a second", chosen.tokens_per_second, "tokens_per_second", _rate)
     if chosen.gpu.casefold() != _CPU:
         yield rate("Model FLOPs utilisation", chosen.mfu, "mfu", formats.percent)
@@ -210,7 +213,7 @@ def _trained(run: RunRecord) -> StepRecord | None:
 
 
 def _on_spot(plan: Planned, run: RunRecord) -> bool:
-    return formats.setting(run.spec, "resources", "spot") is True and plan.spot is not None
+    return texts.setting(run.spec, "resources", "spot") is True and plan.spot is not None
 
 
 def _price(plan: Planned, run: RunRecord) -> float | None:
@@ -246,10 +249,10 @@ def _verdict(step: _Figure, otherwise: str) -> tuple[Tone, str]:
         return "quiet", "Nothing to compare yet: no step of this run is on record with its time."
     if otherwise:
         return "quiet", f"The figures are of different trainings: {otherwise}."
-    took, between = _seconds(step.happened), _between(step)
+    took, between = formats.seconds(step.happened), _between(step)
     if step.inside:
         return "good", f"As planned: a step took {took}, inside the interval of {between}."
-    expected = _seconds(step.planned[1])
+    expected = formats.seconds(step.planned[1])
     if step.ratio > 1:
         by = f"{formats.times(step.ratio)} the expected {expected}"
         return (
@@ -338,12 +341,6 @@ def _row(figure: _Figure, scale: Axis) -> Row:
 
 def _between(figure: _Figure) -> str:
     return f"{figure.say(figure.planned[0])} to {figure.say(figure.planned[2])}"
-
-
-def _seconds(value: float) -> str:
-    if value < 0.9995:
-        return f"{1e3 * value:.3g} ms"
-    return f"{value:.3g} s" if value < 1000 else f"{formats.count(value)} s"
 
 
 def _hours(value: float) -> str:

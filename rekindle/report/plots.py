@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from rekindle.report import formats
+from rekindle import formats
 from rekindle.report.axes import Axis, Point, axis, drawable, thin, tick_text
 from rekindle.report.svg import join, plot, share, stretched, tag, title
 

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from rekindle import formats
 from rekindle.answers import HomeItem
 from rekindle.errors import RekindleError
 from rekindle.platforms.local.removal import NAME, Needs, survey
 from rekindle.platforms.local.store import is_alive
 from rekindle.platforms.watch import OVER
 from rekindle.records import RunRecord
-from rekindle.report import formats
 from rekindle.report.collect import Findings, collect
 from rekindle.report.ledger import Entry, ledger
 from rekindle.spec.model import RetentionSpec

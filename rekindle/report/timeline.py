@@ -14,8 +14,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from rekindle import formats
 from rekindle.records import RunRecord, StepRecord
-from rekindle.report import formats, plots, verdicts
+from rekindle.report import plots, texts, verdicts
 from rekindle.report.axes import Axis, time_axis
 
 _TAIL_BYTES = 32_768
@@ -88,14 +89,14 @@ def failures(run: RunRecord, folder: Path) -> tuple[Failure, ...]:
     for step in verdicts.failed_steps(run):
         log = _log_path(step, folder)
         tail, left_out = last_lines(log) if log else ("", False)
-        error = formats.without_assignments(formats.plain(step.error))
+        error = texts.without_assignments(texts.plain(step.error))
         found.append(Failure(step.name, step.status, error, tail, str(log or ""), left_out))
     return tuple(found)
 
 
 def run_error(run: RunRecord, failures: tuple[Failure, ...]) -> str:
     """The error of the run, unless it only repeats that of a step."""
-    text = formats.without_assignments(formats.plain(run.error))
+    text = texts.without_assignments(texts.plain(run.error))
     return "" if any(failure.error and failure.error in text for failure in failures) else text
 
 
@@ -110,12 +111,12 @@ def last_lines(path: Path) -> tuple[str, bool]:
             text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return "", False
-    lines = formats.plain(text).rstrip().split("\n")
+    lines = texts.plain(text).rstrip().split("\n")
     kept = (
         lines[1:][-_TAIL_LINES:] if whole > _TAIL_BYTES and len(lines) > 1 else lines[-_TAIL_LINES:]
     )
     left_out = whole > _TAIL_BYTES or len(kept) < len(lines)
-    return formats.without_assignments("\n".join(kept)), left_out
+    return texts.without_assignments("\n".join(kept)), left_out
 
 
 def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> Step:
@@ -174,4 +175,4 @@ def _artifact(uri: str, metadata: dict[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return formats.shorten(text, _LONGEST_VALUE)
+    return texts.shorten(text, _LONGEST_VALUE)

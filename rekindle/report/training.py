@@ -8,8 +8,9 @@ import statistics
 
 from markupsafe import Markup
 
+from rekindle import formats
 from rekindle.records import HistoryRow, Profile, RunRecord, TrainingSummary
-from rekindle.report import formats, plots
+from rekindle.report import plots, texts
 from rekindle.report.axes import Point
 from rekindle.report.collect import Findings
 from rekindle.report.plots import Series
@@ -66,7 +67,7 @@ def training(run: RunRecord, found: Findings) -> Training | None:
         if cached
         else ""
     )
-    curves = _curves(found.history, formats.number_setting(run.spec, "train", "clip_norm"))
+    curves = _curves(found.history, texts.number_setting(run.spec, "train", "clip_norm"))
     window = _window(len(found.history))
     key = (
         f"Bold lines are means of the last {window} steps; every single step is drawn behind them."
@@ -116,7 +117,7 @@ def _facts(
         facts.append(("Median throughput", f"{formats.count(statistics.median(rates))} samples/s"))
     facts += _measured(history)
     facts += [
-        (f"Validation {formats.metric_name(k)}", formats.metric(v))
+        (f"Validation {texts.metric_name(k)}", formats.metric(v))
         for k, v in summary.validation.items()
     ]
     return tuple(facts)

@@ -11,7 +11,7 @@ import math
 from typing import Literal
 
 from rekindle.records import Registration, RunRecord, StepRecord
-from rekindle.report import formats
+from rekindle.report import texts
 from rekindle.report.collect import Findings
 
 Tone = Literal["good", "bad", "wait", "quiet"]
@@ -56,7 +56,7 @@ def gate_metric(run: RunRecord, found: Findings) -> str:
     """The metric that decides: the compared one, else the configured one, else accuracy."""
     if found.evidence and found.evidence.comparison:
         return found.evidence.comparison.metric
-    configured = formats.setting(run.spec, "evaluate", "gate", "metric")
+    configured = texts.setting(run.spec, "evaluate", "gate", "metric")
     return configured if isinstance(configured, str) else "accuracy"
 
 
@@ -166,4 +166,4 @@ def improvement(
     change = candidate - champion
     if abs(change) < 5e-5:
         return change, "quiet"
-    return change, "good" if (change < 0) == formats.lower_is_better(name) else "bad"
+    return change, "good" if (change < 0) == texts.lower_is_better(name) else "bad"

@@ -77,7 +77,7 @@ warning names what to set to 0 in the model's config; the summary of a run says 
 
 On the CPU, a run that is killed and goes on in the layout it had ends with the bits of one that was
 left alone, dropout included. Two things are promised within 1e-6 of the loss only, not bit for bit:
-compiled blocks, which are compiled again for the lengths that come first, and the next steps in
+compiled blocks, which are compiled again for the second length that comes, and the next steps in
 another layout, where sums are added up in another order (`tests/train/test_resume.py`). On GPUs the
 batches and the dropout are the same, and the last bits of sums may differ: some kernels add up in
 the order in which threads finish. `train.deterministic: true` takes only kernels and collectives

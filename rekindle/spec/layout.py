@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from rekindle.errors import Problem, RequestError
+from rekindle.families import config_of
 from rekindle.spec.model import LayoutSpec, TrainSpec
 
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
@@ -69,31 +70,14 @@ class Shape:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape:
         """From a Hugging Face config; `{"model_type": "gpt2"}` has 12 layers and 12 heads."""
-        kind = str(config.get("model_type", ""))
-        known = _DEFAULTS.get(kind, {})
-
-        def first(*names: str) -> int:
-            return next((int(config[n]) for n in names if config.get(n)), known.get(names[0], 0))
-
-        heads = first("num_attention_heads", "n_head", "n_heads")
+        known = config_of(config)
+        heads = int(known.get("num_attention_heads", 0))
         return cls(
-            model_type=kind,
-            layers=first("num_hidden_layers", "n_layer", "n_layers"),
+            model_type=str(config.get("model_type", "")),
+            layers=int(known.get("num_hidden_layers", 0)),
             heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or known.get("kv_heads", 0) or heads),
+            kv_heads=int(known.get("num_key_value_heads", heads)),
         )
-
-
-# What transformers' config classes assume where a config says nothing.
-_DEFAULTS: dict[str, dict[str, int]] = {
-    "llama": {"num_hidden_layers": 32, "num_attention_heads": 32},
-    "mistral": {"num_hidden_layers": 32, "num_attention_heads": 32, "kv_heads": 8},
-    "qwen2": {"num_hidden_layers": 32, "num_attention_heads": 32, "kv_heads": 32},
-    "qwen3": {"num_hidden_layers": 32, "num_attention_heads": 32, "kv_heads": 32},
-    "gpt2": {"num_hidden_layers": 12, "num_attention_heads": 12},
-    "bert": {"num_hidden_layers": 12, "num_attention_heads": 12},
-    "distilbert": {"num_hidden_layers": 6, "num_attention_heads": 12},
-}
 
 
 def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:

@@ -10,8 +10,8 @@ from torch import nn
 
 from rekindle.errors import RequestError
 from rekindle.spec.model import LoraSpec
-from rekindle.train import families
-from rekindle.train.families import Origin
+from rekindle.train import modules
+from rekindle.train.modules import Origin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +26,13 @@ def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> Ad
     `origins` where the wrapped weights lie. Raises RequestError for a target that no block has."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    family = families.require_family(network, "LoRA")
-    known = [*family.column, *family.row]
+    names = modules.required(network, "LoRA")
+    known = [*names.column, *names.row]
     targets = list(spec.targets) or known
     lost = [t for t in targets if not any(name.endswith(t) for name in known)]
     if lost:
         raise RequestError(
-            f"{families.model_type(network)} has no layer called {lost[0]}",
+            f"{modules.model_type(network)} has no layer called {lost[0]}",
             where="model.lora.targets",
             fix=f"use some of {', '.join(name.rpartition('.')[2] for name in known)}",
         )
@@ -43,7 +43,7 @@ def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> Ad
         target_modules=targets,
     )
     inject_adapter_in_model(config, network)
-    body = families.backbone(network)
+    body = modules.backbone(network)
     model: Any = network
     if model.get_output_embeddings() is None:  # a head for classes starts fresh
         for child in network.children():

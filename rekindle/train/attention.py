@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from rekindle.errors import UnsupportedError
-from rekindle.train import compat, families
+from rekindle.train import compat, modules
 from rekindle.train.documents import Documents
 from rekindle.train.dropout import kept
 
@@ -70,7 +70,7 @@ def install(network: nn.Module, peers: Peers) -> None:
         if hasattr(module, "is_causal"):
             causal = causal or bool(module.is_causal)
             setattr(module, PEERS, peers)
-    body = families.backbone(network)
+    body = modules.backbone(network)
     if not hasattr(body, PEERS):
         setattr(body, PEERS, peers)
         body.warn_if_padding_and_no_attention_mask = _no_warning  # type: ignore[assignment]
@@ -169,7 +169,7 @@ def apart(
         key, value = (x.transpose(1, 2).flatten(0, 1) for x in (key, value))
     if call.peers.kernel == "varlen" and not call.dropout:
         return _varlen(query, key, value, documents, call)
-    if documents.groups:
+    if documents.grouped:
         grouped: torch.Tensor = _by_group(query, key, value, documents, call)
         return grouped
     alone: torch.Tensor = _by_document(query, key, value, documents, call)

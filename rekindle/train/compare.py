@@ -34,7 +34,7 @@ from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.spec.support import Cell
 from rekindle.tasks.base import Task, TokenTask
-from rekindle.train import adapters, families, weights
+from rekindle.train import adapters, modules, weights
 from rekindle.train.batches import TRAIN
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, Trainer
@@ -184,7 +184,7 @@ class _Small:
         with weights.deferred() as recorder:
             network = self._network()
         source = weights.Source(network, recorder, train.seed)
-        origins, lora = families.unfused(network), None
+        origins, lora = modules.unfused(network), None
         if self.job.model.lora is not None:
             spec = self.job.model.lora.model_copy(update={"dropout": 0.0})
             with weights.deferred(recorder):

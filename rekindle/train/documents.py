@@ -97,13 +97,15 @@ class Documents:
     and is empty where queries and keys are the same tokens. `starts` and `key_starts` are int32
     [N + 1], the sums of the lengths, on the device; `ruler` and `key_ruler` are as long as the
     longest run and range and hold nothing: a compiler sees a length that varies where a number
-    would be a constant. `groups` are those of texts, in order."""
+    would be a constant. `groups` are those of texts, in order; `grouped` says whether there are
+    any, because a compiler that is asked would guard on their number."""
 
     def __init__(
         self, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...],
         starts: torch.Tensor, key_starts: torch.Tensor, groups: tuple[Group, ...] = (),
     ) -> None:  # fmt: skip
         self.queries, self.keys, self.ranges, self.groups = queries, keys, ranges, groups
+        self.grouped = bool(groups)
         self.starts, self.key_starts = starts, key_starts
         self.ruler = self.key_ruler = torch.empty(1).expand(max(queries))
         if ranges:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rekindle import formats
 from rekindle.errors import Problem
 
 _SHARD = "shard the model over more ranks (train.layout.shard)"
@@ -75,9 +76,9 @@ def explain(error: BaseException, held: Mapping[str, int]) -> Problem:
     """The term that ran out of memory, what else this rank holds, and the setting that helps."""
     term = term_of(error)
     what = f"out of memory{f' for {term}' if term else ''} ({type(error).__name__}): {error}"
-    sizes = [f"{name} {_size(number)}" for name, number in held.items()]
+    sizes = [f"{name} {formats.binary(number)}" for name, number in held.items()]
     rest = _allocated() - sum(held.values())
-    sizes += [f"everything else {_size(rest)}"] if held and rest > 0 else []
+    sizes += [f"everything else {formats.binary(rest)}"] if held and rest > 0 else []
     known = f"; this rank holds {', '.join(sizes)}" if sizes else ""
     return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
 
@@ -100,7 +101,3 @@ def _allocated() -> int:
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0
     return int(torch.cuda.memory_allocated())
-
-
-def _size(number: int) -> str:
-    return f"{number / 2**30:.1f} GiB" if number >= 1 << 30 else f"{number / 2**20:.1f} MiB"

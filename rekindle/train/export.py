@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 import torch.distributed as dist
 
-from rekindle.train.families import Origin
+from rekindle.train.modules import Origin
 from rekindle.train.parallel import Parts
 from rekindle.train.weights import INDEX, whole_of
 

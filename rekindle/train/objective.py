@@ -22,10 +22,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from rekindle.families import Modules, config_of
+from rekindle.families.family import DROPOUTS
 from rekindle.plan.tensors import TAUGHT, rows_at_once
 from rekindle.tasks.base import Task
 from rekindle.tasks.text_classification import TextClassification
-from rekindle.train import attention, families
+from rekindle.train import attention, modules
 from rekindle.train.batches import Micro, Tensors
 from rekindle.train.documents import Documents
 from rekindle.train.weights import intervals
@@ -77,13 +79,13 @@ class Part(nn.Module):
         self.documents = 0
         networks = [network, *self.teachers]
         self.joins_texts = isinstance(task, TextClassification) and all(
-            family is not None and family.summary is not None
-            for family in map(families.family_of, networks)
+            known is not None and known.summary is not None
+            for known in map(modules.known, networks)
         )
         for one in networks if last and self.joins_texts else ():
             _summarise_each(one, self)
         if _drops(network):
-            for name, block in families.blocks(network):
+            for name, block in modules.blocks(network):
                 block.register_forward_pre_hook(self._reseed(zlib.crc32(name.encode())))
 
     def _reseed(self, place: int) -> Any:
@@ -138,7 +140,7 @@ class Part(nn.Module):
         more: dict[str, Any] = {}
         if self.ours and micro.documents is not None:
             more = {"documents": micro.documents}
-        body = families.backbone(network)
+        body = modules.backbone(network)
         states_BTH: torch.Tensor = body(**batch, **more, use_cache=False).last_hidden_state
         return states_BTH
 
@@ -185,14 +187,14 @@ class Part(nn.Module):
     def _hidden(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """What the next stage receives; a Sequential takes one input."""
         if hasattr(self.network, "config"):
-            return sendable(families.backbone(self.network)(**batch).last_hidden_state)
+            return sendable(modules.backbone(self.network)(**batch).last_hidden_state)
         return sendable(self.network(batch.get("inputs_embeds", next(iter(batch.values())))))
 
 
 def _summarise_each(network: nn.Module, part: Part) -> None:
     """Have transformers' own summary of the first token made of each joined text: [1, documents, H]
     becomes [texts, 1, H] in front of it. Documents behind the texts fill a pipeline's sequence."""
-    family, body = families.require_family(network, "summary"), families.backbone(network)
+    known, body = modules.required(network, "summary"), modules.backbone(network)
 
     def each(hidden_BTH: torch.Tensor) -> torch.Tensor:
         if part.texts is None:
@@ -208,14 +210,14 @@ def _summarise_each(network: nn.Module, part: Part) -> None:
         output["last_hidden_state"] = each(output["last_hidden_state"])
         return output
 
-    _compute_only_firsts(families.blocks(network)[-1][1], family)
-    if family.summary:
-        body.get_submodule(family.summary).register_forward_pre_hook(before)
+    _compute_only_firsts(modules.blocks(network)[-1][1], known)
+    if known.summary:
+        body.get_submodule(known.summary).register_forward_pre_hook(before)
     else:
         body.register_forward_hook(behind)
 
 
-def _compute_only_firsts(block: nn.Module, family: families.Family) -> None:
+def _compute_only_firsts(block: nn.Module, known: Modules) -> None:
     """Have the last block compute, behind its attention, each joined text's first token alone:
     [1, T, H] becomes [1, documents, H], and nothing reads what is left out.
 
@@ -232,8 +234,8 @@ def _compute_only_firsts(block: nn.Module, family: families.Family) -> None:
         firsts = documents[0].starts[:-1]
         return tuple(x_BTH.index_select(1, firsts) for x_BTH in args)
 
-    block.get_submodule(family.attention).register_forward_pre_hook(seen, with_kwargs=True)
-    block.get_submodule(family.behind).register_forward_pre_hook(narrowed)
+    block.get_submodule(known.attention).register_forward_pre_hook(seen, with_kwargs=True)
+    block.get_submodule(known.behind).register_forward_pre_hook(narrowed)
 
 
 def sendable(hidden: torch.Tensor) -> torch.Tensor:
@@ -378,11 +380,13 @@ def _softened(
 
 
 def _drops(network: nn.Module) -> bool:
-    """Whether anything in the network draws random numbers while training."""
-    config = getattr(network, "config", None)
-    attention = float(getattr(config, "attention_dropout", 0.0) or 0.0)
-    layers = any(isinstance(m, nn.Dropout) and m.p > 0 for m in network.modules())
-    return layers or attention > 0
+    """Whether anything in the network draws random numbers while training: a layer, or a function
+    that its config gives a rate."""
+    if any(isinstance(m, nn.Dropout) and m.p > 0 for m in network.modules()):
+        return True
+    given = getattr(getattr(network, "config", None), "__dict__", {})
+    rates = config_of({**given, "model_type": modules.model_type(network)})
+    return any(float(rates.get(name) or 0.0) > 0 for name in DROPOUTS)
 
 
 def _mixed(key: int, place: int) -> int:

@@ -25,10 +25,10 @@ from torch.utils.checkpoint import (
 from rekindle.errors import UnsupportedError
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import attention, dropout, families, kernels, tensor, weights
+from rekindle.train import attention, dropout, kernels, modules, tensor, weights
 from rekindle.train.adapters import Adapters
-from rekindle.train.families import Origin, Skip
 from rekindle.train.mesh import Mesh
+from rekindle.train.modules import Origin, Skip
 from rekindle.train.objective import Goal, Part
 from rekindle.train.stages import piece as cut
 from rekindle.train.stages import stages_of
@@ -87,7 +87,7 @@ def build(
     sequence = layout.tp > 1 and tensor.along_sequence(network, tokens)
     kernel: attention.Kernel = "sdpa"
     used = kernel
-    if families.family_of(network) is not None:
+    if modules.known(network) is not None:
         computed = DTYPES.get(train.precision) or DTYPES.get(train.weights, torch.float32)
         kernel = kernels.kernel_for(network, mesh.device, computed)
         used = kernels.while_training(network, kernel)
@@ -97,7 +97,7 @@ def build(
         first, last = index == 0, index == layout.stages - 1
         if layout.tp > 1:
             tensor.divide(piece, network, mesh, tokens)
-        if hasattr(piece, "config") and families.family_of(piece) is not None:
+        if hasattr(piece, "config") and modules.known(piece) is not None:
             peers = attention.Peers(
                 mesh.place("tp"),
                 mesh.place("cp"),
@@ -109,13 +109,13 @@ def build(
             )
             attention.install(piece, peers)
             dropout.install(piece)
-        _recompute_and_compile(piece, train)
+        _recompute_and_compile(piece, train, constants=tokens)
         part = kind(task, piece, goal, first, last, mesh.group("tp"), sequence_parallel=sequence)
         stages.append(Stage(index, layout.stages, part, _distribute(part, train, mesh)))
     for stage in stages:
         weights.transform(stage.part, functools.partial(_on_device, device=mesh.device))
     partial = tensor.shared_by_share(network, tokens) if layout.tp > 1 else frozenset()
-    tied = families.tied(network)
+    tied = modules.tied(network)
     origins = dict(origins) | {name: Origin(source) for name, source in tied.items()}
     return Parts(tuple(stages), mesh, partial, tied, origins, adapters, used)
 
@@ -132,21 +132,23 @@ _SAVED = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention",
 _VARLEN = "_varlen_attn"  # of torch_attn, once torch.nn.attention.varlen is imported
 
 
-def _recompute_and_compile(piece: nn.Module, train: TrainSpec) -> None:
-    blocks = [block for _, block in families.blocks(piece) if not isinstance(block, Skip)]
+def _recompute_and_compile(piece: nn.Module, train: TrainSpec, constants: bool) -> None:
+    """`constants`: whether numbers may be compiled as constants. Texts with a class have many
+    lengths, and those pass as numbers through an attention that is not compiled."""
+    blocks = [block for _, block in modules.blocks(piece) if not isinstance(block, Skip)]
     if not blocks and (train.compile or train.activation_checkpointing != "none"):
         raise UnsupportedError(
-            f"{families.model_type(piece)} has no blocks to compile or to compute again",
+            f"{modules.model_type(piece)} has no blocks to compile or to compute again",
             where="train",
             fix="unset train.compile and train.activation_checkpointing, or give the network "
             "`_no_split_modules`",
         )
     if train.compile:
         # sizes of tensors vary, a module's numbers do not: FSDP's would become symbols, too, which
-        # takes twice as long to compile and gives slower kernels
+        # takes up to twice as long to compile and gives slower kernels
         import torch._dynamo.config as dynamo
 
-        dynamo.specialize_int = dynamo.specialize_float = True
+        dynamo.specialize_int, dynamo.specialize_float = constants, True
         # a block is compiled by itself, so DDP's hooks run between blocks; torch would cut large
         # ones once more, at DDP's buckets
         dynamo.optimize_ddp = False
@@ -203,8 +205,8 @@ def _distribute(part: Part, train: TrainSpec, mesh: Mesh) -> nn.Module:
     )
     keep = layout.pp > 1 or layout.shard * layout.cp == 1
     shard: Any = functools.partial(fully_shard, mesh=mesh.weights, mp_policy=policy)
-    tables = families.tables(part.network)
-    for module in [*tables, *(b for _, b in families.blocks(part.network))]:
+    tables = modules.tables(part.network)
+    for module in [*tables, *(b for _, b in modules.blocks(part.network))]:
         if not isinstance(module, Skip):
             shard(module, reshard_after_forward=not keep)
     # what is left, the last norm and the head, is used last and first again: as in torchtitan

@@ -29,7 +29,7 @@ from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
 from rekindle.tasks.base import TokenTask
-from rekindle.train import families, weights
+from rekindle.train import modules, weights
 from rekindle.train.batches import Micro, Tensors, micro_of_tokens
 from rekindle.train.feed import Feed
 from rekindle.train.mesh import Mesh
@@ -328,7 +328,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
     config = getattr(network, "config", None)
     shape = Shape.of(config.to_dict()) if config is not None else None
     mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), device)
-    origins = families.unfused(network)
+    origins = modules.unfused(network)
     dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
     if dtype is not None:
         weights.convert(network, dtype)

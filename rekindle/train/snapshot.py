@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rekindle import formats
 from rekindle.errors import CheckpointError
 from rekindle.launch import memory
 from rekindle.train.dcp import THREADS, Piece
@@ -98,8 +99,8 @@ def check_host_memory(pieces: Mapping[str, Piece]) -> None:
         size, left = sum(size for size, _ in ranks), min(left for _, left in ranks)
         if size > left:
             raise CheckpointError(
-                f"a checkpoint needs {size / 2**30:,.1f} GiB of host memory for the copies of "
-                f"{len(ranks)} ranks on one machine, and {left / 2**30:,.1f} GiB are left there",
+                f"a checkpoint needs {formats.binary(size)} of host memory for the copies of "
+                f"{len(ranks)} ranks on one machine, and {formats.binary(left)} are left there",
                 where="train.checkpoint",
                 fix="raise the container's memory limit, use machines with more memory, or shard "
                 "the model over more machines (train.layout.shard); model.lora and "

@@ -12,8 +12,8 @@ from torch import nn
 
 from rekindle.errors import UnsupportedError
 from rekindle.spec.layout import Layout
-from rekindle.train import families
-from rekindle.train.families import Skip
+from rekindle.train import modules
+from rekindle.train.modules import Skip
 
 
 def stages_of(layout: Layout, pp_rank: int) -> list[int]:
@@ -28,10 +28,10 @@ def stages_of(layout: Layout, pp_rank: int) -> list[int]:
 def piece(network: nn.Module, index: int, layout: Layout) -> nn.Module:
     """A copy of the network in which only stage `index` of its blocks is left; earlier stages get a
     block more where the number is odd, because the last has the head."""
-    names = [name for name, _ in families.blocks(network)]
+    names = [name for name, _ in modules.blocks(network)]
     if len(names) < layout.stages:
         raise UnsupportedError(
-            f"{families.model_type(network)} has {len(names)} blocks and cannot be cut into "
+            f"{modules.model_type(network)} has {len(names)} blocks and cannot be cut into "
             f"{layout.stages} stages",
             where="train.layout.pp",
             fix="use fewer stages, or a layout without pp",
@@ -52,18 +52,21 @@ def _cut_sequence(network: nn.Sequential, parts: list[list[str]], index: int) ->
     for name, _ in list(network.named_children()):
         stage = starts.get(name, stage)
         if stage != index:
-            families.replace(network, name, Skip())
+            modules.replace(network, name, Skip())
 
 
 def _cut_transformer(network: nn.Module, others: set[str], index: int, count: int) -> None:
-    family = families.require_family(network, "pipeline")
+    known = modules.required(network, "pipeline")
     for name in others:
-        families.replace(network, name, Skip())
-    body = families.backbone(network)
+        modules.replace(network, name, Skip())
+    body = modules.backbone(network)
     last = index == count - 1
-    for name, stand_in in families.stand_ins(family, index == 0, last):
-        if getattr(body, name, None) is not None:
-            families.replace(body, name, stand_in)
+    for name, stand_in in modules.stand_ins(known, index == 0, last):
+        found = getattr(body, name, None)
+        if isinstance(found, nn.Module):
+            modules.replace(body, name, stand_in)
+        elif isinstance(found, float | int):
+            setattr(body, name, 0.0)
     heads = [name for name, child in network.named_children() if child is not body]
     for name in [] if last else heads:
-        families.replace(network, name, Skip())
+        modules.replace(network, name, Skip())

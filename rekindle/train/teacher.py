@@ -22,7 +22,7 @@ from rekindle.data.manifest import Shards
 from rekindle.plan.tensors import WHOLE_TEACHER_BYTES
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, Task
-from rekindle.train import attention, families, kernels, modelfolder, weights
+from rekindle.train import attention, kernels, modelfolder, modules, weights
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import DTYPES
@@ -46,7 +46,7 @@ def divides(parameters: int, train: TrainSpec, mesh: Mesh) -> bool:
 
 def ready(network: nn.Module, train: TrainSpec, mesh: Mesh) -> nn.Module:
     """The network with our attention, frozen."""
-    if families.family_of(network) is not None:
+    if modules.known(network) is not None:
         kernel = kernels.kernel_for(network, mesh.device, _half(train) or torch.float32)
         groups = kernels.takes_groups(mesh.device)
         attention.install(network, attention.Peers(kernel=kernel, groups=groups))
@@ -65,7 +65,7 @@ def _sharded(folder: Path, train: TrainSpec, task: Task, shards: Shards, mesh: M
         spec = ModelSpec(source=str(folder))
         network = task.build(spec, manifest.labels, manifest.settings, shards.assets)
     source = weights.Source(network, recorder, 0, folder)
-    origins = families.unfused(network)
+    origins = modules.unfused(network)
     arrange(network, train, mesh, divided=True)
     weights.fill([network], source, origins)
     return network
@@ -87,10 +87,10 @@ def _divide(network: nn.Module, device: torch.device) -> None:
     computes."""
     ranks = init_device_mesh(device.type, (dist.get_world_size(),))
     shard = functools.partial(fully_shard, mesh=ranks)
-    for _, block in families.blocks(network):
+    for _, block in modules.blocks(network):
         shard(block)
     whole = {p for p in network.parameters() if not isinstance(p, DTensor)}
-    shard(families.backbone(network), ignored_params=whole)
+    shard(modules.backbone(network), ignored_params=whole)
 
 
 def _placed(value: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -21,9 +21,10 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional as F
 
 from rekindle.errors import UnsupportedError
-from rekindle.train import collectives, families
-from rekindle.train.families import Family, Skip
+from rekindle.families import Modules
+from rekindle.train import collectives, modules
 from rekindle.train.mesh import Mesh
+from rekindle.train.modules import Skip
 from rekindle.train.weights import intervals
 
 
@@ -104,7 +105,7 @@ def _local(parameter: torch.Tensor, slope: Placement | None = None) -> torch.Ten
 
 def along_sequence(network: nn.Module, tokens: bool) -> bool:
     """Whether tp ranks divide the residual stream along the sequence, too."""
-    return tokens and bool(_family(network).sequence)
+    return tokens and bool(_known(network).sequence)
 
 
 def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> None:
@@ -117,12 +118,12 @@ def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> No
     if isinstance(network, nn.Sequential):
         _divide_layers(network, whole, peers)
         return
-    family = _family(network)
-    for _, block in families.blocks(network):
+    known = _known(network)
+    for _, block in modules.blocks(network):
         if not isinstance(block, Skip):
-            _divide_block(block, family, peers)
+            _divide_block(block, known, peers)
     if tokens:
-        _divide_vocabulary(network, family, peers)
+        _divide_vocabulary(network, known, peers)
     for module in network.modules():  # GPT-2 splits what its fused projection returns
         if hasattr(module, "split_size"):
             divided: Any = module
@@ -134,19 +135,19 @@ def shared_by_share(network: nn.Module, tokens: bool) -> frozenset[str]:
     so that each has a share of the gradient."""
     if isinstance(network, nn.Sequential):
         return frozenset()
-    family, sequence = _family(network), along_sequence(network, tokens)
-    names = (*family.per_head, *(f"{column}.lora_A.default" for column in family.column))
+    known, sequence = _known(network), along_sequence(network, tokens)
+    names = (*known.per_head, *(f"{column}.lora_A.default" for column in known.column))
     if sequence:  # what follows a row-divided matrix sees this rank's tokens only
-        names += (*family.sequence, *(f"{row}.lora_B.default" for row in family.row))
-    found = {f"{block}.{name}" for block, _ in families.blocks(network) for name in names}
+        names += (*known.sequence, *(f"{row}.lora_B.default" for row in known.row))
+    found = {f"{block}.{name}" for block, _ in modules.blocks(network) for name in names}
     if sequence:
-        body = _path(network, families.backbone(network))
-        found |= {f"{body}.{name}" for name in family.last}
+        body = _path(network, modules.backbone(network))
+        found |= {f"{body}.{name}" for name in known.last}
     return frozenset(n for n, _ in network.named_parameters() if n.rpartition(".")[0] in found)
 
 
-def _family(network: nn.Module) -> Family:
-    return families.require_family(network, "tensor-parallel")
+def _known(network: nn.Module) -> Modules:
+    return modules.required(network, "tensor-parallel")
 
 
 def _path(network: nn.Module, module: nn.Module) -> str:
@@ -159,7 +160,7 @@ def _divide_layers(network: nn.Sequential, whole: nn.Module, peers: Peers) -> No
     layers = [name for name, layer in whole.named_modules() if isinstance(layer, nn.Linear)][:-1]
     if not layers:
         raise UnsupportedError(
-            f"there is no matrix to divide in {families.model_type(network)}",
+            f"there is no matrix to divide in {modules.model_type(network)}",
             where="train.layout.tp",
             fix="use dp, or shard",
         )
@@ -169,14 +170,14 @@ def _divide_layers(network: nn.Sequential, whole: nn.Module, peers: Peers) -> No
             _become(GatheredLinear, layer, peers, Shard(0), Shard(0))
 
 
-def _divide_block(block: nn.Module, family: Family, peers: Peers) -> None:
-    for name in family.column:
+def _divide_block(block: nn.Module, known: Modules, peers: Peers) -> None:
+    for name in known.column:
         for layer in _matrices(block.get_submodule(name), "lora_B"):
             _become(ColumnLinear, layer, peers, Shard(0), Shard(0))
-    for name in family.row:
+    for name in known.row:
         for layer in _matrices(block.get_submodule(name), "lora_A"):
             _become(RowLinear, layer, peers, Shard(1), Replicate())
-    for name in family.regions:
+    for name in known.regions:
         enter: Any = functools.partial(_entering, peers)
         block.get_submodule(name).register_forward_pre_hook(enter, with_kwargs=True)
 
@@ -188,17 +189,17 @@ def _matrices(layer: nn.Module, side: str) -> list[nn.Module]:
     return [layer.get_submodule("base_layer"), layer.get_submodule(f"{side}.default")]
 
 
-def _divide_vocabulary(network: nn.Module, family: Family, peers: Peers) -> None:
+def _divide_vocabulary(network: nn.Module, known: Modules, peers: Peers) -> None:
     """Token embedding, output layer and the way to it, as far as this stage has them."""
-    body, model = families.backbone(network), network
-    table, head = getattr(body, family.table, None), model.get_output_embeddings()  # type: ignore[operator]
+    body, model = modules.backbone(network), network
+    table, head = getattr(body, known.table, None), model.get_output_embeddings()  # type: ignore[operator]
     if isinstance(table, nn.Embedding):
         _become(RowEmbedding, table, peers, Shard(0))
     if isinstance(head, nn.Linear):
         _become(ColumnLinear, head, peers, Shard(0), Shard(0))
-        if isinstance(table, nn.Embedding) and families.tied(network):
+        if isinstance(table, nn.Embedding) and modules.tied(network):
             head.weight = table.weight
-    norm = getattr(body, family.last[0], None)
+    norm = getattr(body, known.last[0], None)
     if peers.sequence and norm is not None and not isinstance(norm, Skip):
         norm.register_forward_hook(lambda module, args, stream: peers.enter(stream))
 

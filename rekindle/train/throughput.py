@@ -23,7 +23,7 @@ from rekindle.launch.events import emit
 from rekindle.records import HistoryRow
 from rekindle.spec.layout import Shape
 from rekindle.spec.model import TrainSpec
-from rekindle.train import families
+from rekindle.train import modules
 from rekindle.train.batches import Work
 
 PROGRESS_SECONDS = 0.25
@@ -48,11 +48,11 @@ class Cost:
         config = getattr(network, "config", None)
         if config is None or not hasattr(config, "vocab_size"):
             return None
-        each, family = 4.0 if frozen else 6.0, families.family_of(network)
+        each, known = 4.0 if frozen else 6.0, modules.known(network)
         behind = 0
-        if family is not None and family.summary is not None:
-            last = families.blocks(network)[-1][1]
-            behind = _weights(last) - _weights(last.get_submodule(family.attention))
+        if known is not None and known.summary is not None:
+            last = modules.blocks(network)[-1][1]
+            behind = _weights(last) - _weights(last.get_submodule(known.attention))
         shape = Shape.of(config.to_dict())
         width = getattr(config, "head_dim", None) or config.hidden_size // max(1, shape.heads)
         causal = any(getattr(m, "is_causal", False) for m in network.modules())

@@ -168,7 +168,7 @@ class _Run:
     def _parts(self) -> Any:
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-        from rekindle.train import adapters, families, weights
+        from rekindle.train import adapters, modules, weights
         from rekindle.train.mesh import Mesh
         from rekindle.train.parallel import DTYPES, build
 
@@ -177,7 +177,7 @@ class _Run:
             mesh = self.mesh = Mesh.of(trace.layout, torch.device("cpu"))
         with unset_fake_temporarily(), weights.deferred() as recorder:
             network = _network(trace.config, trace.classes, self.tokens)
-        origins, lora = families.unfused(network), None
+        origins, lora = modules.unfused(network), None
         if trace.lora is not None:
             with unset_fake_temporarily(), weights.deferred(recorder):
                 lora = adapters.inject(network, trace.lora, origins)
@@ -190,7 +190,7 @@ class _Run:
     def _goal(self) -> Goal:
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-        from rekindle.train import families, teacher, weights
+        from rekindle.train import modules, teacher, weights
         from rekindle.train.objective import Goal
 
         trace, mesh = self.trace, self.mesh
@@ -198,7 +198,7 @@ class _Run:
             return Goal()
         with unset_fake_temporarily(), weights.deferred():
             network = _network(trace.teacher, trace.classes, self.tokens)
-        families.unfused(network)
+        modules.unfused(network)
         parameters = sum(p.numel() for p in network.parameters())
         divided = teacher.divides(parameters, trace.train, mesh)
         teacher.arrange(network, trace.train, mesh, divided)
@@ -250,11 +250,11 @@ class _Run:
         """Make the end of a backward pass, from a stage's first block on, a phase of its own: it
         grows with the number of blocks by other tensors than the beginning, and the larger of two
         straight lines is not one."""
-        from rekindle.train import families
+        from rekindle.train import modules
 
         for stage in parts.stages:
-            named = families.blocks(stage.part.network)
-            blocks = [block for _, block in named if not isinstance(block, families.Skip)]
+            named = modules.blocks(stage.part.network)
+            blocks = [block for _, block in named if not isinstance(block, modules.Skip)]
             for block, phase in ((blocks[-1], "backward"), (blocks[0], "end of backward")):
                 block.register_forward_hook(functools.partial(self._backward_from, phase))
 
@@ -314,7 +314,7 @@ class _Run:
 
     def shapes(self, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """What a stage of the pipeline receives and what it hands on."""
-        from rekindle.train import families
+        from rekindle.train import modules
         from rekindle.train.pipeline import without_first
 
         layout = self.trace.layout
@@ -325,7 +325,7 @@ class _Run:
         tp = layout.tp if part.sequence_parallel else 1
         kept: list[torch.Tensor] = []
         carried = torch.empty(rows, length // tp, config.hidden_size, dtype=self._embedded(part))
-        blocks = [b for _, b in families.blocks(part.network) if not isinstance(b, families.Skip)]
+        blocks = [b for _, b in modules.blocks(part.network) if not isinstance(b, modules.Skip)]
         hook = blocks[-1].register_forward_hook(lambda *given: kept.append(_first(given[-1])))
         with torch.no_grad(), self._precision():
             part(first if part.first else carried, micro=without_first(micro))

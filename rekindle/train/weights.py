@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.errors import DataError
 from rekindle.spec.heartbeat import beat
-from rekindle.train.families import Origin
+from rekindle.train.modules import Origin
 
 log = logging.getLogger(__name__)
 

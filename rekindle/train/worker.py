@@ -32,8 +32,8 @@ from rekindle.train import (
     checkpoint,
     compat,
     export,
-    families,
     modelfolder,
+    modules,
     numerics,
     weights,
 )
@@ -175,7 +175,7 @@ class Start:
 
     def __init__(
         self, job: Job, task: Task, shards: Shards, mesh: Mesh, network: nn.Module,
-        source: Source | None, origins: dict[str, families.Origin],
+        source: Source | None, origins: dict[str, modules.Origin],
     ) -> None:  # fmt: skip
         self.job, self.task, self.shards, self.mesh = job, task, shards, mesh
         self.known = modelfolder.inherited(job.init, job.model)  # or it raises before it trains
@@ -207,7 +207,7 @@ class Start:
         composed = cell is not None and require(cell, job.train.untested) == "composed"
         compat.check_schedule(layout)
         mesh = Mesh.of(layout, device)
-        start = cls(job, task, shards, mesh, network, source, families.unfused(network))
+        start = cls(job, task, shards, mesh, network, source, modules.unfused(network))
         if cell is not None and composed and job.train.untested == "check":
             start.compare(cell)
         return start

@@ -14,7 +14,7 @@ from playwright.sync_api import sync_playwright
 import rekindle
 from rekindle.app.forecast import COLOURS, Forecast
 from rekindle.app.plan_text import lines
-from rekindle.report.formats import binary
+from rekindle.formats import binary
 from tests.contrast import contrast
 
 ROOT = Path(__file__).parents[2]

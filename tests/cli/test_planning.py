@@ -78,7 +78,13 @@ def test_a_job_that_cannot_fit_is_refused_before_anything_is_written(tmp_path, c
 
 def test_figures_are_shown_before_one_is_asked_and_limits_are_kept(tmp_path):
     said = "\n".join(outlook(planned(spec(), "sagemaker", tmp_path)))
-    for words in ("ml.p4de.24xlarge (8 x A100-80GB each)", "shard 8", "on demand  $", "h (", "GiB"):
+    for words in (
+        "ml.p4de.24xlarge (8 x A100-80GB each)",
+        "shard 8",
+        "on demand  $",
+        "min (",
+        "GiB",
+    ):
         assert words in said
     with pytest.raises(RequestError, match="and may take 2"):
         planned(spec("resources.deadline_hours=2"), "sagemaker", tmp_path)

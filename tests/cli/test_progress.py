@@ -73,9 +73,9 @@ def test_a_step_that_was_tried_again_says_how_often() -> None:
     console.print(step_table(RECORD.model_copy(update={"steps": steps})))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert lines[1:] == [
-        f"✓  finetune  61.2 s  2 attempts; {lost}",
-        "▸  evaluate     ...  3 attempts",
-        "✓  register  cached",
+        f"✓  finetune  1 min 1 s  2 attempts; {lost}",
+        "▸  evaluate        ...  3 attempts",
+        "✓  register     cached",
     ]
 
 

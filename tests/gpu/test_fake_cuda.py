@@ -27,8 +27,8 @@ from rekindle.train import (
     adapters,
     attention,
     compat,
-    families,
     kernels,
+    modules,
     objective,
     parallel,
     weights,
@@ -165,7 +165,7 @@ def parts_of(case, mode):
             shards.manifest.settings,
             shards.assets,
         )
-    origins, lora = families.unfused(network), None
+    origins, lora = modules.unfused(network), None
     if case.lora:
         with unset_fake_temporarily(), weights.deferred(recorder):
             lora = adapters.inject(network, LoraSpec(**case.lora), origins)
@@ -252,7 +252,7 @@ def test_a_forward_pass_reads_nothing_and_hands_kernels_what_they_take(name, mon
             assert (k.shape[1] == q.shape[1]) == repeated, (
                 "half precision takes fewer keys as they are"
             )
-    blocks = len(families.blocks(parts.network)) if case.task != IMAGE else 0
+    blocks = len(modules.blocks(parts.network)) if case.task != IMAGE else 0
     drops = "dropout" in name
     if half is not None and blocks:
         by_documents = case.packing or case.task == TEXT

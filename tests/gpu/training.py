@@ -19,7 +19,7 @@ from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import adapters, families, parallel, weights
+from rekindle.train import adapters, modules, parallel, weights
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal
@@ -115,7 +115,7 @@ def trainer_of(case: Case, device: torch.device) -> Trainer:
         )  # fmt: skip
     source = weights.Source(network, recorder, 0)
     mesh = Mesh.of(Layout(micro_batch_size=case.micro), device)
-    origins, lora = families.unfused(network), None
+    origins, lora = modules.unfused(network), None
     if case.lora:
         with weights.deferred(recorder):
             lora = adapters.inject(network, LoraSpec(**case.lora), origins)

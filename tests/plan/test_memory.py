@@ -19,7 +19,7 @@ from rekindle.plan import trace
 from rekindle.plan.inflight import moments, order, stages_of
 from rekindle.plan.memory import memory, needed
 from rekindle.plan.shape import shape_of
-from rekindle.plan.work import MODULES, Work, lora_targets
+from rekindle.plan.work import Work, lora_targets
 from rekindle.spec.layout import Layout
 from tests.plan import fresh
 from tests.plan.retrace import BERT, CASES, FILE, SEVEN, finalist
@@ -222,21 +222,6 @@ def test_a_rank_works_in_the_order_of_torchs_schedule(schedule, pp):
             if action is not None and action.microbatch_index < micro
         ]
         assert order(layout, rank, micro) == theirs
-
-
-def test_the_planner_knows_the_names_and_sizes_of_the_engine():
-    from rekindle.train.families import FAMILIES
-
-    assert MODULES.keys() == FAMILIES.keys()
-    for kind, family in FAMILIES.items():
-        shape = shape_of({"model_type": kind})
-        divided = dict(
-            zip(MODULES[kind], (matrix.divided for matrix in shape.matrices), strict=True)
-        )
-        for names, how in ((family.column, "column"), (family.row, "row")):
-            for name in names:
-                assert next(d for m, d in divided.items() if f".{name}".endswith(f".{m}")) == how
-        assert len(divided) == len(family.column) + len(family.row)
 
 
 def test_adapters_are_on_the_matrices_that_are_named():

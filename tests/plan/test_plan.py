@@ -17,8 +17,8 @@ from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.memory import needed, snapshot_bytes
 from rekindle.plan.plan import make, refusals
-from rekindle.plan.request import asked_of
-from rekindle.plan.search import Asked, search
+from rekindle.plan.request import Asked, asked_of
+from rekindle.plan.search import search
 from rekindle.plan.shape import shape_of
 from rekindle.plan.told import told
 from rekindle.spec.layout import Shape, resolve

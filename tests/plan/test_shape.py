@@ -9,7 +9,8 @@ import pytest
 from rekindle.catalog import models
 from rekindle.catalog.rows import rows
 from rekindle.errors import RequestError
-from rekindle.plan.shape import FAMILIES, shape_of
+from rekindle.families import FAMILIES
+from rekindle.plan.shape import shape_of
 
 LLAMA_3_8B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,

@@ -46,7 +46,7 @@ def test_machines_that_hardly_start_before_they_go_are_a_reason() -> None:
     reason = spot.independent.reasons[0]
     assert (reason.code, reason.found) == ("interrupted", pytest.approx(1 / 2.4))
     assert reason.text == (
-        "an interruption every 25 min, and 6 min go into saving and starting again"
+        "an interruption every 25 min, and 6 min 10 s go into saving and starting again"
     )
     assert weigh(WORK, hazard(30.0), 8, CHEAP, Needs()).viable == "no"
 
@@ -158,4 +158,4 @@ def test_the_sentences_around_the_table_say_the_same() -> None:
     page = PAGE.read_text(encoding="utf-8")
     spot = weigh(WORK, hazard("hostile"), NODES, OFFER, NEEDS)
     assert f"{spot.on_demand_hours:.1f} h and ${spot.on_demand_usd:,.0f}" in page
-    assert "an interruption every 25 min, and 6 min" in spot.independent.reasons[0].text
+    assert "an interruption every 25 min, and 6 min 10 s" in spot.independent.reasons[0].text

@@ -197,7 +197,7 @@ def test_the_refused_run_shows_its_interval_slices_and_champion(reader: Reader) 
     assert left["x"] < right["x"]
     rows = page.locator("#slices tbody tr").all()
     assert len(rows) == 18
-    assert rows[0].locator(".delta").inner_text().startswith("−")
+    assert rows[0].locator(".delta").inner_text().startswith("-")
     assert rows[0].locator(".bar line.mark").count() == 1
     text = page.locator("main").inner_text()
     assert "Nothing was trained in this run" in text

@@ -7,7 +7,7 @@ from rekindle.app.progress import Progress
 from rekindle.errors import DataError, SpecError
 from rekindle.masking import MASK, masked, plain, plain_but_colour
 from rekindle.platforms.local.store import slug
-from rekindle.report.formats import without_credentials
+from rekindle.report.texts import without_credentials
 from rekindle.spec.load import load_spec
 
 TITLE = "\x1b]0;owned\x07"

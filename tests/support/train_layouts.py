@@ -29,6 +29,10 @@ MODELS = {
         "model_type": "qwen3", "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 8, "intermediate_size": 40, "max_position_embeddings": 64,
     },
+    "starcoder2": {
+        "model_type": "starcoder2", "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 40, "max_position_embeddings": 64, "residual_dropout": 0.1, "embedding_dropout": 0.1, "attention_dropout": 0.1,
+    },
     "gpt2": {"model_type": "gpt2", "n_embd": 16, "n_layer": 4, "n_head": 4, "n_positions": 64},
 }  # fmt: skip
 

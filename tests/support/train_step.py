@@ -16,6 +16,14 @@ LLAMA = {
 
 
 # what returns a value to Python, or tensors whose size depends on one
+BERT = {
+    "model_type": "distilbert",
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 24,
+    "max_position_embeddings": 32,
+}
 READS = {
     "item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "nonzero", "masked_select", "unique",
     "equal", "allclose", "argwhere", "__contains__",

@@ -33,8 +33,8 @@ from rekindle.train import (
     adapters,
     batches,
     compare,
-    families,
     modelfolder,
+    modules,
     objective,
     parallel,
     weights,
@@ -116,7 +116,7 @@ def trainer_of(case: dict) -> Trainer:
     source = weights.Source(network, recorder, 0)
     shape = Shape.of(case["model"]) if "model_type" in case["model"] else None
     mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), torch.device("cpu"))
-    origins = families.unfused(network)
+    origins = modules.unfused(network)
     lora = None
     if cell["lora"]:
         with weights.deferred(recorder):
@@ -221,7 +221,7 @@ def sabotage(fault: str) -> None:
             module, wrong * factor
         )
     elif fault == "untied head":
-        families.tied = lambda network: {}
+        modules.tied = lambda network: {}
     elif fault == "unshared norm gradients":
         parallel.tensor.shared_by_share = lambda network, tokens: frozenset()
     elif fault == "one document":

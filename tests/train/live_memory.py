@@ -23,7 +23,7 @@ from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import CheckpointSpec, LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import adapters, families, parallel, teacher, weights
+from rekindle.train import adapters, modules, parallel, teacher, weights
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.fakes import engine_without_values
 from rekindle.train.live import Live
@@ -72,7 +72,7 @@ def trainer_of(case: dict, live: Live) -> Trainer:
         )
     source = weights.Source(network, recorder, 0)
     mesh = Mesh.of(layout, torch.device("cpu"))
-    origins, lora = families.unfused(network), None
+    origins, lora = modules.unfused(network), None
     if case["lora"]:
         with weights.deferred(recorder):
             lora = adapters.inject(network, LoraSpec(**case["lora"]), origins)
@@ -86,7 +86,7 @@ def trainer_of(case: dict, live: Live) -> Trainer:
                 shards.manifest.settings,
                 Path(),
             )
-        families.unfused(taught)
+        modules.unfused(taught)
         teacher.arrange(taught, train, mesh, divided=False)
         for parameter in taught.parameters():
             torch.nn.init.zeros_(parameter)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import families, teacher, weights
+from rekindle.train import modules, teacher, weights
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
 from tests.support.train_layouts import MODELS, NO_DROPOUT, TASKS
@@ -35,7 +35,7 @@ def scores(network, kind):
         if kind == "text":
             return network(input_ids=ids, **more).logits
         # as the loss does: the backbone, then the head by itself
-        states = families.backbone(network)(input_ids=ids, use_cache=False).last_hidden_state
+        states = modules.backbone(network)(input_ids=ids, use_cache=False).last_hidden_state
         return network.get_output_embeddings()(states)
 
 
@@ -71,8 +71,8 @@ def compared(folder, name, kind, precision):
         "again": torch.equal(ours, again), "types": sorted({str(p.dtype) for p in divided.parameters()}),
         "whole": held(whole), "divided": held(divided),
         "roots": sum(isinstance(m, FSDPModule) and fully_shard.state(m)._is_root for m in divided.modules()),
-        "streams": len({id(fully_shard.state(block)._comm_ctx) for _, block in families.blocks(divided)}),
-        "blocks": sum(p.nbytes for _, block in families.blocks(whole) for p in block.parameters()),
+        "streams": len({id(fully_shard.state(block)._comm_ctx) for _, block in modules.blocks(divided)}),
+        "blocks": sum(p.nbytes for _, block in modules.blocks(whole) for p in block.parameters()),
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, families, kernels, parallel
+from rekindle.train import attention, kernels, modules, parallel
 from rekindle.train.documents import Documents
 from rekindle.train.fakes import as_on_gpu
 from rekindle.train.mesh import Mesh
@@ -223,7 +223,7 @@ def test_the_varlen_kernel_gets_half_precision_from_autocast_and_agrees(kind):
         found[kernel] = [logits.detach().float(), *(p.grad.clone() for p in network.parameters())]
     assert [
         {"dtype": torch.bfloat16, "documents": 6, "window": (-1, 0), "gqa": kind != "gpt2"}
-    ] * len(families.blocks(network)) == varlen_reference.CALLS
+    ] * len(modules.blocks(network)) == varlen_reference.CALLS
     for ours, theirs in zip(found["varlen"], found["sdpa"], strict=True):
         assert (ours - theirs).norm() <= 0.03 * theirs.norm() + 1e-6
 
@@ -294,7 +294,7 @@ def test_selective_recomputation_keeps_what_the_varlen_kernel_gave():
     attention.install(network, attention.Peers(kernel="varlen"))
     documents, positions = packed([10, 6])
     for (_, block), context in zip(
-        families.blocks(network), (parallel._selective, None), strict=True
+        modules.blocks(network), (parallel._selective, None), strict=True
     ):
         block.forward = parallel.functools.partial(parallel._again, block.forward, context)
     varlen_reference.CALLS.clear()
@@ -380,7 +380,7 @@ def test_a_block_is_compiled_as_one_graph_whatever_its_length(kind, padding):
             else {"input_ids": ids}
         )
     said = [network(**batch).logits for batch in batches]
-    ((_, block),) = families.blocks(network)
+    ((_, block),) = modules.blocks(network)
     block.forward = torch.compile(block.forward, dynamic=True, fullgraph=True, backend="eager")
     for batch, logits in zip(batches, said, strict=True):
         torch.testing.assert_close(network(**batch).logits, logits)
@@ -411,7 +411,7 @@ def test_packed_documents_are_compiled_as_one_graph_however_many_there_are(kind)
             ).logits
 
     said = [logits(*batch) for batch in batches]
-    ((_, block),) = families.blocks(network)
+    ((_, block),) = modules.blocks(network)
     block.forward = torch.compile(block.forward, fullgraph=True, backend=counted)
     for batch, expected in zip(batches, said, strict=True):
         torch.testing.assert_close(logits(*batch), expected)

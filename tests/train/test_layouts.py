@@ -156,7 +156,7 @@ ALL = [Case(cell) for cell in support.tested()]
 AXES = ((), ("dp",), ("shard",), ("tp",), ("pp",), ("cp",))
 FAMILIES = [
     Case(Cell(kind, axes, "1f1b" if "pp" in axes else ""), model)
-    for model, kind in {"bert": "text", "mistral": "tokens", "qwen2": "tokens", "qwen3": "tokens", "gpt2": "tokens"}.items()
+    for model, kind in {"bert": "text", "mistral": "tokens", "qwen2": "tokens", "qwen3": "tokens", "gpt2": "tokens", "starcoder2": "tokens"}.items()
     for axes in (("shard",), ("tp",), ("pp",))
 ]  # fmt: skip
 UNPACKED = [

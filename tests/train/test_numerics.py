@@ -228,7 +228,7 @@ def test_pooling_by_sides_is_adaptive_pooling(size):
     assert torch.allclose(ours, nn.AdaptiveAvgPool2d(4)(images), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["distilbert", "bert", "llama", "mistral", "qwen2", "qwen3", "gpt2"])  # fmt: skip
+@pytest.mark.parametrize("name", ["distilbert", "bert", "llama", "mistral", "qwen2", "qwen3", "gpt2", "starcoder2"])  # fmt: skip
 def test_steps_of_our_tasks_train_with_deterministic_algorithms(name):
     task = "text_classification" if name in ("distilbert", "bert") else "causal_lm"
     with ranks(1):

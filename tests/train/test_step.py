@@ -31,18 +31,10 @@ from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
 from rekindle.train.objective import Goal
 from rekindle.train.optimizer import Optimizer
-from tests.support.train_step import Reads, case, ranks
+from tests.support.train_step import BERT, Reads, case, ranks
 from tests.train.differential import GLOBAL, PACK, ROWS, made_shards, trainer_of
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}
-BERT = {
-    "model_type": "distilbert",
-    "dim": 16,
-    "n_layers": 2,
-    "n_heads": 4,
-    "hidden_dim": 24,
-    "max_position_embeddings": 32,
-}
 UNSAVED = types.SimpleNamespace(pending=None, written=lambda: True, settle=lambda save: None)
 
 

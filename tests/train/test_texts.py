@@ -7,12 +7,13 @@ import types
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, dropout, families, parallel
+from rekindle.train import attention, dropout, modules, parallel
 from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
 from rekindle.train.feed import Feed
@@ -86,7 +87,7 @@ def test_a_joined_text_gets_the_scores_and_gradients_it_gets_alone(kind, kernel)
         int(SHARDS.lengths("train")[np.maximum(ROWS, 0)].sum()),
     )
     if kernel == "documents":
-        micro.documents.groups = ()
+        micro.documents.groups, micro.documents.grouped = (), False
     precision = torch.bfloat16 if kernel == "varlen" else torch.float32
     found = []
     for joined in (True, False):
@@ -129,7 +130,7 @@ def test_the_last_block_computes_first_tokens_alone_behind_its_attention(kind):
     attention.install(net, attention.Peers())
     part = Part(TASK, net, Goal())
     rows = {}
-    for name, block in families.blocks(net):
+    for name, block in modules.blocks(net):
         for part_name in ("ffn.lin1", "ffn.lin2") if kind == "distilbert" else ("attention.output.dense", "output.dense"):  # fmt: skip
             block.get_submodule(part_name).register_forward_hook(
                 lambda _, args, __, key=(name, part_name): rows.update({key: args[0].shape[1]})
@@ -148,13 +149,33 @@ def test_compiled_blocks_compute_what_others_do(kind, monkeypatch):
         net = network(kind).train()
         attention.install(net, attention.Peers())
         part = Part(TASK, net, Goal())
-        parallel._recompute_and_compile(net, TrainSpec(compile=compiled))
+        parallel._recompute_and_compile(net, TrainSpec(compile=compiled), constants=False)
         for rows in (ROWS, ROWS[1:]):  # the second makes sizes symbols
             result = part(micro=on_cpu(batches().arranged(rows, np.arange(len(rows)))))
             result[0, 0].backward()
             found += [result[0].detach(), *(p.grad.clone() for p in net.parameters())]
     half = len(found) // 2
     torch.testing.assert_close(found[:half], found[half:])
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_two_lengths_are_compiled_and_no_more(kind, monkeypatch):
+    """Whatever the texts' number of groups: lengths across a break of the graph were constants once, so that eight lengths
+    made torch give up."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    net = network(kind).train()
+    attention.install(net, attention.Peers())
+    part = Part(TASK, net, Goal())
+    parallel._recompute_and_compile(net, TrainSpec(compile=True), constants=False)
+    graphs, groups = [], []
+    for rows in np.array([[3, 8, -1], [20, 5, 11], [30, 3, 5], [8, 8, 8], [11, 30, 20], [3, 4, 6]]):
+        micro = on_cpu(batches().arranged(rows, np.arange(len(rows))))
+        part(micro=micro)
+        groups.append(len(micro.documents.groups))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert len(set(groups)) > 1
+    assert graphs[1:] == graphs[1:2] * 5
 
 
 @pytest.mark.slow
@@ -243,7 +264,7 @@ def test_a_network_without_a_summary_that_is_known_gets_padded_batches():
         pass
 
     assert not Part(TASK, Own(), Goal()).joins_texts
-    assert families.family_of(Own()) is None
+    assert modules.known(Own()) is None
     micro = batches(joined=False).arranged(ROWS, np.arange(len(ROWS)))
     assert micro.documents is None
     assert set(micro.inputs) == {"input_ids", "attention_mask"}

@@ -10,10 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from rekindle.catalog.gpus import peak_flops
 from rekindle.records import Profile
+from rekindle.spec import support
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
-from rekindle.spec.support import Cell, tested
-from rekindle.train import families
+from rekindle.spec.support import Cell
+from rekindle.train import modules
 from rekindle.train.batches import Work
 from rekindle.train.profile import exposed_seconds, is_collective, tips, verdict
 from rekindle.train.throughput import Clock, Cost
@@ -23,7 +24,7 @@ def network(kind, **fields):
     chosen = AutoModelForSequenceClassification if kind == "distilbert" else AutoModelForCausalLM
     with torch.device("meta"):
         made = chosen.from_config(AutoConfig.for_model(kind, **fields))
-    families.unfused(made)
+    modules.unfused(made)
     return made
 
 
@@ -174,6 +175,6 @@ def test_advice_names_nothing_that_is_so_already_and_nothing_that_would_be_refus
     assert "layout.shard" not in said["communication"]
     assert "micro_batch_size" in said["host"]
     pictures = Cell("image", ("tp",))
-    assert dataclasses.replace(pictures, compile=True) not in tested()
+    assert dataclasses.replace(pictures, compile=True) not in support.tested()
     said = tips(train, divided, pictures)
     assert "compile" not in said["compute"] + said["host"]

@@ -11,8 +11,6 @@ how-to-schedule-pipeline-job."""
 
 from __future__ import annotations
 
-import hashlib
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from rekindle.catalog.zones import azure_zone
 from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.platforms.azureml.client import connected, of_the_workspace, where, written
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.names import plain_name
 from rekindle.platforms.submission import Lowered, Schedule
 from rekindle.spec import cron
 from rekindle.spec.places import AzureMLSpec
@@ -107,10 +106,7 @@ def delete(place: AzureMLSpec, name: str) -> bool:
 
 def schedule_id(name: str) -> str:
     """The schedule's name there of the config `name`; names that differ stay so."""
-    plain = re.sub(r"[^a-z0-9_-]", "-", name)
-    if plain == name:
-        return name
-    return f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return plain_name(name, r"[^a-z0-9_-]", 100, distinct=True)
 
 
 def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:

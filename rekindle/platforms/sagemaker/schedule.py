@@ -11,14 +11,13 @@ Authority: docs.aws.amazon.com/scheduler/latest/UserGuide/schedule-types.html, b
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import re
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.names import plain_name
 from rekindle.platforms.sagemaker.client import connected, upload, version_of
 from rekindle.platforms.submission import Lowered, Schedule
 from rekindle.spec import cron
@@ -121,17 +120,12 @@ def delete(place: SageMakerSpec, name: str) -> bool:
 
 def schedule_id(name: str) -> str:
     """The schedule's name there of the config `name`; names that differ stay so."""
-    plain = re.sub(r"[^0-9a-zA-Z_.-]", "-", name)
-    if plain == name and len(name) <= 64:
-        return name
-    return f"{plain[:55]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return plain_name(name, r"[^0-9a-zA-Z_.-]", 64, distinct=True)
 
 
 def pipeline_of(name: str) -> str:
     """The pipeline that the schedule of the config `name` starts; names that differ stay so."""
-    plain = re.sub(r"[^0-9a-zA-Z]+", "-", name).strip("-")[:200]
-    digest = "" if plain == name else f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return f"{plain}{digest}-scheduled"
+    return plain_name(name, r"[^0-9a-zA-Z]+", 209, distinct=True) + "-scheduled"
 
 
 def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +10,7 @@ from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Guard, Item, Output, sources
 from rekindle.ir.graph import Importer, Step
 from rekindle.platforms.code import ECR
+from rekindle.platforms.names import plain_name
 from rekindle.spec.places import SageMakerSpec
 
 
@@ -112,20 +111,17 @@ def is_training(step: Step | Importer) -> bool:
     return step.distribution is not None or bool(step.container.resources.accelerator_type)
 
 
+_ILLEGAL = r"[^A-Za-z0-9_-]+"
+
+
 def names_of(paths: Iterable[str]) -> dict[str, str]:
     """A job name a step: its path, shortened by a hash where it is too long."""
     names: dict[str, str] = {}
     for path in paths:
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", path).strip("-")
-        if len(name) > 64 or name in names.values():
-            name = f"{name[:55]}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
-        names[path] = name
+        names[path] = plain_name(path, _ILLEGAL, 64, taken=names.values()).strip("-")
     return names
 
 
 def condition_name(path: str) -> str:
     """The name of the Condition step for the condition at `path`."""
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"if-{path}")
-    if len(name) <= 64:
-        return name
-    return f"{name[:55]}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+    return plain_name(f"if-{path}", _ILLEGAL, 64)

@@ -1,107 +1,23 @@
-"""What the engine must know of an architecture to cut it: its blocks, the matrices that tensor
-parallelism divides, what only the first or the last pipeline stage runs.
+"""The modules of a network by what they are for: its body, its blocks, its tables, what a pipeline
+stage leaves out.
 
-Decides `Family` and the one table of them. transformers' own forward runs in every layout: a stage
-is the whole network with the blocks of others replaced by `Skip`, so no architecture is written
-down twice. GPT-2's fused, transposed projections are taken apart into plain linear layers while
-training (`unfused`), so that tensor parallelism and LoRA see what they see elsewhere, and joined
-again on export. Names are those of transformers 5."""
+transformers' own forward runs in every layout: a stage is the whole network with the blocks of
+others replaced by `Skip`, so no architecture is written down twice; its names are in families/.
+GPT-2's fused, transposed projections are taken apart into plain linear layers while training
+(`unfused`), so that tensor parallelism and LoRA see what they see elsewhere, and joined again on
+export."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from rekindle.errors import UnsupportedError
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """Names are relative to a block for `column`, `row`, `regions` and `per_head`, to the backbone
-    otherwise.
-
-    `first` are what only the first stage runs, `last` what only the last does; `table` is the
-    token embedding. `regions` are the modules of a block whose input goes into divided columns.
-    `sequence` names the norms where the residual stream may be divided along the sequence between
-    tp ranks. `summary` is the module of the backbone that makes a text's summary of its first
-    token, "" where what follows the backbone does; None where there is none. `behind` is the module
-    of a block that attention's result goes into: from it on no token depends on another one."""
-
-    blocks: str
-    column: tuple[str, ...]
-    row: tuple[str, ...]
-    regions: tuple[str, ...]
-    first: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
-    table: str = ""
-    per_head: tuple[str, ...] = ()
-    sequence: tuple[str, ...] = ()
-    attention: str = ""
-    summary: str | None = None
-    behind: str = ""
-
-
-_LLAMA = Family(
-    blocks="layers",
-    column=(
-        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj",
-    ),
-    row=("self_attn.o_proj", "mlp.down_proj"),
-    regions=("self_attn", "mlp"),
-    first=("embed_tokens",),
-    last=("norm",),
-    table="embed_tokens",
-    sequence=("input_layernorm", "post_attention_layernorm"),
-    attention="self_attn",
-)  # fmt: skip
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "llama": _LLAMA,
-        "mistral": _LLAMA,
-        "qwen2": _LLAMA,
-        "qwen3": dataclasses.replace(_LLAMA, per_head=("self_attn.q_norm", "self_attn.k_norm")),
-        "gpt2": Family(
-            blocks="h",
-            column=("attn.c_attn.q", "attn.c_attn.k", "attn.c_attn.v", "mlp.c_fc"),
-            row=("attn.c_proj", "mlp.c_proj"),
-            regions=("attn", "mlp"),
-            first=("wte", "wpe", "drop"),
-            last=("ln_f",),
-            table="wte",
-            attention="attn",
-        ),
-        "bert": Family(
-            blocks="encoder.layer",
-            column=(
-                "attention.self.query", "attention.self.key", "attention.self.value",
-                "intermediate.dense",
-            ),
-            row=("attention.output.dense", "output.dense"),
-            regions=("attention.self", "intermediate"),
-            first=("embeddings",),
-            last=("pooler",),
-            attention="attention.self",
-            summary="pooler",
-            behind="attention.output",
-        ),
-        "distilbert": Family(
-            blocks="transformer.layer",
-            column=("attention.q_lin", "attention.k_lin", "attention.v_lin", "ffn.lin1"),
-            row=("attention.out_lin", "ffn.lin2"),
-            regions=("attention", "ffn"),
-            first=("embeddings",),
-            attention="attention",
-            summary="",
-            behind="sa_layer_norm",
-        ),
-    }
-)  # fmt: skip
+from rekindle.families import DIVISIBLE, Modules
 
 
 class Skip(nn.Module):
@@ -146,21 +62,21 @@ def model_type(network: nn.Module) -> str:
     return str(getattr(config, "model_type", "") or type(network).__name__)
 
 
-def family_of(network: nn.Module) -> Family | None:
-    """What is known of the network's architecture, or None."""
-    return FAMILIES.get(model_type(network))
+def known(network: nn.Module) -> Modules | None:
+    """The names of its modules, or None for an architecture that the engine does not cut."""
+    return DIVISIBLE.get(model_type(network))
 
 
-def require_family(network: nn.Module, what: str) -> Family:
-    """The family; raises UnsupportedError that names the model where there is none."""
-    family = family_of(network)
-    if family is None:
+def required(network: nn.Module, what: str) -> Modules:
+    """The same; raises UnsupportedError that names the model where there are none."""
+    found = known(network)
+    if found is None:
         raise UnsupportedError(
             f"there is no {what} plan for {model_type(network)}",
             where="train.layout",
-            fix=f"use dp, or shard; {what} knows {', '.join(FAMILIES)}",
+            fix=f"use dp, or shard; {what} knows {', '.join(DIVISIBLE)}",
         )
-    return family
+    return found
 
 
 def backbone(network: nn.Module) -> nn.Module:
@@ -176,11 +92,11 @@ def blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
 
     A `Sequential` counts each layer with weights as a block; other networks of a user's own have
     none."""
-    family = family_of(network)
-    if family is not None:
+    names = known(network)
+    if names is not None:
         body = backbone(network)
         prefix = next(name for name, module in network.named_modules() if module is body)
-        path = f"{prefix}.{family.blocks}" if prefix else family.blocks
+        path = f"{prefix}.{names.blocks}" if prefix else names.blocks
         return [(f"{path}.{i}", m) for i, m in enumerate(network.get_submodule(path).children())]
     marked = set(getattr(network, "_no_split_modules", None) or ())
     if marked:
@@ -248,19 +164,19 @@ def tied(network: nn.Module) -> dict[str, str]:
 
 def tables(network: nn.Module) -> list[nn.Module]:
     """The embeddings that only the first stage runs; none where the head is the same table."""
-    family = family_of(network)
-    if family is None or tied(network):
+    names = known(network)
+    if names is None or tied(network):
         return []
     body = backbone(network)
-    found = [getattr(body, name, None) for name in family.first]
+    found = [getattr(body, name, None) for name in names.first]
     return [m for m in found if m is not None and any(True for _ in m.parameters())]
 
 
-def stand_ins(family: Family, first: bool, last: bool) -> Iterator[tuple[str, nn.Module]]:
+def stand_ins(names: Modules, first: bool, last: bool) -> Iterator[tuple[str, nn.Module]]:
     """What a stage puts in place of the modules of the backbone that it does not run."""
     if not first:
-        for name in family.first:
-            yield name, Zero() if name == "wpe" else Skip()
+        for name in names.first:
+            yield name, Zero() if name == names.positions else Skip()
     if not last:
-        for name in family.last:
-            yield name, Nothing() if name == "pooler" else Skip()
+        for name in names.last:
+            yield name, Nothing() if name == names.summary else Skip()

@@ -1,0 +1,121 @@
+"""What a family of architectures is: `Family`, the numbers, and `Modules`, the names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Norm = Literal["rms", "layer"]
+Gelu = Literal["fused", "written"]
+
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")
+ROW = ("o", "down")  # matrices that tensor parallel ranks divide by rows, others by columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Modules:
+    """What the engine must know to cut a network of transformers: its blocks, the matrices that
+    tensor parallelism divides, what only the first or the last pipeline stage runs.
+
+    Names are relative to a block for `matrices`, `regions`, `per_head`, `sequence`, `attention` and
+    `behind`, to the backbone otherwise. `matrices` are those of a block by plan/shape.py's names:
+    q, k, v, o; gate, up, down. `regions` are the modules of a block whose input goes into divided
+    columns. `first` are what only the first stage runs (modules, or rates of dropout), `last` what
+    only the last does; `table` is the token embedding, `positions` an embedding that is added to
+    it. `sequence` names the norms where the residual stream may be divided along the sequence
+    between tp ranks. `summary` is the module that makes a text's summary of its first token, ""
+    where what follows the backbone does; None where there is none. `behind` is the module of a
+    block that attention's result goes into: from it on no token depends on another one."""
+
+    blocks: str
+    matrices: Mapping[str, str]
+    regions: tuple[str, ...]
+    attention: str
+    first: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    table: str = ""
+    positions: str = ""
+    per_head: tuple[str, ...] = ()
+    sequence: tuple[str, ...] = ()
+    summary: str | None = None
+    behind: str = ""
+
+    @property
+    def column(self) -> tuple[str, ...]:
+        """Matrices that are divided by their outputs."""
+        return tuple(module for name, module in self.matrices.items() if name not in ROW)
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Matrices that are divided by their inputs."""
+        return tuple(module for name, module in self.matrices.items() if name in ROW)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What an architecture does with the numbers of its config.
+
+    `defaults` are those of its configuration class; `names` its own words for the common ones;
+    `norms` are counted per block, `head_norms` are two more over each head's queries and keys;
+    `biases_fixed`: the config does not decide on attention's. `spare_positions` are rows of the
+    learnt position table that no position uses, None where there is no table. `dropouts` are those
+    of a block behind attention and feed-forward. `gelu` tells whether one kernel computes it, or
+    transformers writes it out. `modules` is None where the engine cuts nothing: such a model trains
+    in layouts of dp and shard."""
+
+    defaults: Mapping[str, Any]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    modules: Modules | None = None
+    gated: bool = False
+    norm: Norm = "layer"
+    norms: int = 2
+    head_norms: bool = False
+    qkv_bias: bool = True
+    out_bias: bool = True
+    ffn_bias: bool = True
+    biases_fixed: bool = False
+    spare_positions: int | None = None
+    token_types: bool = False
+    first_norm: bool = False
+    last_norm: bool = True
+    pooler: bool = False
+    pre_classifier: bool = False
+    causal: bool = True
+    score_bias: bool = False
+    patches: bool = False
+    dropouts: int = 2
+    gelu: Gelu = "fused"
+
+
+def sizes(
+    hidden: int, ffn: int, layers: int, heads: int, vocab: int, **more: Any
+) -> dict[str, Any]:
+    """Defaults under their common names."""
+    return {
+        "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "vocab_size": vocab, **more,
+    }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A config, asked in common words; `family` is None where it is not known, `aliases` are then
+    the words to try."""
+
+    given: Mapping[str, Any]
+    family: Family | None
+    aliases: Mapping[str, tuple[str, ...]]
+
+    def get(self, name: str, otherwise: Any = None) -> Any:
+        """The value under the family's own name or the common one, else its default."""
+        family = self.family
+        if family is None:
+            names: tuple[str, ...] = (*self.aliases.get(name, ()), name)
+            return next((self.given[n] for n in names if self.given.get(n) is not None), otherwise)
+        names = (family.names.get(name, name), name)
+        for known in (self.given, family.defaults):
+            for each in names:
+                if known.get(each) is not None:
+                    return known[each]
+        return otherwise

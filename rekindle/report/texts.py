@@ -1,0 +1,82 @@
+"""How the card writes names and settings; and what must never be written: credentials."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle.masking import LOOKS_SECRET
+from rekindle.spec.metrics import LOWER_IS_BETTER
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_ASSIGNED = re.compile(
+    r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|access_?key|sas)\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|\S{6,})"
+)
+_DISPLAY = {
+    "macro_f1": "macro F1",
+    "log_loss": "log loss",
+    "calibration_error": "calibration error",
+}
+
+
+def metric_name(name: str) -> str:
+    """What a metric is called in text."""
+    return _DISPLAY.get(name, name.replace("_", " "))
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a smaller value of the metric is the better one."""
+    return name in LOWER_IS_BETTER or "loss" in name or "error" in name
+
+
+def shorten(text: str, length: int) -> str:
+    """`text` cut to `length` characters, the last one an ellipsis."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def shorten_middle(text: str, length: int) -> str:
+    """`text` cut to `length` characters in the middle, where names differ least."""
+    head, tail = length // 2, length - length // 2 - 1
+    return text if len(text) <= length else f"{text[:head]}…{text[-tail:]}"
+
+
+def setting(spec: Mapping[str, Any], *path: str) -> Any:
+    """The value under `path` in nested mappings, or None."""
+    value: Any = spec
+    for key in path:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value
+
+
+def number_setting(spec: Mapping[str, Any], *path: str) -> float | None:
+    """The number under `path`, or None."""
+    value = setting(spec, *path)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def plain(text: str) -> str:
+    """Terminal output as text: no colour codes, of a line that was rewritten in place its last
+    state.
+    """
+    lines = _ESCAPES.sub("", text).replace("\r\n", "\n").split("\n")
+    last = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines)
+    return "\n".join(_CONTROL.sub("", line) for line in last)
+
+
+def without_credentials(text: str) -> str:
+    """`text` with passwords in URLs and well-known kinds of tokens blotted out.
+
+    A net under the rule that records hold no secrets, not a substitute for it.
+    """
+    return LOOKS_SECRET.sub("•••", text)
+
+
+def without_assignments(text: str) -> str:
+    """Free text (a log, an error) without `password=...` and its like; too eager for YAML."""
+    return without_credentials(_ASSIGNED.sub(r"\1•••", text))
