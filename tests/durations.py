@@ -71,7 +71,7 @@ def publish(column: str, folders: dict[str, float]) -> None:
 def check(files: dict[str, float]) -> str:
     """What is wrong, or nothing."""
     total, known = sum(files.values()), sum(published()["quick"].values())
-    if total <= ALLOWED * known:
+    if not known or total <= ALLOWED * known:
         return ""
     most = sorted(files, key=lambda name: -files[name])[:SHOWN]
     shown = "\n".join(f"  {files[name]:6.1f} s  {name}" for name in most)
