@@ -17,7 +17,7 @@ from rekindle.report.ledger import ledger
 from rekindle.report.summary import summarised
 
 if TYPE_CHECKING:
-    from rekindle.answers import Planned
+    from rekindle.outputs import Planned
     from rekindle.spec.model import Spec
 
 log = logging.getLogger(__name__)

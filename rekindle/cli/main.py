@@ -120,8 +120,8 @@ def _invoked(words: list[str], as_json: bool) -> int:
 def report_errors(error: RekindleError, as_json: bool) -> None:
     """The problems of `error`: one JSON object on stdout, or lines on stderr."""
     if as_json:
-        from rekindle.answers import Errors, rows_of
         from rekindle.cli.options import answer
+        from rekindle.outputs import Errors, rows_of
 
         answer(Errors(errors=rows_of(error)))
         return
@@ -159,8 +159,8 @@ def _refused(error: click.ClickException, as_json: bool) -> int:
     from rekindle.masking import masked
 
     if as_json:
-        from rekindle.answers import ErrorRow, Errors
         from rekindle.cli.options import answer
+        from rekindle.outputs import ErrorRow, Errors
 
         what = masked(error.format_message())
         answer(Errors(errors=(ErrorRow(code="E-USAGE", what=what, fix="see --help"),)))

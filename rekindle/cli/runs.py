@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from rekindle.answers import Runs
 from rekindle.cli.options import overrides, shared
 from rekindle.errors import RequestError
+from rekindle.outputs import Runs
 from rekindle.platforms.local.store import is_alive
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.report.ledger import Entry, ledger

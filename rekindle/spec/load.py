@@ -21,8 +21,8 @@ from pydantic import BaseModel, ValidationError
 from rekindle.errors import Problem, SpecError
 from rekindle.spec import lock
 from rekindle.spec.checks import check
-from rekindle.spec.document import Document, KeyPath, parse_value, read_document
 from rekindle.spec.model import BUILTIN_TASKS, Spec
+from rekindle.spec.yaml_document import Document, KeyPath, parse_value, read_document
 
 MAX_EXTENDS = 10
 _HEAD = 1 << 20  # characters in which a compiled pipeline shows itself

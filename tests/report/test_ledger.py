@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.answers import Runs
 from rekindle.app.runs import all_runs, find_run
 from rekindle.cli.main import invoke
+from rekindle.outputs import Runs
 from rekindle.records import RunRecord
 from rekindle.report.index import render_index
 from rekindle.report.ledger import INDEX, Entry, ledger
