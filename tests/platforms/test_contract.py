@@ -43,7 +43,7 @@ def _compare(name, settings, method):
         getattr(importlib.import_module(f"{PLATFORMS[name]}.{module}"), function)
     )
     parameters = dict(found.parameters)
-    if method != "units":
+    if method != "cache_keys":
         place = parameters.pop("place")
         assert place.annotation == settings.__name__
     asked = inspect.signature(getattr(Platform, method))
