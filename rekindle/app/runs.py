@@ -111,6 +111,16 @@ def write_card(home: Path, run_id: str) -> None:
         render_index(home)
 
 
+def shown_anew(record: RunRecord, home: Path) -> None:
+    """What a run of before came to has changed: lists, its card and the index show it."""
+    try:
+        # lists know what they have read by the record's time and inode (report/ledger.py)
+        record.write(home / "runs" / record.run_id / "run.json")
+        write_card(home, record.run_id)
+    except OSError as error:  # it has happened all the same
+        log.warning("the card and the list could not be written: %s", error.strerror)
+
+
 def summary(record: RunRecord, home: Path) -> RunSummary:
     """What `run --json` ends with."""
     return summarised(record, card=card_of(record.run_id, home))

@@ -35,6 +35,7 @@ VERBS = {
     "report": "the HTML card of a run, and the index of all",
     "gc": "remove what old runs left, once it was shown",
     "prices": "what machines cost, how old that is, and what clouds say now",
+    "completion": "words and options by the Tab key, for your shell",
 }
 
 
@@ -126,8 +127,9 @@ def report_errors(error: RekindleError, as_json: bool) -> None:
         answer(Errors(errors=rows_of(error)))
         return
     count = len(error.problems)
+    color = False if os.environ.get("NO_COLOR") else None  # no-color.org; None: click decides
     for problem in error.problems:
-        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        click.secho("error: ", fg="red", bold=True, nl=False, err=True, color=color)
         click.echo(str(problem), err=True)
     if count > 1:
         click.echo(f"{count} problems", err=True)
