@@ -51,6 +51,18 @@ class _Verbs(click.Group):
         command: click.Command = importlib.import_module(f"rekindle.cli.{name}").command
         return command
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, VERBS, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else "`rekindle --help` lists them"
+            context.fail(f"There is no command `{name}`; {hint}")
+        return super().resolve_command(context, args)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))

@@ -120,3 +120,32 @@ def test_the_tab_key_knows_verbs():
     done = subprocess.run(REKINDLE, env={**os.environ, **words}, capture_output=True, text=True, check=False)  # fmt: skip
     found = {line.partition(",")[2] for line in done.stdout.splitlines()}
     assert found == {verb for verb in VERBS if verb.startswith("re")}
+
+
+CONFIG = 'name: digits\ntask: image_classification\ndata: {source: "sklearn:digits"}\ntrain: {steps: 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ("train.lr_schedule=cosin", "did you mean `cosine`?"),
+        ("evaluate.floor.acuracy=0.5", "did you mean `accuracy`?"),
+        ("evaluate.gate.metric=f1", "write one of accuracy, macro_f1, log_loss"),
+        ("platforms.local.ranks=x", "write a whole number: Training processes"),
+        ("train.lr=abc", "write a number: Peak learning rate of AdamW\n"),
+        ("data=file.csv", "write a section, {field: value}: Where the examples come from"),
+        ("train.layout=fsdp", "write a section, {field: value}"),
+    ],
+)
+def test_the_fix_of_a_wrong_value_is_what_to_write(tmp_path, capsys, given, fix):
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    assert invoke(["plan", str(tmp_path / "c.yaml"), "--set", given]) == 2
+    assert f"fix:   {fix}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verb", "hint"), [("rnu", "did you mean `run`?"), ("xyzzy", "`rekindle --help` lists them")]
+)
+def test_a_mistyped_command_is_guessed(capsys, verb, hint):
+    assert invoke([verb]) == 2
+    assert f"There is no command `{verb}`; {hint}" in capsys.readouterr().err
