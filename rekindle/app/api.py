@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rekindle import formats
 from rekindle.app.runs import DEFAULT_HOME, all_runs, read_run
 from rekindle.records import Evidence, RunRecord, StepRecord
 from rekindle.report.collect import Findings, collect
@@ -101,7 +102,7 @@ class Run:
         }
 
     def __repr__(self) -> str:
-        return f"Run({self.id!r}, {self.status}, {self.seconds:.1f} s)"
+        return f"Run({self.id!r}, {self.status}, {formats.duration(self.seconds)})"
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -155,7 +156,7 @@ class Run:
         """A step table, the gate and the model, for a notebook's output cell."""
         rows = "".join(
             f"<tr><td>{html.escape(step.name)}</td><td>{step.status}</td>"
-            f"<td>{'cached' if step.cached else f'{step.seconds or 0:.1f} s'}</td>"
+            f"<td>{'cached' if step.cached else formats.duration(step.seconds or 0)}</td>"
             f"<td style='text-align:left'>{_why(step)}</td></tr>"
             for step in self.record.steps
         )

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rekindle.answers import Calibration, Planned, PlannedLayout
 from rekindle.app.history import SPEEDS
 from rekindle.app.runs import find_run
 from rekindle.catalog.prices import PriceBook
 from rekindle.errors import RequestError
+from rekindle.outputs import Calibration, Planned, PlannedLayout
 from rekindle.plan.calibration import job_of
 from rekindle.plan.candidates import work_of
 from rekindle.plan.cluster import Cluster

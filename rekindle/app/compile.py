@@ -13,7 +13,7 @@ from rekindle.errors import Problem, RequestError
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
-from rekindle.platforms import code as own
+from rekindle.platforms import user_code as own
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.platform import Platform
 from rekindle.spec.model import ResourcesSpec, Spec

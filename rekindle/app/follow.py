@@ -20,8 +20,8 @@ from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.masking import Masked, masked
 from rekindle.platforms.local.store import owner, slug
 from rekindle.platforms.platform import Platform
-from rekindle.platforms.submission import Mark, Placed
-from rekindle.platforms.watch import OVER, first_failed, followed
+from rekindle.platforms.snapshot import ENDED_RUN, first_failed, merged
+from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import (
     RECORD_FILES,
     RECORD_KINDS,
@@ -31,7 +31,7 @@ from rekindle.records import (
     Submission,
 )
 from rekindle.report.collect import HISTORY, PROFILE
-from rekindle.spec.places import PlatformsSpec
+from rekindle.spec.platforms import PlatformsSpec
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +60,14 @@ def asked(record: RunRecord, home: Path) -> RunRecord:
         return record
     there, sent = place_of(record)
     now = record
-    if record.status not in OVER:
-        look = there.look(sent.id)
-        now = _without_secrets(followed(record, look, datetime.datetime.now(datetime.UTC)))
-    if now.status in OVER:
+    if record.status not in ENDED_RUN:
+        seen = there.describe(sent.id)
+        now = _without_secrets(merged(record, seen, datetime.datetime.now(datetime.UTC)))
+    if now.status in ENDED_RUN:
         now = _brought_home(now, home)
     if now != record:
         now.write(home / "runs" / now.run_id / "run.json")
-    if now.status in OVER:
+    if now.status in ENDED_RUN:
         write_card(home, now.run_id)
     return now
 
@@ -76,7 +76,7 @@ def waited_for(record: RunRecord, home: Path, on_change: Callable[[RunRecord], N
     """The record of the run when it is over; UnreachableError when its platform has not answered
     for hours."""
     pause, silent_since = PAUSE_SECONDS, None
-    while record.status not in OVER:
+    while record.status not in ENDED_RUN:
         try:
             record = asked(record, home)
         except UnreachableError as error:
@@ -88,7 +88,7 @@ def waited_for(record: RunRecord, home: Path, on_change: Callable[[RunRecord], N
         else:
             pause, silent_since = PAUSE_SECONDS, None
             on_change(record)
-        if record.status not in OVER:
+        if record.status not in ENDED_RUN:
             time.sleep(pause)
     return record
 
@@ -138,7 +138,7 @@ def cancelled(record: RunRecord, home: Path) -> RunRecord:
     """The record of a run that was told to stop."""
     if record.platform == "local":
         return _interrupted(record, home)
-    if record.status in OVER:
+    if record.status in ENDED_RUN:
         return record
     there, sent = place_of(record)
     there.cancel(sent.id)
@@ -159,10 +159,10 @@ def _interrupted(record: RunRecord, home: Path) -> RunRecord:
     return record
 
 
-def resumed(record: RunRecord, home: Path) -> tuple[RunRecord, Placed]:
+def resumed(record: RunRecord, home: Path) -> tuple[RunRecord, SubmittedRun]:
     """The record of a run that its platform goes on with, and where that is."""
     there, sent = place_of(record)
-    mark = Mark(record.run_id, sent.definition, f"{sent.token}-{sent.resumed + 1}")
+    mark = RunTag(record.run_id, sent.definition, f"{sent.token}-{sent.resumed + 1}")
     placed = there.resume(sent_definition(record, home), sent.id, mark)
     update = {"id": placed.id, "url": placed.url, "resumed": sent.resumed + 1, "settled": False}
     # what the steps did before is not what they do now, least of all in another job

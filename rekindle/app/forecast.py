@@ -14,8 +14,8 @@ from typing import Any
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.answers import Planned, PlannedLayout, PlannedTerm
 from rekindle.app.plan_text import facts, lines, title
+from rekindle.outputs import Planned, PlannedLayout, PlannedTerm
 from rekindle.report.svg import join, tag
 
 GIB = 2**30

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.answers import Calibration, PlannedRest
 from rekindle.app.pipeline import TRAINING
 from rekindle.app.runs import newest_first
 from rekindle.catalog.prices import PriceBook
+from rekindle.outputs import Calibration, PlannedRest
 from rekindle.plan.calibration import Known, Speeds
 from rekindle.plan.plan import Plan
 from rekindle.records import RunRecord

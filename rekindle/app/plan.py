@@ -11,10 +11,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from rekindle.answers import Planned
 from rekindle.app.history import known, rest_of
 from rekindle.catalog.prices import PriceBook, book
 from rekindle.errors import RequestError
+from rekindle.outputs import Planned
 from rekindle.plan.calibration import Known
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import CLOUDS, fleets

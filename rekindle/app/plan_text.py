@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rekindle import formats
-from rekindle.answers import Planned, PlannedLayout, PlannedSpot
+from rekindle.outputs import Planned, PlannedLayout, PlannedSpot
 
 HEAD = 11  # characters of a line before its text
 _BAR = 40

@@ -17,8 +17,8 @@ from rekindle.launch.process import has_gpu
 from rekindle.plan.request import model_config
 from rekindle.platforms.docker import find
 from rekindle.spec.layout import Shape, resolve
+from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
 from rekindle.spec.model import BUILTIN_TASKS, Spec
-from rekindle.spec.support import KIND_OF, cell_of, refusal, require
 
 NEEDED = {
     "pyarrow": "data",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -110,7 +111,15 @@ class Progress:
             for name, line in self.lines.items()
             if self._running(name)
         ]
-        return Group(step_table(self.record), *live)
+        return Group(step_table(self.record), *live, Text(plain(self._place()), style="dim"))
+
+    def _place(self) -> str:
+        """Where the run is: steps done, of all, and since when."""
+        assert self.record is not None
+        steps, began = self.record.steps, formats.instant(self.record.started_at)
+        done = sum(step.status in FINAL for step in steps)
+        since = (datetime.now(UTC) - began).total_seconds() if began else None
+        return f"{done} of {len(steps)} steps done, {formats.duration(since)}"
 
     def _running(self, name: str) -> bool:
         return self.record is not None and any(
@@ -151,7 +160,12 @@ def _seconds(step: StepRecord) -> str:
         return "cached"
     if step.seconds is not None:
         return formats.duration(step.seconds)
-    return "" if step.status != "running" else "..."
+    if step.status != "running":
+        return ""
+    began = formats.instant(step.started_at)
+    if began is None:
+        return "..."
+    return formats.duration(max(0.0, (datetime.now(UTC) - began).total_seconds()))
 
 
 def _progress_line(event: dict[str, Any]) -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rekindle.answers import Readiness, ReadinessCheck, rows_of
 from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
 from rekindle.app.preflight import preflight
 from rekindle.errors import PlatformError, Problem, RequestError
-from rekindle.platforms.asking import checks
-from rekindle.platforms.asking import problems as wrong_ones
+from rekindle.outputs import Readiness, ReadinessCheck, rows_of
+from rekindle.platforms.checks import problems as wrong_ones
+from rekindle.platforms.checks import run_checks
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.platform import Platform
 from rekindle.spec.model import Spec
-from rekindle.spec.places import PlatformsSpec
+from rekindle.spec.platforms import PlatformsSpec
 
 LOCAL = "local"
 
@@ -36,7 +36,7 @@ def ready(platform: str, spec: Spec) -> Definition:
 def refuse_early(platform: Platform, definition: Definition) -> None:
     """RequestError with what would make a submission fail later: who is logged in, the bucket, the
     image. What cannot be asked is left to the platform."""
-    if found := wrong_ones(checks(platform.questions(definition), early=True)):
+    if found := wrong_ones(run_checks(platform.checks(definition), early=True)):
         raise RequestError(dict.fromkeys(found))
 
 
@@ -53,7 +53,7 @@ def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     """What a platform and the config lack for each other; the permissions that steps need."""
     there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
     definition, lacks = _compiled(spec, platform, home) if spec else (None, ())
-    found = checks(there.questions(definition))
+    found = run_checks(there.checks(definition))
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))
     return Readiness(
         platform=platform,

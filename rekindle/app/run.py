@@ -16,10 +16,10 @@ from rekindle.app.preflight import preflight
 from rekindle.app.runs import find_run, new_record, numbered, write_card
 from rekindle.errors import RequestError
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.platforms.code import hashes, included_hash
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.containers import prepare
 from rekindle.platforms.local.content import describe, digest, local_path
+from rekindle.platforms.user_code import hashes, included_hash
 from rekindle.records import Ignored, RunRecord
 from rekindle.spec.identity import source_hash
 from rekindle.spec.imports import INCLUDED

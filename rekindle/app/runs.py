@@ -17,7 +17,7 @@ from rekindle.report.ledger import ledger
 from rekindle.report.summary import summarised
 
 if TYPE_CHECKING:
-    from rekindle.answers import Planned
+    from rekindle.outputs import Planned
     from rekindle.spec.model import Spec
 
 log = logging.getLogger(__name__)
@@ -109,6 +109,16 @@ def write_card(home: Path, run_id: str) -> None:
     if (home / "runs" / run_id / "run.json").exists():
         render_card(home, RunRecord.read(home / "runs" / run_id / "run.json"))
         render_index(home)
+
+
+def shown_anew(record: RunRecord, home: Path) -> None:
+    """What a run of before came to has changed: lists, its card and the index show it."""
+    try:
+        # lists know what they have read by the record's time and inode (report/ledger.py)
+        record.write(home / "runs" / record.run_id / "run.json")
+        write_card(home, record.run_id)
+    except OSError as error:  # it has happened all the same
+        log.warning("the card and the list could not be written: %s", error.strerror)
 
 
 def summary(record: RunRecord, home: Path) -> RunSummary:

@@ -10,25 +10,25 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from rekindle.answers import Planned
 from rekindle.app.definition import keep_definition
 from rekindle.app.plan import on_machines, planned
 from rekindle.app.readiness import ready, refuse_early
 from rekindle.app.runs import new_record, newest_first, numbered
 from rekindle.errors import PlatformError, RequestError
+from rekindle.outputs import Planned
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.local.store import make_home
 from rekindle.platforms.platform import Platform
-from rekindle.platforms.submission import TOKEN, Mark, Outline, Placed, digest_of
+from rekindle.platforms.submission import TOKEN, RunTag, SubmissionPreview, SubmittedRun, digest_of
 from rekindle.records import RunRecord, StepRecord, Submission
 from rekindle.spec.model import Spec
 
-Consent = Callable[[Outline, Planned | None], None]
+Consent = Callable[[SubmissionPreview, Planned | None], None]
 
 
 def submitted(
     spec: Spec, platform: str, home: Path, token: str | None, consent: Consent
-) -> tuple[RunRecord, Placed, Outline]:
+) -> tuple[RunRecord, SubmittedRun, SubmissionPreview]:
     """The record of the run, which is on the platform now, where it is, and what was made.
     `consent` is called with that, and with the plan if there is one, before anything is written or
     sent, and may raise."""
@@ -79,7 +79,7 @@ def _new(
 
 def _sent(
     record: RunRecord, there: Platform, definition: Definition, home: Path
-) -> tuple[RunRecord, Placed]:
+) -> tuple[RunRecord, SubmittedRun]:
     """The record of the submission, which is on the platform now, and where. What is cut off on
     the way there is gone on with by the same call."""
     submission = record.submission
@@ -88,7 +88,7 @@ def _sent(
     make_home(home)
     keep_definition(record, definition, home)
     record.write(path)  # before anything is sent: what is cut off here is found again
-    mark = Mark(record.run_id, submission.definition, submission.token)
+    mark = RunTag(record.run_id, submission.definition, submission.token)
     try:
         placed = there.submit(definition, mark)
     except PlatformError as error:

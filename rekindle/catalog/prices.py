@@ -20,7 +20,7 @@ from rekindle.catalog.machines import Cloud, machine
 from rekindle.catalog.nearest import unknown
 from rekindle.catalog.rows import rows
 from rekindle.errors import Problem, RequestError, SpecError
-from rekindle.spec.document import Document, read_document
+from rekindle.spec.yaml_document import Document, read_document
 
 OLD_DAYS = 30
 _REGIONS: Mapping[Cloud, str] = {

@@ -9,7 +9,7 @@ import click
 from rekindle.app.follow import cancelled
 from rekindle.app.runs import find_run
 from rekindle.cli.options import answer, shared
-from rekindle.platforms.watch import OVER
+from rekindle.platforms.snapshot import ENDED_RUN
 
 
 @click.command("cancel")
@@ -22,6 +22,6 @@ def command(run: str, home: Path, as_json: bool) -> int:
     if as_json:
         answer(record)
     else:
-        stopping = "" if record.status in OVER else ", asked to stop"
+        stopping = "" if record.status in ENDED_RUN else ", asked to stop"
         click.echo(f"{record.run_id}  {record.status}{stopping}")
     return 0

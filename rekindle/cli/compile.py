@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from rekindle.answers import Compiled
 from rekindle.app.compile import compiled, spread
 from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.app.plan import on_machines
 from rekindle.cli.options import FOLDER, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
+from rekindle.outputs import Compiled
 from rekindle.platforms.parity import as_markdown
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import write_atomically

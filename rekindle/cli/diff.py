@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from rekindle.answers import Difference, StepDifference
 from rekindle.app.compile import compiled
 from rekindle.app.definition import files_in, last_sent
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
 from rekindle.cli.options import FOLDER, answer, config, overrides, shared
 from rekindle.errors import RequestError
-from rekindle.platforms.difference import compare
+from rekindle.outputs import Difference, StepDifference
+from rekindle.platforms.cache_diff import compare
 from rekindle.platforms.platform import PLATFORMS, Platform
 from rekindle.spec.load import load_target
 
@@ -50,7 +50,7 @@ def command(
             fix=f"rekindle compile {config} --platform {platform} -o {against}",
         )  # fmt: skip
     known = {n: c for n, c in before.items() if n == after.entry or n.startswith("bundles/")}
-    verdicts = compare(there.units(known), there.units(after.files))
+    verdicts = compare(there.cache_keys(known), there.cache_keys(after.files))
     if as_json:
         steps = tuple(StepDifference(**dataclasses.asdict(verdict)) for verdict in verdicts)
         answer(Difference(platform=platform, steps=steps))

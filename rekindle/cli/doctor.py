@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from rekindle.answers import ReadinessCheck, rows_of
 from rekindle.app.readiness import ready_here, ready_there, unanswered
 from rekindle.cli.options import answer, overrides, shared
 from rekindle.errors import Problem, RequestError
+from rekindle.outputs import ReadinessCheck, rows_of
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.load import load_target
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from rekindle import formats
-from rekindle.answers import Collected, HomeItem
 from rekindle.cli.options import agree, answer, shared, yes
+from rekindle.outputs import Collected, HomeItem
 from rekindle.platforms.local.removal import remove
 from rekindle.records import RunRecord
 from rekindle.report.index import render_index

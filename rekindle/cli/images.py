@@ -8,16 +8,16 @@ from pathlib import Path
 
 import click
 
-from rekindle.answers import ImageBuilt, ImagesPushed
 from rekindle.app.pipeline import graph_of
 from rekindle.cli.compile import Several
 from rekindle.cli.options import answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
+from rekindle.outputs import ImageBuilt, ImagesPushed
 from rekindle.platforms import images
-from rekindle.platforms.code import Code, code_of
 from rekindle.platforms.docker import Docker, find
 from rekindle.platforms.images import code_label
 from rekindle.platforms.platform import PLATFORMS
+from rekindle.platforms.user_code import Code, code_of
 from rekindle.spec import lock
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec

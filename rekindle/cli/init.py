@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from rekindle.answers import LaidOut
 from rekindle.app.pipeline import PIPELINE, shipped
 from rekindle.cli.options import answer, shared
 from rekindle.errors import RequestError
+from rekindle.outputs import LaidOut
 
 
 @click.command("init")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from rekindle.answers import LogText
 from rekindle.app.follow import asked, chosen, log_of, steps_with_a_log
 from rekindle.app.runs import find_run, read_run
 from rekindle.cli.options import answer, shared
 from rekindle.errors import RequestError
 from rekindle.masking import plain_but_colour
+from rekindle.outputs import LogText
 from rekindle.platforms.local.store import is_alive
 from rekindle.records import RunRecord, StepRecord
 

@@ -35,6 +35,7 @@ VERBS = {
     "report": "the HTML card of a run, and the index of all",
     "gc": "remove what old runs left, once it was shown",
     "prices": "what machines cost, how old that is, and what clouds say now",
+    "completion": "words and options by the Tab key, for your shell",
 }
 
 
@@ -49,6 +50,18 @@ class _Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(f"rekindle.cli.{name}").command
         return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, VERBS, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else "`rekindle --help` lists them"
+            context.fail(f"There is no command `{name}`; {hint}")
+        return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -120,14 +133,15 @@ def _invoked(words: list[str], as_json: bool) -> int:
 def report_errors(error: RekindleError, as_json: bool) -> None:
     """The problems of `error`: one JSON object on stdout, or lines on stderr."""
     if as_json:
-        from rekindle.answers import Errors, rows_of
         from rekindle.cli.options import answer
+        from rekindle.outputs import Errors, rows_of
 
         answer(Errors(errors=rows_of(error)))
         return
     count = len(error.problems)
+    color = False if os.environ.get("NO_COLOR") else None  # no-color.org; None: click decides
     for problem in error.problems:
-        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        click.secho("error: ", fg="red", bold=True, nl=False, err=True, color=color)
         click.echo(str(problem), err=True)
     if count > 1:
         click.echo(f"{count} problems", err=True)
@@ -159,8 +173,8 @@ def _refused(error: click.ClickException, as_json: bool) -> int:
     from rekindle.masking import masked
 
     if as_json:
-        from rekindle.answers import ErrorRow, Errors
         from rekindle.cli.options import answer
+        from rekindle.outputs import ErrorRow, Errors
 
         what = masked(error.format_message())
         answer(Errors(errors=(ErrorRow(code="E-USAGE", what=what, fix="see --help"),)))

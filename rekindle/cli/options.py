@@ -66,6 +66,7 @@ def shared(function: Decorated) -> Decorated:
         click.option("--json", "as_json", is_flag=True,
                      help="One JSON object on stdout, all else on stderr."),
         click.option("--home", type=FOLDER, default=DEFAULT_HOME, show_default=True,
+                     envvar="REKINDLE_HOME", show_envvar=True,
                      help="Where runs, artifacts and the embedded registry live."),
     ):  # fmt: skip
         function = option(function)

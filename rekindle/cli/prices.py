@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from rekindle.answers import PriceChange, PriceRow, Prices, PricesRefreshed, rows_of
 from rekindle.catalog import prices
 from rekindle.catalog.machines import machine, machines
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.cli.options import answer, shared
 from rekindle.errors import PlatformError, RekindleError, RequestError
+from rekindle.outputs import PriceChange, PriceRow, Prices, PricesRefreshed, rows_of
 from rekindle.platforms.azureml.prices import ask as of_azure
 from rekindle.platforms.sagemaker.prices import ask as of_aws
 from rekindle.platforms.vertex.prices import KEY

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.runs import find_run
+from rekindle.app.runs import find_run, shown_anew
 from rekindle.cli.options import answer, shared
 from rekindle.errors import RequestError
 from rekindle.report.collect import collect
@@ -37,6 +37,7 @@ def command(run: str, home: Path, as_json: bool) -> int:
     where = Registry(spec.registration, spec.model_name, str(home.resolve()))
     registration = promote(where, found.registration, found.files["evidence"])
     registration.write(found.files["registration"])
+    shown_anew(record, home)
     if as_json:
         answer(registration)
     else:

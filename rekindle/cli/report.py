@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from rekindle.answers import Card
 from rekindle.app.runs import find_run
 from rekindle.cli.options import answer, shared
+from rekindle.outputs import Card
 from rekindle.report.card import render_card
 from rekindle.report.index import render_index
 

@@ -15,7 +15,7 @@ from rekindle.cli.run import carry_out
 from rekindle.cli.submit import told
 from rekindle.errors import RequestError
 from rekindle.platforms.local.store import is_alive
-from rekindle.platforms.watch import OVER
+from rekindle.platforms.snapshot import ENDED_RUN
 from rekindle.records import RunRecord
 from rekindle.spec.model import Spec
 
@@ -50,7 +50,7 @@ def _here(record: RunRecord, home: Path, as_json: bool) -> int:
 def _there(record: RunRecord, home: Path, wait: bool, as_json: bool) -> int:
     place_of(record)  # which says so if it may not be there
     record = asked(record, home)
-    if record.status not in OVER:
+    if record.status not in ENDED_RUN:
         raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")
     if record.status == "succeeded":
         raise RequestError(

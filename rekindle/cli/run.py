@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from rekindle import formats
 from rekindle.app.progress import Progress, RunConsole, step_table
 from rekindle.app.run import Options, execute, windows
 from rekindle.app.runs import summary
@@ -88,7 +89,7 @@ def conclude(record: RunRecord, result: RunSummary) -> None:
     console = RunConsole(soft_wrap=False)
     console.print(step_table(record))
     console.print()
-    lines = [("run", f"{result.run_id}  {result.status} in {result.seconds:.1f} s")]
+    lines = [("run", f"{result.run_id}  {result.status} in {formats.duration(result.seconds)}")]
     if result.metrics:
         lines.append(("metrics", "  ".join(f"{k} {v:.4f}" for k, v in result.metrics.items())))
     if result.gate:

@@ -3,49 +3,76 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from rekindle.answers import Runs
+from rekindle import formats
 from rekindle.cli.options import overrides, shared
 from rekindle.errors import RequestError
+from rekindle.outputs import Runs
 from rekindle.platforms.local.store import is_alive
 from rekindle.platforms.platform import PLATFORMS
+from rekindle.records import RunStatus
 from rekindle.report.ledger import Entry, ledger
+from rekindle.report.texts import lower_is_better
+
+STATUSES = (*get_args(RunStatus), "killed")
+# Python sorts stably: what is alike stays in its order, the newest first
+KEYS: Mapping[str, Callable[[Entry], float]] = {
+    "started": lambda entry: 0.0,
+    "seconds": lambda entry: -entry.seconds,
+    "metric": lambda entry: _badness(entry),
+}
 
 
 @click.command("runs")
 @click.option("--recover", type=click.Path(path_type=Path), metavar="CONFIG",
               help="First find runs of CONFIG on --platform that are not known here.")  # fmt: skip
 @click.option("--platform", type=click.Choice(list(PLATFORMS)), help="Where to look for them.")
+@click.option("--name", help="Runs of this config only.")
+@click.option("--status", type=click.Choice(STATUSES), multiple=True,
+              help="Runs with this status only; may be given several times.")  # fmt: skip
+@click.option("--sort", type=click.Choice(list(KEYS)), default="started", show_default=True,
+              help="What comes first: the newest, the longest, or the best metric.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N only.")
 @overrides
 @shared
 def command(
     recover: Path | None,
     platform: str | None,
+    name: str | None,
+    status: tuple[str, ...],
+    sort: str,
+    limit: int | None,
     overrides: tuple[str, ...],
     home: Path,
     as_json: bool,
 ) -> int:
-    """Every run, newest first: status, time, metric, gate, model."""
+    """Every run, newest first: when it began, status, time, metric, gate, model."""
     folder = f"{os.path.realpath(home)}/runs"
     if recover is not None:
         if platform is None:
-            raise RequestError("which platform?", where="--platform", fix=f"{', '.join(PLATFORMS)}")
+            raise RequestError("which platform?", where="--platform", fix=", ".join(PLATFORMS))
         from rekindle.app.recover import recovered  # loads the planner
         from rekindle.spec.load import load_target
 
         for run_id in recovered(load_target(recover, overrides), platform, home):
             click.echo(f"found {run_id}", err=True)
-    rows = [_row(entry, home, folder) for entry in ledger(home).entries[::-1]]
+    entries = [entry for entry in ledger(home).entries[::-1] if name in (None, entry.name)]
+    shown = [(entry, _row(entry, home, folder)) for entry in entries]
+    shown = [(entry, row) for entry, row in shown if not status or row["status"] in status]
+    shown = sorted(shown, key=lambda pair: KEYS[sort](pair[0]))[:limit]
     if as_json:
         # as `Runs` would have it: the summaries were written by their records
+        rows = [row for _, row in shown]
         click.echo(json.dumps({**Runs(runs=()).model_dump(mode="json"), "runs": rows}))
     else:
-        _table(rows)
+        _table(shown)
     return 0
 
 
@@ -61,24 +88,34 @@ def _status(home: Path, entry: Entry) -> str:
     return "killed" if here and not is_alive(home, entry.run_id) else entry.status
 
 
-def _table(rows: list[dict[str, Any]]) -> None:
+def _badness(entry: Entry) -> float:
+    """Of the metric that the gate looked at; runs without one come last."""
+    if (headline := entry.headline) is None or math.isnan(headline.value):
+        return math.inf
+    return headline.value if lower_is_better(headline.name) else -headline.value
+
+
+def _table(shown: list[tuple[Entry, dict[str, Any]]]) -> None:
     """Aligned columns, whatever the width of the terminal."""
-    if not rows:
-        click.echo("no runs yet: `rekindle run CONFIG`")
+    if not shown:
+        click.echo("no runs: `rekindle run CONFIG`, or ask for others")
         return
-    lines = [("run", "status", "seconds", "accuracy", "gate", "model"), *map(_cells, rows)]
+    head = ("run", "started", "status", "time", "metric", "gate", "model")
+    lines = [head, *(_cells(entry, row) for entry, row in shown)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = "  ".join(f"{{:{width}}}" for width in widths).format
     click.echo("\n".join(aligned(*line).rstrip() for line in lines))
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    accuracy, gate, model = row["metrics"].get("accuracy"), row["gate"], row["model"]
+def _cells(entry: Entry, row: dict[str, Any]) -> tuple[str, ...]:
+    headline, gate, model = entry.headline, row["gate"], row["model"]
+    began = formats.instant(entry.started_at)
     return (
         row["run_id"],
+        f"{began.astimezone():%Y-%m-%d %H:%M}" if began else "",
         row["status"],
-        f"{row['seconds']:.1f}",
-        "" if accuracy is None else f"{float(accuracy):.4f}",
+        formats.duration(row["seconds"]),
+        f"{headline.name} {formats.metric(headline.value)}" if headline else "",
         gate["decision"] if gate else "",
         f"{model['name']} v{model['version']}" if model else "",
     )

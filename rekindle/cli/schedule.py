@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from rekindle.answers import ScheduleDeleted, ScheduleRow, Schedules
 from rekindle.app.plan import on_machines, planned
 from rekindle.app.plan_text import outlook
 from rekindle.app.readiness import ready, refuse_early
 from rekindle.cli.options import agree, answer, config, overrides, shared, yes
 from rekindle.cli.submit import platform, show
 from rekindle.errors import Problem, RequestError
+from rekindle.outputs import ScheduleDeleted, ScheduleRow, Schedules
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.submission import Lowered, Schedule

@@ -11,7 +11,7 @@ from rekindle.app.runs import find_run
 from rekindle.cli.options import answer, shared
 from rekindle.masking import plain
 from rekindle.platforms.local.store import is_alive
-from rekindle.platforms.watch import first_failed
+from rekindle.platforms.snapshot import first_failed
 from rekindle.records import RunRecord
 
 _TAIL_LINES = 10

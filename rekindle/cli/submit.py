@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from rekindle.answers import Planned, PlannedStep, Submitted
 from rekindle.app.follow import exit_code, waited_for
 from rekindle.app.plan_text import outlook
 from rekindle.app.progress import Progress
@@ -16,8 +15,9 @@ from rekindle.app.runs import summary
 from rekindle.app.submit import submitted
 from rekindle.cli.options import agree, answer, config, overrides, shared, wait, yes
 from rekindle.cli.run import conclude
+from rekindle.outputs import Planned, PlannedStep, Submitted
 from rekindle.platforms.platform import PLATFORMS
-from rekindle.platforms.submission import Outline, Placed
+from rekindle.platforms.submission import SubmissionPreview, SubmittedRun
 from rekindle.records import RunRecord
 from rekindle.spec.load import load_target
 
@@ -49,7 +49,7 @@ def command(
     """Compile CONFIG, show what the platform will get, ask, and have the platform run it."""
     spec = load_target(config, overrides)
 
-    def consent(outline: Outline, plan: Planned | None) -> None:
+    def consent(outline: SubmissionPreview, plan: Planned | None) -> None:
         show(outline, outline.id)
         for line in outlook(plan):
             click.echo(line, err=True)
@@ -61,11 +61,11 @@ def command(
 
 def told(
     record: RunRecord,
-    placed: Placed,
+    placed: SubmittedRun,
     home: Path,
     wait: bool,
     as_json: bool,
-    outline: Outline | None = None,
+    outline: SubmissionPreview | None = None,
 ) -> int:
     """Say where the run is and what to do next, or stay until it is over: the exit code."""
     submission = record.submission
@@ -103,7 +103,7 @@ def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
     return exit_code(record)
 
 
-def show(outline: Outline, what: str) -> None:
+def show(outline: SubmissionPreview, what: str) -> None:
     """Show what will be made, for the user who confirms the submission."""
     click.echo(f"{what} in {outline.where}, {len(outline.steps)} steps:", err=True)
     width = max((len(planned.step) for planned in outline.steps), default=0)

@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 
-from rekindle.answers import Calibration
+from rekindle.outputs import Calibration
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import Profile, profile_of, spread_of, stamp
 from rekindle.plan.search import Option

@@ -1,7 +1,7 @@
 """Which layouts a config allows on the machines at hand, and in each the micro-batches and ways to
 recompute: all that may be weighed, with the reason of what may not.
 
-What is legal, spec/layout.py and spec/support.py say."""
+What is legal, spec/layout.py and spec/layout_support.py say."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rekindle.plan.cluster import Cluster
 from rekindle.plan.request import Asked
 from rekindle.plan.work import Checkpointing, Software, Work, lora_targets
 from rekindle.spec.layout import Layout, Schedule, Shape, problems_of
+from rekindle.spec.layout_support import cell_of, level, refusal
 from rekindle.spec.model import LayoutSpec
-from rekindle.spec.support import cell_of, level, refusal
 
 LARGEST_MICRO_BATCH = 64
 SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zero_bubble")

@@ -14,8 +14,8 @@ from rekindle.catalog.models import known_configs
 from rekindle.errors import RequestError
 from rekindle.plan.shape import ModelShape, shape_of
 from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve
+from rekindle.spec.layout_support import KIND_OF, Kind
 from rekindle.spec.model import LayoutSpec, LoraSpec, Spec, TokenizerSpec, TrainSpec
-from rekindle.spec.support import KIND_OF, Kind
 
 _PLANNED = ("causal_lm", "text_classification")
 _FREE = ("layout", "micro_batch_size", "activation_checkpointing")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rekindle.answers import (
+from rekindle.errors import Problem, RequestError
+from rekindle.outputs import (
     Planned,
     PlannedLayout,
     PlannedRest,
@@ -14,7 +15,6 @@ from rekindle.answers import (
     Rejection,
     rows_of,
 )
-from rekindle.errors import Problem, RequestError
 from rekindle.plan.choice import Choice
 from rekindle.plan.memory import needed
 from rekindle.plan.plan import Plan

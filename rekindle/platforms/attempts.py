@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 SUCCEEDED = "SUCCEEDED"
-OVER = frozenset({SUCCEEDED, "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
+ENDED_RUN = frozenset({SUCCEEDED, "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 
 # `preempted`: its machines were taken away, or it stopped itself after a save (exit code 75)
 Cause = Literal["preempted", "failed", "expired", "cancelled"]
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        return self.state not in OVER
+        return self.state not in ENDED_RUN
 
     @property
     def ran_seconds(self) -> float:

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from rekindle.errors import PlatformError, RequestError
-from rekindle.platforms.code import HOME, Code
 from rekindle.platforms.docker import Docker
+from rekindle.platforms.user_code import HOME, Code
 from rekindle.spec import lock
 from rekindle.spec.imports import INCLUDED
 from rekindle.spec.lock import Pin

@@ -11,7 +11,7 @@ from rekindle.catalog.limits import limits
 from rekindle.catalog.machines import machine
 from rekindle.errors import UnsupportedError
 from rekindle.ir.graph import Resources, Step
-from rekindle.platforms.admission import beyond
+from rekindle.platforms.feature_checks import beyond
 
 _QUANTITY = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(m|[kKMGTPE]i?)?")
 _UNITS = {

@@ -1,8 +1,8 @@
 """The seam between the application and platforms: what each of them does, and the table of all.
 
-A platform is a folder with one module for each question: compile, client, watch, schedule, doctor,
-units. They hold functions of the names below, which take the platform's settings, its section of
-the config, where a `Platform` has them already. A module is imported when it is first needed: an
+A platform is a folder with one module for each subject: compile, client, runs, schedule, doctor,
+cache_keys. They hold functions of the names below, which take the platform's settings, its section
+of the config, where a `Platform` has them already. A module is imported when it is first needed: an
 SDK is needed by what speaks to the platform only."""
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from rekindle.errors import RequestError
 
 if TYPE_CHECKING:
     from rekindle.ir.graph import Graph
-    from rekindle.platforms.asking import Question
+    from rekindle.platforms.cache_diff import CacheKey
+    from rekindle.platforms.checks import Check
     from rekindle.platforms.definition import Definition
-    from rekindle.platforms.difference import Unit
-    from rekindle.platforms.submission import Lowered, Mark, Outline, Placed, Schedule
-    from rekindle.platforms.watch import Found, Log, Look
+    from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun
+    from rekindle.platforms.submission import (
+        Lowered,
+        RunTag,
+        Schedule,
+        SubmissionPreview,
+        SubmittedRun,
+    )
     from rekindle.records import ArtifactRecord, StepRecord
-    from rekindle.spec.places import PlatformsSpec
+    from rekindle.spec.platforms import PlatformsSpec
     from rekindle.spec.schedule import ScheduleSpec
 
 PLATFORMS = {
@@ -57,45 +63,45 @@ class Platform:
         that the platform cannot express."""
         return self._module("compile").compile(ir_text, graph, arguments, self.settings)
 
-    def units(self, files: Mapping[str, bytes]) -> tuple[Unit, ...]:
+    def cache_keys(self, files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
         """The steps of a definition's files as the platform's cache sees them."""
-        return self._module("units").units(files)
+        return self._module("cache_keys").cache_keys(files)
 
-    def outline(self, definition: Definition, token: str) -> Outline:
+    def outline(self, definition: Definition, token: str) -> SubmissionPreview:
         """What a submission will make; asks nothing."""
         return self._module("client").outline(definition, self.settings, token)
 
-    def submit(self, definition: Definition, mark: Mark) -> Placed:
+    def submit(self, definition: Definition, mark: RunTag) -> SubmittedRun:
         """Start a run of the definition, unless one of the same submission is there."""
         return self._module("client").submit(definition, self.settings, mark)
 
-    def look(self, id: str) -> Look:
+    def describe(self, id: str) -> RunSnapshot:
         """The run as it is now, its steps by the names of the outline."""
-        return self._module("watch").look(self.settings, id)
+        return self._module("runs").describe(self.settings, id)
 
     def read_log(self, id: str, step: StepRecord, cursor: str) -> Log:
         """What a step printed since `cursor`; all of it where that is empty."""
-        return self._module("watch").read_log(self.settings, id, step, cursor)
+        return self._module("runs").read_log(self.settings, id, step, cursor)
 
     def cancel(self, id: str) -> None:
         """Cancel the run; one that has ended stays as it is."""
-        self._module("watch").cancel(self.settings, id)
+        self._module("runs").cancel(self.settings, id)
 
-    def resume(self, definition: Definition, id: str, mark: Mark) -> Placed:
+    def resume(self, definition: Definition, id: str, mark: RunTag) -> SubmittedRun:
         """Run failed steps again, and keep those that succeeded."""
-        return self._module("watch").resume(definition, self.settings, id, mark)
+        return self._module("runs").resume(definition, self.settings, id, mark)
 
     def artifacts(self, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
         """What a step that succeeded made, and where it lies."""
-        return self._module("watch").artifacts(self.settings, id, step)
+        return self._module("runs").artifacts(self.settings, id, step)
 
     def read(self, uri: str) -> bytes:
         """A file of an artifact; FileNotFoundError where there is none."""
-        return self._module("watch").read(self.settings, uri)
+        return self._module("runs").read(self.settings, uri)
 
-    def found(self, definition: Definition) -> tuple[Found, ...]:
+    def found(self, definition: Definition) -> tuple[TaggedRun, ...]:
         """The runs that carry a mark of rekindle."""
-        return self._module("watch").found(definition, self.settings)
+        return self._module("runs").found(definition, self.settings)
 
     def lowered(self, schedule: ScheduleSpec) -> Lowered:
         """The schedule in the platform's words; RequestError where it cannot keep to it."""
@@ -121,9 +127,9 @@ class Platform:
         """The least that steps need, as a file of the platform's own kind."""
         return self._module("doctor").permissions(self.settings)
 
-    def questions(self, definition: Definition | None) -> Iterator[Question]:
+    def checks(self, definition: Definition | None) -> Iterator[Check]:
         """The checks of the config and of what would be sent; none where it does not say where."""
-        return self._module("doctor").questions(self.settings, definition)
+        return self._module("doctor").checks(self.settings, definition)
 
     def _module(self, name: str) -> Any:
         return importlib.import_module(f"{PLATFORMS[self.name]}.{name}")

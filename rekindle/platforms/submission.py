@@ -15,7 +15,7 @@ _MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class RunTag:
     """What a run on a platform carries, so that it is found again: the id of its record, and the
     hash of the `definition` and the `token` that make it one submission."""
 
@@ -27,14 +27,14 @@ class Mark:
         return f"rekindle run {self.run_id} definition {self.definition} token {self.token}"
 
     @classmethod
-    def read(cls, text: str) -> Mark | None:
+    def read(cls, text: str) -> RunTag | None:
         """The mark in a description; None where rekindle set none."""
         match = _MARK.search(text)
         return cls(*match.groups()) if match else None
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class SubmittedRun:
     """A run on a platform: its `id` there, and the page to look at (`url`). `anew` is False where
     the same submission was there already."""
 
@@ -54,7 +54,7 @@ class Planned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outline:
+class SubmissionPreview:
     """What a submission will make: a run called `id`, in the place that `where` names."""
 
     where: str

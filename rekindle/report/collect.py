@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlparse
 
 from pydantic import ValidationError
 
-from rekindle.answers import Planned
+from rekindle.outputs import Planned
 from rekindle.records import (
     RECORD_FILES,
     RECORD_KINDS,

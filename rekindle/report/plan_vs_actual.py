@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.answers import Planned
 from rekindle.catalog.gpus import recognised
+from rekindle.outputs import Planned
 from rekindle.records import HistoryRow, RunRecord, StepRecord, TrainingSummary
 from rekindle.report import plots, texts
 from rekindle.report.axes import Axis, ratio_axis

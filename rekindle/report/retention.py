@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rekindle import formats
-from rekindle.answers import HomeItem
 from rekindle.errors import RekindleError
+from rekindle.outputs import HomeItem
 from rekindle.platforms.local.removal import NAME, Needs, survey
 from rekindle.platforms.local.store import is_alive
-from rekindle.platforms.watch import OVER
+from rekindle.platforms.snapshot import ENDED_RUN
 from rekindle.records import RunRecord
 from rekindle.report.collect import Findings, collect
 from rekindle.report.ledger import Entry, ledger
@@ -124,7 +124,7 @@ class Retention:
 def _by_age(entry: Entry, count: int, rule: RetentionSpec) -> tuple[bool, str]:
     """Whether a run stays that `count - 1` runs of its name followed, and why."""
     keep, days, began = rule.keep_runs, rule.older_than_days, formats.instant(entry.started_at)
-    if entry.platform != "local" and entry.status not in OVER:
+    if entry.platform != "local" and entry.status not in ENDED_RUN:
         return True, f"it is not known to be over on {entry.platform}"
     if count <= keep:
         return True, f"it is one of the {keep} newest of its name"

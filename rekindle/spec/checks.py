@@ -10,9 +10,9 @@ from urllib.parse import unquote, urlsplit
 
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import rates, schedule
-from rekindle.spec.document import KeyPath
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TOKEN_METRICS
 from rekindle.spec.model import BUILTIN_TASKS, Spec, TrainSpec
+from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
 

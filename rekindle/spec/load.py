@@ -21,8 +21,8 @@ from pydantic import BaseModel, ValidationError
 from rekindle.errors import Problem, SpecError
 from rekindle.spec import lock
 from rekindle.spec.checks import check
-from rekindle.spec.document import Document, KeyPath, parse_value, read_document
 from rekindle.spec.model import BUILTIN_TASKS, Spec
+from rekindle.spec.yaml_document import Document, KeyPath, parse_value, read_document
 
 MAX_EXTENDS = 10
 _HEAD = 1 << 20  # characters in which a compiled pipeline shows itself
@@ -227,18 +227,37 @@ def _problem(error: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str
         return _located(path, "names a secret in another way than it should", fix, lines, origin)
     shown = repr(error.get("input"))
     message = str(error["msg"]).replace("Input should", "should").replace("String should", "should")
-    return _located(path, f"{message}, not {shown[:80]}", _hint(path), lines, origin)
+    return _located(path, f"{message}, not {shown[:80]}", _fix(error, path), lines, origin)
+
+
+# what to write, by the beginning of pydantic's name of the error
+_WRITE = {
+    "int": "write a whole number", "float": "write a number", "bool": "write true or false",
+    "string": "write text", "dict": "write a mapping, {a: b}", "list": "write a list, [a, b]",
+    "tuple": "write a list, [a, b]", "model": "write a section, {field: value}",
+}  # fmt: skip
+
+
+def _fix(error: Mapping[str, Any], path: KeyPath) -> str:
+    """The word that was meant, or what to write, and what the field is."""
+    if error["type"] in ("literal_error", "enum"):
+        words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
+        near = difflib.get_close_matches(str(error.get("input")), words, n=1, cutoff=0.5)
+        return f"did you mean `{near[0]}`?" if near else f"write one of {', '.join(words)}"
+    write = _WRITE.get(error["type"].partition("_")[0], "")
+    return ": ".join(filter(None, (write, _hint(path))))
 
 
 def _hint(path: KeyPath) -> str:
-    field = _field_docs(path)
-    return field.splitlines()[0] if field else "see configs/README.md"
+    """The first sentence on the field."""
+    text = " ".join(_field_docs(path).split())
+    return re.split(r"(?<=[.;]) ", text)[0].rstrip(".;") if text else "see configs/README.md"
 
 
 def _key_path(location: tuple[str | int, ...]) -> KeyPath:
     """Pydantic's location without the names it adds for the members of a union."""
     prefixes = ("literal[", "dict[", "constrained-")
-    noise = {"str", "int", "float", "TokenizerSpec", "[key]"}
+    noise = {"str", "int", "float", "LayoutSpec", "TokenizerSpec", "[key]"}
     return tuple(
         part for part in location
         if not (isinstance(part, str) and (part in noise or part.startswith(prefixes)))

@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError
 
 from rekindle.errors import SpecError
 from rekindle.records import write_atomically
-from rekindle.spec.document import read_document
 from rekindle.spec.model import Spec
-from rekindle.spec.places import PlatformsSpec, Section
+from rekindle.spec.platforms import PlatformsSpec, Section
+from rekindle.spec.yaml_document import read_document
 
 NAME = "rekindle.lock"
 _HEAD = "# what images are, by name: `rekindle images push` writes it; commit it with the config\n"

@@ -3,8 +3,8 @@ source of defaults.
 
 `Spec` and its sections are frozen. A field stands here only if something implements it. The field
 docstrings are the reference: `configs/README.md` and `configs/schema.json` are generated from them.
-The sections of platforms are in `places.py`, checks that need more than one field in `checks.py`,
-reading and overrides in `load.py`."""
+The sections of platforms are in `platforms.py`, checks that need more than one field in
+`checks.py`, reading and overrides in `load.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints
 
-from rekindle.spec.places import ImageSpec, PlatformsSpec, Section
+from rekindle.spec.platforms import ImageSpec, PlatformsSpec, Section
 from rekindle.spec.schedule import ScheduleSpec
 
 BUILTIN_TASKS = ("causal_lm", "image_classification", "text_classification")

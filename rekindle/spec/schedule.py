@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from rekindle.spec.cron import cron_problem
-from rekindle.spec.places import Section
+from rekindle.spec.platforms import Section
 
 _NO_ZONES = {"localtime", "Factory", "posixrules"}  # names of files, on this machine only
 # clocks without summer time, which users who write them rarely mean

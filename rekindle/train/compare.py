@@ -31,8 +31,8 @@ from rekindle.data.order import SampleOrder
 from rekindle.errors import StepError
 from rekindle.launch.heartbeats import Phase
 from rekindle.spec.layout import Layout
+from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import ModelSpec, TrainSpec
-from rekindle.spec.support import Cell
 from rekindle.tasks.base import Task, TokenTask
 from rekindle.train import adapters, modules, weights
 from rekindle.train.batches import TRAIN

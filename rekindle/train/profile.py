@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from rekindle.records import OperatorShare, Profile
 from rekindle.spec.layout import Layout
+from rekindle.spec.layout_support import Cell, tested
 from rekindle.spec.model import TrainSpec
-from rekindle.spec.support import Cell, tested
 
 Span = tuple[float, float]
 

@@ -24,8 +24,8 @@ from rekindle.launch.events import emit
 from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec import rates
 from rekindle.spec.layout import Layout, Shape, resolve, uneven
+from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
 from rekindle.spec.model import ModelSpec
-from rekindle.spec.support import KIND_OF, Cell, cell_of, require
 from rekindle.tasks import TASKS, Task, load_task
 from rekindle.train import (
     adapters,

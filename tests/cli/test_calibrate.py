@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from rekindle.answers import Calibration
 from rekindle.app.history import known
 from rekindle.app.plan import settled
 from rekindle.app.runs import find_run
 from rekindle.cli.main import invoke
+from rekindle.outputs import Calibration
 from rekindle.records import TrainingSummary
 from rekindle.report.collect import HISTORY, collect
 from rekindle.spec.load import load_spec

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.answers import Readiness
 from rekindle.cli.main import invoke
+from rekindle.outputs import Readiness
 from tests.cli.world import ACCOUNT
 from tests.cli.world import compiled as compiled
 from tests.cli.world import served as served

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rekindle.answers import Prices, PricesRefreshed
 from rekindle.catalog.prices import Price, book, read_book, shipped, written
 from rekindle.cli.main import invoke
+from rekindle.outputs import Prices, PricesRefreshed
 from rekindle.platforms import price_lists, reads
 from tests.quick import first
 from tests.servers.cloud_prices import HOSTS, KEY, Market, item, product, sku

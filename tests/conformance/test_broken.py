@@ -12,12 +12,12 @@ import yaml
 from rekindle.errors import RekindleError, RequestError
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
-from rekindle.platforms.admission import admit
 from rekindle.platforms.azureml import compile as azureml
+from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.kubeflow import compile as kubeflow
 from rekindle.platforms.sagemaker import compile as sagemaker
 from rekindle.platforms.vertex import compile as vertex
-from rekindle.spec.places import AzureMLSpec, KubeflowSpec
+from rekindle.spec.platforms import AzureMLSpec, KubeflowSpec
 from tests.support.conformance import AMAZON, AZURE, GOOGLE, VALUES
 from tests.support.conformance_broken import broken
 from tests.support.samples import files, needs_samples

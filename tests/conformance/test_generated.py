@@ -22,7 +22,7 @@ from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml.compile import compile as for_azure
 from rekindle.platforms.local.results import outputs
 from rekindle.platforms.sagemaker.compile import compile as for_sagemaker
-from rekindle.spec.places import AzureMLSpec, SageMakerSpec
+from rekindle.spec.platforms import AzureMLSpec, SageMakerSpec
 from tests.conformance.generated import source
 from tests.platforms.local.runs import PIPELINES, left_by, plain, run, unnamed
 from tests.platforms.sagemaker.conftest import PLACE, stored

@@ -41,6 +41,10 @@ def test_a_person_approves_what_the_gate_let_pass(cli, registry):
     evidence.write_text(original)
     assert "is now the champion" in cli("promote", "latest", "--home", "manual").stdout
     assert registry("manual", "manual")["aliases"] == {"champion": "1"}
+    (run,) = cli.json("runs", "--home", "manual")["runs"]
+    assert run["gate"]["decision"] == "promoted"
+    for page in (Path(run["card"]), cli.folder / "manual" / "index.html"):
+        assert "approval" not in page.read_text()
     assert "champion" in cli("promote", "latest", "--home", "manual").stdout, "twice is once"
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rekindle.spec.layout import Layout
+from rekindle.spec.layout_support import cell_of, require
 from rekindle.spec.model import TrainSpec
-from rekindle.spec.support import cell_of, require
 from tests.gpu import kernels, runner, start, table
 from tests.gpu.here import CPU_ONLY, FAIL, FIGURE, PASS, ROOT, Here, Row, TooSmall
 from tests.gpu.table import Result

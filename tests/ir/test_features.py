@@ -15,7 +15,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.features import Use, uses
 from rekindle.ir.read.pipeline import read
-from rekindle.platforms.admission import admit
+from rekindle.platforms.feature_checks import admit
 from tests.support.read_pipeline import minimal
 from tests.support.samples import files, needs_samples
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rekindle.plan import trace
 from rekindle.plan.memory import memory
 from rekindle.plan.shape import shape_of
-from rekindle.spec.support import Cell, impossible
+from rekindle.spec.layout_support import Cell, impossible
 from tests.plan.retrace import finalist_of, llama, retraced
 
 FILE = Path(__file__).with_name("fresh.json")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.answers import Calibration
 from rekindle.catalog.prices import shipped
+from rekindle.outputs import Calibration
 from rekindle.plan.calibration import Known, Speeds, job_of
 from rekindle.plan.constants import spread_of, stamp
 from rekindle.plan.plan import make

@@ -22,9 +22,9 @@ from rekindle.plan.search import search
 from rekindle.plan.shape import shape_of
 from rekindle.plan.told import told
 from rekindle.spec.layout import Shape, resolve
+from rekindle.spec.layout_support import cell_of, require
 from rekindle.spec.load import load_spec
 from rekindle.spec.model import LayoutSpec, Spec, TrainSpec
-from rekindle.spec.support import cell_of, require
 from tests.support.plan import ROOT
 
 SCENARIOS = sorted((ROOT / "configs" / "plan").glob("*.yaml"))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rekindle.platforms.submission import Mark
+from rekindle.platforms.submission import RunTag
 
 
-def mark(token: str) -> Mark:
+def mark(token: str) -> RunTag:
     """The mark of some run's submission."""
-    return Mark("digits-20261122-201005-ab12", "0123456789abcdef", token)
+    return RunTag("digits-20261122-201005-ab12", "0123456789abcdef", token)

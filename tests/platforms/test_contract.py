@@ -6,19 +6,19 @@ import inspect
 import pytest
 
 from rekindle.platforms.platform import PLATFORMS, Platform
-from rekindle.spec.places import PlatformsSpec
+from rekindle.spec.platforms import PlatformsSpec
 from tests.platforms.toy import ToySpec
 
 # method of Platform -> module and function of a platform
 FUNCTIONS = {
-    "compile": "compile.compile", "units": "units.units",
-    "outline": "client.outline", "submit": "client.submit", "look": "watch.look",
-    "read_log": "watch.read_log", "cancel": "watch.cancel", "resume": "watch.resume",
-    "artifacts": "watch.artifacts", "read": "watch.read", "found": "watch.found",
+    "compile": "compile.compile", "cache_keys": "cache_keys.cache_keys",
+    "outline": "client.outline", "submit": "client.submit", "describe": "runs.describe",
+    "read_log": "runs.read_log", "cancel": "runs.cancel", "resume": "runs.resume",
+    "artifacts": "runs.artifacts", "read": "runs.read", "found": "runs.found",
     "lowered": "schedule.lowered", "set_schedule": "schedule.set_",
     "list_schedules": "schedule.list_", "pause_schedule": "schedule.pause",
     "delete_schedule": "schedule.delete", "permissions": "doctor.permissions",
-    "questions": "doctor.questions",
+    "checks": "doctor.checks",
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def _compare(name, settings, method):
         getattr(importlib.import_module(f"{PLATFORMS[name]}.{module}"), function)
     )
     parameters = dict(found.parameters)
-    if method != "units":
+    if method != "cache_keys":
         place = parameters.pop("place")
         assert place.annotation == settings.__name__
     asked = inspect.signature(getattr(Platform, method))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rekindle.answers import ReadinessCheck
 from rekindle.app.readiness import ready
-from rekindle.platforms.asking import checks
+from rekindle.outputs import ReadinessCheck
+from rekindle.platforms.checks import run_checks
 from rekindle.platforms.platform import Platform
 from rekindle.spec.load import load_target
 from tests.cli.world import ACCOUNT, DIGEST, World
@@ -49,7 +49,7 @@ def asked(platform: str, early: bool = False, **settings: str) -> tuple[Readines
     sets = tuple(f"platforms.{platform}.{name}={value}" for name, value in settings.items())
     spec = load_target(Path("c.yaml"), sets)
     definition = ready(platform, spec)
-    return checks(Platform.of(platform, spec.platforms).questions(definition), early)
+    return run_checks(Platform.of(platform, spec.platforms).checks(definition), early)
 
 
 def wrong(found: tuple[ReadinessCheck, ...]) -> list[str]:

@@ -19,7 +19,7 @@ from rekindle.catalog.zones import azure_zone
 from rekindle.errors import UnsupportedError
 from rekindle.platforms.submission import Lowered
 from rekindle.spec.cron import cron_problem, next_times
-from rekindle.spec.places import AzureMLSpec, KubeflowSpec, SageMakerSpec, VertexSpec
+from rekindle.spec.platforms import AzureMLSpec, KubeflowSpec, SageMakerSpec, VertexSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms import crons
 

@@ -15,7 +15,7 @@ from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.platform import PLATFORMS, Platform
 from rekindle.platforms.submission import Lowered, Schedule
-from rekindle.spec.places import PlatformsSpec
+from rekindle.spec.platforms import PlatformsSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.azureml import test_client as azureml
 from tests.platforms.azureml.conftest import service as service

@@ -11,7 +11,7 @@ from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.platforms.platform import PLATFORMS, Platform
 from rekindle.spec.model import Spec
-from rekindle.spec.places import PlatformsSpec
+from rekindle.spec.platforms import PlatformsSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.toy import ToySpec
 
@@ -89,6 +89,6 @@ def test_doctor_asks_it_and_schedules_are_set_listed_and_deleted(spec, tmp_path)
     toy.set_schedule(readiness.ready("toy", spec), wanted, "loud")
     assert [one.cron for one in toy.list_schedules()] == ["0 3 * * 1"]
     assert (toy.delete_schedule("loud"), toy.delete_schedule("loud")) == (True, False)
-    (unit,) = toy.units(readiness.ready("toy", spec).files)
+    (unit,) = toy.cache_keys(readiness.ready("toy", spec).files)
     assert unit.name == "shout"
     assert json.loads(readiness.ready("toy", spec).text)["steps"] == {"shout": "python:3.11"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import rekindle
-from rekindle.answers import Planned
+from rekindle.outputs import Planned
 from rekindle.records import HistoryRow, RunRecord
 from tests.report.homes import Home, began, spec, steps, training
 

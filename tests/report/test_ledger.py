@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.answers import Runs
 from rekindle.app.runs import all_runs, find_run
 from rekindle.cli.main import invoke
+from rekindle.outputs import Runs
 from rekindle.records import RunRecord
 from rekindle.report.index import render_index
 from rekindle.report.ledger import INDEX, Entry, ledger
@@ -84,8 +84,9 @@ def test_runs_says_the_same_with_and_without_an_index(
     assert all(Path(row.card).parent.is_dir() for row in rows)
     assert invoke(["runs", f"--home={home}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "status", "seconds", "accuracy", "gate", "model"]
-    assert lines[1].split()[:2] == ["digits-000012", "succeeded"]
+    assert lines[0].split() == ["run", "started", "status", "time", "metric", "gate", "model"]
+    run, _, _, status, *_ = lines[1].split()
+    assert (run, status) == ("digits-000012", "succeeded")
     assert find_run(home, "digits-000012").run_id == find_run(home, "latest").run_id
 
 

@@ -18,8 +18,8 @@ from rekindle.data.fingerprint import fingerprint
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.graph import FromTask
 from rekindle.ir.read.pipeline import read
-from rekindle.platforms.code import hashes
 from rekindle.platforms.local.content import describe, digest
+from rekindle.platforms.user_code import hashes
 from rekindle.spec.imports import INCLUDED
 from rekindle.spec.model import DataSpec, ModelSpec, Spec, TrainSpec
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.errors import RequestError, UnsupportedError
-from rekindle.spec import support
+from rekindle.spec import layout_support
 from rekindle.spec.layout import AXES, Layout, Shape, resolve, uneven
+from rekindle.spec.layout_support import Cell, cell_of, impossible, require
 from rekindle.spec.model import TrainSpec
-from rekindle.spec.support import Cell, cell_of, impossible, require
 
 LLAMA = {
     "model_type": "llama",
@@ -137,12 +137,13 @@ def test_no_pair_of_a_composed_layout_is_without_a_test():
         named |= {(n, getattr(cell, n)) for n in ("checkpointing", "compile", "lora")}
         return named - {("checkpointing", "none"), ("compile", False), ("lora", False)}
 
-    proven = support.tested()
+    proven = layout_support.tested()
     known = {
-        kind: [features(cell) for cell in proven if cell.kind == kind] for kind in support.KINDS
+        kind: [features(cell) for cell in proven if cell.kind == kind]
+        for kind in layout_support.KINDS
     }
     axes = [a for n in range(len(AXES) + 1) for a in itertools.combinations(AXES, n)]
-    products = itertools.product(support.KINDS, axes, support.SCHEDULES, ("none", "full", "selective"),
+    products = itertools.product(layout_support.KINDS, axes, layout_support.SCHEDULES, ("none", "full", "selective"),
                                  (False, True), ("fp32", "bf16", "fp16"), (False, True))  # fmt: skip
     counts = collections.Counter()
     for values in products:
@@ -158,13 +159,13 @@ def test_no_pair_of_a_composed_layout_is_without_a_test():
             if covered and not impossible(cell)
             else "refused"
         )
-        assert support.level(cell) == expected, cell
+        assert layout_support.level(cell) == expected, cell
         counts[expected] += 1
     assert min(counts.values()) > 100
 
 
 def test_every_listed_combination_is_possible_and_listed_once():
-    cells = support.tested()
+    cells = layout_support.tested()
     assert len(cells) == len(set(cells))
     assert not [cell for cell in cells if impossible(cell)]
     assert Cell("tokens", ("shard", "tp", "pp", "cp"), "1f1b") in cells

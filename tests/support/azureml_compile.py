@@ -13,7 +13,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml.compile import compile, identifiers
 from rekindle.platforms.definition import Definition
-from rekindle.spec.places import AzureMLSpec
+from rekindle.spec.platforms import AzureMLSpec
 from tests.platforms.local.runs import content, module
 from tests.platforms.sagemaker.conftest import can_mount
 from tests.servers.azureml import Workspace

@@ -11,7 +11,7 @@ from rekindle.ir.read.pipeline import read
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.spec.places import KubeflowSpec
+from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.servers.kfp_rest import TOKEN, Server, serving
 

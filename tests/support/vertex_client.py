@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rekindle.platforms.definition import Definition
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 from tests.platforms.local.runs import module
 from tests.platforms.vertex.project import project as project
 from tests.servers.vertex_rest import PROJECT, REGION

@@ -1,6 +1,6 @@
 """Trains tiny models in one layout after the other and stores what came out: `differential.py CASES.json OUT`.
 
-Each case is a cell of rekindle/spec/support.py on one model, and forks its ranks from this process, which has imported
+Each case is a cell of rekindle/spec/layout_support.py on one model, and forks its ranks from this process, which has imported
 everything: starting costs more than training here. Rank 0 stores gradients of the first step (whole, unclipped), weights after five SGD steps, losses and validation as OUT/<name>.pt.
 Used by test_layouts.py.
 """
@@ -26,8 +26,8 @@ from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.records import ShardManifest, write_atomically
 from rekindle.spec.layout import Shape, resolve
+from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
-from rekindle.spec.support import Cell
 from rekindle.tasks import load_task
 from rekindle.train import (
     adapters,

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from rekindle.errors import UnsupportedError
-from rekindle.spec import support
+from rekindle.spec import layout_support
 from rekindle.spec.layout import Layout
-from rekindle.spec.support import Cell
+from rekindle.spec.layout_support import Cell
 from rekindle.train import compat
 from tests.support.train_layouts import MODELS, NO_DROPOUT, TASKS
 
@@ -152,7 +152,7 @@ def same(folder, case):
         assert many["validation"]["validation_accuracy"] == one["validation"]["validation_accuracy"]
 
 
-ALL = [Case(cell) for cell in support.tested()]
+ALL = [Case(cell) for cell in layout_support.tested()]
 AXES = ((), ("dp",), ("shard",), ("tp",), ("pp",), ("cp",))
 FAMILIES = [
     Case(Cell(kind, axes, "1f1b" if "pp" in axes else ""), model)
@@ -219,7 +219,7 @@ def test_a_layout_trains_as_one_process_does(quick, case):
 
 
 def takes_the_same_steps(folder, case):
-    assert support.level(case.cell) == "composed"
+    assert layout_support.level(case.cell) == "composed"
     path = folder / f"{case.as_json()['name']}.pt"
     assert path.exists(), (folder / "log.txt").read_text()[-4000:]
     found = torch.load(path)

@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from rekindle.catalog.gpus import peak_flops
 from rekindle.records import Profile
-from rekindle.spec import support
+from rekindle.spec import layout_support
 from rekindle.spec.layout import Layout
+from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import TrainSpec
-from rekindle.spec.support import Cell
 from rekindle.train import modules
 from rekindle.train.batches import Work
 from rekindle.train.profile import exposed_seconds, is_collective, tips, verdict
@@ -175,6 +175,6 @@ def test_advice_names_nothing_that_is_so_already_and_nothing_that_would_be_refus
     assert "layout.shard" not in said["communication"]
     assert "micro_batch_size" in said["host"]
     pictures = Cell("image", ("tp",))
-    assert dataclasses.replace(pictures, compile=True) not in support.tested()
+    assert dataclasses.replace(pictures, compile=True) not in layout_support.tested()
     said = tips(train, divided, pictures)
     assert "compile" not in said["compute"] + said["host"]

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.platforms.azureml.outline import SUFFIX, steps
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
-from rekindle.spec.places import AzureMLSpec
+from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
+from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
     from azure.ai.ml import MLClient
@@ -36,14 +36,16 @@ _PAUSES_SECONDS = (1.0, 4.0)
 _TAGS = {"run_id": "rekindle-run", "definition": "rekindle-definition", "token": "rekindle-token"}
 
 
-def submit(definition: Definition, place: AzureMLSpec, mark: Mark) -> Placed:
+def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> SubmittedRun:
     """The job, made now or by the same submission before; PlatformError if the workspace refuses
     it or does not answer, SpecError if `place` does not say which workspace."""
     name = job_name(definition, mark.token)
     with connected(place) as client:
         if found := _found(client, name):
-            return Placed(name, found.studio_url or "", anew=False)
-        return Placed(name, _created(client, name, definition, tags_of(mark)).studio_url or "")
+            return SubmittedRun(name, found.studio_url or "", anew=False)
+        return SubmittedRun(
+            name, _created(client, name, definition, tags_of(mark)).studio_url or ""
+        )
 
 
 def job_name(definition: Definition, token: str) -> str:
@@ -52,21 +54,21 @@ def job_name(definition: Definition, token: str) -> str:
     return f"{job[:80]}-{digest_of(definition.files, token)}"
 
 
-def outline(definition: Definition, place: AzureMLSpec, token: str) -> Outline:
+def outline(definition: Definition, place: AzureMLSpec, token: str) -> SubmissionPreview:
     """What `submit` with the same arguments will make; sends no request."""
-    return Outline(where(place), job_name(definition, token), steps(definition))
+    return SubmissionPreview(where(place), job_name(definition, token), steps(definition))
 
 
-def tags_of(mark: Mark) -> dict[str, str]:
+def tags_of(mark: RunTag) -> dict[str, str]:
     """The tags of a job with this mark."""
     return {key: getattr(mark, name) for name, key in _TAGS.items()}
 
 
-def mark_of(tags: Mapping[str, str]) -> Mark | None:
+def mark_of(tags: Mapping[str, str]) -> RunTag | None:
     """The mark that tags hold; None where rekindle set none."""
     if not all(key in tags for key in _TAGS.values()):
         return None
-    return Mark(**{name: tags[key] for name, key in _TAGS.items()})
+    return RunTag(**{name: tags[key] for name, key in _TAGS.items()})
 
 
 def where(place: AzureMLSpec) -> str:

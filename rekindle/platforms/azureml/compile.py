@@ -29,17 +29,17 @@ from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import (
+from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.feature_checks import (
     admit,
     beyond,
     known_secrets,
     python_problems,
     refusal,
 )
-from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.machines import gpus_of, machine_for
-from rekindle.spec.places import AzureMLSpec
+from rekindle.spec.platforms import AzureMLSpec
 
 _SECTION = "platforms.azureml"
 _SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rekindle.platforms import reads
-from rekindle.platforms.asking import Question, about
 from rekindle.platforms.azureml import subscription
 from rekindle.platforms.azureml.outline import images, steps
+from rekindle.platforms.checks import Check, about
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Planned
-from rekindle.spec.places import AzureMLSpec
+from rekindle.spec.platforms import AzureMLSpec
 
 
 def permissions(place: AzureMLSpec) -> str:
@@ -30,7 +30,7 @@ def permissions(place: AzureMLSpec) -> str:
     return "\n".join(["The identity of the compute, and who submits, need:", *lines])
 
 
-def questions(place: AzureMLSpec, definition: Definition | None) -> Iterator[Question]:
+def checks(place: AzureMLSpec, definition: Definition | None) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not (place.subscription and place.resource_group and place.workspace):
         return  # which of them is missing is reported elsewhere

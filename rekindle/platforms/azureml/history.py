@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.platforms.azureml.client import PATIENCE, logged_in
 from rekindle.platforms.azureml.subscription import ARM, workspace_path
-from rekindle.spec.places import AzureMLSpec
+from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
     from azure.ai.ml import MLClient

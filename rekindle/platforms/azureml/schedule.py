@@ -23,7 +23,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.names import plain_name
 from rekindle.platforms.submission import Lowered, Schedule
 from rekindle.spec import cron
-from rekindle.spec.places import AzureMLSpec
+from rekindle.spec.platforms import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from rekindle.errors import RequestError
 from rekindle.http import HttpError
-from rekindle.platforms.asking import Unasked
+from rekindle.platforms.checks import NotChecked
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.spec.places import AzureMLSpec
+from rekindle.spec.platforms import AzureMLSpec
 
 _LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
 ARM = "https://management.azure.com"
@@ -55,7 +55,7 @@ class Subscription:
         except ClientAuthenticationError as error:
             raise RequestError(_reason(error), fix=_LOGIN) from None
         except AzureError as error:
-            raise Unasked(_reason(error)) from None
+            raise NotChecked(_reason(error)) from None
         return "a token for Azure Resource Manager"
 
     def token(self, resource: str) -> str:
@@ -71,7 +71,7 @@ class Subscription:
         try:
             return {"Authorization": f"Bearer {self.token(resource)}"}
         except Exception as error:  # noqa: BLE001 - azure.core's, by many names
-            raise Unasked(_reason(error)) from None
+            raise NotChecked(_reason(error)) from None
 
     def get(self, path: str = "") -> dict[str, Any]:
         """What Azure Resource Manager says of a path in the workspace."""
@@ -134,7 +134,7 @@ def image(there: Subscription, wanted: Image) -> str:
     """Whether the registry has the image; others than Azure's are not asked with a token."""
     host = wanted.host
     if not host.endswith(".azurecr.io"):
-        raise Unasked(f"{host} is not a registry of Azure")
+        raise NotChecked(f"{host} is not a registry of Azure")
     who = {"grant_type": "access_token", "service": host, "access_token": there.token(ARM)}
     refresh = read(f"https://{host}/oauth2/exchange", form=who)["refresh_token"]
     scope = {
@@ -157,7 +157,7 @@ def secret(there: Subscription, url: str) -> str:
     if version in found or (found and not version):
         return url
     if listed.get("nextLink"):
-        raise Unasked(f"it is not among the first {len(found)} versions")
+        raise NotChecked(f"it is not among the first {len(found)} versions")
     fix = f"az keyvault secret list --vault-name {vault.removeprefix('https://').split('.')[0]}"
     raise RequestError(f"there is no secret {url}", fix=fix)
 

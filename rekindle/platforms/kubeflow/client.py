@@ -30,8 +30,8 @@ from rekindle.errors import (
 from rekindle.ir.compile import LOADER
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.outline import steps
-from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
-from rekindle.spec.places import KubeflowSpec
+from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
+from rekindle.spec.platforms import KubeflowSpec
 
 FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 1.0, 60.0
 _ATTEMPTS = 4
@@ -89,7 +89,7 @@ class Server:
         raise AssertionError("the last attempt returns or raises")
 
 
-def submit(definition: Definition, place: KubeflowSpec, mark: Mark) -> Placed:
+def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> SubmittedRun:
     """The run, made now or by the same submission before; PlatformError if the server refuses it or
     does not answer, SpecError if `place` does not say which."""
     name = run_name(definition, mark.token)
@@ -104,7 +104,7 @@ def submit(definition: Definition, place: KubeflowSpec, mark: Mark) -> Placed:
             return list(listed.runs or ())
 
         if found := server.call(named):
-            return Placed(found[0].run_id, page(place, found[0].run_id), anew=False)
+            return SubmittedRun(found[0].run_id, page(place, found[0].run_id), anew=False)
         body = _run(definition, experiment, name, mark, place)
         made = server.created(
             lambda: server.runs.run_service_create_run(run=body),
@@ -113,7 +113,7 @@ def submit(definition: Definition, place: KubeflowSpec, mark: Mark) -> Placed:
         first = server.call(named)[0]  # another process may have submitted it too
         if first.run_id != made.run_id:
             server.call(server.kfp.terminate_run, made.run_id)
-        return Placed(first.run_id, page(place, first.run_id), first.run_id == made.run_id)
+        return SubmittedRun(first.run_id, page(place, first.run_id), first.run_id == made.run_id)
 
 
 def run_name(definition: Definition, token: str) -> str:
@@ -121,9 +121,9 @@ def run_name(definition: Definition, token: str) -> str:
     return f"{_pipeline(definition)}-{digest_of(definition.files, token)}"
 
 
-def outline(definition: Definition, place: KubeflowSpec, token: str) -> Outline:
+def outline(definition: Definition, place: KubeflowSpec, token: str) -> SubmissionPreview:
     """What `submit` with the same arguments will make; sends no request."""
-    return Outline(where(place), run_name(definition, token), steps(definition))
+    return SubmissionPreview(where(place), run_name(definition, token), steps(definition))
 
 
 def where(place: KubeflowSpec) -> str:
@@ -186,7 +186,7 @@ def token_of(place: KubeflowSpec) -> str | None:
 
 
 def _run(
-    definition: Definition, experiment: str, name: str, mark: Mark, place: KubeflowSpec
+    definition: Definition, experiment: str, name: str, mark: RunTag, place: KubeflowSpec
 ) -> Any:
     """The body of a run; the client's own has no place for a description."""
     import kfp_server_api

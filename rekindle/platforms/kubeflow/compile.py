@@ -31,11 +31,11 @@ from rekindle.ir.edit.rewrite import (
 from rekindle.ir.edit.uris import with_places
 from rekindle.ir.graph import Constant, Graph, Ports, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import admit
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.kubeflow import pods, trainjob
-from rekindle.spec.places import KubeflowSpec
+from rekindle.spec.platforms import KubeflowSpec
 
 RESULT_OUTPUT = "rekindle-result"
 # A launcher that lost its pod comes back and finds its job, for as long as a job may take. Argo

@@ -32,7 +32,7 @@ from rekindle.http import Stopped
 from rekindle.ir.edit.uris import PREFIX, as_place, read_place
 from rekindle.ir.graph import Retry, Setting
 from rekindle.launch import staging
-from rekindle.platforms.attempts import OVER, SUCCEEDED, Allowed, Cause, GiveUp, Job, Start
+from rekindle.platforms.attempts import ENDED_RUN, SUCCEEDED, Allowed, Cause, GiveUp, Job, Start
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import (
     ACCOUNT,
@@ -49,7 +49,7 @@ from rekindle.platforms.kubeflow.job import (
     jobs_path,
     state_of,
 )
-from rekindle.platforms.kubeflow.pieces import Clash, Misfit
+from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit
 from rekindle.platforms.kubeflow.pods import Late
 from rekindle.platforms.kubeflow.settings import INPUT
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run, utc_now
@@ -330,7 +330,7 @@ def _attempt(number: int, job: Mapping[str, Any], last: bool) -> Job:
     state = known.get(state_of(job), "RUNNING")
     if not last and state != SUCCEEDED:
         state = "FAILED"
-    ended = number + 0.5 if state in OVER else None
+    ended = number + 0.5 if state in ENDED_RUN else None
     return Job(name=_name(job), state=state, created=float(number), ended=ended)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rekindle.platforms.kubeflow.pieces import Misfit, Piece, given
+from rekindle.platforms.kubeflow.pod_patch import Misfit, Piece, given
 
 Entries = Sequence[Mapping[str, Any]]
 _SELECTOR = ("key", "operator", "values")

@@ -15,7 +15,7 @@ from typing import Any
 from rekindle.errors import Problem
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Setting, Step
-from rekindle.platforms.kubeflow.pieces import Clash, Misfit, Piece, joined
+from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit, Piece, joined
 from rekindle.platforms.kubeflow.settings import (
     INPUT,
     closed,
@@ -25,7 +25,7 @@ from rekindle.platforms.kubeflow.settings import (
     variable,
     variables,
 )
-from rekindle.spec.places import KubeflowSpec
+from rekindle.spec.platforms import KubeflowSpec
 
 MACHINE = "node.kubernetes.io/instance-type"
 # What the pod of a launcher has of its step's settings: its image comes from a registry as private,

@@ -30,7 +30,7 @@ from rekindle.platforms.kubeflow.client import (
 )
 from rekindle.platforms.submission import Lowered, Schedule, digest_of
 from rekindle.spec import cron
-from rekindle.spec.places import KubeflowSpec
+from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 _MARK = "rekindle"  # begins the description of what is ours

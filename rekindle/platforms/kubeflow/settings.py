@@ -15,7 +15,7 @@ from typing import Any
 
 from rekindle.ir.graph import Constant, FromInput, FromTask, Secret, Setting, Step
 from rekindle.platforms.kubeflow import placement, volumes
-from rekindle.platforms.kubeflow.pieces import NODE, Misfit, Piece, given
+from rekindle.platforms.kubeflow.pod_patch import NODE, Misfit, Piece, given
 
 Entries = Sequence[Mapping[str, Any]]
 INPUT = "rekindle-setting-"

@@ -23,10 +23,10 @@ from typing import Any
 from rekindle.errors import Problem, StepError
 from rekindle.ir.graph import Resources, Step
 from rekindle.launch.rendezvous import SECRET
-from rekindle.platforms.admission import python_problems
+from rekindle.platforms.feature_checks import python_problems
 from rekindle.platforms.kubeflow import pods
-from rekindle.platforms.kubeflow.pieces import NODE, Piece, joined
-from rekindle.spec.places import KubeflowSpec
+from rekindle.platforms.kubeflow.pod_patch import NODE, Piece, joined
+from rekindle.spec.platforms import KubeflowSpec
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
 GPU = "nvidia.com/gpu"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rekindle.platforms.kubeflow.pieces import NODE, Clash, Piece, given
+from rekindle.platforms.kubeflow.pod_patch import NODE, Clash, Piece, given
 
 Entries = Sequence[Mapping[str, Any]]
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the place of shared memory, no file of ours

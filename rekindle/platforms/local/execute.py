@@ -32,7 +32,7 @@ from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
 from rekindle.launch.step_server import fork_server_for
-from rekindle.platforms.admission import admit
+from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.local import environments
 from rekindle.platforms.local.cache import OwnCode, each
 from rekindle.platforms.local.containers import NO_CONTAINERS, Containers

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import fsspec
 
-from rekindle.answers import HomeItem
+from rekindle.outputs import HomeItem
 from rekindle.platforms.local.store import Store, locked
 from rekindle.train.storage import DEAD_AFTER, storage_of
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import PlatformError, RequestError, UnreachableError
-from rekindle.platforms.asking import Unasked
+from rekindle.platforms.checks import NotChecked
 from rekindle.platforms.sagemaker.client import connected
-from rekindle.spec.places import SageMakerSpec
+from rekindle.spec.platforms import SageMakerSpec
 
 _BRIEF: Mapping[str, Any] = {
     "retries": {"mode": "standard", "total_max_attempts": 2}, "connect_timeout": 5,
@@ -117,7 +117,7 @@ def image(there: Account, reference: str) -> str:
     """Whether ECR has the image, in the region of the jobs."""
     match, wanted = _ECR.fullmatch(reference), there.place.region
     if match is None:
-        raise Unasked(f"{reference} is in no ECR")
+        raise NotChecked(f"{reference} is in no ECR")
     if match["region"] != wanted:
         raise RequestError(
             f"the image is in {match['region']}, the jobs are in {wanted}",
@@ -143,7 +143,7 @@ def secret(there: Account, arn: str) -> str:
     """Whether the secret is there; its value is not read."""
     where = arn.split(":")[3]
     if where != there.place.region:
-        raise Unasked(f"it is in {where}")
+        raise NotChecked(f"it is in {where}")
     with there.client("secretsmanager") as manager:
         try:
             found = manager.describe_secret(SecretId=arn)

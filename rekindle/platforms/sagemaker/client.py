@@ -18,8 +18,8 @@ from typing import Any
 from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker.outline import SUFFIX, steps
-from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
-from rekindle.spec.places import SageMakerSpec
+from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
+from rekindle.spec.platforms import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
@@ -27,14 +27,14 @@ ANSWER_SECONDS = 60.0
 _MOST_LISTED = 1_000
 
 
-def submit(definition: Definition, place: SageMakerSpec, mark: Mark) -> Placed:
+def submit(definition: Definition, place: SageMakerSpec, mark: RunTag) -> SubmittedRun:
     """The execution, started now or by the same submission before; PlatformError if the account
     refuses it or does not answer, SpecError if `place` does not say where."""
     name, id = pipeline_name(definition), execution_name(definition, mark.token)
     with connected(place) as session:
         sagemaker = session("sagemaker")
         if arn := _found(sagemaker, name, id):
-            return Placed(arn, page(place, arn), anew=False)
+            return SubmittedRun(arn, page(place, arn), anew=False)
         upload(session("s3"), definition, place)
         started = sagemaker.start_pipeline_execution(
             PipelineName=name,
@@ -44,7 +44,7 @@ def submit(definition: Definition, place: SageMakerSpec, mark: Mark) -> Placed:
             ClientRequestToken=digest_of(definition.files, mark.token) * 2,
         )
         arn = started["PipelineExecutionArn"]
-        return Placed(arn, page(place, arn))
+        return SubmittedRun(arn, page(place, arn))
 
 
 def pipeline_name(definition: Definition) -> str:
@@ -57,9 +57,9 @@ def execution_name(definition: Definition, token: str) -> str:
     return f"{pipeline_name(definition)[:60].rstrip('-')}-{digest_of(definition.files, token)}"
 
 
-def outline(definition: Definition, place: SageMakerSpec, token: str) -> Outline:
+def outline(definition: Definition, place: SageMakerSpec, token: str) -> SubmissionPreview:
     """What `submit` with the same arguments will start; sends no request."""
-    return Outline(where(place), execution_name(definition, token), steps(definition))
+    return SubmissionPreview(where(place), execution_name(definition, token), steps(definition))
 
 
 def where(place: SageMakerSpec) -> str:

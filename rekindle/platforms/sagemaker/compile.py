@@ -23,10 +23,9 @@ from rekindle.errors import Problem, SpecError
 from rekindle.ir.flatten import Flat, Given, Kept, Output, flatten, read_by, sources
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import admit, known_secrets, refusal
 from rekindle.platforms.bundle import RESULT
-from rekindle.platforms.code import ECR
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.feature_checks import admit, known_secrets, refusal
 from rekindle.platforms.sagemaker import conditions, requests, shapes
 from rekindle.platforms.sagemaker.control import divided, loops
 from rekindle.platforms.sagemaker.jobs import Jobs
@@ -38,7 +37,8 @@ from rekindle.platforms.sagemaker.site import (
     joined,
     names_of,
 )
-from rekindle.spec.places import SageMakerSpec
+from rekindle.platforms.user_code import ECR
+from rekindle.spec.platforms import SageMakerSpec
 
 _SECTION = "platforms.sagemaker"
 _TYPES = {"NUMBER_INTEGER": "Integer", "NUMBER_DOUBLE": "Float", "BOOLEAN": "Boolean"}

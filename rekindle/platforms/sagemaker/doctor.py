@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from rekindle.platforms.asking import Question, about
+from rekindle.platforms.checks import Check, about
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import account
 from rekindle.platforms.sagemaker.outline import images
-from rekindle.spec.places import SageMakerSpec
+from rekindle.spec.platforms import SageMakerSpec
 
 _INTERFACES = [
     "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface",
@@ -25,7 +25,7 @@ _NETWORK = [  # IAM knows no resources of these
 ]  # fmt: skip
 
 
-def questions(place: SageMakerSpec, definition: Definition | None) -> Iterator[Question]:
+def checks(place: SageMakerSpec, definition: Definition | None) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not place.region or not place.role_arn:  # which of them is missing is reported elsewhere
         return

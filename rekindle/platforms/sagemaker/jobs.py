@@ -17,12 +17,12 @@ from rekindle.catalog.network import network
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.flatten import Flat, Output
 from rekindle.ir.graph import Importer, Step
-from rekindle.platforms.admission import beyond, python_problems
 from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
-from rekindle.platforms.code import ECR
+from rekindle.platforms.feature_checks import beyond, python_problems
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import requests, shapes
 from rekindle.platforms.sagemaker.site import Site, gets_secrets, is_training
+from rekindle.platforms.user_code import ECR
 
 _DAY_SECONDS = 86_400
 _ENTRY = Path(__file__).with_name("entry.py")

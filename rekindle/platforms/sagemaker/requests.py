@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.spec.places import SageMakerSpec
+from rekindle.spec.platforms import SageMakerSpec
 
 PROCESSING, TRAINING = "/opt/ml/processing", "/opt/ml/input/data"
 _EVENT = r'::rekindle \{"event": "progress".*?"%s": ([0-9.eE+-]+)'  # launch/events.py

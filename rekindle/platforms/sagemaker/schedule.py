@@ -21,7 +21,7 @@ from rekindle.platforms.names import plain_name
 from rekindle.platforms.sagemaker.client import connected, upload, version_of
 from rekindle.platforms.submission import Lowered, Schedule
 from rekindle.spec import cron
-from rekindle.spec.places import SageMakerSpec
+from rekindle.spec.platforms import SageMakerSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 _DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")

@@ -9,9 +9,9 @@ from typing import Any
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Guard, Item, Output, sources
 from rekindle.ir.graph import Importer, Step
-from rekindle.platforms.code import ECR
 from rekindle.platforms.names import plain_name
-from rekindle.spec.places import SageMakerSpec
+from rekindle.platforms.user_code import ECR
+from rekindle.spec.platforms import SageMakerSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Mark, Outline, Placed, digest_of
+from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
 from rekindle.platforms.vertex.labels import labels_of
 from rekindle.platforms.vertex.outline import job_of, steps
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
     from google.cloud import aiplatform_v1 as api
@@ -70,7 +70,7 @@ class Project:
         return {"api_endpoint": self.host}
 
 
-def submit(definition: Definition, place: VertexSpec, mark: Mark) -> Placed:
+def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> SubmittedRun:
     """The job, made now or by the same submission before; PlatformError if the project refuses it
     or does not answer, SpecError if `place` does not say which."""
     id = job_id(definition, mark.token)
@@ -88,7 +88,7 @@ def submit(definition: Definition, place: VertexSpec, mark: Mark) -> Placed:
             )  # fmt: skip
         except Conflict:  # by the same submission, or by a call whose answer was lost
             anew = False
-        return Placed(name, page(place, id), anew)
+        return SubmittedRun(name, page(place, id), anew)
 
 
 def job_id(definition: Definition, token: str) -> str:
@@ -97,9 +97,9 @@ def job_id(definition: Definition, token: str) -> str:
     return f"{plain[:100] or 'run'}-{digest_of(definition.files, token)}"
 
 
-def outline(definition: Definition, place: VertexSpec, token: str) -> Outline:
+def outline(definition: Definition, place: VertexSpec, token: str) -> SubmissionPreview:
     """What `submit` with the same arguments will make; sends no request."""
-    return Outline(where(place), job_id(definition, token), steps(definition))
+    return SubmissionPreview(where(place), job_id(definition, token), steps(definition))
 
 
 def where(place: VertexSpec) -> str:

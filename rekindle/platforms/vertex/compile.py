@@ -26,16 +26,16 @@ from rekindle.ir.edit.rewrite import (
 )
 from rekindle.ir.graph import Graph, Secret, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.admission import (
+from rekindle.platforms.definition import Definition
+from rekindle.platforms.feature_checks import (
     admit,
     beyond,
     known_secrets,
     python_problems,
     refusal,
 )
-from rekindle.platforms.definition import Definition
 from rekindle.platforms.vertex import customjob, lowering, secrets
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 
 _SECTION = "platforms.vertex"
 # A launcher that is killed comes back and finds its job; one that gave up gives up again at once

@@ -20,9 +20,9 @@ from rekindle.catalog.limits import limits
 from rekindle.errors import Problem
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.graph import Step
-from rekindle.platforms.admission import python_problems
+from rekindle.platforms.feature_checks import python_problems
 from rekindle.platforms.machines import sizes, smallest
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 
 _STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
 

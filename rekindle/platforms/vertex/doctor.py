@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from rekindle.catalog.limits import limits
 from rekindle.platforms import reads
-from rekindle.platforms.asking import Question, about
+from rekindle.platforms.checks import Check, about
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.vertex import project
 from rekindle.platforms.vertex.outline import images
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 
 
 def permissions(place: VertexSpec) -> str:
@@ -19,7 +19,7 @@ def permissions(place: VertexSpec) -> str:
     return "\n".join(_lines(place))
 
 
-def questions(place: VertexSpec, definition: Definition | None) -> Iterator[Question]:
+def checks(place: VertexSpec, definition: Definition | None) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not place.project or not place.region:  # which of them is missing is reported elsewhere
         return

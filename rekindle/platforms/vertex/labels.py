@@ -11,14 +11,14 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from rekindle.platforms.submission import Mark, digest_of
+from rekindle.platforms.submission import RunTag, digest_of
 
 _FITS = re.compile(r"[a-z0-9_-]{1,63}")
 _KEYS = {"run_id": "rekindle-run", "definition": "rekindle-definition", "token": "rekindle-token"}
 PRESENT = f"labels.{_KEYS['run_id']}:*"  # a filter
 
 
-def labels_of(mark: Mark) -> dict[str, str]:
+def labels_of(mark: RunTag) -> dict[str, str]:
     """The labels of a run with this mark."""
     values = dataclasses.asdict(mark)
     return {
@@ -27,8 +27,8 @@ def labels_of(mark: Mark) -> dict[str, str]:
     }
 
 
-def mark_of(labels: Mapping[str, str]) -> Mark | None:
+def mark_of(labels: Mapping[str, str]) -> RunTag | None:
     """The mark that labels hold; None where rekindle set none."""
     if not all(key in labels for key in _KEYS.values()):
         return None
-    return Mark(**{name: labels[key] for name, key in _KEYS.items()})
+    return RunTag(**{name: labels[key] for name, key in _KEYS.items()})

@@ -19,7 +19,7 @@ from rekindle.ir.graph import Step
 from rekindle.ir.placeholders import references
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.vertex.customjob import custom_job, limit_seconds, provisioning
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 
 LAUNCHER = ["python3", "-m", "rekindle.platforms.vertex.launcher"]
 RUN, TASK = "pipeline_job_resource_name", "pipeline_task_name"

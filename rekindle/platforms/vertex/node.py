@@ -39,7 +39,7 @@ from rekindle.platforms.vertex.rest import Google, SecretError, places, secrets
 
 STORE, MOUNT = "gs://", "/gcs/"
 TASK, RESULT = "task.json", "result.json"
-OVER = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
+ENDED_RUN = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 
 _MISSING_FOR_GOOD = 3
 
@@ -153,7 +153,7 @@ def _look_after(run: str, google: Google, every_seconds: float) -> None:
         while True:
             state = _state(run, google)
             missing = missing + 1 if state == "deleted" else 0
-            if state in OVER or missing >= _MISSING_FOR_GOOD:
+            if state in ENDED_RUN or missing >= _MISSING_FOR_GOOD:
                 sys.stderr.write(f"the run is over ({state}), and so is this job\n")
                 os.kill(os.getpid(), signal.SIGTERM)
             google.stop.wait(every_seconds)

@@ -15,9 +15,9 @@ from urllib.parse import urlencode
 
 from rekindle.errors import RequestError
 from rekindle.http import HttpError
-from rekindle.platforms.asking import Unasked
+from rekindle.platforms.checks import NotChecked
 from rekindle.platforms.reads import Image, absent, manifest, read
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 
 _LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
@@ -49,10 +49,10 @@ class Project:
             found: Any = google.auth.default(scopes=_SCOPES)[0]
             found.refresh(Request())
         except exceptions.TransportError as error:
-            raise Unasked(_first_line(error)) from None
+            raise NotChecked(_first_line(error)) from None
         except exceptions.GoogleAuthError as error:
             if error.retryable:
-                raise Unasked(_first_line(error)) from None
+                raise NotChecked(_first_line(error)) from None
             raise RequestError(_first_line(error), fix=_LOGIN) from None
         self._credentials = found
         return str(getattr(found, "service_account_email", "") or "a user of gcloud")
@@ -112,7 +112,7 @@ def region(project: Project) -> str:
         if not (token := listed.get("nextPageToken", "")):
             break
     if not known:
-        raise Unasked("no region is listed")
+        raise NotChecked("no region is listed")
     if place.region in known:
         return place.region
     near = difflib.get_close_matches(place.region, known, n=2)
@@ -154,7 +154,7 @@ def bucket(project: Project) -> str:
 def image(project: Project, wanted: Image) -> str:
     """Whether Artifact Registry has the image; other registries are not asked with a token."""
     if not wanted.host.endswith((".pkg.dev", "gcr.io")):
-        raise Unasked(f"{wanted.host} is not one of Google's registries")
+        raise NotChecked(f"{wanted.host} is not one of Google's registries")
     folder = f"{wanted.host}/{wanted.name.rpartition('/')[0]}"
     fix = f"push it, then name its digest: gcloud artifacts docker images list {folder}"
     return manifest(wanted, project.headers("HEAD", wanted.url), fix)

@@ -21,7 +21,7 @@ from rekindle.platforms.submission import Lowered, Schedule
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import Project, connected, job, may_succeed, where
 from rekindle.spec import cron
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 if TYPE_CHECKING:

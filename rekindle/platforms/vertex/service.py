@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from rekindle.http import HttpError
-from rekindle.platforms.attempts import OVER, Job
+from rekindle.platforms.attempts import ENDED_RUN, Job
 from rekindle.platforms.vertex.rest import Google
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def job_of(raw: dict[str, Any]) -> Job:
     container = raw["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     state = raw.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
     # an expired job may lack the time of its end
-    end = raw.get("endTime") or (raw.get("updateTime") if state in OVER else None)
+    end = raw.get("endTime") or (raw.get("updateTime") if state in ENDED_RUN else None)
     return Job(
         name=raw["name"],
         state=state,

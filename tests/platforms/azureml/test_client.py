@@ -11,8 +11,8 @@ from rekindle.errors import PlatformError, SpecError
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import job_name, mark_of, submit
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Placed
-from rekindle.spec.places import AzureMLSpec
+from rekindle.platforms.submission import SubmittedRun
+from rekindle.spec.platforms import AzureMLSpec
 from tests.platforms.marks import mark
 from tests.servers.azure_rest import Workspace
 from tests.servers.troubles import Fault
@@ -25,7 +25,7 @@ def test_a_job_is_there_with_all_that_it_needs_and_once_for_one_submission(
 ) -> None:
     made = definition()
     placed = submit(made, PLACE, mark("a"))
-    assert placed == Placed(job_name(made, "a"), placed.url, anew=True)
+    assert placed == SubmittedRun(job_name(made, "a"), placed.url, anew=True)
     assert placed.url.startswith(f"https://ml.azure.com/runs/{placed.id}?wsid=/subscriptions/")
     job = service.jobs[placed.id]["resource"]["properties"]
     assert job["jobs"].keys() == {"make", "condition_1_use"}
@@ -35,7 +35,7 @@ def test_a_job_is_there_with_all_that_it_needs_and_once_for_one_submission(
     names = {path.split("/")[-1] for path in service.blobs}
     assert {"entry.py", "task.json", "mounted.py"} <= names
     again = submit(made, PLACE, mark("a"))
-    assert again == Placed(placed.id, placed.url, anew=False)
+    assert again == SubmittedRun(placed.id, placed.url, anew=False)
     assert service.calls["PUT jobs"] == len(service.jobs) == 1
     assert {submit(made, PLACE, mark("b")).id, submit(definition(4), PLACE, mark("a")).id} == (
         service.jobs.keys() - {placed.id}

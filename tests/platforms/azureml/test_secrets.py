@@ -17,7 +17,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.platforms.azureml import secrets
 from rekindle.platforms.azureml.doctor import permissions
 from rekindle.platforms.definition import Definition
-from rekindle.spec.places import AzureMLSpec
+from rekindle.spec.platforms import AzureMLSpec
 from tests.servers.azureml import Failed, Workspace
 from tests.servers.key_vault import Vault
 from tests.servers.tls_hosts import Hosts, identity, on_behalf

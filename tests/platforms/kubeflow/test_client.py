@@ -18,7 +18,7 @@ from rekindle.platforms.kubeflow.client import (
 )
 from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.submission import Planned
-from rekindle.spec.places import KubeflowSpec
+from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.servers.troubles import Fault

@@ -18,11 +18,11 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms import reads
-from rekindle.platforms.asking import Question, answered, checks
-from rekindle.platforms.kubeflow import server
+from rekindle.platforms.checks import Check, answered, run_checks
+from rekindle.platforms.kubeflow import api_checks
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.platforms.kubeflow.doctor import questions
-from rekindle.spec.places import KubeflowSpec
+from rekindle.platforms.kubeflow.doctor import checks
+from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.servers.kfp_rest import TOKEN, Server, serving
 from tests.servers.kubernetes import FakeCluster
@@ -87,10 +87,10 @@ def test_a_cluster_without_the_trainer_is_told_how_to_install_it(tmp_path: Path)
     (tmp_path / "empty").mkdir()
     handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path / "empty")
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:  # to which nothing is known
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(target=api_checks.serve_forever, args=(0.05,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         done = doctor(url, tmp_path, "--json")
-        server.shutdown()
+        api_checks.shutdown()
     assert done.returncode == 2
     (problem,) = json.loads(done.stdout)["errors"]
     assert problem["what"] == "the cluster has no Kubeflow Trainer v2"
@@ -143,7 +143,7 @@ def test_a_server_that_is_away_is_no_problem_of_the_config(monkeypatch: pytest.M
     made.faults = [Fault("GET healthz", 503), Fault("GET healthz", 503)]
     with serving(made) as url:
         place = KubeflowSpec(host=url, token="env:KFP_TOKEN")
-        (found,) = checks(questions(place, None), early=True)
+        (found,) = run_checks(checks(place, None), early=True)
     assert (found.state, found.said) == ("not asked", "HTTP 503: as the test wants it")
 
 
@@ -154,7 +154,7 @@ def test_only_distributed_steps_need_the_trainer(nodes: int, more: list[str]) ->
     if nodes > 1:
         graph = graph.spread(graph.steps()[0].path, Distribution(nodes=nodes))
     made = compile(text, graph, {"folder": "x", "text": "a"}, place)
-    assert [question.name for question in questions(place, made)] == ["cluster", *more]
+    assert [question.name for question in checks(place, made)] == ["cluster", *more]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_an_image_is_looked_for_where_a_registry_answers_anybody(
         for variable, value in hosts.environment.items():
             monkeypatch.setenv(variable, value)
         (wanted,) = reads.images([f"registry.example.com/{name}"])
-        (found,) = answered([Question("image", "", lambda: server.image(KubeflowSpec(), wanted))])
+        (found,) = answered([Check("image", "", lambda: api_checks.image(KubeflowSpec(), wanted))])
     assert found.state == state, found
     if state == "ok":
         assert found.said == "open/train 1 is sha256:1234 now; better name that digest"

@@ -16,7 +16,7 @@ import pytest
 from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow import client, schedule
-from rekindle.spec.places import KubeflowSpec
+from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.servers.troubles import Fault
 from tests.support.kubeflow_client import Served, definition

@@ -20,7 +20,7 @@ import pytest
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.sagemaker.compile import compile
-from rekindle.spec.places import SageMakerSpec
+from rekindle.spec.platforms import SageMakerSpec
 from tests.servers.sagemaker import Pipelines
 from tests.support.sagemaker_compile import PLACE
 

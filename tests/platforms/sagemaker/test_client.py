@@ -14,7 +14,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.sagemaker import client
 from rekindle.platforms.sagemaker.client import execution_name, outline, submit
 from rekindle.platforms.submission import Planned
-from rekindle.spec.places import SageMakerSpec
+from rekindle.spec.platforms import SageMakerSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.platforms.difference import compare
-from rekindle.platforms.sagemaker.units import units
+from rekindle.platforms.cache_diff import compare
+from rekindle.platforms.sagemaker.cache_keys import cache_keys
 from tests.platforms.local.runs import FLAT, module
 from tests.platforms.sagemaker.conftest import Submit
 from tests.servers.sagemaker import Pipelines
@@ -83,12 +83,12 @@ def test_diff_names_exactly_the_steps_that_run_again(service: Pipelines, submitt
     service.execute(submitted(two_steps, before))
     again = service.execute(submitted(two_steps, after))
     ran = {name for name, job in again.jobs.items() if not job.cached}
-    old, new = (units(compiled(two_steps, arguments).files) for arguments in (before, after))
+    old, new = (cache_keys(compiled(two_steps, arguments).files) for arguments in (before, after))
     assert {verdict.step for verdict in compare(old, new) if verdict.again == "yes"} == ran
     assert len(ran) == 2
     pipeline, arguments = SAME.CASES["loop over nested pipelines"]
     service.execute(submitted(pipeline, arguments))
-    unchanged = units(compiled(pipeline, arguments).files)
+    unchanged = cache_keys(compiled(pipeline, arguments).files)
     assert all(job.cached for job in service.execute(submitted(pipeline, arguments)).jobs.values())
     assert {verdict.again for verdict in compare(unchanged, unchanged)} == {"no"}
 

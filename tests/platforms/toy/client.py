@@ -6,19 +6,25 @@ import json
 from pathlib import Path
 
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Mark, Outline, Placed, Planned, digest_of
+from rekindle.platforms.submission import (
+    Planned,
+    RunTag,
+    SubmissionPreview,
+    SubmittedRun,
+    digest_of,
+)
 from tests.platforms.toy import ToySpec
 
 
-def outline(definition: Definition, place: ToySpec, token: str) -> Outline:
+def outline(definition: Definition, place: ToySpec, token: str) -> SubmissionPreview:
     steps = json.loads(definition.text)["steps"]
     planned = tuple(Planned(name, "toy") for name in steps)
-    return Outline(place.folder, digest_of(definition.files, token), planned)
+    return SubmissionPreview(place.folder, digest_of(definition.files, token), planned)
 
 
-def submit(definition: Definition, place: ToySpec, mark: Mark) -> Placed:
+def submit(definition: Definition, place: ToySpec, mark: RunTag) -> SubmittedRun:
     run = Path(place.folder) / outline(definition, place, mark.token).id
     anew = not run.exists()
     if anew:
         run.write_text(json.dumps({"mark": str(mark), **json.loads(definition.text)}))
-    return Placed(run.name, run.as_uri(), anew)
+    return SubmittedRun(run.name, run.as_uri(), anew)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rekindle.errors import RequestError
-from rekindle.platforms.asking import Question, about
+from rekindle.platforms.checks import Check, about
 from rekindle.platforms.definition import Definition
 from tests.platforms.toy import ToySpec
 
@@ -15,7 +15,7 @@ def permissions(place: ToySpec) -> str:
     return "none\n"
 
 
-def questions(place: ToySpec, definition: Definition | None) -> Iterator[Question]:
+def checks(place: ToySpec, definition: Definition | None) -> Iterator[Check]:
     yield about("toy", place)("folder", "folder", _folder, early=True)
 
 

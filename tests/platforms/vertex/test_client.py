@@ -15,7 +15,7 @@ from rekindle.platforms.vertex.client import (
     submit,
 )
 from rekindle.platforms.vertex.labels import labels_of
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 from tests.platforms.marks import mark
 from tests.platforms.vertex.project import project as project
 from tests.servers.troubles import Fault

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos are a developer's")
 
-from rekindle.platforms.vertex import watch
+from rekindle.platforms.vertex import runs
 from rekindle.platforms.vertex.secrets import starting
 from tests.platforms.vertex.distributed import Task, check_result, ended, ir, only, running, until
 from tests.servers.vertex import Vertex
@@ -32,10 +32,10 @@ def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(task: Task) -> None:
     assert job.proto.labels["rekindle-attempt"] == "1"
     assert "https://console.cloud.google.com/vertex-ai/locations/europe-west4/training/" in told
     assert "node 0: attempt 1 of node 0 is told: ok" in told
-    said = watch._MADE.search(told)
+    said = runs._MADE.search(told)
     assert said
     assert said[1] == job.name.rpartition("/")[2], "by which its log is found"
-    assert f"\n{watch._TOLD}attempt" in told
+    assert f"\n{runs._TOLD}attempt" in told
     assert "of node 1" not in told
     (file,) = task.service.folder.rglob("task.json")
     secret = json.loads(file.read_text())["secret"]

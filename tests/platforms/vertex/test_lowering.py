@@ -19,7 +19,7 @@ from rekindle.ir.read.pipeline import read
 from rekindle.launch.nccl_profile import PROFILE
 from rekindle.platforms.vertex.compile import compile
 from rekindle.platforms.vertex.lowering import launcher
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 from tests.platforms.vertex.distributed import PLACE, container, ir
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, UnreachableError
-from rekindle.platforms.azureml import history, watch
+from rekindle.platforms.azureml import history, runs
 from rekindle.platforms.azureml.client import submit, tags_of
 from rekindle.platforms.azureml.outline import steps
-from rekindle.platforms.watch import Look
+from rekindle.platforms.snapshot import RunSnapshot
 from rekindle.records import StepRecord, StepStatus
 from tests.platforms.marks import mark
 from tests.servers.azure_rest import Workspace
@@ -40,7 +40,7 @@ def there(service: Workspace, name: str = "two-steps-1") -> str:
     return name
 
 
-def step(seen: Look, name: str) -> StepRecord:
+def step(seen: RunSnapshot, name: str) -> StepRecord:
     return next(one for one in seen.steps if one.name == name)
 
 
@@ -57,14 +57,14 @@ def result(**more: Any) -> dict[str, bytes]:
 def test_children_of_a_job_are_the_steps_that_were_planned(service: Workspace) -> None:
     made = definition()
     id = submit(made, PLACE, mark("a")).id
-    assert watch.look(PLACE, id) == Look("running")
+    assert runs.describe(PLACE, id) == RunSnapshot("running")
     service.history.step(id, "make", "Queued")
-    (queued,) = watch.look(PLACE, id).steps
+    (queued,) = runs.describe(PLACE, id).steps
     assert (queued.status, queued.reason, queued.started_at) == (
         "pending", "waits for a machine", "",
     )  # fmt: skip
     run = service.history.step(id, "make", "Running", start_time_utc=ago(60))
-    (making,) = watch.look(PLACE, id).steps
+    (making,) = runs.describe(PLACE, id).steps
     assert (making.name, making.status, making.attempts, making.log) == ("make", "running", 1, run)
     assert making.started_at == ago(60).isoformat(timespec="seconds")
     assert making.seconds is not None
@@ -76,9 +76,11 @@ def test_children_of_a_job_are_the_steps_that_were_planned(service: Workspace) -
         id, "condition_1_use", "Completed", start_time_utc=ago(9), end_time_utc=ago(8)
     )
     service.history.left(used, "rekindle_result", result(skipped=True))
-    assert step(watch.look(PLACE, id), "condition_1_use").status == "succeeded", "nobody looks yet"
+    assert step(runs.describe(PLACE, id), "condition_1_use").status == "succeeded", (
+        "nobody looks yet"
+    )
     over(service, id)
-    seen = watch.look(PLACE, id)
+    seen = runs.describe(PLACE, id)
     assert seen.status == "succeeded"
     assert seen.ended_at == datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
     planned = [one.step for one in steps(made)]
@@ -88,7 +90,7 @@ def test_children_of_a_job_are_the_steps_that_were_planned(service: Workspace) -
     used_one = step(seen, "condition_1_use")
     assert (used_one.status, used_one.reason) == ("skipped", "its condition does not hold")
     service.history.denied = True
-    assert step(watch.look(PLACE, id), "condition_1_use").status == "succeeded"
+    assert step(runs.describe(PLACE, id), "condition_1_use").status == "succeeded"
 
 
 STATES: dict[str, StepStatus] = {
@@ -106,19 +108,19 @@ def test_every_status_of_a_step_has_a_word(service: Workspace) -> None:
     id = there(service)
     for at, state in enumerate(STATES):
         service.history.step(id, f"step-{at}", state)
-    assert [one.status for one in watch.look(PLACE, id).steps] == [*STATES.values()]
+    assert [one.status for one in runs.describe(PLACE, id).steps] == [*STATES.values()]
 
 
 def test_a_job_that_failed_says_why_once(service: Workspace) -> None:
     id = there(service)
     service.history.step(id, "make", "Failed", why="Execution failed. ValueError: n")
     over(service, id, "Failed")
-    seen = watch.look(PLACE, id)
+    seen = runs.describe(PLACE, id)
     assert (seen.status, seen.error) == ("failed", "")
     assert step(seen, "make").error == "Execution failed. ValueError: n"
     other = there(service, "another")
     over(service, other, "Failed")
-    assert watch.look(PLACE, other).error == "a step of the job failed"
+    assert runs.describe(PLACE, other).error == "a step of the job failed"
 
 
 def test_a_step_that_was_reused_has_the_log_and_the_outputs_of_that_one(service: Workspace) -> None:
@@ -128,7 +130,7 @@ def test_a_step_that_was_reused_has_the_log_and_the_outputs_of_that_one(service:
     reused = {"azureml.isreused": "true", "azureml.reusedrunid": run}
     service.history.step(second, "make", "Completed", properties=reused, start_time_utc=ago(2))
     over(service, second)
-    again = step(watch.look(PLACE, second), "make")
+    again = step(runs.describe(PLACE, second), "make")
     assert (again.cached, again.reason, again.log, again.attempts) == (
         True, "taken from an earlier job", run, 0,
     )  # fmt: skip
@@ -140,7 +142,7 @@ def reader(run: str) -> Callable[..., str]:
 
     def more(status: StepStatus = "running") -> str:
         one = StepRecord(name="make", log=run, status=status)
-        piece = watch.read_log(PLACE, "any", one, cursor[0])
+        piece = runs.read_log(PLACE, "any", one, cursor[0])
         cursor[0] = piece.cursor
         return piece.text
 
@@ -166,7 +168,7 @@ def test_a_log_is_read_once_whatever_comes_in_between(service: Workspace) -> Non
     assert more() == ""
     assert more("failed") == "the last word\n"
     assert more("failed") == ""
-    assert watch.read_log(PLACE, "any", StepRecord(name="make"), "") == watch.Log("", "")
+    assert runs.read_log(PLACE, "any", StepRecord(name="make"), "") == runs.Log("", "")
 
 
 def test_a_log_of_several_machines_says_whose_line_it_is(service: Workspace) -> None:
@@ -185,7 +187,7 @@ def test_what_a_step_left_is_listed_and_read(service: Workspace) -> None:
     run = service.history.step(id, "make", "Completed")
     told = {"Data-1": {"uri": "/tmp/x", "metadata": {"record": "training"}}, "lost": {}}
     one = StepRecord(name="make", log=run)
-    assert watch.artifacts(PLACE, id, one) == {}
+    assert runs.artifacts(PLACE, id, one) == {}
     service.history.left(run, "rekindle_result", result(artifacts=told))
     service.history.left(run, "data_1", {"data/training.json": b"{}", ".rekindle": b"{}"})
     service.faults = [
@@ -193,46 +195,46 @@ def test_what_a_step_left_is_listed_and_read(service: Workspace) -> None:
         Fault("GET blob", 503),
         Fault("GET datastores", 0),
     ]
-    (found,) = watch.artifacts(PLACE, id, one).items()
+    (found,) = runs.artifacts(PLACE, id, one).items()
     assert service.faults == []
     assert found[0] == "Data-1"
     assert found[1].metadata == {"record": "training"}
     assert found[1].uri.endswith(f"/datastores/workspaceblobstore/paths/azureml/{run}/data_1/data")
-    assert watch.read(PLACE, f"{found[1].uri}/training.json") == b"{}"
+    assert runs.read(PLACE, f"{found[1].uri}/training.json") == b"{}"
     for missing in (found[1].uri, f"{found[1].uri}/nothing", "hf://somebody/model"):
         with pytest.raises(FileNotFoundError):
-            watch.read(PLACE, missing)
+            runs.read(PLACE, missing)
     service.history.denied = True
     with pytest.raises(PlatformError, match="`Storage Blob Data Contributor`"):
-        watch.read(PLACE, f"{found[1].uri}/training.json")
+        runs.read(PLACE, f"{found[1].uri}/training.json")
 
 
 def test_a_job_is_cancelled_as_often_as_one_likes(service: Workspace) -> None:
     id = submit(definition(), PLACE, mark("a")).id
     service.faults = [Fault("POST jobs cancel", 0, after=True)]
     for _ in range(2):
-        watch.cancel(PLACE, id)
-    assert watch.look(PLACE, id).status == "cancelled"
+        runs.cancel(PLACE, id)
+    assert runs.describe(PLACE, id).status == "cancelled"
     with pytest.raises(PlatformError, match="az ml job list"):
-        watch.look(PLACE, "nothing")
+        runs.describe(PLACE, "nothing")
 
 
 def test_what_failed_is_gone_on_with_by_one_new_job(service: Workspace) -> None:
     made = definition()
     id = submit(made, PLACE, mark("a")).id
     with pytest.raises(PlatformError, match="the job is NotStarted"):
-        watch.resume(made, PLACE, id, mark("a-1"))
+        runs.resume(made, PLACE, id, mark("a-1"))
     over(service, id, "Failed")
     service.faults = [Fault("PUT jobs", 0, after=True)]
-    again = watch.resume(made, PLACE, id, mark("a-1"))
+    again = runs.resume(made, PLACE, id, mark("a-1"))
     assert again.id != id
-    assert watch.resume(made, PLACE, id, mark("a-1")).id == again.id
+    assert runs.resume(made, PLACE, id, mark("a-1")).id == again.id
     assert len(service.jobs) == 2
     sent = [job["asked"]["properties"]["jobs"] for job in service.jobs.values()]
     assert sent[0] == sent[1]
     over(service, again.id)
     with pytest.raises(PlatformError, match="the job is Completed"):
-        watch.resume(made, PLACE, again.id, mark("a-2"))
+        runs.resume(made, PLACE, again.id, mark("a-2"))
 
 
 def test_jobs_that_carry_our_mark_are_found(service: Workspace) -> None:
@@ -246,7 +248,7 @@ def test_jobs_that_carry_our_mark_are_found(service: Workspace) -> None:
         job["resource"]["properties"]["tags"] |= tags_of(mark(token))
         job["resource"]["properties"] |= more
         service.jobs[token] = job
-    listed = watch.found(made, PLACE)
+    listed = runs.found(made, PLACE)
     assert {(one.mark, one.placed.id) for one in listed} == {
         (mark("a"), placed.id), (mark("b"), "b"), (mark("c"), "c"),
     }  # fmt: skip
@@ -258,7 +260,7 @@ def test_a_service_that_does_not_answer_may_be_asked_later(service: Workspace) -
     for call, status in (("GET history", 503), ("GET history", 0), ("GET ", 429)):
         service.faults = [Fault(call, status) for _ in range(20)]
         with pytest.raises(UnreachableError):
-            watch.look(PLACE, id)
+            runs.describe(PLACE, id)
     run = service.history.step(id, "make", "Running")
     service.history.printed(run, b"x")
     service.faults = [Fault("GET blob", 503) for _ in range(9)]
@@ -266,5 +268,5 @@ def test_a_service_that_does_not_answer_may_be_asked_later(service: Workspace) -
         reader(run)()
     service.faults = [Fault(f"GET history {id}", 403)]
     with pytest.raises(PlatformError, match="AzureML Data Scientist") as caught:
-        watch.look(PLACE, id)
+        runs.describe(PLACE, id)
     assert not isinstance(caught.value, UnreachableError)

@@ -7,22 +7,22 @@ import threading
 import pytest
 
 from rekindle.errors import Problem, RequestError, UnreachableError
-from rekindle.platforms import asking
-from rekindle.platforms.asking import Question, Unasked, answered, checks, problems
+from rekindle.platforms import checks
+from rekindle.platforms.checks import Check, NotChecked, answered, problems, run_checks
 from rekindle.platforms.reads import Image, images
 
 
-def fails(error: Exception, login: bool = False) -> Question:
+def fails(error: Exception, login: bool = False) -> Check:
     def ask() -> str:
         raise error
 
-    return Question("a", "platforms.p.a", ask, login=login)
+    return Check("a", "platforms.p.a", ask, login=login)
 
 
 def test_each_answer_is_one_of_three_and_one_question_may_find_several_problems() -> None:
     several = RequestError([Problem("one", fix="do"), Problem("two", "elsewhere", "do more")])
     asked = [
-        Question("a", "platforms.p.a", lambda: "there"), fails(Unasked("you may not")), fails(several),
+        Check("a", "platforms.p.a", lambda: "there"), fails(NotChecked("you may not")), fails(several),
         fails(UnreachableError("no answer")), fails(KeyError("of another shape")),
     ]  # fmt: skip
     found = answered(asked)
@@ -47,7 +47,7 @@ def test_they_are_asked_at_once_and_one_that_hangs_holds_up_no_other() -> None:
     def hangs() -> str:
         return f"{never.wait(30)}"
 
-    asked = [Question("hangs", "", hangs), Question("a", "", met), Question("b", "", met)]
+    asked = [Check("hangs", "", hangs), Check("a", "", met), Check("b", "", met)]
     found = answered(asked, patience_seconds=0.5)
     never.set()
     assert [check.said for check in found] == ["no answer within 0.5 s", "True", "True"]
@@ -58,26 +58,26 @@ def test_they_are_asked_at_once_and_one_that_hangs_holds_up_no_other() -> None:
     ("login", "says"),
     [
         (fails(RequestError("expired"), True), "the login failed"),
-        (fails(Unasked("no answer"), True), "it is not known who asks: no answer"),
+        (fails(NotChecked("no answer"), True), "it is not known who asks: no answer"),
     ],
 )
-def test_without_a_login_nothing_behind_it_is_asked(login: Question, says: str) -> None:
+def test_without_a_login_nothing_behind_it_is_asked(login: Check, says: str) -> None:
     def never() -> str:
         raise AssertionError
 
-    anyhow = Question("z", "", lambda: "there")
-    behind = Question("b", "", never), Question("c", "", never, early=True)
-    found = checks([anyhow, login, *behind])
+    anyhow = Check("z", "", lambda: "there")
+    behind = Check("b", "", never), Check("c", "", never, early=True)
+    found = run_checks([anyhow, login, *behind])
     assert [check.said for check in found if check.name != "a"] == ["there", says, says]
 
 
 def test_before_a_submission_only_what_is_quick_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(asking, "EARLY_SECONDS", 0.2)
-    slow = Question("slow", "", lambda: f"{never.wait(30)}", early=True)
-    late = Question("late", "", lambda: "unasked")
-    login = Question("login", "", lambda: "me", early=True, login=True)
-    found = checks([login, slow, late], early=True)
+    monkeypatch.setattr(checks, "EARLY_SECONDS", 0.2)
+    slow = Check("slow", "", lambda: f"{never.wait(30)}", early=True)
+    late = Check("late", "", lambda: "unasked")
+    login = Check("login", "", lambda: "me", early=True, login=True)
+    found = run_checks([login, slow, late], early=True)
     never.set()
     assert [(check.name, check.said) for check in found] == [
         ("login", "me"), ("slow", "no answer within 0.2 s"),

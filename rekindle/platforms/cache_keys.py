@@ -9,7 +9,7 @@ from typing import Any
 
 from rekindle.ir.graph import Graph
 from rekindle.ir.units import TracedStep, traced
-from rekindle.platforms.difference import Unit
+from rekindle.platforms.cache_diff import CacheKey
 
 _TASK_PARTS = {
     "source": "its code", "command": "its command", "args": "its arguments", "env": "environment",
@@ -19,12 +19,12 @@ _TASK_PARTS = {
 }  # fmt: skip
 
 
-def of_graph(graph: Graph, values: Mapping[str, Any]) -> tuple[Unit, ...]:
+def of_graph(graph: Graph, values: Mapping[str, Any]) -> tuple[CacheKey, ...]:
     """For platforms that run KFP's own encoding: values count by content, artifacts by place."""
     return tuple(_unit(step) for step in traced(graph, values))
 
 
-def _unit(found: TracedStep) -> Unit:
+def _unit(found: TracedStep) -> CacheKey:
     container = found.step.container
     code = container.source + repr((container.command, container.args))
     parts = {
@@ -35,7 +35,7 @@ def _unit(found: TracedStep) -> Unit:
     for name, origin in found.parameters.items():
         if origin.text:
             parts[f"input `{name}`"] = origin.text
-    return Unit(
+    return CacheKey(
         found.step.path,
         found.step.cache,
         parts,

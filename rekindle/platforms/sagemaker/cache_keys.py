@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rekindle.platforms.difference import Unit
-from rekindle.platforms.units import of_bundle
+from rekindle.platforms.cache_diff import CacheKey
+from rekindle.platforms.cache_keys import of_bundle
 
 _READ = re.compile(r"Steps\.([\w-]+)\.")
 _PARAMETER = re.compile(r'"Parameters\.([^"]+)"')
 
 
-def units(files: Mapping[str, bytes]) -> tuple[Unit, ...]:
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
     """From the files that `compile` writes."""
     (name,) = (name for name in files if name.endswith(".sagemaker.json"))
     definition = json.loads(files[name])
@@ -36,7 +36,9 @@ def _jobs(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield step
 
 
-def _unit(step: dict[str, Any], defaults: Mapping[str, str], files: Mapping[str, bytes]) -> Unit:
+def _unit(
+    step: dict[str, Any], defaults: Mapping[str, str], files: Mapping[str, bytes]
+) -> CacheKey:
     job = step["Arguments"]
     inputs = {i["InputName"]: i["S3Input"]["S3Uri"] for i in job.get("ProcessingInputs", ())}
     inputs |= {
@@ -56,4 +58,4 @@ def _unit(step: dict[str, Any], defaults: Mapping[str, str], files: Mapping[str,
     }
     reads = _READ.findall(json.dumps([*inputs.values(), job.get("InferenceSpecification")]))
     cached = bool(step.get("CacheConfig", {}).get("Enabled"))
-    return Unit(step["Name"], cached, parts, tuple(dict.fromkeys(reads)))
+    return CacheKey(step["Name"], cached, parts, tuple(dict.fromkeys(reads)))

@@ -14,7 +14,7 @@ from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
-from rekindle.platforms.code import code_of, hashes, placed
+from rekindle.platforms.user_code import code_of, hashes, placed
 from rekindle.spec import lock
 from rekindle.spec.load import load_spec
 from rekindle.spec.lock import Pin

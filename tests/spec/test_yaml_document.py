@@ -3,7 +3,7 @@
 import pytest
 
 from rekindle.errors import SpecError
-from rekindle.spec.document import parse_document, parse_value
+from rekindle.spec.yaml_document import parse_document, parse_value
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 10)}]" for i in range(8)

@@ -13,19 +13,19 @@ from typing import Any
 import yaml
 
 from rekindle.ir.compile import LOADER
-from rekindle.platforms.difference import Unit
-from rekindle.platforms.units import of_bundle
+from rekindle.platforms.cache_diff import CacheKey
+from rekindle.platforms.cache_keys import of_bundle
 
 _READ = re.compile(r"parent\.jobs\.(\w+)\.outputs")
 _VALUE = re.compile(r"\$\{\{parent\.inputs\.(\w+)\}\}")
 
 
-def units(files: Mapping[str, bytes]) -> tuple[Unit, ...]:
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
     """From the files that `compile` writes."""
     (name,) = (name for name in files if name.endswith(".azureml.yaml"))
     job = yaml.load(files[name], LOADER)  # noqa: S506 - it is the safe one
     found = {name: _unit(name, command, job, files) for name, command in job["jobs"].items()}
-    ordered: dict[str, Unit] = {}
+    ordered: dict[str, CacheKey] = {}
     while len(ordered) < len(found):  # the file's order is that of the names
         left = [unit for name, unit in found.items() if name not in ordered]
         ordered |= {unit.name: unit for unit in left if set(unit.places) <= ordered.keys()}
@@ -34,7 +34,7 @@ def units(files: Mapping[str, bytes]) -> tuple[Unit, ...]:
 
 def _unit(
     name: str, command: dict[str, Any], job: Mapping[str, Any], files: Mapping[str, bytes]
-) -> Unit:
+) -> CacheKey:
     component, inputs = command["component"], command["inputs"]
     values = {
         where: job["inputs"][match[1]]
@@ -50,4 +50,4 @@ def _unit(
         **of_bundle(component["code"].removeprefix("./"), files),
     }
     reads = tuple(dict.fromkeys(_READ.findall(json.dumps(others))))
-    return Unit(name, bool(component["is_deterministic"]), parts, reads)
+    return CacheKey(name, bool(component["is_deterministic"]), parts, reads)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 
 from rekindle.ir.read.pipeline import read
-from rekindle.platforms.difference import Unit
-from rekindle.platforms.units import of_graph
+from rekindle.platforms.cache_diff import CacheKey
+from rekindle.platforms.cache_keys import of_graph
 
 
-def units(files: Mapping[str, bytes]) -> tuple[Unit, ...]:
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
     """From the files that `compile` writes."""
     (content,) = (content for name, content in files.items() if name.endswith(".vertex.json"))
     job = json.loads(content)

@@ -23,13 +23,13 @@ from urllib.parse import quote
 
 from rekindle.errors import PlatformError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Mark, Placed
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.platforms.vertex.client import connected, page, submit, where
 from rekindle.platforms.vertex.labels import PRESENT, labels_of, mark_of
 from rekindle.platforms.vertex.outline import job_of, launchers
-from rekindle.platforms.watch import Found, Log, Look, step_times
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
     from requests import Response
@@ -54,7 +54,7 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _SECONDS = 60.0
 
 
-def look(place: VertexSpec, id: str) -> Look:
+def describe(place: VertexSpec, id: str) -> RunSnapshot:
     """The run now."""
     with connected(place) as project:
         job = _job(project, id)
@@ -65,7 +65,9 @@ def look(place: VertexSpec, id: str) -> Look:
         )
         # that some tasks failed is not news where one says why
         error = "" if any(step.status == "failed" for step in steps) else _message(job)
-        return Look(status, steps, error, _moment(job, "endTime") if status != "running" else None)
+        return RunSnapshot(
+            status, steps, error, _moment(job, "endTime") if status != "running" else None
+        )
 
 
 def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
@@ -105,7 +107,7 @@ def cancel(place: VertexSpec, id: str) -> None:
                 raise
 
 
-def resume(definition: Definition, place: VertexSpec, id: str, mark: Mark) -> Placed:
+def resume(definition: Definition, place: VertexSpec, id: str, mark: RunTag) -> SubmittedRun:
     """A new job of the same definition, made once for one mark; PlatformError if the one before did
     not fail or was not stopped."""
     with connected(place) as project:
@@ -145,17 +147,17 @@ def read(place: VertexSpec, uri: str) -> bytes:
             raise FileNotFoundError(uri) from None
 
 
-def found(definition: Definition, place: VertexSpec) -> tuple[Found, ...]:
+def found(definition: Definition, place: VertexSpec) -> tuple[TaggedRun, ...]:
     """The pipeline's jobs that rekindle submitted, the oldest first."""
     wanted = f'display_name="{job_of(definition)["displayName"]}" AND {PRESENT}'
     more = {"orderBy": "create_time", "readMask": "name,labels,createTime"}
     with connected(place) as project:
-        marked = list[Found]()
+        marked = list[TaggedRun]()
         for job in _listed(project, "pipelineJobs", wanted, more):
             began = _moment(job, "createTime")
             if (mark := mark_of(job.get("labels", {}))) and began:
-                placed = Placed(job["name"], page(place, _last(job["name"])), anew=False)
-                marked.append(Found(mark, placed, began))
+                placed = SubmittedRun(job["name"], page(place, _last(job["name"])), anew=False)
+                marked.append(TaggedRun(mark, placed, began))
         return tuple(marked)
 
 

@@ -31,10 +31,17 @@ from rekindle.platforms.azureml.compile import identifiers
 from rekindle.platforms.azureml.outline import SUFFIX
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.mounted import RESULT
-from rekindle.platforms.submission import Mark, Placed
-from rekindle.platforms.watch import ENDED, OVER, Found, Log, Look, step_times
+from rekindle.platforms.snapshot import (
+    ENDED_RUN,
+    ENDED_STEP,
+    Log,
+    RunSnapshot,
+    TaggedRun,
+    step_times,
+)
+from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
-from rekindle.spec.places import AzureMLSpec
+from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
     from azure.ai.ml import MLClient
@@ -56,17 +63,19 @@ _PRINTED = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
 _RESULT = RESULT.replace("-", "_")
 
 
-def look(place: AzureMLSpec, id: str) -> Look:
+def describe(place: AzureMLSpec, id: str) -> RunSnapshot:
     """The run now."""
     (job, children), now = history.records(place, id), datetime.datetime.now(datetime.UTC)
     status = _RUNS.get(job["status"], "running")
     steps = [_step(child, now) for child in children]
-    if status in OVER:
+    if status in ENDED_RUN:
         with connected(place) as client:
             steps = [_if_it_ran(client, step) for step in steps]
     # that some steps failed is not news where one says why
     error = "" if any(step.status == "failed" for step in steps) else _why(job)
-    return Look(status, tuple(steps), error, _moment(job, "endTimeUtc") if status in OVER else None)
+    return RunSnapshot(
+        status, tuple(steps), error, _moment(job, "endTimeUtc") if status in ENDED_RUN else None
+    )
 
 
 def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
@@ -84,7 +93,7 @@ def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
         }
         for match, url in files.items():
             more = history.since(url, seen.get(match[0], 0))
-            if step.status not in ENDED:
+            if step.status not in ENDED_STEP:
                 more = more[: more.rfind(b"\n") + 1]
             seen[match[0]] = seen.get(match[0], 0) + len(more)
             before = f"[node {int(match[1] or 0)}] " if len(files) > 1 else ""
@@ -104,7 +113,7 @@ def cancel(place: AzureMLSpec, id: str) -> None:
                 raise
 
 
-def resume(definition: Definition, place: AzureMLSpec, id: str, mark: Mark) -> Placed:
+def resume(definition: Definition, place: AzureMLSpec, id: str, mark: RunTag) -> SubmittedRun:
     """A new job of the same definition, made once for one mark; PlatformError if the one before did
     not fail or was not stopped."""
     with connected(place) as client:
@@ -138,12 +147,12 @@ def read(place: AzureMLSpec, uri: str) -> bytes:
         return history.content(client, uri)
 
 
-def found(definition: Definition, place: AzureMLSpec) -> tuple[Found, ...]:
+def found(definition: Definition, place: AzureMLSpec) -> tuple[TaggedRun, ...]:
     """The pipeline's jobs that rekindle submitted, the oldest first."""
     pipeline = definition.entry.removesuffix(SUFFIX)
     with connected(place) as client:
         marked = [
-            Found(mark, Placed(job.name, job.studio_url or "", anew=False), _made_at(job))
+            TaggedRun(mark, SubmittedRun(job.name, job.studio_url or "", anew=False), _made_at(job))
             for job in client.jobs.list(tag="rekindle-run")
             if job is not None and job.experiment_name == pipeline
             if (mark := mark_of(job.tags or {}))

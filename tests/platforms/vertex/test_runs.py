@@ -15,14 +15,14 @@ from google.cloud import aiplatform_v1 as api
 
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Mark
-from rekindle.platforms.vertex import client, watch
+from rekindle.platforms.snapshot import RunSnapshot
+from rekindle.platforms.submission import RunTag
+from rekindle.platforms.vertex import client, runs
 from rekindle.platforms.vertex.client import submit
 from rekindle.platforms.vertex.labels import labels_of, mark_of
 from rekindle.platforms.vertex.outline import launchers
-from rekindle.platforms.watch import Look
 from rekindle.records import StepRecord
-from rekindle.spec.places import VertexSpec
+from rekindle.spec.platforms import VertexSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.vertex.distributed import PLACE as DISTRIBUTED
@@ -55,17 +55,17 @@ def ran(*numbers: int, failed: tuple[int, ...] = ()) -> dict[str, Any]:
     return {"executor_detail": {"container_detail": detail}}
 
 
-def step(seen: Look, name: str) -> StepRecord:
+def step(seen: RunSnapshot, name: str) -> StepRecord:
     return next(one for one in seen.steps if one.name == name)
 
 
 def test_the_tasks_of_a_job_are_the_steps_that_were_planned(project: Project) -> None:
     made = definition()
     id = submit(made, PLACE, mark("a")).id
-    assert watch.look(PLACE, id) == Look("running")
+    assert runs.describe(PLACE, id) == RunSnapshot("running")
     project.task(id, "count", "RUNNING", start_time=ago(60), **ran(12, failed=(11,)))
     around = project.task(id, "condition-1", "PENDING")
-    seen = watch.look(PLACE, id)
+    seen = runs.describe(PLACE, id)
     (counted,) = seen.steps
     assert (counted.name, counted.status, counted.attempts) == ("count", "running", 2)
     assert counted.log == f"{PARENT}/customJobs/12"
@@ -78,7 +78,7 @@ def test_the_tasks_of_a_job_are_the_steps_that_were_planned(project: Project) ->
     project.task(id, "condition-1", "NOT_TRIGGERED")
     project.task(id, "never", "NOT_TRIGGERED", around)
     project.end(id, "SUCCEEDED")
-    seen = watch.look(PLACE, id)
+    seen = runs.describe(PLACE, id)
     assert (seen.status, seen.ended_at) == ("succeeded", project.jobs[id].end_time)
     assert {one.name for one in seen.steps} == {one.step for one in client.steps(made)}
     assert (step(seen, "count").seconds, step(seen, "tell").seconds) == (40.0, 1.0)
@@ -103,7 +103,7 @@ def test_every_state_of_a_task_has_a_word(project: Project) -> None:
     for batch in zip(*[iter(STATES)] * 2, strict=True):
         for name, state in zip(("count", "tell"), batch, strict=True):
             project.task(id, name, state)
-        seen = watch.look(PLACE, id)
+        seen = runs.describe(PLACE, id)
         assert [one.status for one in seen.steps] == [STATES[state] for state in batch]
 
 
@@ -112,17 +112,17 @@ def test_a_job_that_failed_says_why_once(project: Project) -> None:
     why = "The replica workerpool0-0 exited with a non-zero status of 1."
     project.task(id, "count", "FAILED", error={"code": 9, "message": why}, **ran(failed=(11, 12)))
     project.end(id, "FAILED", "The DAG failed because some tasks failed.")
-    seen = watch.look(PLACE, id)
+    seen = runs.describe(PLACE, id)
     failed = step(seen, "count")
     assert (seen.status, seen.error) == ("failed", "")
     assert (failed.error, failed.attempts, failed.log[-2:]) == (why, 2, "12")
     other = submit(definition(), PLACE, mark("b")).id
     project.end(other, "FAILED", "There is no image")
-    assert watch.look(PLACE, other).error == "There is no image"
+    assert runs.describe(PLACE, other).error == "There is no image"
 
 
 def names(project: Project, id: str) -> list[str]:
-    return sorted(one.name for one in watch.look(PLACE, id).steps)
+    return sorted(one.name for one in runs.describe(PLACE, id).steps)
 
 
 def test_turns_of_a_loop_have_names_of_their_own(project: Project) -> None:
@@ -135,7 +135,7 @@ def test_turns_of_a_loop_have_names_of_their_own(project: Project) -> None:
         inner = project.task(turns, f"{name}-{turn}", "RUNNING", around)
         project.task(turns, last, state, inner)
     assert names(project, turns) == [f"{outer}/{name}/{turn}/{last}" for turn in range(2)]
-    assert step(watch.look(PLACE, turns), f"{outer}/{name}/1/{last}").status == "failed"
+    assert step(runs.describe(PLACE, turns), f"{outer}/{name}/1/{last}").status == "failed"
     flat = submit(made, PLACE, mark("b")).id
     around = project.task(flat, name, "RUNNING", project.task(flat, outer, "RUNNING"))
     project.task(flat, last, "RUNNING", around)
@@ -154,7 +154,7 @@ def reader(job: str, began: float = 3_600) -> Callable[[], str]:
     cursor = [""]
 
     def more() -> str:
-        piece = watch.read_log(PLACE, "any", one, cursor[0])
+        piece = runs.read_log(PLACE, "any", one, cursor[0])
         cursor[0] = piece.cursor
         return piece.text
 
@@ -180,7 +180,7 @@ def test_a_log_is_read_once_whatever_comes_late_or_in_between(project: Project) 
     project.printed("12", "line 5\nof two", ago=0)
     assert more() == "came late\nline 5\nof two\n"
     assert more() == ""
-    assert watch.read_log(PLACE, "any", StepRecord(name="count"), "") == watch.Log("", "")
+    assert runs.read_log(PLACE, "any", StepRecord(name="count"), "") == runs.Log("", "")
 
 
 def test_a_launchers_log_is_shown_with_what_its_nodes_print(project: Project) -> None:
@@ -211,12 +211,12 @@ def test_a_distributed_step_has_the_attempts_of_its_launcher(project: Project) -
             (labels, "FAILED"), (labels, "RUNNING"),
         )
     ]  # fmt: skip
-    assert step(watch.look(place, id), "gather").attempts == 1
+    assert step(runs.describe(place, id), "gather").attempts == 1
     project.custom_jobs = lambda: ended
-    seen = step(watch.look(place, id), "gather")
+    seen = step(runs.describe(place, id), "gather")
     assert (seen.attempts, seen.reason) == (3, "failed 2 x before")
     calls = project.calls["GET customJobs"]
-    watch.look(PLACE, submit(definition(), PLACE, mark("a")).id)
+    runs.describe(PLACE, submit(definition(), PLACE, mark("a")).id)
     assert project.calls["GET customJobs"] == calls, "nobody asks where no step is distributed"
 
 
@@ -227,18 +227,18 @@ def test_what_a_step_made_is_listed_and_read(project: Project) -> None:
     )
     listed = api.PipelineTaskDetail.ArtifactList(artifacts=[made])
     project.task(id, "count", "SUCCEEDED", outputs={"model": listed}, **ran(12))
-    (found,) = watch.artifacts(PLACE, id, StepRecord(name="count")).items()
+    (found,) = runs.artifacts(PLACE, id, StepRecord(name="count")).items()
     assert found[0] == "model"
     assert (found[1].uri, found[1].schema_title) == (made.uri, "system.Model")
     assert found[1].metadata == {"record": "training"}
-    assert watch.artifacts(PLACE, id, StepRecord(name="tell")) == {}
+    assert runs.artifacts(PLACE, id, StepRecord(name="tell")) == {}
 
     project.objects["gs://lake/run/model/training.json"] = b"{}"
     project.faults = [Fault("GET objects", 503), Fault("GET objects", 0)]
-    assert watch.read(PLACE, "gs://lake/run/model/training.json") == b"{}"
+    assert runs.read(PLACE, "gs://lake/run/model/training.json") == b"{}"
     for missing in ("gs://lake/run/model", "gs://lake", "hf://somebody/model"):
         with pytest.raises(FileNotFoundError):
-            watch.read(PLACE, missing)
+            runs.read(PLACE, missing)
     assert project.calls["GET objects"] == 4
 
 
@@ -246,29 +246,29 @@ def test_a_job_is_cancelled_as_often_as_one_likes(project: Project) -> None:
     id = submit(definition(), PLACE, mark("a")).id
     project.faults = [Fault("POST pipelineJobs:cancel", 0, after=True)]
     for _ in range(2):
-        watch.cancel(PLACE, id)
-    assert watch.look(PLACE, id).status == "cancelled"
+        runs.cancel(PLACE, id)
+    assert runs.describe(PLACE, id).status == "cancelled"
     assert project.calls["POST pipelineJobs:cancel"] == 2
     with pytest.raises(PlatformError, match="what is there"):
-        watch.look(PLACE, f"{id}9")
+        runs.describe(PLACE, f"{id}9")
 
 
 def test_what_failed_is_gone_on_with_by_one_new_job(project: Project) -> None:
     made = definition()
     id = submit(made, PLACE, mark("a")).id
     with pytest.raises(PlatformError, match="the job is running"):
-        watch.resume(made, PLACE, id, mark("a-1"))
+        runs.resume(made, PLACE, id, mark("a-1"))
     project.end(id, "FAILED")
     project.faults = [Fault("POST pipelineJobs", 0, after=True)]
-    again = watch.resume(made, PLACE, id, mark("a-1"))
+    again = runs.resume(made, PLACE, id, mark("a-1"))
     assert again.id != id
-    assert watch.resume(made, PLACE, id, mark("a-1")).id == again.id
+    assert runs.resume(made, PLACE, id, mark("a-1")).id == again.id
     assert len(project.jobs) == 2
     bodies = [type(job).to_dict(job) for job in project.jobs.values()]
     assert bodies[0]["pipeline_spec"] == bodies[1]["pipeline_spec"]
     project.end(again.id, "SUCCEEDED")
     with pytest.raises(PlatformError, match="the job is succeeded"):
-        watch.resume(made, PLACE, again.id, mark("a-2"))
+        runs.resume(made, PLACE, again.id, mark("a-2"))
 
 
 def test_jobs_that_carry_our_mark_are_found(project: Project) -> None:
@@ -277,7 +277,7 @@ def test_jobs_that_carry_our_mark_are_found(project: Project) -> None:
     submit(definition(module("behaviour").chain, folder="x"), PLACE, mark("a"))
     theirs = project.jobs[submit(made, PLACE, mark("d")).id]
     del theirs.labels["rekindle-token"]
-    listed = watch.found(made, PLACE)
+    listed = runs.found(made, PLACE)
     assert [(one.mark, one.placed.id) for one in listed] == [
         (mark(token), id) for token, id in zip("abc", ours, strict=True)
     ]
@@ -287,7 +287,7 @@ def test_jobs_that_carry_our_mark_are_found(project: Project) -> None:
 
 def test_a_mark_fits_into_labels_whatever_it_holds() -> None:
     assert mark_of(labels_of(mark("a"))) == mark("a")
-    odd = Mark("Digits.of-" + "x" * 80, "0123456789abcdef", "t" * 63 + "-1")
+    odd = RunTag("Digits.of-" + "x" * 80, "0123456789abcdef", "t" * 63 + "-1")
     labels = labels_of(odd)
     assert len(set(labels.values())) == 3
     assert all(len(value) <= 63 and value.islower() for value in labels.values())
@@ -300,7 +300,7 @@ def test_a_service_that_does_not_answer_may_be_asked_later(
     monkeypatch.setattr(client, "_PATIENCE_SECONDS", 0.1)
     project.faults = [Fault("GET pipelineJobs", 503) for _ in range(99)]
     with pytest.raises(UnreachableError, match="as the test wants it"):
-        watch.look(PLACE, f"{PARENT}/pipelineJobs/x")
+        runs.describe(PLACE, f"{PARENT}/pipelineJobs/x")
     project.faults = [Fault("POST entries", 0) for _ in range(99)]
     with pytest.raises(UnreachableError):
         reader("12")()

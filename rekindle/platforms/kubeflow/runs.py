@@ -24,8 +24,8 @@ from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.executors import executors
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
-from rekindle.platforms.submission import Mark, Placed
-from rekindle.platforms.watch import Found, Log, Look, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import (
     RECORD_FILES,
     ArtifactRecord,
@@ -34,7 +34,7 @@ from rekindle.records import (
     StepStatus,
     kind_of,
 )
-from rekindle.spec.places import KubeflowSpec
+from rekindle.spec.platforms import KubeflowSpec
 
 _RUNS: dict[str, RunStatus] = {
     "SUCCEEDED": "succeeded", "SKIPPED": "succeeded", "FAILED": "failed", "CANCELED": "cancelled",
@@ -58,14 +58,14 @@ _LARGEST_RECORD_BYTES = 4 << 20
 _EPOCH = datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC)  # Go's zero time is before it
 
 
-def look(place: KubeflowSpec, id: str) -> Look:
+def describe(place: KubeflowSpec, id: str) -> RunSnapshot:
     """The run now."""
     with connected(place) as server:
         run = server.call(server.kfp.get_run, id)
     status = _RUNS.get(str(run.state), "running")
     now = datetime.datetime.now(datetime.UTC)
     ended = _moment(run.finished_at) if status != "running" else None
-    return Look(status, tuple(_steps(run, now)), _message(run.error), ended)
+    return RunSnapshot(status, tuple(_steps(run, now)), _message(run.error), ended)
 
 
 def read_log(place: KubeflowSpec, id: str, step: StepRecord, cursor: str) -> Log:
@@ -90,13 +90,13 @@ def cancel(place: KubeflowSpec, id: str) -> None:
             server.call(server.kfp.terminate_run, id)
 
 
-def resume(definition: Definition, place: KubeflowSpec, id: str, mark: Mark) -> Placed:
+def resume(definition: Definition, place: KubeflowSpec, id: str, mark: RunTag) -> SubmittedRun:
     """The same run, which tries again what failed or was stopped; PlatformError if it did not end
     so."""
     with connected(place) as server:
         state = str(server.call(server.kfp.get_run, id).state)
         if state not in _RUNS:  # tried again by the same call, whose answer was lost
-            return Placed(id, page(place, id), anew=False)
+            return SubmittedRun(id, page(place, id), anew=False)
         if _RUNS[state] == "succeeded":
             raise PlatformError(
                 f"the run is {state}", where=where(place),
@@ -106,7 +106,7 @@ def resume(definition: Definition, place: KubeflowSpec, id: str, mark: Mark) -> 
             lambda: server.runs.run_service_retry_run(id) or True,
             lambda: str(server.kfp.get_run(id).state) not in _RUNS,
         )
-        return Placed(id, page(place, id))
+        return SubmittedRun(id, page(place, id))
 
 
 def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
@@ -142,14 +142,16 @@ def read(place: KubeflowSpec, uri: str) -> bytes:
     return content
 
 
-def found(definition: Definition, place: KubeflowSpec) -> tuple[Found, ...]:
+def found(definition: Definition, place: KubeflowSpec) -> tuple[TaggedRun, ...]:
     """The runs of the pipeline's experiment that rekindle submitted, the oldest first."""
     with connected(place) as server:
         listed = server.call(server.every_run, experiment_of(server, definition))
     return tuple(
-        Found(mark, Placed(run.run_id, page(place, run.run_id), anew=False), run.created_at)
+        TaggedRun(
+            mark, SubmittedRun(run.run_id, page(place, run.run_id), anew=False), run.created_at
+        )
         for run in listed
-        if (mark := Mark.read(run.description or ""))
+        if (mark := RunTag.read(run.description or ""))
     )
 
 

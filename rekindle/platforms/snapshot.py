@@ -1,14 +1,14 @@
 """A run on a platform as it is now, in the words of a run here: what a record becomes by it.
 
-Each `platforms/P/watch.py` asks its platform, by the id that the submission got:
+Each `platforms/P/runs.py` asks its platform, by the id that the submission got:
 
-    look(place, id) -> Look                      the steps, by the names of the outline
+    describe(place, id) -> RunSnapshot           the steps, by the names of the outline
     read_log(place, id, step, cursor) -> Log     what a step printed since `cursor` ("": all of it)
     cancel(place, id)                            have it stopped; one that is over stays as it is
-    resume(definition, place, id, mark) -> Placed    what failed once more, what succeeded not
+    resume(definition, place, id, tag) -> SubmittedRun    what failed once more, what succeeded not
     artifacts(place, id, step) -> artifacts      what a step that succeeded made, and where it lies
     read(place, uri) -> bytes                    a file there; FileNotFoundError
-    found(definition, place) -> runs             those that carry our mark
+    found(definition, place) -> tagged runs      those that carry our tag
 
 All raise PlatformError; UnreachableError where the same question may be answered later."""
 
@@ -18,15 +18,15 @@ import dataclasses
 import datetime
 from collections.abc import Iterable
 
-from rekindle.platforms.submission import Mark, Placed
+from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import RunRecord, RunStatus, StepRecord, StepStatus
 
-OVER: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled", "preempted"})
-ENDED: frozenset[StepStatus] = frozenset({"succeeded", "failed", "skipped", "cancelled"})
+ENDED_RUN: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled", "preempted"})
+ENDED_STEP: frozenset[StepStatus] = frozenset({"succeeded", "failed", "skipped", "cancelled"})
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class RunSnapshot:
     """What a platform says of a run. A step that it does not know yet is not among `steps`, whose
     `log` is the platform's address of it. `ended_at` is None while it runs."""
 
@@ -45,28 +45,28 @@ class Log:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class TaggedRun:
     """A run on a platform that says which submission it is."""
 
-    mark: Mark
-    placed: Placed
+    mark: RunTag
+    placed: SubmittedRun
     began_at: datetime.datetime
 
 
-def followed(record: RunRecord, look: Look, now: datetime.datetime) -> RunRecord:
-    """`record` with what `look` found: planned steps keep their order, others follow as they
+def merged(record: RunRecord, snapshot: RunSnapshot, now: datetime.datetime) -> RunRecord:
+    """`record` with what `snapshot` has: planned steps keep their order, others follow as they
     began. What never began in a run that is over is skipped, and says why."""
-    known = {step.name: step for step in look.steps}
+    known = {step.name: step for step in snapshot.steps}
     steps = [_of_plan(step, known.pop(step.name, None)) for step in record.steps]
     steps += known.values()
-    if look.status in OVER:
-        steps = [_closed(step, look.status) for step in steps]
+    if snapshot.status in ENDED_RUN:
+        steps = [_closed(step, snapshot.status) for step in steps]
     began = datetime.datetime.fromisoformat(record.started_at)
-    seconds = round(((look.ended_at or now) - began).total_seconds(), 3)
+    seconds = round(((snapshot.ended_at or now) - began).total_seconds(), 3)
     return record.model_copy(
         update={
-            "status": look.status, "steps": tuple(steps), "seconds": max(0.0, seconds),
-            "error": look.error or _first_error(steps),
+            "status": snapshot.status, "steps": tuple(steps), "seconds": max(0.0, seconds),
+            "error": snapshot.error or _first_error(steps),
         }
     )  # fmt: skip
 

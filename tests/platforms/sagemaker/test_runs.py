@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rekindle.errors import PlatformError, UnreachableError
-from rekindle.platforms.sagemaker import watch
+from rekindle.platforms.sagemaker import runs
 from rekindle.platforms.sagemaker.client import submit
-from rekindle.platforms.watch import OVER, Look
+from rekindle.platforms.snapshot import ENDED_RUN, RunSnapshot
 from rekindle.records import StepRecord
-from rekindle.spec.places import SageMakerSpec
+from rekindle.spec.platforms import SageMakerSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws
@@ -29,20 +29,20 @@ PLACE = SageMakerSpec(**KWARGS)
 MOST_SECONDS = 60
 
 
-def until(id: str, wanted: Any) -> Look:
+def until(id: str, wanted: Any) -> RunSnapshot:
     end = time.monotonic() + MOST_SECONDS
-    while not wanted(seen := watch.look(PLACE, id)):
+    while not wanted(seen := runs.describe(PLACE, id)):
         assert time.monotonic() < end, seen
         time.sleep(0.05)
     return seen
 
 
-def step(seen: Look, name: str) -> StepRecord | None:
+def step(seen: RunSnapshot, name: str) -> StepRecord | None:
     return next((one for one in seen.steps if one.name == name), None)
 
 
 def printed(id: str, one: StepRecord) -> str:
-    return watch.read_log(PLACE, id, one, "").text
+    return runs.read_log(PLACE, id, one, "").text
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_an_execution_fails_is_tried_again_read_and_stopped(
     made = compiled(module("watched").watched, {"flag": str(flag), "stay": str(stay)})
     id = submit(made, PLACE, mark("a")).id
 
-    failed = until(id, lambda seen: seen.status in OVER)
+    failed = until(id, lambda seen: seen.status in ENDED_RUN)
     counted = step(failed, "count")
     assert counted is not None
     assert (failed.status, counted.status, len(failed.steps)) == ("failed", "failed", 1)
@@ -64,48 +64,48 @@ def test_an_execution_fails_is_tried_again_read_and_stopped(
 
     flag.touch()
     account.faults = [Fault("RetryPipelineExecution", 0, after=True)]
-    assert watch.resume(made, PLACE, id, mark("a-1")).id == id
-    assert watch.resume(made, PLACE, id, mark("a-1")).anew is False
-    runs = until(id, lambda seen: (one := step(seen, "tell")) and one.log)
-    assert (runs.status, step(runs, "count").status, step(runs, "tell").status) == (
+    assert runs.resume(made, PLACE, id, mark("a-1")).id == id
+    assert runs.resume(made, PLACE, id, mark("a-1")).anew is False
+    seen_run = until(id, lambda seen: (one := step(seen, "tell")) and one.log)
+    assert (seen_run.status, step(seen_run, "count").status, step(seen_run, "tell").status) == (
         "running", "succeeded", "running",
     )  # fmt: skip
-    telling = step(runs, "tell")
+    telling = step(seen_run, "tell")
     assert telling is not None
     end, text, cursor = time.monotonic() + MOST_SECONDS, "", ""
     while "line 6" not in text:
-        piece = watch.read_log(PLACE, id, telling, cursor)
+        piece = runs.read_log(PLACE, id, telling, cursor)
         text, cursor = text + piece.text, piece.cursor
         assert time.monotonic() < end, text
     assert text.count("line 3\n") == 1, "what was read is not read again"
-    watch.cancel(PLACE, id)
-    watch.cancel(PLACE, id)
-    stopped = until(id, lambda seen: seen.status in OVER)
+    runs.cancel(PLACE, id)
+    runs.cancel(PLACE, id)
+    stopped = until(id, lambda seen: seen.status in ENDED_RUN)
     assert (stopped.status, step(stopped, "tell").status) == ("cancelled", "cancelled")
-    watch.cancel(PLACE, id)
+    runs.cancel(PLACE, id)
     assert account.calls["StopPipelineExecution"] == 1
 
     stay.unlink()
-    watch.resume(made, PLACE, id, mark("a-2"))
-    done = until(id, lambda seen: seen.status in OVER)
+    runs.resume(made, PLACE, id, mark("a-2"))
+    done = until(id, lambda seen: seen.status in ENDED_RUN)
     assert {one.name: one.status for one in done.steps} == {
         "count": "succeeded",
         "tell": "succeeded",
     }
-    left = watch.artifacts(PLACE, id, step(done, "count"))
+    left = runs.artifacts(PLACE, id, step(done, "count"))
     assert left["model"].metadata == {"record": "none of ours"}
-    assert watch.read(PLACE, left["model"].uri) == b"seven"
+    assert runs.read(PLACE, left["model"].uri) == b"seven"
     with pytest.raises(FileNotFoundError):
-        watch.read(PLACE, f"{left['model'].uri}/nothing")
+        runs.read(PLACE, f"{left['model'].uri}/nothing")
     assert len(account.runs) == 1
     with pytest.raises(PlatformError, match="the execution is Succeeded"):
-        watch.resume(made, PLACE, id, mark("a-3"))
+        runs.resume(made, PLACE, id, mark("a-3"))
 
     again = submit(made, PLACE, mark("b")).id
-    cached = until(again, lambda seen: seen.status in OVER)
+    cached = until(again, lambda seen: seen.status in ENDED_RUN)
     assert (step(cached, "count").cached, step(cached, "tell").cached) == (True, False)
-    assert watch.read(PLACE, watch.artifacts(PLACE, again, step(cached, "count"))["model"].uri) == b"seven"  # fmt: skip
-    assert [(one.mark, one.placed.id) for one in watch.found(made, PLACE)] == [
+    assert runs.read(PLACE, runs.artifacts(PLACE, again, step(cached, "count"))["model"].uri) == b"seven"  # fmt: skip
+    assert [(one.mark, one.placed.id) for one in runs.found(made, PLACE)] == [
         (mark("a"), id), (mark("b"), again),
     ]  # fmt: skip
     expected = ("there is no pipeline", "log group does not exist")
@@ -115,7 +115,7 @@ def test_an_execution_fails_is_tried_again_read_and_stopped(
 def test_a_service_that_does_not_answer_may_be_asked_later(account: Account) -> None:
     account.faults = [Fault("DescribePipelineExecution", 0) for _ in range(5)]
     with pytest.raises(UnreachableError):
-        watch.look(PLACE, "arn:aws:sagemaker:eu-central-1:123456789012:pipeline/x/execution/y")
+        runs.describe(PLACE, "arn:aws:sagemaker:eu-central-1:123456789012:pipeline/x/execution/y")
     with pytest.raises(PlatformError, match="aws sagemaker list-pipelines") as caught:
-        watch.look(PLACE, "arn:aws:sagemaker:eu-central-1:123456789012:pipeline/x/execution/y")
+        runs.describe(PLACE, "arn:aws:sagemaker:eu-central-1:123456789012:pipeline/x/execution/y")
     assert not isinstance(caught.value, UnreachableError)

@@ -15,7 +15,7 @@ Answer = Literal["yes", "perhaps", "no", "gone"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class CacheKey:
     """A step as a platform's cache sees it. `parts` are what identifies it, by what people call
     them; `places` are the steps whose files it reads, `values` those of which it reads values."""
 
@@ -35,7 +35,7 @@ class Verdict:
     why: str
 
 
-def compare(before: Sequence[Unit], after: Sequence[Unit]) -> tuple[Verdict, ...]:
+def compare(before: Sequence[CacheKey], after: Sequence[CacheKey]) -> tuple[Verdict, ...]:
     """A verdict a step of `after`, in its order, then the steps that are gone."""
     known = {unit.name: unit for unit in before}
     found: dict[str, Verdict] = {}
@@ -45,7 +45,7 @@ def compare(before: Sequence[Unit], after: Sequence[Unit]) -> tuple[Verdict, ...
     return (*found.values(), *gone)
 
 
-def _verdict(unit: Unit, before: Unit | None, sooner: Mapping[str, Verdict]) -> Verdict:
+def _verdict(unit: CacheKey, before: CacheKey | None, sooner: Mapping[str, Verdict]) -> Verdict:
     if before is None:
         return Verdict(unit.name, "yes", "it is new")
     if changed := list(_changed(before.parts, unit.parts)):

@@ -21,10 +21,10 @@ from rekindle.errors import PlatformError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.sagemaker.client import code_of, connected, page, pipeline_name, where
-from rekindle.platforms.submission import Mark, Placed, digest_of
-from rekindle.platforms.watch import Found, Log, Look, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.submission import RunTag, SubmittedRun, digest_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
-from rekindle.spec.places import SageMakerSpec
+from rekindle.spec.platforms import SageMakerSpec
 
 _RUNS: dict[str, RunStatus] = {
     "Succeeded": "succeeded", "Failed": "failed", "CompletedWithFailures": "failed",
@@ -41,7 +41,7 @@ _MOST_STREAMS = 50
 _AGAIN = ("failed", "cancelled")
 
 
-def look(place: SageMakerSpec, id: str) -> Look:
+def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
     """The execution now."""
     with connected(place) as session:
         sagemaker, now = session("sagemaker"), datetime.datetime.now(datetime.UTC)
@@ -53,7 +53,7 @@ def look(place: SageMakerSpec, id: str) -> Look:
         listed = [step for one in pages for step in one["PipelineExecutionSteps"]]
         steps = [_step(sagemaker, step, now) for step in listed if _is_shown(step)]
         ended = found.get("LastModifiedTime") if status != "running" else None
-        return Look(status, tuple(steps), found.get("FailureReason", ""), ended)
+        return RunSnapshot(status, tuple(steps), found.get("FailureReason", ""), ended)
 
 
 def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> Log:
@@ -92,14 +92,14 @@ def cancel(place: SageMakerSpec, id: str) -> None:
                 raise
 
 
-def resume(definition: Definition, place: SageMakerSpec, id: str, mark: Mark) -> Placed:
+def resume(definition: Definition, place: SageMakerSpec, id: str, mark: RunTag) -> SubmittedRun:
     """The same execution, which tries again what failed or was stopped; PlatformError if it did
     not end so."""
     with connected(place) as session:
         sagemaker = session("sagemaker")
         status = _status(sagemaker, id)
         if status == "Executing":  # by the same call, whose answer was lost
-            return Placed(id, page(place, id), anew=False)
+            return SubmittedRun(id, page(place, id), anew=False)
         if _RUNS.get(status) not in _AGAIN:
             raise PlatformError(
                 f"the execution is {status}", where=where(place),
@@ -108,7 +108,7 @@ def resume(definition: Definition, place: SageMakerSpec, id: str, mark: Mark) ->
         sagemaker.retry_pipeline_execution(
             PipelineExecutionArn=id, ClientRequestToken=digest_of({id: b"retry"}, mark.token) * 2
         )
-        return Placed(id, page(place, id))
+        return SubmittedRun(id, page(place, id))
 
 
 def artifacts(place: SageMakerSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
@@ -139,20 +139,20 @@ def read(place: SageMakerSpec, uri: str) -> bytes:
         return body
 
 
-def found(definition: Definition, place: SageMakerSpec) -> tuple[Found, ...]:
+def found(definition: Definition, place: SageMakerSpec) -> tuple[TaggedRun, ...]:
     """The pipeline's executions that rekindle submitted, the oldest first."""
     with connected(place) as session:
-        sagemaker, marked = session("sagemaker"), list[Found]()
+        sagemaker, marked = session("sagemaker"), list[TaggedRun]()
         pages = sagemaker.get_paginator("list_pipeline_executions").paginate(
             PipelineName=pipeline_name(definition), SortBy="CreationTime", SortOrder="Ascending"
         )
         with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # no pipeline, no run
             for listed in pages:
                 for one in listed["PipelineExecutionSummaries"]:
-                    if mark := Mark.read(one.get("PipelineExecutionDescription", "")):
+                    if mark := RunTag.read(one.get("PipelineExecutionDescription", "")):
                         arn = one["PipelineExecutionArn"]
-                        placed = Placed(arn, page(place, arn), anew=False)
-                        marked.append(Found(mark, placed, one["StartTime"]))
+                        placed = SubmittedRun(arn, page(place, arn), anew=False)
+                        marked.append(TaggedRun(mark, placed, one["StartTime"]))
         return tuple(marked)
 
 

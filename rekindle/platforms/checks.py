@@ -1,4 +1,4 @@
-"""Questions to a platform: read-only checks that run concurrently, with a timeout each.
+"""Checks of a platform: they only read, and run concurrently, with a timeout each.
 
 A check that the user may not make, or that gets no answer, is reported as not asked and is not a
 problem: the platform itself decides later. If the login fails, what follows it is skipped."""
@@ -13,22 +13,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rekindle.answers import ReadinessCheck
 from rekindle.errors import Problem, RekindleError, RequestError
 from rekindle.http import HttpError
 from rekindle.masking import masked
+from rekindle.outputs import ReadinessCheck
 
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS, EARLY_SECONDS = 30.0, 10.0
 
 
-class Unasked(Exception):
-    """A question without an answer; the text says why."""
+class NotChecked(Exception):
+    """A check without an answer; the text says why."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class Check:
     """`ask` returns what was found; RequestError is a problem, any other error leaves it open.
 
     `where` is what it is about: a field of the config, or a name on the platform. `early` ones are
@@ -42,42 +42,40 @@ class Question:
     login: bool = False
 
 
-def about(section: str, there: Any) -> Callable[..., Question]:
-    """A maker of questions about fields of `section`, each answered by `ask(there, *words)`."""
+def about(section: str, there: Any) -> Callable[..., Check]:
+    """A maker of checks of fields of `section`, each made by `ask(there, *words)`."""
 
-    def question(
-        name: str, field: str, ask: Callable[..., str], *words: Any, **more: bool
-    ) -> Question:
+    def check(name: str, field: str, ask: Callable[..., str], *words: Any, **more: bool) -> Check:
         asked = functools.partial(ask, there, *words)
-        return Question(name, f"platforms.{section}.{field}", asked, **more)
+        return Check(name, f"platforms.{section}.{field}", asked, **more)
 
-    return question
+    return check
 
 
-def checks(questions: Iterable[Question], early: bool = False) -> tuple[ReadinessCheck, ...]:
-    """The answers to all questions, or to the early ones, in their order."""
-    wanted = [question for question in questions if question.early or not early]
+def run_checks(checks: Iterable[Check], early: bool = False) -> tuple[ReadinessCheck, ...]:
+    """What all checks found, or the early ones, in their order."""
+    wanted = [check for check in checks if check.early or not early]
     patience_seconds = EARLY_SECONDS if early else PATIENCE_SECONDS
-    end = next((i for i, question in enumerate(wanted, 1) if question.login), len(wanted))
+    end = next((i for i, check in enumerate(wanted, 1) if check.login), len(wanted))
     first, rest = answered(wanted[:end], patience_seconds), wanted[end:]
     if not rest or first[-1].state == "ok":
         return (*first, *answered(rest, patience_seconds))
     is_wrong = first[-1].state == "problem"
     why = "the login failed" if is_wrong else f"it is not known who asks: {first[-1].said}"
-    return (*first, *(_unasked(question, why) for question in rest))
+    return (*first, *(_unasked(check, why) for check in rest))
 
 
 def answered(
-    questions: Sequence[Question], patience_seconds: float = PATIENCE_SECONDS
+    checks: Sequence[Check], patience_seconds: float = PATIENCE_SECONDS
 ) -> tuple[ReadinessCheck, ...]:
-    """The answers in the order of the questions; those that take longer are left alone."""
+    """What they found, in their order; those that take longer are left alone."""
     found: dict[int, tuple[ReadinessCheck, ...]] = {}
     threads = [
         threading.Thread(  # a daemon: what hangs shall not keep the process
-            target=lambda i=i, question=question: found.update({i: _answer(question)}),
+            target=lambda i=i, check=check: found.update({i: _answer(check)}),
             daemon=True,
         )
-        for i, question in enumerate(questions)
+        for i, check in enumerate(checks)
     ]
     for thread in threads:
         thread.start()
@@ -87,9 +85,7 @@ def answered(
     late = f"no answer within {patience_seconds:g} s"
     known = dict(found)
     return tuple(
-        check
-        for i, question in enumerate(questions)
-        for check in known.get(i, (_unasked(question, late),))
+        row for i, check in enumerate(checks) for row in known.get(i, (_unasked(check, late),))
     )
 
 
@@ -100,24 +96,24 @@ def problems(found: Iterable[ReadinessCheck]) -> tuple[Problem, ...]:
     )
 
 
-def _answer(question: Question) -> tuple[ReadinessCheck, ...]:
-    made = functools.partial(ReadinessCheck, name=question.name)
+def _answer(check: Check) -> tuple[ReadinessCheck, ...]:
+    made = functools.partial(ReadinessCheck, name=check.name)
     try:
-        return (made(where=question.where, state="ok", said=masked(question.ask())),)
-    except (Unasked, HttpError) as error:
-        return (_unasked(question, str(error)),)
+        return (made(where=check.where, state="ok", said=masked(check.ask())),)
+    except (NotChecked, HttpError) as error:
+        return (_unasked(check, str(error)),)
     except RequestError as error:
         return tuple(
-            made(where=p.where or question.where, state="problem", said=p.what, fix=p.fix)
+            made(where=p.where or check.where, state="problem", said=p.what, fix=p.fix)
             for p in error.problems
         )
     except RekindleError as error:
-        return (_unasked(question, error.problems[0].what),)
+        return (_unasked(check, error.problems[0].what),)
     except Exception as error:  # an answer of another shape must not hide all others
-        log.info("%s: %s", question.name, error, exc_info=True)
-        return (_unasked(question, f"the answer cannot be read ({type(error).__name__})"),)
+        log.info("%s: %s", check.name, error, exc_info=True)
+        return (_unasked(check, f"the answer cannot be read ({type(error).__name__})"),)
 
 
-def _unasked(question: Question, why: str) -> ReadinessCheck:
+def _unasked(check: Check, why: str) -> ReadinessCheck:
     said = masked(why)  # a service may send back what it was sent
-    return ReadinessCheck(name=question.name, where=question.where, state="not asked", said=said)
+    return ReadinessCheck(name=check.name, where=check.where, state="not asked", said=said)

@@ -14,12 +14,12 @@ from urllib.parse import quote, urlencode
 
 from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError
-from rekindle.platforms.asking import Unasked
+from rekindle.platforms.checks import NotChecked
 from rekindle.platforms.kubeflow.client import token_of
 from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.kubeflow.kubeconfig import connected
 from rekindle.platforms.reads import Image, manifest, read
-from rekindle.spec.places import KubeflowSpec
+from rekindle.spec.platforms import KubeflowSpec
 
 MANIFESTS = Path(__file__).with_name("manifests")
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
@@ -51,7 +51,7 @@ def api(place: KubeflowSpec) -> str:
         if error.status in (200, 404, 405):
             fix = "name the address that ends before /apis, such as https://example.com/pipeline"
             raise RequestError(f"{host} is not the API of Kubeflow Pipelines", fix=fix) from None
-        raise Unasked(str(error)) from error
+        raise NotChecked(str(error)) from error
     if not isinstance(health, dict) or "multi_user" not in health:
         return host
     return f"{host}, for {'several users' if health['multi_user'] else 'one user'}"
@@ -70,7 +70,7 @@ def image(place: KubeflowSpec, wanted: Image) -> str:
                 raise
             return manifest(wanted, {"Authorization": f"Bearer {_token(challenge)}"}, fix)
     except HttpError as error:
-        raise Unasked(f"{wanted.host} does not allow anonymous pulls: {error}") from error
+        raise NotChecked(f"{wanted.host} does not allow anonymous pulls: {error}") from error
 
 
 def cluster(place: KubeflowSpec) -> str:
@@ -81,7 +81,7 @@ def cluster(place: KubeflowSpec) -> str:
         there = _cluster()
     except RequestError as error:
         if place.host:
-            raise Unasked(error.problems[0].what) from None
+            raise NotChecked(error.problems[0].what) from None
         raise
     try:
         found = there.get("/version") or {}
@@ -112,7 +112,7 @@ def _token(challenge: str) -> str:
     asked = dict(_CHALLENGE.findall(challenge))
     realm = asked.pop("realm", "")
     if not realm.startswith("https://"):
-        raise Unasked("the registry wants a login")
+        raise NotChecked("the registry wants a login")
     query = "&".join(f"{name}={quote(value)}" for name, value in asked.items())
     found = read(f"{realm}?{query}")
     return str(found.get("token") or found.get("access_token") or "")

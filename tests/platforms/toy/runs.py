@@ -9,16 +9,16 @@ from pathlib import Path
 
 from rekindle.errors import PlatformError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Mark, Placed
-from rekindle.platforms.watch import Found, Log, Look
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun
+from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, StepRecord
 from tests.platforms.toy import ToySpec, client
 
 
-def look(place: ToySpec, id: str) -> Look:
+def describe(place: ToySpec, id: str) -> RunSnapshot:
     run = json.loads((Path(place.folder) / id).read_text())
     steps = tuple(StepRecord(name=name, status="succeeded", log=name) for name in run["steps"])
-    return Look("succeeded", steps, ended_at=datetime.datetime.now(datetime.UTC))
+    return RunSnapshot("succeeded", steps, ended_at=datetime.datetime.now(datetime.UTC))
 
 
 def read_log(place: ToySpec, id: str, step: StepRecord, cursor: str) -> Log:
@@ -29,7 +29,7 @@ def cancel(place: ToySpec, id: str) -> None:
     raise PlatformError("a run of the toy is always over", where=id)
 
 
-def resume(definition: Definition, place: ToySpec, id: str, mark: Mark) -> Placed:
+def resume(definition: Definition, place: ToySpec, id: str, mark: RunTag) -> SubmittedRun:
     return client.submit(definition, place, mark)
 
 
@@ -41,8 +41,10 @@ def read(place: ToySpec, uri: str) -> bytes:
     return Path(uri).read_bytes()
 
 
-def found(definition: Definition, place: ToySpec) -> tuple[Found, ...]:
+def found(definition: Definition, place: ToySpec) -> tuple[TaggedRun, ...]:
     now = datetime.datetime.now(datetime.UTC)
     runs = [path for path in Path(place.folder).iterdir() if not path.suffix]
-    marks = {path: Mark.read(path.read_text()) for path in runs}
-    return tuple(Found(m, Placed(p.name, p.as_uri(), False), now) for p, m in marks.items() if m)
+    marks = {path: RunTag.read(path.read_text()) for path in runs}
+    return tuple(
+        TaggedRun(m, SubmittedRun(p.name, p.as_uri(), False), now) for p, m in marks.items() if m
+    )

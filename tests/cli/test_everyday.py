@@ -1,0 +1,151 @@
+"""What a person at a terminal meets every day: the list of runs, a home of one's own, colour, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rekindle.cli.main import VERBS, invoke
+from tests.report.homes import Home
+from tests.report.runs import promoted_digits, refused_reviews
+
+REKINDLE = [sys.executable, "-m", "rekindle.cli.main"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Three runs: digits that were promoted, reviews that were refused, and one that failed."""
+    made = Home(tmp_path / "home")
+    promoted_digits(made)
+    refused_reviews(made)
+    made.run(
+        run_id="20261122-080000-broken-e5f6", name="broken", status="failed", number=9,
+        started_at="2026-11-22T08:00:00+00:00", seconds=7500.0,
+    )  # fmt: skip
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ((), ["broken", "reviews", "digits"]),
+        (("--name", "digits"), ["digits"]),
+        (("--name", "nobody"), []),
+        (("--status", "failed"), ["broken"]),
+        (("--status", "failed", "--status", "succeeded", "--limit", "2"), ["broken", "reviews"]),
+        (("--sort", "seconds", "--limit", "1"), ["broken"]),
+        (("--sort", "metric"), ["digits", "reviews", "broken"]),
+    ],
+)
+def test_runs_are_picked_and_sorted(home, capsys, words, names):
+    assert invoke(["runs", "--json", f"--home={home}", *words]) == 0
+    assert [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]] == names
+
+
+def test_the_list_says_when_and_how_long_and_never_cuts_a_word(home, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert invoke(["runs", f"--home={home}", "--name", "broken"]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "started", "status", "time", "metric", "gate", "model"]
+    assert line.startswith("20261122-080000-broken-e5f6  2026-11-2")
+    assert line.endswith("failed  2 h 5 min")
+
+
+@pytest.mark.parametrize("words", [("--limit", "0"), ("--status", "fine"), ("--sort", "colour")])
+def test_what_cannot_be_asked_of_runs_is_refused(home, capsys, words):
+    assert invoke(["runs", f"--home={home}", *words]) == 2
+
+
+def test_a_home_may_be_named_once_for_all_commands(home, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REKINDLE_HOME", str(home))
+    assert invoke(["runs", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 3
+    assert invoke(["runs", "--json", "--home", "elsewhere"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == []
+
+
+def on_a_terminal(words: list[str], **more: str) -> str:
+    """What a command prints on a terminal."""
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [*REKINDLE, *words], stdin=slave, stdout=slave, stderr=slave,
+        env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, "TERM": "xterm", **more},
+    ) as process:  # fmt: skip
+        os.close(slave)
+        said = b""
+        while True:
+            try:
+                piece = os.read(master, 4096)
+            except OSError:  # the other end is closed
+                break
+            said += piece
+        assert process.wait(30) == 2
+    os.close(master)
+    return said.decode()
+
+
+def test_errors_have_colour_on_a_terminal_unless_no_color_is_set(tmp_path):
+    words = ["status", f"--home={tmp_path}"]
+    assert "\x1b[" in on_a_terminal(words)
+    plain = on_a_terminal(words, NO_COLOR="1")
+    assert "error: " in plain
+    assert "\x1b[" not in plain
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion(shell, capsys, monkeypatch):
+    assert invoke(["completion", shell]) == 0
+    named = capsys.readouterr().out
+    assert "_REKINDLE_COMPLETE" in named
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    assert invoke(["completion"]) == 0
+    assert capsys.readouterr().out == named
+
+
+def test_a_shell_without_completion_is_told_so(capsys, monkeypatch):
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert invoke(["completion"]) == 2
+    assert "there is no completion for `tcsh`" in capsys.readouterr().err
+
+
+def test_the_tab_key_knows_verbs():
+    words = {"COMP_WORDS": "rekindle re", "COMP_CWORD": "1", "_REKINDLE_COMPLETE": "bash_complete"}
+    done = subprocess.run(REKINDLE, env={**os.environ, **words}, capture_output=True, text=True, check=False)  # fmt: skip
+    found = {line.partition(",")[2] for line in done.stdout.splitlines()}
+    assert found == {verb for verb in VERBS if verb.startswith("re")}
+
+
+CONFIG = 'name: digits\ntask: image_classification\ndata: {source: "sklearn:digits"}\ntrain: {steps: 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ("train.lr_schedule=cosin", "did you mean `cosine`?"),
+        ("evaluate.floor.acuracy=0.5", "did you mean `accuracy`?"),
+        ("evaluate.gate.metric=f1", "write one of accuracy, macro_f1, log_loss"),
+        ("platforms.local.ranks=x", "write a whole number: Training processes"),
+        ("train.lr=abc", "write a number: Peak learning rate of AdamW\n"),
+        ("data=file.csv", "write a section, {field: value}: Where the examples come from"),
+        ("train.layout=fsdp", "write a section, {field: value}"),
+    ],
+)
+def test_the_fix_of_a_wrong_value_is_what_to_write(tmp_path, capsys, given, fix):
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    assert invoke(["plan", str(tmp_path / "c.yaml"), "--set", given]) == 2
+    assert f"fix:   {fix}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verb", "hint"), [("rnu", "did you mean `run`?"), ("xyzzy", "`rekindle --help` lists them")]
+)
+def test_a_mistyped_command_is_guessed(capsys, verb, hint):
+    assert invoke([verb]) == 2
+    assert f"There is no command `{verb}`; {hint}" in capsys.readouterr().err
