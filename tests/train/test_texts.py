@@ -18,9 +18,9 @@ from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
 from rekindle.train.feed import Feed
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal, Part
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import Parts, Stage
+from rekindle.train.part import Goal, Part
 from rekindle.train.schedule import learning_rate
 from tests.quick import first
 from tests.train import varlen_reference
