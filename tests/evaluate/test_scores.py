@@ -109,7 +109,7 @@ def test_scores_are_those_of_transformers_one_text_at_a_time(form, tmp_path, mon
     for i, (tokens_at_once, logits_at_once) in enumerate(((1 << 14, 1 << 24), (200, 3_000))):
         monkeypatch.setattr(scorer, "TOKENS_AT_ONCE", tokens_at_once)
         monkeypatch.setattr(
-            scorer,
+            linear_loss,
             "rows_at_once",
             lambda columns, device, most=logits_at_once: max(1, most // columns),
         )
