@@ -14,64 +14,20 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-import pyarrow as pa
 import torch
-from torch.nn import functional as F
 
 from rekindle.data.manifest import Shards
 from rekindle.data.order import Batch, SampleOrder
-from rekindle.tasks.base import Task, TokenTask
-from rekindle.train.documents import Documents
+from rekindle.tasks.base import Task
 from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Chosen, Micro
+from rekindle.train.objectives import objective_of
 
-Tensors = dict[str, torch.Tensor]
 TRAIN, VALIDATION = "train", "validation"
-IGNORED = -100
 SHAPES = 8  # lengths of the sequences of a pipeline, which keeps a schedule for each
-
-
-@dataclasses.dataclass(frozen=True)
-class Micro:
-    """One micro-batch: what the network takes, and what its loss is made of.
-
-    `inputs` are the network's own, first dimension B. Of classes: `labels` int64 [B] and `weights`
-    float64 [B], 0 for rows that are none; of joined texts B is 1 in `inputs`, and `targets` int64
-    [texts] says where each text begins. Of tokens: `targets` int64 [N], which of the flattened
-    [B * T] tokens are followed by a token to predict, and `labels` [N], that token. `documents`
-    where several share a sequence. `count` float64 [1] is the number of targets in the global
-    batch; `key` seeds dropout, and stays on the host."""
-
-    inputs: Tensors
-    labels: torch.Tensor
-    count: torch.Tensor
-    key: int
-    weights: torch.Tensor | None = None
-    targets: torch.Tensor | None = None
-    documents: Documents | None = None
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """All tensors of it, in an order that `with_tensors` knows."""
-        yield from self.inputs.values()
-        yield from (t for t in (self.labels, self.count, self.weights, self.targets)
-                    if t is not None)  # fmt: skip
-        if self.documents is not None:
-            yield from self.documents.tensors()
-
-    def with_tensors(self, moved: Iterator[torch.Tensor]) -> Micro:
-        """The same with `tensors` replaced, in their order."""
-        return Micro(
-            inputs={name: next(moved) for name in self.inputs},
-            labels=next(moved),
-            count=next(moved),
-            key=self.key,
-            weights=None if self.weights is None else next(moved),
-            targets=None if self.targets is None else next(moved),
-            documents=None if self.documents is None else self.documents.with_tensors(moved),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +54,7 @@ class Batches:
         joined: bool = False,
     ) -> None:  # fmt: skip
         self.task, self.shards, self.split, self.order = task, shards, split, order
+        self.objective = objective_of(task)
         self.mesh, self.seed = mesh, seed
         self.settings = shards.manifest.settings
         self.targets = shards.targets(split)
@@ -154,8 +111,8 @@ class Batches:
             self._micro(rows, slots, length, self._key(step, j), count)
             for j, (rows, slots), length in zip(mine, picks, longest, strict=True)
         ]
-        if layout.pp > 1 and self.task.objective == "classes":
-            micro = self._padded(micro)
+        if layout.pp > 1:
+            micro = self.objective.alike(self, micro)
         return Work(
             micro=tuple(map(self._pinned, micro)),
             rows=tuple(int(row) for rows, _ in picks for row in rows if row >= 0),
@@ -190,10 +147,10 @@ class Batches:
         longest = self.order.pack_length or int(np.bincount(slots, weights=lengths).max(initial=1))
         unit = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
         if layout.pp > 1 and self.order.pack_length is None:
-            longest = self._rounded(longest)
+            longest = self.rounded(longest)
         return -(-max(longest, 1) // unit) * unit
 
-    def _rounded(self, length: int) -> int:
+    def rounded(self, length: int) -> int:
         """Up to one of `SHAPES` lengths, because a pipeline keeps a schedule for each it has seen,
         with room for what it receives."""
         most = int(self.lengths.max(initial=1))
@@ -203,107 +160,5 @@ class Batches:
     def _micro(
         self, rows: np.ndarray, slots: np.ndarray, length: int, key: int, count: torch.Tensor
     ) -> Micro:
-        table = self.shards.take(self.split, np.maximum(rows, 0))
-        if isinstance(self.task, TokenTask):
-            return self._tokens(self.task, table, rows, slots, length, key, count)
-        if self.joined:  # shorter ones first: those of like length are one group
-            by_length = np.argsort(table.column("input_ids").combine_chunks().value_lengths())
-            table, rows = table.take(by_length), rows[by_length]
-        labels_B = table.column("label").to_numpy().astype(np.int64)
-        weights_B = (rows >= 0).astype(np.float64)
-        micro = Micro(
-            inputs={} if self.joined else self.task.collate(table, self.settings),
-            labels=torch.from_numpy(labels_B),
-            weights=torch.from_numpy(weights_B),
-            key=key,
-            count=count,
-        )
-        return self._joined(micro, table) if self.joined else micro
-
-    def _joined(self, micro: Micro, table: pa.Table) -> Micro:
-        """The texts of the micro-batch one after the other, in one sequence."""
-        column = table.column("input_ids").combine_chunks()
-        lengths_B = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-        ids_F = column.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-        starts_B = np.cumsum(lengths_B) - lengths_B
-        positions_F = np.arange(len(ids_F)) - np.repeat(starts_B, lengths_B)
-        return dataclasses.replace(
-            micro,
-            inputs={
-                "input_ids": torch.from_numpy(ids_F)[None],
-                "position_ids": torch.from_numpy(positions_F)[None],
-            },
-            targets=torch.from_numpy(starts_B),
-            documents=Documents.of_texts(lengths_B.tolist()),
-        )
-
-    def _tokens(
-        self, task: TokenTask, table: pa.Table, rows: np.ndarray, slots: np.ndarray, length: int,
-        key: int, count: torch.Tensor,
-    ) -> Micro:  # fmt: skip
-        layout = self.mesh.layout
-        found = task.collate(table, self.settings, slots=slots, rows=rows, length=length)
-        packed = self.order.pack_length is not None
-        return micro_of_tokens(found, layout.cp, self.mesh.place("cp"), packed, key, count)
-
-    def _padded(self, micro: list[Micro]) -> list[Micro]:
-        """Texts of the same length in all micro-batches of a pipeline."""
-        pad = int(self.settings.get("pad_token_id", 0))
-        found = [m.inputs["input_ids"].shape[1] for m in micro if "input_ids" in m.inputs]
-        if self.joined:
-            size = micro[0].labels.numel()
-            longest = size * self._rounded(-(-max(found) // size))
-            return [self._filled(m, longest, pad) for m in micro]
-        longest = self._rounded(max(found, default=1))
-
-        def one(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            if name not in ("input_ids", "attention_mask"):
-                return tensor
-            value = pad if name == "input_ids" else 0
-            return F.pad(tensor, (0, longest - tensor.shape[1]), value=value)
-
-        return [
-            dataclasses.replace(m, inputs={name: one(name, t) for name, t in m.inputs.items()})
-            for m in micro
-        ]
-
-    def _filled(self, micro: Micro, length: int, pad: int) -> Micro:
-        """Joined texts, and behind them one more whose result is dropped."""
-        assert micro.documents is not None
-        room = length - micro.inputs["input_ids"].shape[1]
-        if not room:
-            return micro
-        inputs = {
-            name: F.pad(tensor, (0, room), value=pad if name == "input_ids" else 0)
-            for name, tensor in micro.inputs.items()
-        }
-        # in pieces no longer than a text may be: attention costs their square
-        most = max(micro.documents.queries)
-        rest = [most] * (room // most) + ([room % most] if room % most else [])
-        documents = Documents.of_texts([*micro.documents.queries, *rest])
-        return dataclasses.replace(micro, inputs=inputs, documents=documents)
-
-
-def micro_of_tokens(
-    found: Tensors, cp: int, cp_rank: int, packed: bool, key: int, count: torch.Tensor
-) -> Micro:
-    """What a token task's `collate` made, as this context-parallel rank's share of it."""
-    numbers_BS, documents = found.pop("documents").numpy(), None
-    if cp > 1:
-        held = _held(numbers_BS.shape[1], cp, cp_rank)
-        found = {name: tensor[:, held] for name, tensor in found.items()}
-        documents = Documents.of(numbers_BS, cp, cp_rank)
-    elif packed:
-        documents = Documents.of(numbers_BS)
-    labels_F = found.pop("labels").flatten()
-    targets_N = (labels_F != IGNORED).nonzero()[:, 0]
-    return Micro(
-        inputs=found, labels=labels_F[targets_N], targets=targets_N, documents=documents,
-        key=key, count=count,
-    )  # fmt: skip
-
-
-def _held(length: int, cp: int, cp_rank: int) -> torch.Tensor:
-    """Which tokens of a sequence a rank holds: chunks r and 2 cp - 1 - r of 2 cp."""
-    chunks = torch.arange(length).chunk(2 * cp)
-    return torch.cat([chunks[cp_rank], chunks[2 * cp - 1 - cp_rank]])
+        chosen = Chosen(self.shards.take(self.split, np.maximum(rows, 0)), rows, slots, length)
+        return self.objective.micro(self, chosen, key, count)

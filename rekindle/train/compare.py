@@ -39,8 +39,8 @@ from rekindle.train.batches import TRAIN
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, Trainer
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal
 from rekindle.train.parallel import DTYPES, build, settle
+from rekindle.train.part import Goal
 
 STEPS = 2
 HEAD, VOCABULARY, MICRO = 16, 509, 2

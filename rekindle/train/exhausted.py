@@ -41,9 +41,15 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
     (file, frozenset(functions.split()), term)
     for file, functions, term in (
         ("attention.py", "", "attention"),
-        ("objective.py", "_lesson _taught", "teacher"),
-        ("objective.py", "_states _hidden", "activations"),
-        ("objective.py", "", "logits"),
+        ("tokens.py", "_lesson", "teacher"),
+        ("classes.py", "_taught", "teacher"),
+        ("part.py", "states hidden", "activations"),
+        ("linear_loss.py", "judge_targets judged", "scoring"),
+        ("tokens.py", "score", "scoring"),
+        ("classes.py", "score", "scoring"),
+        ("linear_loss.py", "", "logits"),
+        ("tokens.py", "", "logits"),
+        ("classes.py", "", "logits"),
         ("teacher.py", "", "teacher"),
         ("scorer.py", "", "scoring"),
         ("snapshot.py", "", "copies for a checkpoint"),
@@ -86,7 +92,7 @@ def explain(error: BaseException, held: Mapping[str, int]) -> Problem:
 def term_of(error: BaseException) -> str:
     """What the engine was making, by the innermost frame of ours; "" if none tells."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    ours = [code for code in codes if Path(code.co_filename).parent == _HERE]
+    ours = [code for code in codes if Path(code.co_filename).is_relative_to(_HERE)]
     teaching = [code for code in ours if code.co_name in _TEACHING]
     for code in reversed(teaching or ours):
         for name, functions, term in _PLACES:

@@ -22,9 +22,10 @@ from rekindle.train import (
     compat,
     dropout,
     kernels,
-    objective,
+    linear_loss,
     optimizer,
     parallel,
+    part,
     pipeline,
     teacher,
 )
@@ -49,7 +50,7 @@ def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -
     with contextlib.ExitStack() as stack:
         for context in (
             _propagation_uncounted(live),
-            replaced(objective.Part, "forward", functools.partial(_forward, live)),
+            replaced(part.Part, "forward", functools.partial(_forward, live)),
             replaced(FSDPParam, "to_accumulated_grad_if_needed", functools.partial(_whole, live)),
         ):
             stack.enter_context(context)
@@ -198,7 +199,7 @@ def as_on_gpu() -> Iterator[None]:
         stack.enter_context(replaced(compat, "varlen_attn", lambda _: _varlen))
         stack.enter_context(replaced(attention, "_draws_alike", lambda _: _alone))
         stack.enter_context(replaced(attention, "sdpa", _without_dropout))
-        stack.enter_context(replaced(objective, "rows_at_once", _on_cuda))
+        stack.enter_context(replaced(linear_loss, "rows_at_once", _on_cuda))
         yield
 
 

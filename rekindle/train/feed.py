@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rekindle.train.batches import Micro
+from rekindle.train.micro import Micro
 
 
 class Feed:

@@ -33,11 +33,12 @@ from rekindle.launch.heartbeats import Phase
 from rekindle.records import HistoryRow
 from rekindle.spec.model import DEFAULT_EPOCHS, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train.batches import TRAIN, VALIDATION, Batches, Micro, Work
+from rekindle.train.batches import TRAIN, VALIDATION, Batches, Work
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.feed import Feed, Numbers
 from rekindle.train.history import History
 from rekindle.train.ledger import Ledger
+from rekindle.train.micro import Micro
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import DTYPES, Parts
 from rekindle.train.profile import Profiler

@@ -29,7 +29,7 @@ from rekindle.train import attention, dropout, kernels, modules, tensor, weights
 from rekindle.train.adapters import Adapters
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Origin, Skip
-from rekindle.train.objective import Goal, Part
+from rekindle.train.part import Goal, Part
 from rekindle.train.stages import piece as cut
 from rekindle.train.stages import stages_of
 

@@ -22,7 +22,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from rekindle.train.batches import Micro
+from rekindle.train.micro import Micro
 from rekindle.train.parallel import Parts
 from rekindle.train.stages import stages_of
 

@@ -111,7 +111,8 @@ class Work:
                 emit("progress", step=round(share, 2), steps=self.count, unit=f"{turn.who}: piece")
             return self._is_over()
 
-        longest = loaded.opened.settings.get("max_length", sys.maxsize) if loaded.tokens else None
+        task, settings = loaded.opened.task, loaded.opened.settings
+        longest = settings.get("max_length", sys.maxsize) if isinstance(task, TokenTask) else None
         sums_NK = loaded.score(encoded, on_turn)
         if sums_NK is None:
             return False

@@ -20,23 +20,21 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import DataError, RequestError, UnsupportedError
 from rekindle.launch.events import emit
-from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
-from rekindle.tasks.base import TokenTask
 from rekindle.train import modules, weights
-from rekindle.train.batches import Micro, Tensors, micro_of_tokens
 from rekindle.train.feed import Feed
 from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Micro, Tensors
 from rekindle.train.modelfolder import ModelFolder
-from rekindle.train.objective import Goal, Part, chosen, sendable
+from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import DTYPES, Parts, build
-from rekindle.train.weights import Source, intervals
+from rekindle.train.part import Goal, Part
+from rekindle.train.weights import Source
 
 ROWS_AT_ONCE = 64
 TOKENS_AT_ONCE = 1 << 14
@@ -46,79 +44,8 @@ class Scorer(Part):
     """One stage of a network that is scored: on the last one float [F, 2], the loss in nats and the
     most probable token of each target, or the logits [B, C]; hidden states on the others."""
 
-    def _tokens(self, batch: Tensors, micro: Micro) -> torch.Tensor:
-        assert micro.targets is not None
-        if not hasattr(self.network, "get_output_embeddings"):
-            logits_FV = chosen(self.task.logits(self.network, batch), micro.targets)
-            return _judged(_exact(logits_FV), micro.labels, 0, None)
-        hidden_BTH = self._states(self.network, batch, micro)
-        if not self.last:
-            return sendable(hidden_BTH)
-        head: Any = self.network.get_output_embeddings()  # type: ignore[operator]
-        states_FH = chosen(hidden_BTH, micro.targets)
-        return judge_targets(states_FH, head.weight, micro.labels, self.tp_group)
-
-    def _classes(self, batch: Tensors, micro: Micro) -> torch.Tensor:
-        if not self.last:
-            return self._hidden(batch)
-        if self.first or hasattr(self.network, "config"):
-            logits_BC = self.task.logits(self.network, batch)
-        else:
-            logits_BC = self.network(batch["inputs_embeds"])
-        return _exact(logits_BC)
-
-
-def judge_targets(
-    hidden_FH: torch.Tensor, weight: torch.Tensor, targets_F: torch.Tensor,
-    group: dist.ProcessGroup | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Float [F, 2]: of each target the loss in nats and the most probable token; never holds the
-    logits of more than a few targets.
-
-    `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
-    start = intervals(weight)[0][0] if isinstance(weight, DTensor) else 0
-    divided = group if isinstance(weight, DTensor) else None
-    local_VH = weight.to_local() if isinstance(weight, DTensor) else weight
-    if torch.is_autocast_enabled(hidden_FH.device.type):
-        dtype = torch.get_autocast_dtype(hidden_FH.device.type)
-        hidden_FH, local_VH = hidden_FH.to(dtype), local_VH.to(dtype)
-    rows = rows_at_once(len(local_VH), hidden_FH.device.type)
-    found = [
-        _judged(_exact(part_FH @ local_VH.T), part_F, start, divided)
-        for part_FH, part_F in zip(
-            torch.split(hidden_FH, rows), torch.split(targets_F, rows), strict=True
-        )
-    ]
-    return torch.cat(found)
-
-
-def _exact(logits: torch.Tensor) -> torch.Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def _judged(
-    logits_FV: torch.Tensor, targets_F: torch.Tensor, start: int, group: dist.ProcessGroup | None
-) -> torch.Tensor:
-    """As `judge_targets`; `logits_FV` are those of the tokens from `start` on. Of equally probable
-    tokens the first counts."""
-    top_F, token_F = logits_FV.max(-1)
-    place_F = targets_F - start
-    mine_F = (place_F >= 0) & (place_F < logits_FV.shape[1])
-    safe_F = place_F.clamp(0, logits_FV.shape[1] - 1)
-    target_F = logits_FV.gather(1, safe_F[:, None])[:, 0].masked_fill(~mine_F, 0.0)
-    token_F = token_F + start
-    if group is not None:
-        best_F = top_F.clone()
-        dist.all_reduce(best_F, dist.ReduceOp.MAX, group)
-        token_F = token_F.masked_fill(top_F != best_F, torch.iinfo(torch.int64).max)
-        dist.all_reduce(token_F, dist.ReduceOp.MIN, group)
-        dist.all_reduce(target_F, group=group)
-        top_F = best_F
-    total_F = (logits_FV - top_F[:, None]).exp().sum(-1)
-    if group is not None:
-        dist.all_reduce(total_F, group=group)
-    nats_F = total_F.log() + top_F - target_F
-    return torch.stack([nats_F.double(), token_F.double()], 1)
+    def made(self, batch: Tensors, micro: Micro) -> torch.Tensor:
+        return self.objective.score(self, batch, micro)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +63,7 @@ class Loaded:
 
     def __init__(self, opened: ModelFolder, train: TrainSpec, parts: Parts) -> None:
         self.opened, self.train, self.parts, self.mesh = opened, train, parts, parts.mesh
-        self.tokens = opened.task.objective == "tokens"
+        self.objective = objective_of(opened.task)
         exact = torch.float64 if train.precision == "fp64" else torch.float32
         self.feed = Feed(self.mesh.device, exact)
         self.pipeline = None
@@ -167,7 +94,7 @@ class Loaded:
         """float64 [N, 3], nats, right predictions and targets, or the logits [N, C]; the same on
         all ranks. Rows whose `input_ids` are null score nothing. `on_turn` is called before each
         micro-batch with the number of rows done; where it says so the work ends with None."""
-        width = 3 if self.tokens else len(self.opened.labels)
+        width = self.objective.width(self.opened.labels)
         sums_NK = torch.zeros(len(encoded), width, dtype=torch.float64)
         done = 0
         for batch, rows in self._batches(encoded):
@@ -185,7 +112,8 @@ class Loaded:
             "input_ids": pa.array([ids], pa.list_(pa.int32())),
             "supervised": pa.array([[0] * len(ids)], pa.list_(pa.uint8())),
         })  # fmt: skip
-        batch = self._batch(table, np.zeros(1, np.int64), self.mesh.data_rank == 0, len(ids) - 1)
+        leads = self.mesh.data_rank == 0
+        batch = self._batch(table, np.zeros(1, np.int64), leads, asked=len(ids) - 1)
         token_11 = torch.zeros(1, 1, dtype=torch.float64)
         if self._speaks(batch):
             result = self._forward(batch)
@@ -200,17 +128,15 @@ class Loaded:
         result = self._forward(batch)
         if not self._speaks(batch):
             return
-        result = result.cpu().double()
-        if self.tokens:
-            right_F = (result[:, 1] == batch.micro.labels).double()
-            result = torch.stack([result[:, 0], right_F, torch.ones_like(right_F)], 1)
-        sums_NK.index_add_(0, batch.rows, result)
+        sums = self.objective.sums(result.cpu().double(), batch.micro)
+        sums_NK.index_add_(0, batch.rows, sums)
 
     def _speaks(self, batch: Batch) -> bool:
-        """Whether this rank's result counts: tp peers have the same, and so have cp peers but of
-        tokens; only the last stage has any."""
+        """Whether this rank's result counts: tp peers have the same, and so have cp peers unless
+        they divide the targets; only the last stage has any."""
         place, last = self.mesh.place, any(stage.part.last for stage in self.parts.stages)
-        return batch.counts and last and not place("tp") and (self.tokens or not place("cp"))
+        divided = self.objective.divided_by_cp
+        return batch.counts and last and not place("tp") and (divided or not place("cp"))
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """What the last stage makes of a micro-batch; nothing on ranks without it."""
@@ -241,7 +167,7 @@ class Loaded:
         rows_N, lengths_N = rows_N[by_length_N], lengths_N[by_length_N]
         # without gradients, four times as many as in training surely fit
         rows = min(ROWS_AT_ONCE, 4 * self.mesh.layout.micro_batch_size)
-        cuts = list(_cuts(lengths_N, None if self.tokens else rows))
+        cuts = list(_cuts(lengths_N, self.objective.rows_at_once(rows)))
         data = self.mesh.layout.data
         for turn in range(0, len(cuts), data):
             now, mine = cuts[turn : turn + data], turn + self.mesh.data_rank
@@ -249,24 +175,13 @@ class Loaded:
             batch = self._batch(encoded, rows_N[start:stop], mine < len(cuts))
             yield batch, sum(stop - start for start, stop in now)
 
-    def _batch(
-        self, encoded: pa.Table, rows: np.ndarray, counts: bool, asked: int | None = None
-    ) -> Batch:
-        """A micro-batch of `rows`; with `asked`, its only target is what follows that place."""
-        task, settings = self.opened.task, self.opened.settings
-        table, numbers, count = encoded.take(pa.array(rows)), torch.from_numpy(rows), torch.ones(1)
-        if not isinstance(task, TokenTask):
-            inputs = task.collate(table, settings)
-            return Batch(Micro(inputs, labels=numbers, count=count, key=0), numbers, counts)
-        layout = self.mesh.layout
-        unit = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
-        length = -(-int(row_tokens(table).max()) // unit) * unit
-        tensors = task.collate(table, settings, length=length)
-        if asked is not None:
-            tensors["labels"][0, asked] = 0
-        micro = micro_of_tokens(tensors, layout.cp, self.mesh.place("cp"), False, 0, count)
-        assert micro.targets is not None
-        return Batch(micro, numbers[micro.targets // (length // layout.cp)], counts)
+    def _batch(self, encoded: pa.Table, rows: np.ndarray, counts: bool, **asked: int) -> Batch:
+        """A micro-batch of `rows`; `asked` as the objective's `alone` has it."""
+        micro, owners = self.objective.alone(
+            self.opened.task, encoded.take(pa.array(rows)), self.opened.settings, self.mesh.layout,
+            self.mesh.place("cp"), **asked,
+        )  # fmt: skip
+        return Batch(micro, torch.from_numpy(rows)[owners], counts)
 
 
 def encode(opened: ModelFolder, rows: pa.Table) -> pa.Table:

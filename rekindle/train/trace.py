@@ -29,9 +29,9 @@ from rekindle.train.compat import give_collectives_shapes, require_newest
 from rekindle.train.live import GRADIENTS, MOMENTS, PARAMETERS, TEACHER, TEMPORARIES, Live
 
 if TYPE_CHECKING:
-    from rekindle.train.batches import Micro
     from rekindle.train.mesh import Mesh
-    from rekindle.train.objective import Goal
+    from rekindle.train.micro import Micro
+    from rekindle.train.part import Goal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Run:
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         from rekindle.train import modules, teacher, weights
-        from rekindle.train.objective import Goal
+        from rekindle.train.part import Goal
 
         trace, mesh = self.trace, self.mesh
         if trace.teacher is None:
@@ -280,8 +280,8 @@ class _Run:
         """Every token is a target, and every sequence one document: what takes most."""
         import numpy as np
 
-        from rekindle.train.batches import Micro
         from rekindle.train.documents import Documents
+        from rekindle.train.micro import Micro
 
         trace, cp = self.trace, self.trace.layout.cp
         rows, length = trace.layout.micro_batch_size, trace.sequence // cp

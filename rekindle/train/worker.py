@@ -45,8 +45,8 @@ from rekindle.train.job import Job
 from rekindle.train.ledger import Ledger, forget
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal
 from rekindle.train.parallel import DTYPES, Parts, build, settle
+from rekindle.train.part import Goal
 from rekindle.train.probe import probe_packing
 from rekindle.train.profile import FILE as PROFILE
 from rekindle.train.profile import Profiler, tips

@@ -5,7 +5,7 @@
 Both run the same module on the same batches: a block of steps by `Trainer.fit` (data, agreement,
 clipping, history, measurements), then one that a hand would write: forward, backward, step. A step
 takes 50 ms and more. A ratio of 1 is the ceiling. Then a text classifier whose step takes some 5 ms:
-dropout is seeded for each block of each micro-batch, once by `objective.seed` and once by
+dropout is seeded for each block of each micro-batch, once by `part.seed` and once by
 `torch.manual_seed`, which a hand would write."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(folder: Path, count: int) -> None:
 
     from rekindle.spec.model import CheckpointSpec
     from rekindle.tasks import load_task
-    from rekindle.train import numerics, objective
+    from rekindle.train import numerics, part
     from rekindle.train.checkpoint import Checkpointer
     from rekindle.train.history import History
     from rekindle.train.loop import Plan, StopFlag, Trainer
@@ -110,7 +110,7 @@ def measure(folder: Path, count: int) -> None:
     works = [small.batches.make(step) for step in range(100)]
 
     def seeded(seed: Any, number: int) -> float:
-        objective.seed = seed
+        part.seed = seed
         began = time.perf_counter()
         for each in works:
             small._backward(each)
@@ -121,7 +121,7 @@ def measure(folder: Path, count: int) -> None:
         torch.manual_seed(key)
 
     ways = {
-        "generators": functools.partial(seeded, objective.seed),
+        "generators": functools.partial(seeded, part.seed),
         "manual_seed": functools.partial(seeded, by_hand),
     }
     for way in ways.values():

@@ -27,7 +27,7 @@ from rekindle.registry.signature import log_model
 from rekindle.spec.load import load_spec
 from rekindle.spec.model import EvaluateSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import scorer
+from rekindle.train import linear_loss, scorer
 from rekindle.train.modelfolder import digest_of, open_model
 from rekindle.train.score import job_of
 from tests.data.dialogues import FORMS, model, sharded, source
@@ -109,7 +109,7 @@ def test_scores_are_those_of_transformers_one_text_at_a_time(form, tmp_path, mon
     for i, (tokens_at_once, logits_at_once) in enumerate(((1 << 14, 1 << 24), (200, 3_000))):
         monkeypatch.setattr(scorer, "TOKENS_AT_ONCE", tokens_at_once)
         monkeypatch.setattr(
-            scorer,
+            linear_loss,
             "rows_at_once",
             lambda columns, device, most=logits_at_once: max(1, most // columns),
         )
@@ -331,7 +331,7 @@ def test_judging_targets_reads_nothing_back_from_the_device():
     """A read (.item(), .tolist(), a boolean index) of a fake tensor raises, because it holds no numbers."""
     with FakeTensorMode():
         hidden_FH, weight_VH = torch.zeros(9, 16), torch.zeros(400, 16)
-        found = scorer.judge_targets(hidden_FH, weight_VH, torch.zeros(9, dtype=torch.int64))
+        found = linear_loss.judge_targets(hidden_FH, weight_VH, torch.zeros(9, dtype=torch.int64))
         with pytest.raises(DataDependentOutputException):
             found[0, 0].item()
     assert (tuple(found.shape), found.dtype) == ((9, 2), torch.float64)

@@ -34,7 +34,7 @@ def case(model, examples, layout, train):
     rows = read_piece(open_examples(Path(examples), "test"), 0)
     sums = loaded.score(encode(opened, rows), lambda done: turns.append(done) or False)
     texts = []
-    if loaded.tokens:
+    if opened.task.objective == "tokens":
         writer = Writer(loaded, lambda: None)
         texts = opened.task.generate(writer, PROMPT, opened.settings, opened.path, 5)
     parameters = [p for _, p in loaded.parts.parameters()]

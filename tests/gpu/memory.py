@@ -11,7 +11,7 @@ import torch
 
 from rekindle.plan import trace
 from rekindle.plan.memory import memory, needed
-from rekindle.train import objective
+from rekindle.train import linear_loss
 from tests.gpu.here import GIB, Here, Row, TooSmall, alone, size
 from tests.gpu.training import Case, step, trainer_of
 from tests.plan.retrace import GPT2, SMALL, finalist_of, llama
@@ -133,7 +133,7 @@ def check_loss(here: Here) -> Iterator[Row]:
             here.synchronise()
             here.reset_peak()
             before, began = here.held(), time.perf_counter()
-            loss, _ = objective.linear_cross_entropy(states, head, labels, scale)
+            loss, _ = linear_loss.linear_cross_entropy(states, head, labels, scale)
             loss.backward()  # type: ignore[no-untyped-call]
             here.synchronise()
             seconds.append(time.perf_counter() - began)
@@ -144,7 +144,7 @@ def check_loss(here: Here) -> Iterator[Row]:
         yield here.on_gpu(name, text, 0 < more <= limit)
         few = slice(0, min(tokens, 512))
         with torch.no_grad():
-            part, _ = objective.linear_cross_entropy(states[few], head, labels[few], scale)
+            part, _ = linear_loss.linear_cross_entropy(states[few], head, labels[few], scale)
             logits = (states[few] @ head.T).float()
             whole = torch.nn.functional.cross_entropy(logits, labels[few], reduction="sum") * scale
         off = abs(float(part) / float(whole) - 1)

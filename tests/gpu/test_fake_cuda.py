@@ -28,16 +28,17 @@ from rekindle.train import (
     attention,
     compat,
     kernels,
+    linear_loss,
     modules,
-    objective,
     parallel,
+    part,
     weights,
 )
 from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal
 from rekindle.train.optimizer import Optimizer
+from rekindle.train.part import Goal
 from tests.gpu.here import Here
 from tests.gpu.training import IMAGE, TEXT, TOKENS, Case, model, plain, shards_of
 
@@ -134,7 +135,7 @@ def traced(monkeypatch):
 
     monkeypatch.setattr(compat, "varlen_attn", recorded)
     monkeypatch.setattr(kernels, "kernel_for", kernel_for)
-    monkeypatch.setattr(objective, "seed", lambda key, device: None)
+    monkeypatch.setattr(part, "seed", lambda key, device: None)
     torch._C._set_cudnn_enabled(False)  # which algorithm a convolution takes would ask its library
     dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
     try:
@@ -293,7 +294,7 @@ def test_the_loss_makes_its_gradients_on_the_device_without_a_read():
             needs_input_grad=(True, True, False, False),
             save_for_backward=lambda *made: kept.extend(made),
         )
-        loss, right = objective._LinearCrossEntropy.forward(
+        loss, right = linear_loss._LinearCrossEntropy.forward(
             context, states, head, labels, scale, None, 0, True, None
         )
         assert {t.device for t in (loss, right, *kept)} == {CUDA}

@@ -22,7 +22,7 @@ from rekindle.tasks import load_task
 from rekindle.train import adapters, modules, parallel, weights
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal
+from rekindle.train.part import Goal
 from tests.gpu.here import Here
 
 TOKENS, TEXT, IMAGE = "causal_lm", "text_classification", "image_classification"

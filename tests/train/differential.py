@@ -35,8 +35,9 @@ from rekindle.train import (
     compare,
     modelfolder,
     modules,
-    objective,
+    objectives,
     parallel,
+    part,
     weights,
 )
 from rekindle.train.documents import Documents
@@ -44,7 +45,7 @@ from rekindle.train.export import export
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal
+from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline  # noqa: F401
 from rekindle.train.probe import probe_packing
 
@@ -226,11 +227,11 @@ def sabotage(fault: str) -> None:
         parallel.tensor.shared_by_share = lambda network, tokens: frozenset()
     elif fault == "one document":
         made = Documents.of
-        batches.Documents = types.SimpleNamespace(
+        objectives.tokens.Documents = types.SimpleNamespace(
             of=lambda numbers, *place: made(np.ones_like(numbers), *place)
         )
     elif fault == "one dropout seed":
-        objective._mixed = lambda key, place: int(torch.randint(2**31, (1,))) + dist.get_rank()
+        part._mixed = lambda key, place: int(torch.randint(2**31, (1,))) + dist.get_rank()
 
 
 def _with_local_count(self, work):

@@ -29,7 +29,7 @@ from rekindle.train.fakes import engine_without_values
 from rekindle.train.live import Live
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal
+from rekindle.train.part import Goal
 
 
 def made_shards(task: str, rows: int, length: int, vocabulary: int) -> Shards:

@@ -57,9 +57,9 @@ class Masks:
 
 def patch_ours(masks: Masks) -> None:
     """Texts lie one behind the other; the last block computes first tokens alone."""
-    from rekindle.train import attention, dropout, objective
+    from rekindle.train import attention, dropout, part
 
-    forward = objective.Part.forward
+    forward = part.Part.forward
 
     def begun(self: Any, carried: Any = None, *, micro: Any) -> Any:
         if self.training:
@@ -77,7 +77,7 @@ def patch_ours(masks: Masks) -> None:
             return torch.cat(rows).view(*shape)
         return torch.stack([row[0] for row in rows]).view(*shape)
 
-    objective.Part.forward = begun
+    part.Part.forward = begun
     dropout.kept = attention.kept = kept
 
 

@@ -23,7 +23,7 @@ from rekindle.train import attention, kernels, modules, parallel
 from rekindle.train.documents import Documents
 from rekindle.train.fakes import as_on_gpu
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal
+from rekindle.train.part import Goal
 from tests.train import varlen_reference
 
 CPU = torch.device("cpu")

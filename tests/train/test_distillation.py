@@ -21,13 +21,13 @@ from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, objective, worker
+from rekindle.train import attention, linear_loss, worker
 from rekindle.train.batches import Batches
 from rekindle.train.feed import Feed
 from rekindle.train.job import Job
 from rekindle.train.live import Live
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Part
+from rekindle.train.part import Part
 from tests.support.train_layouts import MODELS, NO_DROPOUT, TASKS
 from tests.train.differential import PACK, made_shards
 
@@ -140,7 +140,7 @@ def test_a_taught_loss_holds_logits_of_a_few_tokens_however_many_there_are(monke
     """Heads of 128,256 x 4,096, traced without values with a GPU's pieces."""
     hidden, vocabulary, peaks = 4_096, 128_256, {}
     monkeypatch.setattr(
-        objective, "rows_at_once", lambda columns, device: rows_at_once(columns, "cuda")
+        linear_loss, "rows_at_once", lambda columns, device: rows_at_once(columns, "cuda")
     )
     for tokens in (2_048, 8_192):
         live = Live()
@@ -148,10 +148,10 @@ def test_a_taught_loss_holds_logits_of_a_few_tokens_however_many_there_are(monke
             states, theirs = (torch.empty(tokens, hidden, dtype=torch.bfloat16) for _ in range(2))
             head = torch.empty(vocabulary, hidden, dtype=torch.bfloat16, requires_grad=True)
             taught = torch.nn.Linear(hidden, vocabulary, bias=False, dtype=torch.bfloat16)
-            lesson = objective.Lesson(taught.requires_grad_(False), theirs, WARMTH, SHARE)
+            lesson = linear_loss.Lesson(taught.requires_grad_(False), theirs, WARMTH, SHARE)
             labels, scale = torch.empty(tokens, dtype=torch.int64), torch.empty(())
             with live.counting():
-                loss, _ = objective.linear_cross_entropy(
+                loss, _ = linear_loss.linear_cross_entropy(
                     states.requires_grad_(), head, labels, scale, lesson=lesson
                 )
                 loss.backward()

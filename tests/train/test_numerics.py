@@ -14,9 +14,9 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import image_classification, load_task
 from rekindle.train import numerics, weights
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal, Part
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import Parts, Stage
+from rekindle.train.part import Goal, Part
 from rekindle.train.score import settings_of
 from tests.support.train_layouts import MODELS
 from tests.support.train_step import case, ranks

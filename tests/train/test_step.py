@@ -23,14 +23,14 @@ from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import objective, parallel, weights
+from rekindle.train import linear_loss, parallel, part, weights
 from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
 from rekindle.train.live import Live
 from rekindle.train.loop import StopFlag
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal
 from rekindle.train.optimizer import Optimizer
+from rekindle.train.part import Goal
 from tests.support.train_step import BERT, Reads, case, ranks
 from tests.train.differential import GLOBAL, PACK, ROWS, made_shards, trainer_of
 
@@ -233,7 +233,7 @@ def test_the_loss_of_a_large_vocabulary_takes_few_passes_and_little_memory_on_a_
     """8,192 tokens of Llama-3-8B's head, 128,256 x 4,096, traced without values with a GPU's pieces."""
     tokens, hidden, vocabulary = 8_192, 4_096, 128_256
     monkeypatch.setattr(
-        objective, "rows_at_once", lambda columns, device: rows_at_once(columns, "cuda")
+        linear_loss, "rows_at_once", lambda columns, device: rows_at_once(columns, "cuda")
     )
     found, head_gib = {}, vocabulary * hidden * 2 / 2**30
     for frozen in (False, True):
@@ -243,7 +243,7 @@ def test_the_loss_of_a_large_vocabulary_takes_few_passes_and_little_memory_on_a_
             head = torch.empty(vocabulary, hidden, dtype=torch.bfloat16, requires_grad=not frozen)
             labels, count = torch.empty(tokens, dtype=torch.int64), torch.empty(())
             with live.counting(), products:
-                loss, _ = objective.linear_cross_entropy(states, head, labels, count)
+                loss, _ = linear_loss.linear_cross_entropy(states, head, labels, count)
                 loss.backward()
         found[frozen] = products.count, live.peak / 2**30
         print(
@@ -324,7 +324,7 @@ def test_seeding_dropout_leaves_nothing_behind_for_devices_that_are_not_there():
 def test_a_seed_gives_the_bits_of_manual_seed():
     torch.manual_seed(12345)
     theirs = torch.rand(5)
-    objective.seed(12345, torch.device("cpu"))
+    part.seed(12345, torch.device("cpu"))
     assert torch.equal(torch.rand(5), theirs)
 
 
@@ -344,8 +344,8 @@ def test_a_pipeline_sees_few_lengths_however_many_texts_have(task):
         if task == "causal_lm":
             seen.add(batches._longest(np.array([row]), np.array([0])))
         else:
-            (micro,) = batches._padded(
-                [batches._micro(np.array([row]), np.array([0]), 0, 0, torch.ones(1))]
+            (micro,) = batches.objective.alike(
+                batches, [batches._micro(np.array([row]), np.array([0]), 0, 0, torch.ones(1))]
             )
             seen.add(micro.inputs["input_ids"].shape[1])
     assert len(set(lengths.tolist())) > 8

@@ -18,9 +18,9 @@ from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
 from rekindle.train.feed import Feed
 from rekindle.train.mesh import Mesh
-from rekindle.train.objective import Goal, Part
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import Parts, Stage
+from rekindle.train.part import Goal, Part
 from rekindle.train.schedule import learning_rate
 from tests.quick import first
 from tests.train import varlen_reference
@@ -248,7 +248,7 @@ def test_a_pipeline_fills_joined_texts_up_to_one_length_that_nobody_looks_at():
         made._micro(rows, np.arange(2), 0, 0, torch.ones(1))
         for rows in (np.array([3, 8]), np.array([20, 5]))
     ]
-    filled = made._padded(micro)
+    filled = made.objective.alike(made, micro)
     (length,) = {m.inputs["input_ids"].shape[1] for m in filled}
     assert length >= max(m.inputs["input_ids"].shape[1] for m in micro)
     net = network("distilbert").eval()

@@ -1,0 +1,22 @@
+"""Objectives, one file each: what is minimised, and what examples score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from rekindle.tasks.base import Task
+from rekindle.train.objectives.base import Objective
+from rekindle.train.objectives.classes import Classes
+from rekindle.train.objectives.tokens import Tokens
+
+OBJECTIVES: Mapping[str, Objective] = MappingProxyType({"classes": Classes(), "tokens": Tokens()})
+"""By the name that a task gives its own."""
+
+
+def objective_of(task: Task) -> Objective:
+    """What the task minimises."""
+    return OBJECTIVES[task.objective]
+
+
+__all__ = ["OBJECTIVES", "Objective", "objective_of"]

@@ -1,0 +1,228 @@
+"""One class for each example: images, or texts. Texts share a sequence where the network's family
+says how each gets a summary of its own.
+
+Shapes: B rows, T tokens of this rank, H hidden, C classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rekindle.families import Modules
+from rekindle.tasks.text_classification import TextClassification
+from rekindle.train import modules
+from rekindle.train.documents import Documents
+from rekindle.train.linear_loss import exact
+from rekindle.train.micro import Chosen, Micro, Tensors
+from rekindle.train.objectives.base import Objective, row
+
+if TYPE_CHECKING:
+    from rekindle.spec.layout import Layout
+    from rekindle.tasks.base import Settings
+    from rekindle.train.batches import Batches
+    from rekindle.train.part import Goal, Part
+
+
+class Classes(Objective):
+    """Cross-entropy of the class."""
+
+    def prepared(self, part: Part) -> bool:
+        networks = [part.network, *part.teachers]
+        joins = isinstance(part.task, TextClassification) and all(
+            known is not None and known.summary is not None
+            for known in map(modules.known, networks)
+        )
+        for one in networks if part.last and joins else ():
+            _summarise_each(one, part)
+        return joins
+
+    def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
+        table, rows = chosen.table, chosen.rows
+        if batches.joined:  # shorter ones first: those of like length are one group
+            by_length = np.argsort(table.column("input_ids").combine_chunks().value_lengths())
+            table, rows = table.take(by_length), rows[by_length]
+        micro = Micro(
+            inputs={} if batches.joined else batches.task.collate(table, batches.settings),
+            labels=torch.from_numpy(table.column("label").to_numpy().astype(np.int64)),
+            weights=torch.from_numpy((rows >= 0).astype(np.float64)),
+            key=key,
+            count=count,
+        )
+        return _joined(micro, table) if batches.joined else micro
+
+    def alike(self, batches: Batches, micro: list[Micro]) -> list[Micro]:
+        """Texts of the same length in all micro-batches of a pipeline."""
+        pad = int(batches.settings.get("pad_token_id", 0))
+        found = [m.inputs["input_ids"].shape[1] for m in micro if "input_ids" in m.inputs]
+        if batches.joined:
+            size = micro[0].labels.numel()
+            longest = size * batches.rounded(-(-max(found) // size))
+            return [_filled(m, longest, pad) for m in micro]
+        longest = batches.rounded(max(found, default=1))
+
+        def one(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            if name not in ("input_ids", "attention_mask"):
+                return tensor
+            value = pad if name == "input_ids" else 0
+            return F.pad(tensor, (0, longest - tensor.shape[1]), value=value)
+
+        return [
+            dataclasses.replace(m, inputs={name: one(name, t) for name, t in m.inputs.items()})
+            for m in micro
+        ]
+
+    def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
+        assert micro.weights is not None
+        labels_B, count = micro.labels, micro.count[0]
+        if micro.documents is not None:
+            batch["documents"] = micro.documents  # type: ignore[assignment]
+            part.documents = len(micro.documents.queries)
+        if not part.last:
+            return part.hidden(batch)
+        part.texts = None if micro.targets is None else len(micro.targets)
+        theirs_BC = _taught(part, batch)
+        logits_BC = exact(_logits(part, batch))
+        losses_B = F.cross_entropy(
+            logits_BC, labels_B, reduction="none",
+            label_smoothing=part.goal.label_smoothing if part.training else 0.0,
+        )  # fmt: skip
+        weights_B = micro.weights.to(logits_BC.dtype)
+        loss = (losses_B * weights_B).sum() / count
+        if theirs_BC is not None:
+            soft = (_divergence(logits_BC, theirs_BC, part.goal) * weights_B).sum() / count
+            share = part.goal.teacher_weight
+            loss = (1 - share) * loss + share * part.goal.temperature**2 * soft
+        right = ((logits_BC.argmax(-1) == labels_B) * weights_B).sum()
+        return row(loss, right.to(loss.dtype), weights_B.sum())
+
+    def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
+        """[B, C]: the logits."""
+        return exact(_logits(part, batch)) if part.last else part.hidden(batch)
+
+    def alone(
+        self, task: Any, table: pa.Table, settings: Settings, layout: Layout, cp_rank: int
+    ) -> tuple[Micro, torch.Tensor]:
+        rows = torch.arange(len(table))
+        inputs = task.collate(table, settings)
+        return Micro(inputs, labels=rows, count=torch.ones(1), key=0), rows
+
+    def sums(self, result: torch.Tensor, micro: Micro) -> torch.Tensor:
+        return result
+
+    def width(self, labels: Sequence[str]) -> int:
+        return len(labels)
+
+
+def _logits(part: Part, batch: Tensors) -> torch.Tensor:
+    if part.first or hasattr(part.network, "config"):
+        return part.task.logits(part.network, batch)
+    logits_BC: torch.Tensor = part.network(batch["inputs_embeds"])
+    return logits_BC
+
+
+def _divergence(ours_BC: torch.Tensor, theirs_BC: torch.Tensor, goal: Goal) -> torch.Tensor:
+    """From a teacher's softened distribution, of each row."""
+    warmth = goal.temperature
+    return F.kl_div(
+        F.log_softmax(ours_BC / warmth, -1),
+        F.log_softmax(theirs_BC.to(ours_BC.dtype) / warmth, -1),
+        reduction="none", log_target=True,
+    ).sum(-1)  # fmt: skip
+
+
+def _taught(part: Part, batch: Tensors) -> torch.Tensor | None:
+    """The teacher's logits of classes, before the student's forward pass, whose activations are
+    not there yet."""
+    if not (part.teachers and part.training):
+        return None
+    with torch.no_grad():
+        return part.task.logits(part.teachers[0], batch)
+
+
+def _joined(micro: Micro, table: pa.Table) -> Micro:
+    """The texts of the micro-batch one after the other, in one sequence."""
+    column = table.column("input_ids").combine_chunks()
+    lengths_B = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+    ids_F = column.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    starts_B = np.cumsum(lengths_B) - lengths_B
+    positions_F = np.arange(len(ids_F)) - np.repeat(starts_B, lengths_B)
+    return dataclasses.replace(
+        micro,
+        inputs={
+            "input_ids": torch.from_numpy(ids_F)[None],
+            "position_ids": torch.from_numpy(positions_F)[None],
+        },
+        targets=torch.from_numpy(starts_B),
+        documents=Documents.of_texts(lengths_B.tolist()),
+    )
+
+
+def _filled(micro: Micro, length: int, pad: int) -> Micro:
+    """Joined texts, and behind them one more whose result is dropped."""
+    assert micro.documents is not None
+    room = length - micro.inputs["input_ids"].shape[1]
+    if not room:
+        return micro
+    inputs = {
+        name: F.pad(tensor, (0, room), value=pad if name == "input_ids" else 0)
+        for name, tensor in micro.inputs.items()
+    }
+    # in pieces no longer than a text may be: attention costs their square
+    most = max(micro.documents.queries)
+    rest = [most] * (room // most) + ([room % most] if room % most else [])
+    documents = Documents.of_texts([*micro.documents.queries, *rest])
+    return dataclasses.replace(micro, inputs=inputs, documents=documents)
+
+
+def _summarise_each(network: nn.Module, part: Part) -> None:
+    """Have transformers' own summary of the first token made of each joined text: [1, documents, H]
+    becomes [texts, 1, H] in front of it. Documents behind the texts fill a pipeline's sequence."""
+    known, body = modules.required(network, "summary"), modules.backbone(network)
+
+    def each(hidden_BTH: torch.Tensor) -> torch.Tensor:
+        if part.texts is None:
+            return hidden_BTH
+        if hidden_BTH.shape[1] != part.documents:
+            raise RuntimeError(f"{hidden_BTH.shape[1]} summaries of {part.documents} documents")
+        return hidden_BTH[0, : part.texts, None]
+
+    def before(module: nn.Module, args: Any) -> Any:
+        return (each(args[0]), *args[1:])
+
+    def behind(module: nn.Module, args: Any, output: Any) -> Any:
+        output["last_hidden_state"] = each(output["last_hidden_state"])
+        return output
+
+    _compute_only_firsts(modules.blocks(network)[-1][1], known)
+    if known.summary:
+        body.get_submodule(known.summary).register_forward_pre_hook(before)
+    else:
+        body.register_forward_hook(behind)
+
+
+def _compute_only_firsts(block: nn.Module, known: Modules) -> None:
+    """Have the last block compute, behind its attention, each joined text's first token alone:
+    [1, T, H] becomes [1, documents, H], and nothing reads what is left out.
+
+    The documents are taken from attention's own arguments, which are right as well where a block
+    computes its activations again."""
+    documents: list[Documents | None] = [None]
+
+    def seen(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        documents[0] = kwargs.get("documents")
+
+    def narrowed(module: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
+        if documents[0] is None:
+            return args
+        firsts = documents[0].starts[:-1]
+        return tuple(x_BTH.index_select(1, firsts) for x_BTH in args)
+
+    block.get_submodule(known.attention).register_forward_pre_hook(seen, with_kwargs=True)
+    block.get_submodule(known.behind).register_forward_pre_hook(narrowed)
