@@ -44,9 +44,9 @@ sbom: install  ## what images hold beside their base, as CycloneDX: build/rekind
 demo: install  ## retrain, judge and register a digits model here and now
 	$(BIN)/rekindle run configs/digits.yaml
 
-# A file at a time on three processes: most tests wait for child processes that import on one core.
+# A file at a time on two processes: most tests wait for child processes that import on one core.
 # JOBS=auto is for machines with more of them.
-JOBS ?= 3
+JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml=build/tests.xml
 
 test: install  ## the tests, within ten minutes

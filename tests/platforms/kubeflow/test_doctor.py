@@ -87,10 +87,10 @@ def test_a_cluster_without_the_trainer_is_told_how_to_install_it(tmp_path: Path)
     (tmp_path / "empty").mkdir()
     handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path / "empty")
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:  # to which nothing is known
-        threading.Thread(target=api_checks.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         done = doctor(url, tmp_path, "--json")
-        api_checks.shutdown()
+        server.shutdown()
     assert done.returncode == 2
     (problem,) = json.loads(done.stdout)["errors"]
     assert problem["what"] == "the cluster has no Kubeflow Trainer v2"
