@@ -15,6 +15,7 @@ train: {epochs: 1}
 register: {approval: manual}
 platforms: {local: {ranks: 1}}
 """
+WAITS = re.compile("needs approval|Waiting for approval")  # a card shows `approval: manual`, too
 QUICK = [
     "--set",
     "train.epochs=1",
@@ -32,6 +33,8 @@ def test_a_person_approves_what_the_gate_let_pass(cli, registry):
     waiting = cli.json("run", "manual.yaml", "--home", "manual")
     assert waiting["gate"]["decision"] == "approval_needed"
     assert waiting["gate"]["promoted"] is False
+    pages = [Path(waiting["card"]), cli.folder / "manual" / "index.html"]
+    assert all(WAITS.search(page.read_text()) for page in pages)
     assert registry("manual", "manual")["aliases"] == {"challenger": "1"}
     (evidence,) = Path(cli.folder / "manual").rglob("artifacts/*evaluate*/*/evidence")
     original = evidence.read_text()
@@ -44,10 +47,7 @@ def test_a_person_approves_what_the_gate_let_pass(cli, registry):
     assert registry("manual", "manual")["aliases"] == {"champion": "1"}
     (run,) = cli.json("runs", "--home", "manual")["runs"]
     assert run["gate"]["decision"] == "promoted"
-    for page in (Path(run["card"]), cli.folder / "manual" / "index.html"):
-        assert not {"needs approval", "Waiting for approval"} & set(
-            re.findall("needs approval|Waiting for approval", page.read_text())
-        )
+    assert not [page for page in pages if WAITS.search(page.read_text())]
     assert "champion" in cli("promote", "latest", "--home", "manual").stdout, "twice is once"
 
 
