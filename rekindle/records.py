@@ -27,6 +27,7 @@ SCHEMA_VERSION = 1
 
 StepStatus = Literal["pending", "running", "succeeded", "failed", "skipped", "cancelled"]
 RunStatus = Literal["submitting", "running", "succeeded", "failed", "cancelled", "preempted"]
+Objective = Literal["classes", "tags", "tokens"]
 Decision = Literal["promoted", "pending", "approval_needed", "refused"]
 
 
@@ -258,10 +259,10 @@ class ShardManifest(Record):
     refused at read.
 
     `rows` per split; `dropped` examples per split that hold nothing to learn from (empty: none);
-    `labels` in index order (empty where the task has none); `class_rows` per split and label;
-    `slices` the columns that evaluation groups by; `settings` what the task stored beside the
-    shards (image shape, tokenizer length ...); `examples` the fingerprint of all example hashes, in
-    order."""
+    `labels` in index order (empty where the task has none); `class_rows` per split and label
+    (words, where each has a tag); `slices` the columns that evaluation groups by; `settings` what
+    the task stored beside the shards (image shape, tokenizer length ...); `examples` the
+    fingerprint of all example hashes, in order."""
 
     schema_version: int = SCHEMA_VERSION
     task: str
@@ -426,8 +427,9 @@ class Contender(Record):
 class Scores(Record):
     """Kind `scores`: `scores.json` beside `scores.parquet`, which has one row an example that
     decides: `id`, `hash`, `label`, the columns of slices in the struct `slices`, and what each
-    contender scores in the structs `candidate` and `champion`: `logits`, or `nats`, `right` and
-    `targets`, summed over the targets, and `target_bytes`.
+    contender scores in the structs `candidate` and `champion`: `logits` (of tags, those of a word
+    after those of the word before), or `nats`, `right` and `targets`, summed over the targets, and
+    `target_bytes`.
 
     `objective` is that of the candidate's task. `champion` is null where there is none, or where
     `incomparable` says why it cannot be compared (the name of a check, and a sentence);
@@ -436,7 +438,7 @@ class Scores(Record):
     `Evidence`; `samples` are the candidate's."""
 
     schema_version: int = SCHEMA_VERSION
-    objective: Literal["classes", "tokens"]
+    objective: Objective
     candidate: Contender
     champion: Contender | None = None
     champion_version: str = ""

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from rekindle.data.validate import Findings
 from rekindle.spec.model import DataSpec
 
-Kind = Literal["text", "image", "messages", "scalar"]
+Kind = Literal["text", "image", "list", "scalar"]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -81,10 +81,12 @@ def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
     if modality == "image":
         content = {names.image: "image"}
     elif modality == "document" and names.form == "chat":
-        content = {names.messages: "messages"}
+        content = {names.messages: "list"}
     elif modality == "document" and names.form == "completion":
         content = {names.prompt: "text", names.completion: "text"}
-    label = None if modality == "document" else names.label
+    elif modality == "words":
+        content = {names.words: "list", names.label: "list"}
+    label = None if modality in ("document", "words") else names.label
     others = [label, names.key, time_column(data), *data.slices]
     wanted: dict[str | None, Kind] = {**dict.fromkeys(others, "scalar"), **content}
     return {name: wanted[name] for name in [*content, *wanted] if name}

@@ -29,24 +29,31 @@ from rekindle.tasks import Task, load_task
 from rekindle.tasks.base import Settings
 
 _AHEAD = 2
-_CONTENT = ("text", "image", "document")
+_CONTENT = ("text", "words", "image", "document")
 _MODULE = "rekindle.data.encode"
 
 
 def encode_batch(
     task: Task, batch: pa.RecordBatch, labels: dict[str, int], settings: Settings, assets: Path
 ) -> pa.RecordBatch:
-    """Shard rows of a batch: id, hash, label as class index if there is one, slices, and what the
-    task encodes."""
+    """Shard rows of a batch: id, hash, label as class index (or indices) if there is one, slices,
+    and what the task encodes."""
     names = [name for name in batch.schema.names if name not in ("split", *_CONTENT)]
     columns: dict[str, Any] = {name: batch.column(name) for name in names}
     if "label" in columns:
-        indices = [labels[label] for label in batch.column("label").to_pylist()]
-        columns["label"] = pa.array(indices, pa.int32())
+        columns["label"] = _indices(batch.column("label"), labels)
     encoded = task.encode(batch, settings, assets)
     if clash := sorted(set(encoded) & set(columns)):
         raise ValueError(f"encode returned a column `{clash[0]}`, which the shard already has")
     return pa.record_batch({**columns, **encoded})
+
+
+def _indices(column: pa.Array, labels: dict[str, int]) -> pa.Array:
+    """Class indices in place of labels, and of lists of them."""
+    if not pa.types.is_list(column.type):
+        return pa.array([labels[label] for label in column.to_pylist()], pa.int32())
+    rows = [[labels[label] for label in row] for row in column.to_pylist()]
+    return pa.array(rows, pa.list_(pa.int32()))
 
 
 class Encoders:

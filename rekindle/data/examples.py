@@ -30,13 +30,14 @@ SUMMARY = "summary.json"
 HASH_BYTES = 16
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 << 20
-_RESERVED = ("id", "hash", "split", "label", "text", "image", "document")
+_RESERVED = ("id", "hash", "split", "label", "text", "words", "image", "document")
 
 
 class ExamplesSummary(Record):
-    """`summary.json`: what `ingest` found. `rows` per split, `class_rows` per split and label,
-    `labels` in index order (empty where the task has none), `image_shape` as height, width,
-    channels; `source` is the fingerprint of the source's content."""
+    """`summary.json`: what `ingest` found. `rows` per split, `class_rows` per split and label
+    (words, where each has a tag), `labels` in index order (empty where the task has none),
+    `image_shape` as height, width, channels; `source` is the fingerprint of the source's
+    content."""
 
     schema_version: int = SCHEMA_VERSION
     modality: str
@@ -51,7 +52,8 @@ class ExamplesSummary(Record):
 
 def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
     """Columns of examples, as tasks/base.py lists them."""
-    label = [] if modality == "document" else [pa.field("label", pa.string())]
+    one = pa.list_(pa.string()) if modality == "words" else pa.string()
+    label = [] if modality == "document" else [pa.field("label", one)]
     fixed = [
         pa.field("id", pa.string()),
         pa.field("hash", pa.binary(HASH_BYTES)),
@@ -133,7 +135,8 @@ class _BatchFile:
 
 def _content_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
     """Bytes of text or pixels of each row."""
-    name = next(name for name in ("text", "document", "image") if name in table.schema.names)
+    known = ("text", "words", "document", "image")
+    name = next(name for name in known if name in table.schema.names)
     return np.asarray(pa.compute.binary_length(table.column(name)), np.int64)
 
 

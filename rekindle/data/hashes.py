@@ -48,7 +48,7 @@ class _ColumnHash:
         """Take in the column's values of a batch."""
         if self._kind == "image":
             values = pa.array([_image_bytes(raw, v) for v in raw.columns[column]], pa.binary())
-        elif self._kind == "messages":
+        elif self._kind == "list":
             values = pa.array([_as_json(value) for value in raw.columns[column]], pa.string())
         else:
             values = texts(raw, column, self._kind, Findings()).values

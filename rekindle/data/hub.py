@@ -8,6 +8,7 @@ revision points to now. HF_ENDPOINT and HF_TOKEN mean what they mean to `hugging
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -53,7 +54,8 @@ class HubSource:
             raise _unreachable(self._name, error) from error
 
     def _rows(self, split: str, stream: Any, columns: list[str]) -> Iterator[RawBatch]:
-        names = getattr((stream.features or {}).get(self._label), "names", None)
+        feature = (stream.features or {}).get(self._label)
+        names = getattr(getattr(feature, "feature", feature), "names", None)  # also of a list
         own_split = split_of(split) if self._own_splits else ""
         row = 1
         for table in stream.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS):
@@ -77,10 +79,16 @@ class HubSource:
         return 0, 0
 
     def _named(self, raw: RawBatch, names: list[str]) -> RawBatch:
-        """Class numbers as class names; rows without a class left out."""
-        numbers = np.asarray(raw.columns[self._label].fill_null(-1), np.int64)  # type: ignore[union-attr]
+        """Class numbers as class names, in lists too; rows without a class left out."""
+        column, known = raw.columns[self._label], pa.array(names, pa.string())
+        if isinstance(column, (pa.ListArray, pa.LargeListArray)):  # a hidden one becomes null
+            numbers = np.asarray(column.values.fill_null(-1), np.int64)
+            tags = known.take(pa.array(numbers, mask=numbers < 0))
+            lists = type(column).from_arrays(column.offsets, tags)
+            return dataclasses.replace(raw, columns={**raw.columns, self._label: lists})
+        numbers = np.asarray(column.fill_null(-1), np.int64)  # type: ignore[union-attr]
         raw = raw.filter(numbers >= 0)
-        labels = pa.array(names, pa.string()).take(pa.array(numbers[numbers >= 0]))
+        labels = known.take(pa.array(numbers[numbers >= 0]))
         return RawBatch({**raw.columns, self._label: labels}, raw.lines, raw.file, raw.split)
 
     def _pin(self) -> str:

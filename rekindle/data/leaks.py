@@ -79,6 +79,7 @@ def _describe(folder: Path, entry: np.void) -> tuple[str, str]:
     split = SPLITS[entry["split"]]
     batch = open_examples(folder, split)[int(entry["batch"])]
     row = int(entry["row"])
-    shown = next((name for name in ("text", "document") if name in batch.schema.names), None)
+    readable = ("text", "words", "document")
+    shown = next((name for name in readable if name in batch.schema.names), None)
     value = batch.column(shown)[row].as_py() if shown else "same pixels"
     return f"{batch.column('id')[row].as_py()} in {split}", value

@@ -72,7 +72,7 @@ class Shards:
         return pa.Table.from_batches(pieces).combine_chunks().take(pa.array(np.argsort(by_owner)))
 
     def labels(self, split: str) -> npt.NDArray[np.int32]:
-        """Class index of each row."""
+        """Class index of each row; not where words have tags."""
         return np.asarray(self._tables[split].column("label"), np.int32)
 
     def lengths(self, split: str) -> npt.NDArray[np.int64]:
@@ -81,8 +81,12 @@ class Shards:
 
     def targets(self, split: str) -> npt.NDArray[np.int64]:
         """Predictions that each row asks for: its supervised tokens but a first one, which nothing
-        precedes; ones where the task has no `supervised`."""
+        precedes; its words that have a place; ones where the task has neither `supervised` nor
+        `places`."""
         table = self._tables[split]
+        if "places" in table.schema.names:
+            parts = [_placed(chunk) for chunk in table.column("places").chunks]
+            return np.concatenate([np.zeros(0, np.int64), *parts])
         if "supervised" not in table.schema.names:
             return np.ones(len(table), np.int64)
         parts = [_supervised(chunk) for chunk in table.column("supervised").chunks]
@@ -156,6 +160,14 @@ def _supervised(lists: pa.ListArray) -> npt.NDArray[np.int64]:
     starts = ends - lengths
     running = np.append(np.int64(0), np.cumsum(marks))
     counts: npt.NDArray[np.int64] = running[ends] - running[np.minimum(starts + 1, ends)]
+    return counts
+
+
+def _placed(lists: pa.ListArray) -> npt.NDArray[np.int64]:
+    """How many values of each list are not negative."""
+    ends = np.cumsum(np.asarray(lists.value_lengths(), np.int64))
+    running = np.append(np.int64(0), np.cumsum(np.asarray(lists.flatten()) >= 0))
+    counts: npt.NDArray[np.int64] = np.diff(running[ends], prepend=np.int64(0))
     return counts
 
 

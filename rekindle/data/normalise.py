@@ -11,6 +11,7 @@ from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
 from rekindle.data.split import content_hashes
 from rekindle.data.validate import Findings
+from rekindle.data.words import WordColumns
 from rekindle.spec.model import DataSpec
 
 
@@ -22,6 +23,7 @@ class Normaliser:
         self._labels = pa.array(data.labels, pa.string()) if data.labels else None
         self._images = ImageColumn(data.image_size)
         self._documents = DocumentColumns(data.columns, findings)
+        self._words = WordColumns(data, findings)
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
@@ -35,7 +37,8 @@ class Normaliser:
         keep = fit & identified
         columns = {"id": ids, self._modality: content, **self._slices(raw)}
         if self._modality != "document":
-            columns["label"], labelled = self._label(raw)
+            tagged = self._modality == "words"
+            columns["label"], labelled = self._words.tags(raw) if tagged else self._label(raw)
             keep &= labelled
         table = pa.table(columns)
         if not keep.all():
@@ -55,6 +58,8 @@ class Normaliser:
             return self._image(raw)
         if self._modality == "document":
             return self._documents(raw)
+        if self._modality == "words":
+            return self._words.words(raw)
         found = texts(raw, self._data.columns.text, "text", self._findings)
         blank = self._note("empty text", found.blank, raw)
         return found.values, ~(found.noted | blank)

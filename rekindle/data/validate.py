@@ -28,6 +28,14 @@ _FAULTS = {
         "texts must be strings, other columns strings or integers",
     ),
     "empty text": ("with an empty text or none", "remove them, or set data.columns.text"),
+    "words": (
+        "without a list of words",
+        "words are a list of strings, none of them empty; data.columns.words names the column",
+    ),
+    "tags": (
+        "whose tags are not one for each word",
+        "tags are a list of strings or integers, as many as there are words",
+    ),
     "empty prompt": ("without a prompt", "remove them, or set data.columns.prompt"),
     "empty completion": ("without a completion", "remove them, or set data.columns.completion"),
     "chat": (
@@ -152,18 +160,20 @@ def check_splits(
     class_rows: Mapping[str, Mapping[str, int]],
     labels: Sequence[str],
     required: Sequence[str],
+    complete: Sequence[str],
     findings: Findings,
 ) -> None:
-    """Note empty splits and classes that a split lacks; `rows` counts per split, `class_rows` per
-    split and label (`labels` is empty where the task has none)."""
+    """Note `required` splits that are empty, and classes that a split of `complete` lacks; `rows`
+    counts per split, `class_rows` per split and label (`labels` is empty where the task has
+    none)."""
     if len(labels) == 1:
         what = f"every row has the label `{shorten(labels[0])}`"
         findings.note(what, fix="a classifier needs at least two classes")
     sizes = ", ".join(f"{split} {count:,}" for split, count in rows.items())
     for split, count in rows.items():
-        if count:
+        if count and split in complete:
             _check_classes(split, class_rows[split], labels, findings)
-        elif split in required:
+        elif not count and split in required:
             fix = "give it a larger share in data.split, or more data"
             findings.note(f"the split {split} is empty", where=sizes, fix=fix)
 

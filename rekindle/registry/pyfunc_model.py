@@ -8,6 +8,7 @@ from typing import Any
 
 import mlflow
 import pandas as pd
+import pyarrow as pa
 
 from rekindle.registry.signature import MAX_NEW_TOKENS
 from rekindle.tasks import TokenTask
@@ -19,8 +20,9 @@ BATCH = 64
 class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     """Loading a model with MLflow runs this file, and a task of a user's beside it.
 
-    Input: a table with a column `text`, or uint8 pixels [N, H, W, C]. Output: `label` and its
-    `probability`; of a language model `text`, the answer to each (a chat's first question, a
+    Input: a table with a column `text` or `words` (lists of them), or uint8 pixels [N, H, W, C].
+    Output: `label` and its `probability`; for words `tags` and their `probabilities`, null where a
+    word was cut off; of a language model `text`, the answer to each (a chat's first question, a
     prompt, or the beginning of a text), at most `max_new_tokens` long.
     """
 
@@ -33,10 +35,11 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
         if isinstance(self.model.task, TokenTask):
             return self._written(self.model.task, list(model_input["text"]), params or {})
-        inputs = (
-            list(model_input["text"]) if self.model.task.modality == "text" else list(model_input)
-        )
+        modality = self.model.task.modality
+        inputs = list(model_input if modality == "image" else model_input[modality])
         rows = self.model.task.encode_raw(inputs, self.model.settings, self.model.path)
+        if modality == "words":
+            return self._tagged(rows)
         answers = []
         with torch.inference_mode():
             for start in range(0, len(rows), BATCH):
@@ -48,6 +51,26 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
                     for i, p in zip(index_B.tolist(), top_B.tolist(), strict=True)
                 ]
         return pd.DataFrame(answers, columns=["label", "probability"])
+
+    def _tagged(self, rows: pa.Table) -> pd.DataFrame:
+        import torch
+
+        answers = []
+        with torch.inference_mode():
+            for start in range(0, len(rows), BATCH):
+                part = rows.slice(start, BATCH)
+                tensors = self.model.task.collate(part, self.model.settings)
+                logits_BTC = self.model.task.logits(self.network, tensors)
+                tops_BT, indices_BT = torch.softmax(logits_BTC.double(), -1).max(-1)
+                for places, tops, indices in zip(
+                    part.column("places").to_pylist(), tops_BT.tolist(), indices_BT.tolist(),
+                    strict=True,
+                ):  # fmt: skip
+                    answers.append((
+                        [self.model.labels[indices[p]] if p >= 0 else None for p in places],
+                        [tops[p] if p >= 0 else None for p in places],
+                    ))  # fmt: skip
+        return pd.DataFrame(answers, columns=["tags", "probabilities"])
 
     def _written(
         self, task: TokenTask, texts: list[str], params: Mapping[str, Any]

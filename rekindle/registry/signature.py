@@ -37,15 +37,22 @@ def log_model(folder: Path, code: str) -> ModelInfo:
 
 
 def signature(model: ModelFolder) -> ModelSignature:
-    """Texts or uint8 pixels [N, H, W, C] in; label and its probability out, or a text."""
+    """Texts or uint8 pixels [N, H, W, C] in; label and its probability out, or a text. Lists of
+    words in: lists of tags and of probabilities out."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
+    from mlflow.types.schema import Array, DataType
 
     if model.task.objective == "tokens":
         text = Schema([ColSpec("string", "text")])
         length = ParamSpec("max_new_tokens", "integer", MAX_NEW_TOKENS)
         return ModelSignature(text, text, ParamSchema([length]))
+    if model.task.objective == "tags":
+        tags = ColSpec(Array(DataType.string), "tags")
+        each = ColSpec(Array(DataType.double), "probabilities")
+        words = ColSpec(Array(DataType.string), "words")
+        return ModelSignature(Schema([words]), Schema([tags, each]))
     if model.task.modality == "text":
         inputs = Schema([ColSpec("string", "text")])
     else:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import rates, schedule
-from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TOKEN_METRICS
+from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
 from rekindle.spec.model import BUILTIN_TASKS, Spec, TrainSpec
 from rekindle.spec.yaml_document import KeyPath
 
@@ -158,7 +158,8 @@ def _rate(train: TrainSpec) -> Iterator[Finding]:
 
 
 def _gate(spec: Spec) -> Iterator[Finding]:
-    known = {"causal_lm": TOKEN_METRICS}.get(spec.task, METRICS)
+    other = {"causal_lm": TOKEN_METRICS, "token_classification": TAG_METRICS}
+    known = other.get(spec.task, METRICS)
     if spec.task in BUILTIN_TASKS:
         fix = f"use one of {', '.join(known)}"
         if (metric := spec.evaluate.gate.metric) is not None and metric not in known:

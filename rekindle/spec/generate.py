@@ -98,7 +98,8 @@ of a larger one are divided among all ranks, and gathered one ahead of what comp
 logits of a few tokens at a time.
 """
 _KINDS: dict[layout_support.Kind, str] = {
-    "image": "Images", "text": "Texts with a class", "tokens": "Language models",
+    "image": "Images", "text": "Texts with a class", "tags": "Words with a tag each",
+    "tokens": "Language models",
 }  # fmt: skip
 _SIGNS = {"proven": "●", "composed": "○", "refused": "–"}
 _HALF = {"precision": "bf16"}

@@ -18,11 +18,12 @@ from rekindle.errors import UnsupportedError
 from rekindle.spec.layout import AXES, Layout
 from rekindle.spec.model import TrainSpec
 
-Kind = Literal["image", "text", "tokens"]
-KINDS: tuple[Kind, ...] = ("image", "text", "tokens")
+Kind = Literal["image", "text", "tags", "tokens"]
+KINDS: tuple[Kind, ...] = ("image", "text", "tokens")  # of a group that names none
 KIND_OF: Mapping[str, Kind] = {
     "image_classification": "image",
     "text_classification": "text",
+    "token_classification": "tags",
     "causal_lm": "tokens",
 }
 """By task; a user's own task is theirs to test."""
@@ -153,6 +154,12 @@ GROUPS = (
     Group(
         ((), ("dp",)), kinds=("tokens",), lora=(True,), compile=(True,), precision=("bf16",),
         checkpointing=("none", "full"),
+    ),
+    # what divides no token and no block
+    Group((*_up_to(1)[:3], ("dp", "shard")), kinds=("tags",), precision=("fp32", "bf16")),
+    Group(
+        (("dp", "shard"),), kinds=("tags",), precision=("fp32", "bf16"),
+        checkpointing=("none", "full"), lora=(False, True),
     ),
 )  # fmt: skip
 

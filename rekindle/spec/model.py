@@ -15,10 +15,13 @@ from pydantic import Field, PrivateAttr, StringConstraints
 from rekindle.spec.platforms import ImageSpec, PlatformsSpec, Section
 from rekindle.spec.schedule import ScheduleSpec
 
-BUILTIN_TASKS = ("causal_lm", "image_classification", "text_classification")
+BUILTIN_TASKS = (
+    "causal_lm", "image_classification", "text_classification", "token_classification",
+)  # fmt: skip
 
 Metric = Literal[
     "accuracy", "macro_f1", "log_loss", "calibration_error",
+    "entity_f1", "entity_precision", "entity_recall",
     "perplexity", "token_accuracy", "bits_per_byte",
 ]  # fmt: skip
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?$")]
@@ -39,6 +42,8 @@ class ColumnsSpec(Section):
 
     text: ColumnName = "text"
     """Column with the text (text tasks; causal_lm unless one of the next three is set)."""
+    words: ColumnName = "tokens"
+    """Column with the words of a text: a list of strings (token_classification)."""
     messages: ColumnName | None = None
     """Column with a chat: a list of `{role, content}`, role system, user or assistant. The model
     learns the assistant's turns (causal_lm)."""
@@ -50,7 +55,8 @@ class ColumnsSpec(Section):
     """Column with the image: encoded bytes, a list of numbers, or the path of a file below the
     source's folder (image tasks; `images` and `sklearn` fill it)."""
     label: ColumnName = "label"
-    """Column with the class: a string or an integer (not for causal_lm)."""
+    """Column with the class: a string or an integer; for token_classification a list of them, one
+    for each word (not for causal_lm)."""
     key: ColumnName | None = None
     """Column that identifies a record for the hash split; without it the content itself does."""
     time: ColumnName | None = None
@@ -133,8 +139,8 @@ class DataSpec(Section):
 
 
 class TokenizerSpec(Section):
-    """A tokenizer trained on the training split: WordPiece, lower-cased, for text classification;
-    byte-level BPE, which loses nothing, for causal_lm."""
+    """A tokenizer trained on the training split: WordPiece, lower-cased, for text and token
+    classification; byte-level BPE, which loses nothing, for causal_lm."""
 
     vocab_size: int = Field(4_096, ge=64, le=500_000)
     """Most entries in the vocabulary."""
@@ -422,8 +428,8 @@ class Spec(Section):
     name: Name
     """Name of the job: lower-case letters, digits, `.`, `_`, `-`."""
     task: str = Field("", pattern=r"^([a-z0-9_]*|.+\.py:[A-Za-z_][A-Za-z0-9_]*)$")
-    """What is learned: `causal_lm`, `image_classification`, `text_classification`, or
-    `path.py:Class` for one's own.
+    """What is learned: `causal_lm`, `image_classification`, `text_classification`,
+    `token_classification`, or `path.py:Class` for one's own.
     """
     pipeline: str | None = Field(
         None, pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$|^.+\.(ya?ml|json)$"

@@ -3,9 +3,10 @@
 Weights that were trained before have no default rate: the one that suits a model from scratch
 destroys them. `findings` proposes one instead, by the kind of model and by what is trained:
 
-- text classification, all weights: 2e-5, 3e-5 or 5e-5 (BERT; Devlin et al. 2019, arXiv 1810.04805,
-  appendix A.3);
-- text classification, LoRA: 3e-4 to 5e-4 (RoBERTa; Hu et al. 2021, arXiv 2106.09685, appendix D);
+- text and token classification, all weights: 2e-5, 3e-5 or 5e-5 (BERT; Devlin et al. 2019, arXiv
+  1810.04805, appendix A.3);
+- text and token classification, LoRA: 3e-4 to 5e-4 (RoBERTa; Hu et al. 2021, arXiv 2106.09685,
+  appendix D);
 - language models, all weights: 2e-5 (Llama 2; Touvron et al. 2023, arXiv 2307.09288, section 3.1);
 - language models, LoRA: 2e-4, and 1e-4 from 33B (QLoRA; Dettmers et al. 2023, arXiv 2305.14314,
   appendix B), ten times the rate of all weights (Schulman and Thinking Machines 2025, "LoRA Without
@@ -26,9 +27,13 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 LEAST_LR_OF_BF16 = 2**-8 * 0.02
 
 # (proposed, how it is usual), by task and by whether adapters alone are trained
+_ENCODER = ("3e-5", "2e-5 to 5e-5 are usual for encoders such as BERT")
+_ENCODER_LORA = ("4e-4", "3e-4 to 5e-4 are usual for encoders with LoRA")
 _USUAL = {
-    ("text_classification", False): ("3e-5", "2e-5 to 5e-5 are usual for encoders such as BERT"),
-    ("text_classification", True): ("4e-4", "3e-4 to 5e-4 are usual for encoders with LoRA"),
+    ("text_classification", False): _ENCODER,
+    ("text_classification", True): _ENCODER_LORA,
+    ("token_classification", False): _ENCODER,
+    ("token_classification", True): _ENCODER_LORA,
     ("causal_lm", False): ("2e-5", "1e-5 to 2e-5 are usual for all weights of a language model"),
     ("causal_lm", True): ("2e-4", "1e-4 to 2e-4 are usual for LoRA of a language model"),
 }

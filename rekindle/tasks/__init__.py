@@ -18,6 +18,7 @@ TASKS = {
     "causal_lm": "rekindle.tasks.causal_lm:CausalLM",
     "image_classification": "rekindle.tasks.image_classification:ImageClassification",
     "text_classification": "rekindle.tasks.text_classification:TextClassification",
+    "token_classification": "rekindle.tasks.token_classification:TokenClassification",
 }
 
 

@@ -10,24 +10,29 @@ The **examples** that `ingest` writes and `fit` and `encode` read are Arrow batc
     id         string       the record's key, or its position in the source
     hash       binary [16]  of the content that the model sees (not of the label)
     split      string       train, validation or test
-    label      string       as the source has it; not where `modality` is "document"
+    label      string       as the source has it; not where `modality` is "document"; a list of
+                            them, one for each word, where it is "words"
     text       string       where `modality` is "text"
+    words      string       where `modality` is "words": JSON, a list of strings
     image      binary       where `modality` is "image": uint8 pixels, row by row, channels last
     document   string       where `modality` is "document": JSON, a list of [role, content]; a plain
                             text has the role `text`, others `prompt` and `completion`, or those of
                             a chat: `system`, `user`, `assistant`
 
-and the slice columns, as strings. Shards hold id, hash, `label` as int32 class index, the slice
-columns, and what `encode` returns."""
+and the slice columns, as strings. Shards hold id, hash, `label` as int32 class index (or a list of
+them), the slice columns, and what `encode` returns."""
 
 from __future__ import annotations
 
 import abc
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-Modality = Literal["text", "image", "document"]
+from rekindle.records import Objective
+
+Modality = Literal["text", "words", "image", "document"]
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +51,7 @@ class Task(abc.ABC):
     """
 
     modality: ClassVar[Modality]
-    objective: ClassVar[Literal["classes", "tokens"]] = "classes"
+    objective: ClassVar[Objective] = "classes"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         """Raise RequestError for a config that this task can never work with, before anything is
@@ -99,7 +104,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Unnormalised class scores, [B, C], float."""
+        """Unnormalised class scores, [B, C], float; [B, T, C] where words have tags."""
 
     @abc.abstractmethod
     def save(
@@ -116,14 +121,16 @@ class Task(abc.ABC):
     # For prediction.
 
     def encode_raw(self, inputs: list[Any], settings: Settings, assets: Path) -> pa.Table:
-        """Shard rows for inputs as a user has them: texts, or arrays of uint8 pixels (H, W) or (H,
-        W, C).
+        """Shard rows for inputs as a user has them: texts, lists of words, or arrays of uint8
+        pixels (H, W) or (H, W, C).
         """
         import numpy as np
         import pyarrow as pa
 
         if self.modality == "text":
             column = pa.array(inputs, pa.string())
+        elif self.modality == "words":
+            column = pa.array([json.dumps(list(words)) for words in inputs], pa.string())
         else:
             column = pa.array([np.asarray(x, np.uint8).tobytes() for x in inputs], pa.binary())
         batch = pa.record_batch({self.modality: column})
@@ -139,7 +146,7 @@ class TokenTask(Task):
     be predicted; the first of an example never is) and `target_bytes` (int32: bytes of the text
     that the supervised tokens cover)."""
 
-    objective: ClassVar[Literal["classes", "tokens"]] = "tokens"
+    objective: ClassVar[Objective] = "tokens"
 
     @abc.abstractmethod
     def collate(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 class TextClassification(Task):
     modality: ClassVar[Modality] = "text"
+    head: ClassVar[str] = "AutoModelForSequenceClassification"  # a class of transformers
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         example = "{model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}"
@@ -51,7 +52,16 @@ class TextClassification(Task):
         own = model.tokenizer
         if isinstance(own, str) or (own is None and isinstance(model.source, str)):
             return _fetch_tokenizer(model, data.max_length, assets)
-        return _train_tokenizer(train, own or TokenizerSpec(), data.max_length, assets)
+
+        def texts() -> Iterator[list[str]]:
+            return (self.texts(batch) for batch in train())
+
+        return _train_tokenizer(texts, own or TokenizerSpec(), data.max_length, assets)
+
+    def texts(self, batch: pa.RecordBatch) -> list[str]:
+        """What a tokenizer is learnt from."""
+        found: list[str] = batch.column("text").to_pylist()
+        return found
 
     def encode(
         self, batch: pa.RecordBatch, settings: Settings, assets: Path
@@ -69,12 +79,12 @@ class TextClassification(Task):
         self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
     ) -> torch.nn.Module:
         import torch
-        from transformers import AutoModelForSequenceClassification
+        import transformers
 
         names = {"num_labels": len(labels), "id2label": dict(enumerate(labels)),
                  "label2id": {label: i for i, label in enumerate(labels)}}  # fmt: skip
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
-        network: torch.nn.Module = AutoModelForSequenceClassification.from_config(
+        network: torch.nn.Module = getattr(transformers, self.head).from_config(
             configuration(model, inline, names), dtype=torch.float32
         )
         return network
@@ -109,9 +119,9 @@ class TextClassification(Task):
         network.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
 
     def load(self, folder: Path) -> torch.nn.Module:
-        from transformers import AutoModelForSequenceClassification
+        import transformers
 
-        network: torch.nn.Module = AutoModelForSequenceClassification.from_pretrained(
+        network: torch.nn.Module = getattr(transformers, self.head).from_pretrained(
             folder, dtype="float32", local_files_only=True
         )
         return network.eval()
@@ -129,16 +139,9 @@ def _encoder(assets: Path) -> Callable[[list[str]], list[list[int]]]:
 
 
 def _train_tokenizer(
-    train: Callable[[], Iterator[pa.RecordBatch]],
-    spec: TokenizerSpec,
-    max_length: int,
-    assets: Path,
+    texts: Callable[[], Iterator[list[str]]], spec: TokenizerSpec, max_length: int, assets: Path
 ) -> Settings:
     """A WordPiece vocabulary learnt from the training texts; the same file for the same texts."""
-
-    def texts() -> Iterator[list[str]]:
-        return (batch.column("text").to_pylist() for batch in train())
-
     tokenizer = train_wordpiece(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
     tokenizer.enable_truncation(max_length)
     tokenizer.save(str(assets / "tokenizer.json"))

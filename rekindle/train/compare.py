@@ -33,12 +33,13 @@ from rekindle.launch.heartbeats import Phase
 from rekindle.spec.layout import Layout
 from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import ModelSpec, TrainSpec
-from rekindle.tasks.base import Task, TokenTask
+from rekindle.tasks.base import Task
 from rekindle.train import adapters, modules, weights
 from rekindle.train.batches import TRAIN
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, Trainer
 from rekindle.train.mesh import Mesh
+from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import DTYPES, build, settle
 from rekindle.train.part import Goal
 
@@ -196,12 +197,10 @@ class _Small:
         goal = Goal(train.label_smoothing)
         parts = build(self.task, network, origins, train, goal, mesh, lora)
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
-        tokens = isinstance(self.task, TokenTask)
-        settings = self.shards.manifest.settings
         order = SampleOrder(
             rows=self.shards.rows(TRAIN), global_batch_size=self.sequences, seed=0,
             lengths=self.shards.lengths(TRAIN) if self.config is not None else None,
-            pack_length=settings["max_length"] if tokens and settings.get("packing") else None,
+            pack_length=objective_of(self.task).pack_length(self.shards.manifest.settings),
         )  # fmt: skip
         plan = Plan.of(train, order)
         return Trainer(self.task, self.shards, train, plan, settle(parts), train.seed, beat)
@@ -257,12 +256,9 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
     columns = {
         "id": pa.array([str(row) for row in range(count)]),
         "hash": pa.array([bytes(16)] * count, pa.binary(16)),
-        "label": pa.array(random.integers(0, max(1, len(manifest.labels)), count), pa.int32()),
         "input_ids": pa.array(texts, pa.list_(pa.int32())),
+        **objective_of(task).invented(random, texts, max(1, len(manifest.labels))),
     }
-    if isinstance(task, TokenTask):
-        marks = [np.ones(len(text), np.uint8).tolist() for text in texts]
-        columns["supervised"] = pa.array(marks, pa.list_(pa.uint8()))
     settings = {
         **manifest.settings, "vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": 0,
         "max_length": longest,

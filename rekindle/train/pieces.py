@@ -8,6 +8,7 @@ rekindle's own code and of the libraries that compute. Under `<artifact_root>/sc
 `hash` and `scored`, and
 
     classes    logits         list of float
+    tags       logits         the same, of a word after those of the word before
     tokens     nats, right, targets   of the targets together; target_bytes
                target_ids     the targets themselves, for how frequent each is
                cut            hash of the tokens and of which of them are targets
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -134,35 +135,10 @@ def _name(number: int) -> str:
     return f"piece-{number:05}.parquet"
 
 
-def as_piece(
-    rows: pa.Table, encoded: pa.Table, sums_NK: np.ndarray, longest: int | None
-) -> pa.Table:
-    """The piece of the examples `rows`, of which a model's own encoding is `encoded`; `sums_NK` is
-    what `Loaded.score` gave. `longest` is the number of tokens to which the model cuts a text, None
-    where there are classes."""
+def as_piece(rows: pa.Table, encoded: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
+    """The piece of the examples `rows`, of which a model's own encoding is `encoded` and `columns`
+    what its objective keeps of their scores."""
     scored_N = np.ones(len(rows), bool)
     if "input_ids" in encoded.column_names:
         scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
-    columns = {"hash": rows.column("hash"), "scored": pa.array(scored_N)}
-    if longest is None:
-        logits = sums_NK.astype(np.float32)
-        starts = np.arange(len(rows) + 1, dtype=np.int32) * logits.shape[1]
-        columns["logits"] = pa.ListArray.from_arrays(pa.array(starts), pa.array(logits.ravel()))
-        return pa.table(columns)
-    columns |= {
-        "nats": pa.array(sums_NK[:, 0]),
-        "right": pa.array(sums_NK[:, 1].astype(np.int32)),
-        "targets": pa.array(sums_NK[:, 2].astype(np.int32)),
-        "target_bytes": encoded.column("target_bytes"),
-    }
-    ids, cut, full = [], [], []
-    for row in encoded.select(["input_ids", "supervised"]).to_pylist():
-        tokens = np.array(row["input_ids"] or [], np.int32)
-        marks = np.array(row["supervised"] if len(tokens) else [], np.uint8)
-        ids.append(tokens[1:][marks[1:] > 0])
-        full.append(len(tokens) >= longest)
-        cut.append(hashlib.sha256(tokens.tobytes() + marks.tobytes()).digest()[:16])
-    columns["target_ids"] = pa.array(ids, pa.list_(pa.int32()))
-    columns["cut"] = pa.array(cut, pa.binary(16))
-    columns["full"] = pa.array(full, pa.bool_())
-    return pa.table(columns)
+    return pa.table({"hash": rows.column("hash"), "scored": pa.array(scored_N), **columns})

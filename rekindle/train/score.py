@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,14 +25,13 @@ from rekindle.launch.process import die_with_parent, gpus_have_bf16, has_gpu, ow
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.secret import shared_secret
 from rekindle.launch.torchrun import torchrun
-from rekindle.records import Contender, Sample, Scores
+from rekindle.records import Contender, Objective, Sample, Scores
 from rekindle.spec.model import TrainSpec
 from rekindle.train.job import attempt_in, folder_of, root_of, working_of
 from rekindle.train.modelfolder import digest_of, open_model
 from rekindle.train.pieces import TEST, piece_count, scores_key
 from rekindle.train.scorejob import ScoreJob, Turn, Who, judged_rows, openings_of
 
-Objective = Literal["classes", "tokens"]
 TABLE, RECORD = "scores.parquet", "scores.json"
 _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
 
@@ -160,7 +158,7 @@ def _incomparable(
     forms = [model.settings.get("form") for model in (candidate, champion)]
     if forms[0] != forms[1]:
         return "same_task", f"the champion was trained on the form {forms[1]}, not {forms[0]}"
-    if candidate.task.objective == "classes" and champion.labels != candidate.labels:
+    if champion.labels != candidate.labels:
         return "same_classes", (
             f"the champion knows the classes {list(champion.labels)}, the candidate "
             f"{list(candidate.labels)}: they cannot be compared"

@@ -111,13 +111,13 @@ class Work:
                 emit("progress", step=round(share, 2), steps=self.count, unit=f"{turn.who}: piece")
             return self._is_over()
 
-        task, settings = loaded.opened.task, loaded.opened.settings
-        longest = settings.get("max_length", sys.maxsize) if isinstance(task, TokenTask) else None
-        sums_NK = loaded.score(encoded, on_turn)
-        if sums_NK is None:
+        sums = loaded.score(encoded, on_turn)
+        if sums is None:
             return False
         if self.leads:
-            turn.pieces.put(number, as_piece(rows, encoded, sums_NK.numpy(), longest))
+            settings = loaded.opened.settings
+            columns = loaded.objective.columns(encoded, sums.numpy(), settings)
+            turn.pieces.put(number, as_piece(rows, encoded, columns))
         return True
 
     def _is_over(self) -> bool:

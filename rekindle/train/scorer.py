@@ -32,6 +32,7 @@ from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Micro, Tensors
 from rekindle.train.modelfolder import ModelFolder
 from rekindle.train.objectives import objective_of
+from rekindle.train.objectives.base import Ints
 from rekindle.train.parallel import DTYPES, Parts, build
 from rekindle.train.part import Goal, Part
 from rekindle.train.weights import Source
@@ -50,11 +51,11 @@ class Scorer(Part):
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A micro-batch on the host, and of each result of the model the `rows` it belongs to. One that
-    does not count keeps the ranks in step."""
+    """A micro-batch on the host, and the place that each result of the model is added to (see
+    `Objective.places`). One that does not count keeps the ranks in step."""
 
     micro: Micro
-    rows: torch.Tensor
+    places: torch.Tensor
     counts: bool
 
 
@@ -94,16 +95,16 @@ class Loaded:
         """float64 [N, 3], nats, right predictions and targets, or the logits [N, C]; the same on
         all ranks. Rows whose `input_ids` are null score nothing. `on_turn` is called before each
         micro-batch with the number of rows done; where it says so the work ends with None."""
-        width = self.objective.width(self.opened.labels)
-        sums_NK = torch.zeros(len(encoded), width, dtype=torch.float64)
+        width, places = self.objective.width(self.opened.labels), self.objective.places(encoded)
+        sums = torch.zeros(int(places[-1]), width, dtype=torch.float64)
         done = 0
-        for batch, rows in self._batches(encoded):
+        for batch, rows in self._batches(encoded, places):
             if on_turn(done):
                 return None
-            self._add(sums_NK, batch)
+            self._add(sums, batch)
             done += rows
-        dist.all_reduce(sums_NK)
-        return sums_NK
+        dist.all_reduce(sums)
+        return sums
 
     @torch.no_grad()
     def next_token(self, ids: list[int]) -> int:
@@ -113,7 +114,8 @@ class Loaded:
             "supervised": pa.array([[0] * len(ids)], pa.list_(pa.uint8())),
         })  # fmt: skip
         leads = self.mesh.data_rank == 0
-        batch = self._batch(table, np.zeros(1, np.int64), leads, asked=len(ids) - 1)
+        row = np.zeros(1, np.int64)
+        batch = self._batch(table, np.arange(2), row, leads, asked=len(ids) - 1)
         token_11 = torch.zeros(1, 1, dtype=torch.float64)
         if self._speaks(batch):
             result = self._forward(batch)
@@ -123,13 +125,12 @@ class Loaded:
         dist.all_reduce(token_11)
         return int(token_11)
 
-    def _add(self, sums_NK: torch.Tensor, batch: Batch) -> None:
+    def _add(self, sums: torch.Tensor, batch: Batch) -> None:
         """Add what this rank found out to the sums, unless a peer does so."""
         result = self._forward(batch)
         if not self._speaks(batch):
             return
-        sums = self.objective.sums(result.cpu().double(), batch.micro)
-        sums_NK.index_add_(0, batch.rows, sums)
+        sums.index_add_(0, batch.places, self.objective.sums(result.cpu().double(), batch.micro))
 
     def _speaks(self, batch: Batch) -> bool:
         """Whether this rank's result counts: tp peers have the same, and so have cp peers unless
@@ -156,7 +157,7 @@ class Loaded:
             return torch.autocast(self.mesh.device.type, dtype=DTYPES[self.train.precision])
         return contextlib.nullcontext()
 
-    def _batches(self, encoded: pa.Table) -> Iterator[tuple[Batch, int]]:
+    def _batches(self, encoded: pa.Table, places: Ints) -> Iterator[tuple[Batch, int]]:
         """This rank's micro-batches, as many as every data rank has, and how many rows all data
         ranks together have in this turn."""
         rows_N = np.arange(len(encoded))
@@ -172,16 +173,19 @@ class Loaded:
         for turn in range(0, len(cuts), data):
             now, mine = cuts[turn : turn + data], turn + self.mesh.data_rank
             start, stop = cuts[mine] if mine < len(cuts) else (0, 1)
-            batch = self._batch(encoded, rows_N[start:stop], mine < len(cuts))
+            batch = self._batch(encoded, places, rows_N[start:stop], mine < len(cuts))
             yield batch, sum(stop - start for start, stop in now)
 
-    def _batch(self, encoded: pa.Table, rows: np.ndarray, counts: bool, **asked: int) -> Batch:
+    def _batch(
+        self, encoded: pa.Table, places: Ints, rows: np.ndarray, counts: bool, **asked: int
+    ) -> Batch:
         """A micro-batch of `rows`; `asked` as the objective's `alone` has it."""
         micro, owners = self.objective.alone(
             self.opened.task, encoded.take(pa.array(rows)), self.opened.settings, self.mesh.layout,
             self.mesh.place("cp"), **asked,
         )  # fmt: skip
-        return Batch(micro, torch.from_numpy(rows)[owners], counts)
+        theirs = np.concatenate([np.arange(places[row], places[row + 1]) for row in rows])
+        return Batch(micro, torch.from_numpy(theirs)[owners], counts)
 
 
 def encode(opened: ModelFolder, rows: pa.Table) -> pa.Table:

@@ -45,6 +45,7 @@ from rekindle.train.job import Job
 from rekindle.train.ledger import Ledger, forget
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
+from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import DTYPES, Parts, build, settle
 from rekindle.train.part import Goal
 from rekindle.train.probe import probe_packing
@@ -152,14 +153,14 @@ def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
     random."""
     settings = shards.manifest.settings
     has_lengths = "input_ids" in shards.table(TRAIN).schema.names
-    packs = task.objective == "tokens" and bool(settings.get("packing"))
+    pack_length = objective_of(task).pack_length(settings)
     padded = has_lengths and not parts.stages[0].part.joins_texts
     return SampleOrder(
         rows=shards.rows(TRAIN),
         global_batch_size=job.train.global_batch_size,
         seed=job.train.seed,
-        lengths=shards.lengths(TRAIN) if padded or packs else None,
-        pack_length=int(settings["max_length"]) if packs else None,
+        lengths=shards.lengths(TRAIN) if padded or pack_length else None,
+        pack_length=pack_length,
     )
 
 

@@ -8,9 +8,12 @@ from types import MappingProxyType
 from rekindle.tasks.base import Task
 from rekindle.train.objectives.base import Objective
 from rekindle.train.objectives.classes import Classes
+from rekindle.train.objectives.tags import Tags
 from rekindle.train.objectives.tokens import Tokens
 
-OBJECTIVES: Mapping[str, Objective] = MappingProxyType({"classes": Classes(), "tokens": Tokens()})
+OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
+    {"classes": Classes(), "tags": Tags(), "tokens": Tokens()}
+)
 """By the name that a task gives its own."""
 
 

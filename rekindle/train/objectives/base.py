@@ -2,7 +2,7 @@
 
 An objective has three sides: it makes micro-batches on the host, their loss on a device, and, where
 a model is judged, the scores of single examples. Shapes: B rows or sequences, T tokens of this
-rank, N targets, H hidden, C classes."""
+rank, F tokens of all texts joined, N targets, H hidden, C classes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import torch
 
+from rekindle.train.documents import Documents
 from rekindle.train.micro import Chosen, Micro, Tensors
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from rekindle.spec.layout import Layout
     from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
     from rekindle.train.part import Part
+
+
+Ints = npt.NDArray[np.int64]
+Columns = dict[str, pa.Array]
 
 
 class Objective(abc.ABC):
@@ -33,6 +39,11 @@ class Objective(abc.ABC):
         """Hook into the part's network; whether texts share a sequence that have not been packed
         into it before."""
         return False
+
+    def pack_length(self, settings: Settings) -> int | None:
+        """Tokens of the sequences into which the order of samples packs texts; None: it packs
+        none."""
+        return None
 
     @abc.abstractmethod
     def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
@@ -55,20 +66,56 @@ class Objective(abc.ABC):
     def alone(
         self, task: Any, table: pa.Table, settings: Settings, layout: Layout, cp_rank: int
     ) -> tuple[Micro, torch.Tensor]:
-        """A micro-batch to score, each example by itself; and of each result the row of `table`
-        that it belongs to, int64 [N]."""
+        """A micro-batch to score, each example by itself; and of each result the place, of those of
+        `table`, that it is added to, int64 [N]."""
+
+    def places(self, encoded: pa.Table) -> Ints:
+        """Where the places of each row begin, and where the last ends, [rows + 1]: by default a
+        row is one place."""
+        return np.arange(len(encoded) + 1)
 
     @abc.abstractmethod
     def sums(self, result: torch.Tensor, micro: Micro) -> torch.Tensor:
-        """What is added up for the row of each result, float64 [N, `width`]."""
+        """What is added up in the place of each result, float64 [N, `width`]."""
 
     @abc.abstractmethod
     def width(self, labels: Sequence[str]) -> int:
-        """How many numbers an example scores."""
+        """How many numbers a place scores."""
+
+    @abc.abstractmethod
+    def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
+        """What is kept of each row's scores (train/pieces.py lists it); `sums` are those of the
+        places, [places, `width`]."""
+
+    @abc.abstractmethod
+    def invented(
+        self, random: np.random.Generator, texts: list[list[int]], classes: int
+    ) -> Columns:
+        """The columns of shards that say what is to be learnt, of texts of random tokens."""
 
     def rows_at_once(self, most: int) -> int | None:
         """How many examples are scored at once; None: as many as `TOKENS_AT_ONCE` allow."""
         return most
+
+
+def by_length(chosen: Chosen) -> tuple[pa.Table, np.ndarray]:
+    """Rows and their numbers, shorter texts first: those of like length are one group."""
+    order_B = np.argsort(chosen.table.column("input_ids").combine_chunks().value_lengths())
+    return chosen.table.take(order_B), chosen.rows[order_B]
+
+
+def joined(table: pa.Table) -> tuple[Tensors, Ints, Documents]:
+    """The texts of a table one after the other, in one sequence [1, F]; where each begins."""
+    column = table.column("input_ids").combine_chunks()
+    lengths_B = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+    ids_F = column.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    starts_B = np.cumsum(lengths_B) - lengths_B
+    positions_F = np.arange(len(ids_F)) - np.repeat(starts_B, lengths_B)
+    inputs = {
+        "input_ids": torch.from_numpy(ids_F)[None],
+        "position_ids": torch.from_numpy(positions_F)[None],
+    }
+    return inputs, starts_B, Documents.of_texts(lengths_B.tolist())
 
 
 def sendable(hidden: torch.Tensor) -> torch.Tensor:

@@ -21,13 +21,14 @@ from rekindle.train import modules
 from rekindle.train.documents import Documents
 from rekindle.train.linear_loss import exact
 from rekindle.train.micro import Chosen, Micro, Tensors
-from rekindle.train.objectives.base import Objective, row
+from rekindle.train.objectives.base import Columns, Objective, by_length, joined
+from rekindle.train.objectives.cross_entropy import logits_of, loss_of, taught
 
 if TYPE_CHECKING:
     from rekindle.spec.layout import Layout
     from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
-    from rekindle.train.part import Goal, Part
+    from rekindle.train.part import Part
 
 
 class Classes(Objective):
@@ -44,18 +45,22 @@ class Classes(Objective):
         return joins
 
     def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
-        table, rows = chosen.table, chosen.rows
-        if batches.joined:  # shorter ones first: those of like length are one group
-            by_length = np.argsort(table.column("input_ids").combine_chunks().value_lengths())
-            table, rows = table.take(by_length), rows[by_length]
-        micro = Micro(
-            inputs={} if batches.joined else batches.task.collate(table, batches.settings),
+        table, rows = by_length(chosen) if batches.joined else (chosen.table, chosen.rows)
+        targets, documents = None, None
+        if batches.joined:
+            inputs, starts_B, documents = joined(table)
+            targets = torch.from_numpy(starts_B)
+        else:
+            inputs = batches.task.collate(table, batches.settings)
+        return Micro(
+            inputs=inputs,
             labels=torch.from_numpy(table.column("label").to_numpy().astype(np.int64)),
             weights=torch.from_numpy((rows >= 0).astype(np.float64)),
+            targets=targets,
+            documents=documents,
             key=key,
             count=count,
         )
-        return _joined(micro, table) if batches.joined else micro
 
     def alike(self, batches: Batches, micro: list[Micro]) -> list[Micro]:
         """Texts of the same length in all micro-batches of a pipeline."""
@@ -80,31 +85,19 @@ class Classes(Objective):
 
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         assert micro.weights is not None
-        labels_B, count = micro.labels, micro.count[0]
         if micro.documents is not None:
             batch["documents"] = micro.documents  # type: ignore[assignment]
             part.documents = len(micro.documents.queries)
         if not part.last:
             return part.hidden(batch)
         part.texts = None if micro.targets is None else len(micro.targets)
-        theirs_BC = _taught(part, batch)
-        logits_BC = exact(_logits(part, batch))
-        losses_B = F.cross_entropy(
-            logits_BC, labels_B, reduction="none",
-            label_smoothing=part.goal.label_smoothing if part.training else 0.0,
-        )  # fmt: skip
-        weights_B = micro.weights.to(logits_BC.dtype)
-        loss = (losses_B * weights_B).sum() / count
-        if theirs_BC is not None:
-            soft = (_divergence(logits_BC, theirs_BC, part.goal) * weights_B).sum() / count
-            share = part.goal.teacher_weight
-            loss = (1 - share) * loss + share * part.goal.temperature**2 * soft
-        right = ((logits_BC.argmax(-1) == labels_B) * weights_B).sum()
-        return row(loss, right.to(loss.dtype), weights_B.sum())
+        theirs_BC = taught(part, batch)
+        logits_BC = exact(logits_of(part, batch))
+        return loss_of(part, logits_BC, theirs_BC, micro.labels, micro.weights, micro.count[0])
 
     def score(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         """[B, C]: the logits."""
-        return exact(_logits(part, batch)) if part.last else part.hidden(batch)
+        return exact(logits_of(part, batch)) if part.last else part.hidden(batch)
 
     def alone(
         self, task: Any, table: pa.Table, settings: Settings, layout: Layout, cp_rank: int
@@ -119,49 +112,16 @@ class Classes(Objective):
     def width(self, labels: Sequence[str]) -> int:
         return len(labels)
 
+    def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
+        """`logits`."""
+        logits = sums.astype(np.float32)
+        starts = np.arange(len(encoded) + 1, dtype=np.int32) * logits.shape[1]
+        return {"logits": pa.ListArray.from_arrays(pa.array(starts), pa.array(logits.ravel()))}
 
-def _logits(part: Part, batch: Tensors) -> torch.Tensor:
-    if part.first or hasattr(part.network, "config"):
-        return part.task.logits(part.network, batch)
-    logits_BC: torch.Tensor = part.network(batch["inputs_embeds"])
-    return logits_BC
-
-
-def _divergence(ours_BC: torch.Tensor, theirs_BC: torch.Tensor, goal: Goal) -> torch.Tensor:
-    """From a teacher's softened distribution, of each row."""
-    warmth = goal.temperature
-    return F.kl_div(
-        F.log_softmax(ours_BC / warmth, -1),
-        F.log_softmax(theirs_BC.to(ours_BC.dtype) / warmth, -1),
-        reduction="none", log_target=True,
-    ).sum(-1)  # fmt: skip
-
-
-def _taught(part: Part, batch: Tensors) -> torch.Tensor | None:
-    """The teacher's logits of classes, before the student's forward pass, whose activations are
-    not there yet."""
-    if not (part.teachers and part.training):
-        return None
-    with torch.no_grad():
-        return part.task.logits(part.teachers[0], batch)
-
-
-def _joined(micro: Micro, table: pa.Table) -> Micro:
-    """The texts of the micro-batch one after the other, in one sequence."""
-    column = table.column("input_ids").combine_chunks()
-    lengths_B = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-    ids_F = column.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    starts_B = np.cumsum(lengths_B) - lengths_B
-    positions_F = np.arange(len(ids_F)) - np.repeat(starts_B, lengths_B)
-    return dataclasses.replace(
-        micro,
-        inputs={
-            "input_ids": torch.from_numpy(ids_F)[None],
-            "position_ids": torch.from_numpy(positions_F)[None],
-        },
-        targets=torch.from_numpy(starts_B),
-        documents=Documents.of_texts(lengths_B.tolist()),
-    )
+    def invented(
+        self, random: np.random.Generator, texts: list[list[int]], classes: int
+    ) -> Columns:
+        return {"label": pa.array(random.integers(0, classes, len(texts)), pa.int32())}
 
 
 def _filled(micro: Micro, length: int, pad: int) -> Micro:

@@ -4,9 +4,12 @@ Shapes: B sequences, T tokens of this rank, N supervised tokens, H hidden, V voc
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import torch
 
@@ -20,7 +23,7 @@ from rekindle.train.linear_loss import (
     linear_cross_entropy,
 )
 from rekindle.train.micro import Chosen, Micro, Tensors
-from rekindle.train.objectives.base import Objective, of_targets, row, sendable
+from rekindle.train.objectives.base import Columns, Objective, of_targets, row, sendable
 
 if TYPE_CHECKING:
     from rekindle.spec.layout import Layout
@@ -35,6 +38,9 @@ class Tokens(Objective):
     """Cross-entropy of the token that follows."""
 
     divided_by_cp: ClassVar[bool] = True
+
+    def pack_length(self, settings: Settings) -> int | None:
+        return int(settings["max_length"]) if settings.get("packing") else None
 
     def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
         layout, task = batches.mesh.layout, batches.task
@@ -92,6 +98,34 @@ class Tokens(Objective):
 
     def width(self, labels: Sequence[str]) -> int:
         return 3
+
+    def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
+        """What the targets of a text cost, and which they are: with another tokenizer they are
+        others."""
+        longest = settings.get("max_length", sys.maxsize)
+        ids, cut, full = [], [], []
+        for text in encoded.select(["input_ids", "supervised"]).to_pylist():
+            tokens = np.array(text["input_ids"] or [], np.int32)
+            marks = np.array(text["supervised"] if len(tokens) else [], np.uint8)
+            ids.append(tokens[1:][marks[1:] > 0])
+            full.append(len(tokens) >= longest)
+            cut.append(hashlib.sha256(tokens.tobytes() + marks.tobytes()).digest()[:16])
+        return {
+            "nats": pa.array(sums[:, 0]),
+            "right": pa.array(sums[:, 1].astype(np.int32)),
+            "targets": pa.array(sums[:, 2].astype(np.int32)),
+            "target_bytes": encoded.column("target_bytes"),
+            "target_ids": pa.array(ids, pa.list_(pa.int32())),
+            "cut": pa.array(cut, pa.binary(16)),
+            "full": pa.array(full, pa.bool_()),
+        }
+
+    def invented(
+        self, random: np.random.Generator, texts: list[list[int]], classes: int
+    ) -> Columns:
+        """Every token is a target."""
+        marks = [np.ones(len(text), np.uint8).tolist() for text in texts]
+        return {"supervised": pa.array(marks, pa.list_(pa.uint8()))}
 
     def rows_at_once(self, most: int) -> int | None:
         return None

@@ -1,0 +1,19 @@
+"""What contenders achieved, a file an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from rekindle.evaluate.scores.base import Scores
+from rekindle.evaluate.scores.classes import ClassScores
+from rekindle.evaluate.scores.tags import TagScores
+from rekindle.evaluate.scores.tokens import TokenScores
+from rekindle.records import Objective
+
+SCORES: Mapping[Objective, type[Scores]] = MappingProxyType(
+    {"classes": ClassScores, "tags": TagScores, "tokens": TokenScores}
+)
+"""By the objective of the candidate's task."""
+
+__all__ = ["SCORES", "ClassScores", "Scores", "TagScores", "TokenScores"]

@@ -1,0 +1,64 @@
+"""What a contender achieved on the rows that decide, in the form that the gate compares: its
+metrics, the same on resampled rows, and what it must at least beat.
+
+Shapes: N examples, C classes or tags, R resamples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.evaluate.metrics import Floats, Ints
+from rekindle.records import CalibrationBin, Check, Contender
+
+
+class Scores(Protocol):
+    """A contender's result on N examples."""
+
+    METRIC: ClassVar[str]
+    """What contenders are compared in unless `evaluate.gate.metric` says otherwise."""
+    SLICE_METRIC: ClassVar[str]
+    """What they are compared in on slices."""
+
+    @classmethod
+    def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
+        """From `rows` as records.Scores has them, of the column `who`. Raises DataError for labels
+        that the contender does not know."""
+        ...
+
+    def __len__(self) -> int:
+        """N."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """All metrics by name; NaN where a prediction is."""
+        ...
+
+    @property
+    def finite(self) -> bool:
+        """Whether every prediction is a number."""
+        ...
+
+    def resampled(self, metric: str, picks_RN: Ints) -> Floats:
+        """[R] values of `metric`, each on the examples that a row of `picks_RN` holds."""
+        ...
+
+    def trivial(self) -> Check:
+        """Whether it beats the best answer that looks at no input."""
+        ...
+
+    def picked(self, pick_N: np.ndarray) -> Self:
+        """The same of some of the examples."""
+        ...
+
+    def confusion(self) -> tuple[tuple[int, ...], ...]:
+        """Counts by true class and predicted class; nothing where there are no classes."""
+        ...
+
+    def calibration(self) -> tuple[CalibrationBin, ...]:
+        """The reliability diagram; nothing where there is none."""
+        ...

@@ -1,0 +1,132 @@
+"""Scores of a tagger: the probability of each tag, of each word.
+
+Words that a contender cut off have logits of zero: no prediction, and each tag equally probable.
+Shapes: N texts, W words of all of them one after the other, C tags, R resamples."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.errors import DataError
+from rekindle.evaluate.metrics import EPSILON, Floats, Ints
+from rekindle.evaluate.scores.classes import beats_majority, indices_of, softmax
+from rekindle.evaluate.scores.entities import Scheme, counted
+from rekindle.records import CalibrationBin, Check, Contender
+from rekindle.spec.metrics import TAG_METRICS
+
+NO_TAG = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class TagScores:
+    """The true tag of each word, the predicted one (`NO_TAG` for none), and the loss of the true
+    one in nats, each [W]; how many words each text has, [N]; what the tags mean."""
+
+    true_W: Ints
+    predicted_W: Ints
+    nats_W: Floats
+    lengths_N: Ints
+    scheme: Scheme
+
+    METRIC: ClassVar[str] = "entity_f1"
+    SLICE_METRIC: ClassVar[str] = "token_accuracy"  # a slice may be without an entity
+
+    @classmethod
+    def of(cls, rows: pa.Table, who: str, contender: Contender) -> TagScores:
+        labels = rows.column("label").combine_chunks()
+        true_W = indices_of(labels.flatten(), contender.labels)
+        lengths_N = np.asarray(labels.value_lengths(), np.int64)
+        if not len(rows):
+            return cls(true_W, true_W, np.zeros(0), lengths_N, Scheme.of(contender.labels))
+        tags = len(contender.labels)
+        column = rows.column(who).combine_chunks().field("logits")
+        if not np.array_equal(np.asarray(column.value_lengths(), np.int64), lengths_N * tags):
+            raise DataError(
+                f"the scores of the {who} are those of other words",
+                where="scores", fix="run the step `score` again",
+            )  # fmt: skip
+        logits_WC = np.asarray(column.flatten(), np.float64).reshape(-1, tags)
+        picked_W = softmax(logits_WC)[np.arange(len(true_W)), true_W]
+        known_W = logits_WC.max(1) != logits_WC.min(1)
+        return cls(
+            true_W,
+            np.where(known_W, logits_WC.argmax(1), NO_TAG),
+            -np.log(np.clip(picked_W, EPSILON, 1.0)),
+            lengths_N,
+            Scheme.of(contender.labels),
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths_N)
+
+    @functools.cached_property
+    def _sums(self) -> Mapping[str, Floats]:
+        """What metrics are ratios of, of each text: [N]."""
+        hits_N, guessed_N, there_N = counted(
+            self.scheme, self.true_W, self.predicted_W, self.lengths_N
+        )
+        text_W = np.repeat(np.arange(len(self)), self.lengths_N)
+
+        def added(values_W: np.ndarray) -> Floats:
+            return np.asarray(np.bincount(text_W, values_W, len(self)), np.float64)
+
+        return {
+            "hits": hits_N.astype(np.float64), "guessed": guessed_N.astype(np.float64),
+            "there": there_N.astype(np.float64), "nats": added(self.nats_W),
+            "right": added(self.predicted_W == self.true_W),
+            "words": self.lengths_N.astype(np.float64),
+        }  # fmt: skip
+
+    @functools.cached_property
+    def metrics(self) -> Mapping[str, float]:
+        if not len(self):
+            return {}
+        if not self.finite:
+            return dict.fromkeys(TAG_METRICS, math.nan)
+        everything = np.arange(len(self))[None]
+        return {name: float(self.resampled(name, everything)[0]) for name in TAG_METRICS}
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.nats_W).all())
+
+    def resampled(self, metric: str, picks_RN: Ints) -> Floats:
+        """A ratio of sums over the texts picked; 0 where there is no entity, as CoNLL has it."""
+        sums = {name: values_N[picks_RN].sum(1) for name, values_N in self._sums.items()}
+        above, below = {
+            "entity_f1": (2 * sums["hits"], sums["guessed"] + sums["there"]),
+            "entity_precision": (sums["hits"], sums["guessed"]),
+            "entity_recall": (sums["hits"], sums["there"]),
+            "token_accuracy": (sums["right"], sums["words"]),
+            "log_loss": (sums["nats"], sums["words"]),
+        }[metric]
+        ratio_R: Floats = above / np.maximum(below, 1)
+        return ratio_R
+
+    def trivial(self) -> Check:
+        share = float(np.bincount(self.true_W).max() / len(self.true_W))
+        return beats_majority("token_accuracy", self.metrics["token_accuracy"], share, "tag")
+
+    def picked(self, pick_N: np.ndarray) -> TagScores:
+        pick_W = np.repeat(pick_N, self.lengths_N)
+        return TagScores(
+            self.true_W[pick_W], self.predicted_W[pick_W], self.nats_W[pick_W],
+            self.lengths_N[pick_N], self.scheme,
+        )  # fmt: skip
+
+    def confusion(self) -> tuple[tuple[int, ...], ...]:
+        """Of words with a prediction."""
+        tags, known_W = len(self.scheme.type_C), self.predicted_W != NO_TAG
+        flat = self.true_W[known_W] * tags + self.predicted_W[known_W]
+        counts = np.bincount(flat, minlength=tags * tags).reshape(tags, tags)
+        return tuple(tuple(int(n) for n in row) for row in counts)
+
+    def calibration(self) -> tuple[CalibrationBin, ...]:
+        return ()

@@ -1,0 +1,92 @@
+"""Scores of a language model: what the targets of each example cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from rekindle.evaluate.metrics import Floats, Ints
+from rekindle.records import CalibrationBin, Check, Contender
+from rekindle.spec.metrics import TOKEN_METRICS
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenScores:
+    """Of each example: the loss of its targets in nats, how many were predicted right, how many
+    there are (at least one), how many bytes of text they cover; each [N].
+
+    `unigram_nats` is the loss of the best guess that knows only how frequent each target is: the
+    entropy of the targets themselves, which favours the guess."""
+
+    nats_N: Floats
+    right_N: Floats
+    targets_N: Floats
+    bytes_N: Floats
+    unigram_nats: float
+
+    METRIC: ClassVar[str] = "log_loss"
+    SLICE_METRIC: ClassVar[str] = "log_loss"
+
+    @classmethod
+    def of(cls, rows: pa.Table, who: str, contender: Contender) -> TokenScores:
+        assert contender.unigram_nats is not None
+
+        def sums(name: str) -> Floats:
+            if not len(rows):
+                return np.zeros(0)
+            return np.asarray(rows.column(who).combine_chunks().field(name), np.float64)
+
+        nats_N, right_N, targets_N, bytes_N = map(
+            sums, ("nats", "right", "targets", "target_bytes")
+        )
+        return cls(nats_N, right_N, targets_N, bytes_N, contender.unigram_nats)
+
+    def __len__(self) -> int:
+        return len(self.nats_N)
+
+    @functools.cached_property
+    def metrics(self) -> Mapping[str, float]:
+        if not len(self):
+            return {}
+        everything = np.arange(len(self))[None]
+        return {name: float(self.resampled(name, everything)[0]) for name in TOKEN_METRICS}
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.nats_N).all())
+
+    def resampled(self, metric: str, picks_RN: Ints) -> Floats:
+        """A ratio of sums over the examples picked: nats per target, perplexity, right per target,
+        or bits per byte."""
+        above_N = self.right_N if metric == "token_accuracy" else self.nats_N
+        below_N = self.bytes_N * math.log(2) if metric == "bits_per_byte" else self.targets_N
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratio_R: Floats = above_N[picks_RN].sum(1) / below_N[picks_RN].sum(1)
+            return np.exp(ratio_R) if metric == "perplexity" else ratio_R
+
+    def trivial(self) -> Check:
+        value = self.metrics["log_loss"]
+        relation = "beats" if value < self.unigram_nats else "does not beat"
+        detail = f"log_loss {value:.4f} {relation} guessing by the frequency of single tokens"
+        return Check(
+            name="beats_unigram", passed=value < self.unigram_nats,
+            detail=f"{detail} ({self.unigram_nats:.4f})", value=value, threshold=self.unigram_nats,
+        )  # fmt: skip
+
+    def picked(self, pick_N: np.ndarray) -> TokenScores:
+        return TokenScores(
+            self.nats_N[pick_N], self.right_N[pick_N], self.targets_N[pick_N], self.bytes_N[pick_N],
+            self.unigram_nats,
+        )  # fmt: skip
+
+    def confusion(self) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def calibration(self) -> tuple[CalibrationBin, ...]:
+        return ()
