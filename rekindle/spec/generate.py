@@ -62,9 +62,10 @@ model, and on what else is asked for:
   have; there are no adapters for convolutional networks; `zero_bubble` computes the backward pass
   in two halves, activation checkpointing in one, and torch refuses it with compiled blocks.
 
-Three signs in the row of a pipeline are the schedules `1f1b`, `interleaved` and `zero_bubble`. All
-columns behind `fp16` are in bf16; in fp32 and in combinations beyond the table the same rule holds.
-float8 and 4-bit base weights (QLoRA) are refused: there is no setting for them.
+Three signs in the row of a pipeline are the schedules `1f1b`, `interleaved` and `zero_bubble`;
+rows that would be refused throughout are left out. All columns behind `fp16` are in bf16; in fp32
+and in combinations beyond the table the same rule holds. float8 and 4-bit base weights (QLoRA) are
+refused: there is no setting for them.
 
 Dropout is the same in every layout, but for three cases: pipelines pad all micro-batches of a step
 to one length, so with texts of mixed length their masks differ; `cp` ranks draw masks of their own;
@@ -150,8 +151,8 @@ def layouts() -> str:
         lines.append("|---" * (len(_COLUMNS) + 1) + "|")
         for count in range(len(AXES) + 1):
             for axes in itertools.combinations(AXES, count):
-                if "cp" not in axes or kind == "tokens":
-                    signs = (_signs(kind, axes, column) for column in _COLUMNS.values())
+                signs = [_signs(kind, axes, column) for column in _COLUMNS.values()]
+                if any(level in "".join(signs) for level in (_SIGNS["proven"], _SIGNS["composed"])):
                     lines.append(f"| {' x '.join(axes) or 'one rank'} | {' | '.join(signs)} |")
     return "\n".join(lines) + "\n"
 

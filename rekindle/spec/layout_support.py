@@ -159,8 +159,9 @@ GROUPS = (
     Group((*_up_to(1)[:3], ("dp", "shard")), kinds=("tags",), precision=("fp32", "bf16")),
     Group(
         (("dp", "shard"),), kinds=("tags",), precision=("fp32", "bf16"),
-        checkpointing=("none", "full"), lora=(False, True),
+        checkpointing=("none", "selective", "full"), lora=(False, True),
     ),
+    Group((("dp", "shard"),), kinds=("tags",), precision=("fp32", "bf16"), compile=(True,)),
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.data.corpora import LABELS, all_examples, rows
 from tests.data.dialogues import dialogues
+from tests.data.tagged import TAGS, texts
 from tests.servers.hub import HubServer
 
 CARD = """---
@@ -114,6 +115,51 @@ def test_a_data_set_of_the_hub_is_streamed_and_pinned_to_a_commit(hub, tmp_path)
     assert again["data"] != hashed["data"]
     assert again["class_rows"] == hashed["class_rows"]
     assert "the split test is empty" in refused["text"]
+
+
+TAG_CARD = """---
+dataset_info:
+  features:
+  - {name: id, dtype: string}
+  - {name: tokens, sequence: string}
+  - name: tags
+    sequence:
+      class_label: {names: {'0': B-CITY, '1': I-CITY, '2': O}}
+configs:
+- {config_name: default, data_files: [{split: train, path: train.parquet}]}
+---
+"""
+
+
+@pytest.mark.slow
+def test_tags_of_the_hub_have_names_and_hidden_ones_are_refused(tmp_path):
+    folder = tmp_path / "hub/datasets/acme/cities"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text(TAG_CARD)
+    source = {
+        "source": "hub:acme/cities", "columns": {"label": "tags", "key": "id"}, "task": "token_classification",
+    }  # fmt: skip
+
+    def write(first):
+        numbered = [
+            {"id": r["id"], "tokens": r["tokens"], "tags": [TAGS.index(tag) for tag in r["tags"]]}
+            for r in texts()
+        ]
+        numbered[0]["tags"][0] = first
+        pa.parquet.write_table(pa.Table.from_pylist(numbered), folder / "train.parquet")
+
+    with HubServer(tmp_path / "hub") as hub:
+        write(2)
+        (found,) = ask(hub, tmp_path, source)
+        assert found["labels"] == list(TAGS)
+        examples = all_examples(tmp_path / "out/0")
+        tags = dict(zip(*(examples.column(c).to_pylist() for c in ("id", "label")), strict=True))
+        assert tags == {
+            r["id"]: ["O", *r["tags"][1:]] if r["id"] == "t0" else r["tags"] for r in texts()
+        }
+        write(-1)
+        (refused,) = ask(hub, tmp_path, source)
+    assert "none for word 1" in refused["text"]
 
 
 @pytest.mark.slow

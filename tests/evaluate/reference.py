@@ -13,7 +13,8 @@ import torch
 from rekindle.data.examples import open_examples
 from rekindle.evaluate import metrics
 from rekindle.evaluate.gate import judge
-from rekindle.evaluate.scores import ClassScores, TokenScores
+from rekindle.evaluate.scores import ClassScores, TagScores, TokenScores
+from rekindle.evaluate.scores.entities import Scheme
 from rekindle.records import Sample
 from rekindle.train.modelfolder import open_model
 
@@ -76,6 +77,22 @@ def token_scores(folder, rows):
     return TokenScores(*sums.T, np.array(table.column("target_bytes"), float), entropy)
 
 
+@torch.no_grad()
+def tag_scores(folder, rows):
+    opened = open_model(folder)
+    network, table, tags = opened.task.load(folder), encoded(opened, rows), opened.labels
+    true, predicted, nats = [], [], []
+    for row, labels in zip(table.to_pylist(), rows.column("label").to_pylist(), strict=True):
+        logits_TC = network(input_ids=torch.tensor([row["input_ids"]])).logits[0].double()
+        for place, label in zip(row["places"], labels, strict=True):
+            logits_C = logits_TC[place] if place >= 0 else torch.zeros(len(tags))
+            true.append(tags.index(label))
+            predicted.append(int(logits_C.argmax()) if place >= 0 else -1)
+            nats.append(-float(torch.log_softmax(logits_C, -1)[true[-1]]))
+    lengths = [len(labels) for labels in rows.column("label").to_pylist()]
+    return TagScores(*map(np.array, (true, predicted, nats, lengths)), Scheme.of(tags))
+
+
 def samples(folder, documents):
     opened = open_model(folder)
     chats = [json.loads(document) for document in documents]
@@ -99,11 +116,22 @@ def unlike(folders, row):
     return len(cuts) > 1 and not whole
 
 
+def confusion_of(scores):
+    if isinstance(scores, TokenScores):
+        return []
+    if isinstance(scores, ClassScores):
+        return metrics.confusion(scores.probabilities_NC, scores.labels_N).tolist()
+    tags = len(scores.scheme.type_C)
+    pairs = list(zip(scores.true_W.tolist(), scores.predicted_W.tolist(), strict=True))
+    return [[pairs.count((i, j)) for j in range(tags)] for i in range(tags)]
+
+
 def evidence(spec, slice_columns, candidate, examples, champion=None):
     """What the evidence on `candidate` has to hold, by field."""
     everything = held_out(examples)
     folders = [folder for folder in (candidate, champion) if folder]
-    tokens = open_model(candidate).task.objective == "tokens"
+    objective = open_model(candidate).task.objective
+    tokens = objective == "tokens"
     keep = np.array(unseen(everything, folders))
     if tokens:
         for folder in folders:
@@ -111,19 +139,20 @@ def evidence(spec, slice_columns, candidate, examples, champion=None):
             keep &= np.array(column.is_valid(), bool)
         keep &= [not unlike(folders, everything.slice(i, 1)) for i in range(len(everything))]
     rows = everything.filter(pa.array(keep))
-    read = token_scores if tokens else class_scores
+    read = {"tokens": token_scores, "tags": tag_scores, "classes": class_scores}[objective]
     ours = read(candidate, rows)
     theirs = read(champion, rows) if champion else None
     tables = [encoded(open_model(f), rows).select([0]) for f in folders]
     same = all(t.equals(tables[0]) for t in tables)
     usual = ("log_loss" if same else "bits_per_byte") if tokens else "accuracy"
+    usual = "entity_f1" if objective == "tags" else usual
     metric = spec.gate.metric or usual if same or not tokens else usual
     slices = []
     for name in slice_columns:
         values = np.array(rows.column(name).to_pylist())
         for value in sorted(set(values)):
             pick = values == value
-            sides = [scores.of(pick).metrics if scores else {} for scores in (ours, theirs)]
+            sides = [scores.picked(pick).metrics if scores else {} for scores in (ours, theirs)]
             slices.append((name, value, int(pick.sum()), *sides))
     comparison = judge(spec, metric, ours, theirs, (), usual).comparison if len(rows) else None
     return {
@@ -131,8 +160,8 @@ def evidence(spec, slice_columns, candidate, examples, champion=None):
         "champion_metrics": theirs.metrics if theirs else {},
         "slices": slices,
         "comparison": comparison,
-        "confusion": [] if tokens else metrics.confusion(ours.probabilities_NC, ours.labels_N).tolist(),
-        "calibration": () if tokens else metrics.calibration_bins(ours.probabilities_NC, ours.labels_N),
+        "confusion": confusion_of(ours),
+        "calibration": metrics.calibration_bins(ours.probabilities_NC, ours.labels_N) if objective == "classes" else (),
         "rows": len(rows),
         "excluded": len(everything) - len(rows),
         "examples": hashlib.sha256(b"".join(rows.column("hash").to_pylist())).hexdigest(),

@@ -12,6 +12,7 @@ import pytest
 
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.train import scorer
+from tests.data import tagged
 from tests.data.corpora import rows as reviews
 from tests.data.corpora import write_jsonl
 from tests.data.dialogues import LLAMA, sharded, source
@@ -41,6 +42,8 @@ CASES = {
     "distilbert-replicas": ("distilbert", {"dp": 2}),
     "distilbert-fsdp": ("distilbert", {"shard": 2}),
     "distilbert-tp": ("distilbert", {"tp": 2}),
+    "tags-replicas": ("tags", {"dp": 2}),
+    "tags-fsdp": ("tags", {"shard": 2}),
     "cnn-fsdp": ("cnn", {"shard": 2}),
     "cnn-tp": ("cnn", {"tp": 2}),
     "cnn-pp": ("cnn", {"pp": 2}),
@@ -65,6 +68,8 @@ def models(tmp_path_factory):
     })  # fmt: skip
     spec = ModelSpec.model_validate({"source": DISTILBERT, "tokenizer": {"vocab_size": 300}})
     found["distilbert"] = classifier("text_classification", folder / "distilbert", data, spec)
+    data = tagged.source(folder / "words", max_length=12, split=SLICES["split"])
+    found["tags"] = classifier("token_classification", folder / "tags", data, spec)
     data = DataSpec.model_validate(
         {"source": "sklearn:digits", "split": {"train": 0.7, "validation": 0.1, "test": 0.2}}
     )
@@ -109,7 +114,11 @@ def test_two_ranks_score_as_one_process_does(name, models, ranks, monkeypatch):
     found = np.load(folder / f"{name}.npy")
     facts = json.loads((folder / f"{name}.json").read_text())
     assert np.abs(expected).sum() > 1
-    if model not in ("distilbert", "cnn"):  # right predictions and targets are whole numbers
+    if model not in (
+        "distilbert",
+        "tags",
+        "cnn",
+    ):  # right predictions and targets are whole numbers
         assert found[:, 1:].tolist() == expected[:, 1:].tolist()
     assert found == pytest.approx(expected, rel=2e-6, abs=1e-6)
     assert facts["texts"] == alone["texts"]

@@ -37,4 +37,9 @@ MODELS = {
 }  # fmt: skip
 
 
-TASKS = {"image": "image_classification", "text": "text_classification", "tokens": "causal_lm"}
+TASKS = {
+    "image": "image_classification",
+    "text": "text_classification",
+    "tags": "token_classification",
+    "tokens": "causal_lm",
+}

@@ -80,6 +80,16 @@ def made_shards(task: str, packing: bool) -> Shards:
             rng.integers(1, VOCABULARY, int(n)).tolist() for n in rng.integers(3, LONGEST, ROWS)
         ]
         columns["input_ids"] = pa.array(texts, pa.list_(pa.int32()))
+        if (
+            task == "token_classification"
+        ):  # words of one to three tokens, some of them without a place
+            places = [
+                sorted(rng.choice(len(t), max(1, len(t) // 2), False).tolist()) for t in texts
+            ]
+            cut = [[p if rng.random() < 0.9 else -1 for p in row] for row in places]
+            tags = [rng.integers(0, 3, len(row)).tolist() for row in cut]
+            columns["places"] = pa.array(cut, pa.list_(pa.int32()))
+            columns["label"] = pa.array(tags, pa.list_(pa.int32()))
         if task == "causal_lm":
             marks = [(rng.random(len(text)) < 0.7).astype(np.uint8).tolist() for text in texts]
             columns["supervised"] = pa.array(marks, pa.list_(pa.uint8()))
