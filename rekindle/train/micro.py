@@ -1,4 +1,4 @@
-"""One micro-batch: what the network takes, and what its loss is made of.
+"""Micro-batches on their way from the loader to the device, and the rows that they are made of.
 
 Shapes: B rows or sequences, T tokens of this rank, N targets."""
 
@@ -23,7 +23,8 @@ class Micro:
     `inputs` are the network's own, first dimension B. Of classes: `labels` int64 [B] and `weights`
     float64 [B], 0 for rows that are none; of joined texts B is 1 in `inputs`, and `targets` int64
     [texts] says where each text begins. Of tokens: `targets` int64 [N], which of the flattened
-    [B * T] tokens are followed by a token to predict, and `labels` [N], that token. `documents`
+    [B * T] tokens are followed by a token to predict, and `labels` [N], that token. Of tags:
+    `targets` [N], which of these tokens are a word's first, and `labels` [N], its tag. `documents`
     where several share a sequence. `count` float64 [1] is the number of targets in the global
     batch; `key` seeds dropout, and stays on the host."""
 
