@@ -22,10 +22,11 @@ import pytest
 
 from rekindle.cli.main import invoke
 from tests.quick import first
-from tests.servers import azure_facts, google_project
-from tests.servers.azure_rest import SUBSCRIPTION, TENANT, token_for
+from tests.servers.azure import facts as azure_facts
+from tests.servers.azure.rest import SUBSCRIPTION, TENANT, token_for
+from tests.servers.google import project as google_project
+from tests.servers.google.rest import TOKEN, key_file
 from tests.servers.tls_hosts import Answer, Asked, Hosts, identity
-from tests.servers.vertex_rest import TOKEN, key_file
 from tests.support.cli_compile import PLATFORMS, ROOT, TRACKED
 from tests.support.cli_following import Here
 from tests.support.cli_following import here as here

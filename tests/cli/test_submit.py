@@ -16,7 +16,7 @@ import pytest
 from rekindle.cli.main import invoke
 from tests.platforms.azureml.conftest import service as service
 from tests.quick import first
-from tests.servers.azure_rest import SUBSCRIPTION
+from tests.servers.azure.rest import SUBSCRIPTION
 from tests.servers.troubles import Fault
 from tests.support.cli_compile import PLATFORMS, ROOT, TRACKED
 from tests.support.cli_submit import WEEKLY, WORKSPACE

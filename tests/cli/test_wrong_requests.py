@@ -18,8 +18,8 @@ from tests.cli.world import ACCOUNT, DIGEST, World
 from tests.cli.world import compiled as compiled
 from tests.cli.world import served as served
 from tests.cli.world import world as world
-from tests.servers import aws_account
-from tests.servers.azure_rest import SUBSCRIPTION, TENANT
+from tests.servers.aws import account as aws_account
+from tests.servers.azure.rest import SUBSCRIPTION, TENANT
 from tests.servers.troubles import Fault
 from tests.support.cli_compile import ROOT
 

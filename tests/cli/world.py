@@ -12,10 +12,13 @@ import pytest
 import yaml
 
 from rekindle.ir.compile import compile_function
-from tests.servers import aws_account, azure_facts, google_project, kfp_rest
-from tests.servers.azure_rest import SUBSCRIPTION, Workspace, token_for
+from tests.servers.aws import account as aws_account
+from tests.servers.azure import facts as azure_facts
+from tests.servers.azure.rest import SUBSCRIPTION, Workspace, token_for
+from tests.servers.google import project as google_project
+from tests.servers.google.rest import PROJECT, REGION, Project, key_file
+from tests.servers.kubeflow import rest as kfp_rest
 from tests.servers.tls_hosts import Answer, Hosts, identity
-from tests.servers.vertex_rest import PROJECT, REGION, Project, key_file
 from tests.support.sagemaker_compile import pipeline as two_steps
 
 DIGEST = "sha256:" + "0" * 64

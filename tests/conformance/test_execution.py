@@ -24,8 +24,8 @@ from tests.platforms.sagemaker.conftest import PLACE, stored
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
-from tests.servers.azureml import Workspace
-from tests.servers.sagemaker import Pipelines
+from tests.servers.aws.sagemaker import Pipelines
+from tests.servers.azure.jobs import Workspace
 from tests.support.azureml_compile import IMAGE as ACR
 from tests.support.azureml_compile import stored as stored_for_azure
 from tests.support.azureml_compile import what_came_of_it as left_on_azure

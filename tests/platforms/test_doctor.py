@@ -18,8 +18,8 @@ from tests.cli.world import ACCOUNT, DIGEST, World
 from tests.cli.world import compiled as compiled
 from tests.cli.world import served as served
 from tests.cli.world import world as world
+from tests.servers.google.rest import PROJECT
 from tests.servers.troubles import Fault
-from tests.servers.vertex_rest import PROJECT
 
 pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
 

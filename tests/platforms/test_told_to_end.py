@@ -16,7 +16,7 @@ import pytest
 
 from rekindle.platforms.kubeflow.trainjob import packed
 from tests.platforms.sagemaker.conftest import can_mount
-from tests.servers.sagemaker_container import Host, start
+from tests.servers.aws.container import Host, start
 
 ROOT = Path(__file__).parents[2]
 Container = Callable[[Sequence[str], Mapping[str, str]], Host]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rekindle.platforms.definition import Definition
 from rekindle.spec.platforms import AzureMLSpec
-from tests.servers.azure_rest import SUBSCRIPTION
+from tests.servers.azure.rest import SUBSCRIPTION
 from tests.support.azureml_compile import IMAGE, compiled
 from tests.support.sagemaker_compile import pipeline as two_steps
 

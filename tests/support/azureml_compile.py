@@ -16,7 +16,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.spec.platforms import AzureMLSpec
 from tests.platforms.local.runs import content, module
 from tests.platforms.sagemaker.conftest import can_mount
-from tests.servers.azureml import Workspace
+from tests.servers.azure.jobs import Workspace
 
 SAME, BEHAVIOUR = module("same"), module("behaviour")
 

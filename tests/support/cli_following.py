@@ -10,7 +10,7 @@ import pytest
 from rekindle.app import follow
 from rekindle.cli.main import invoke
 from rekindle.platforms.kubeflow import client
-from tests.servers.kfp_rest import TOKEN, Server, serving
+from tests.servers.kubeflow.rest import TOKEN, Server, serving
 
 PIPELINES = Path(__file__).parents[1] / "platforms" / "pipelines"
 

@@ -12,7 +12,7 @@ from tests.cli.world import served as served
 from tests.cli.world import world as world
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.servers import sagemaker_rest
+from tests.servers.aws import rest as sagemaker_rest
 from tests.servers.troubles import Troubled
 
 Runs = tuple[Troubled, Callable[[], set[str]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.platforms.azureml.conftest import service as service
-from tests.servers.azure_rest import SUBSCRIPTION
+from tests.servers.azure.rest import SUBSCRIPTION
 
 WORKSPACE = [
     f"platforms.azureml.subscription={SUBSCRIPTION}", "platforms.azureml.resource_group=rg",

@@ -13,7 +13,7 @@ from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.compile import compile
 from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
-from tests.servers.kfp_rest import TOKEN, Server, serving
+from tests.servers.kubeflow.rest import TOKEN, Server, serving
 
 IMAGE = "registry.example.com/train@sha256:" + "0" * 64
 

@@ -11,7 +11,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.spec.platforms import SageMakerSpec
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.servers.sagemaker_rest import Account, serving
+from tests.servers.aws.rest import Account, serving
 from tests.support.sagemaker_compile import PLACE as KWARGS
 from tests.support.sagemaker_compile import compiled
 from tests.support.sagemaker_compile import pipeline as two_steps

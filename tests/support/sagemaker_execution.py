@@ -9,8 +9,8 @@ from typing import Any
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from tests.platforms.local.runs import left_by, run
-from tests.servers.sagemaker import Execution
-from tests.servers.sagemaker_container import read as read_object
+from tests.servers.aws.container import read as read_object
+from tests.servers.aws.sagemaker import Execution
 
 
 def what_came_of_it(execution: Execution, s3: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from tests.platforms.sagemaker.conftest import KEYS
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.servers.sagemaker_rest import REGION, Account
+from tests.servers.aws.rest import REGION, Account
 from tests.support.sagemaker_client import account as account
 
 

@@ -10,9 +10,9 @@ import pytest
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
-from tests.servers import aws_account
-from tests.servers.sagemaker import Pipelines
-from tests.servers.sagemaker_rest import Account, serving
+from tests.servers.aws import account as aws_account
+from tests.servers.aws.rest import Account, serving
+from tests.servers.aws.sagemaker import Pipelines
 from tests.support.sagemaker_compile import IMAGE
 
 

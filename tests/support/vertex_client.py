@@ -6,7 +6,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.spec.platforms import VertexSpec
 from tests.platforms.local.runs import module
 from tests.platforms.vertex.project import project as project
-from tests.servers.vertex_rest import PROJECT, REGION
+from tests.servers.google.rest import PROJECT, REGION
 
 PLACE = VertexSpec(project=PROJECT, region=REGION, artifact_root="gs://lake/rekindle")
 

@@ -5,7 +5,7 @@ A job's name follows from its definition and the submission's token. Whether it 
 before it is made, and again where making it failed in a way that leaves that open: the same
 submission is one job. The SDK repeats calls after 429, 5xx and broken connections, a few times.
 
-Authority: azure-ai-ml 1.35, as tests/servers/azure_rest.py has seen it ask. No workspace has."""
+Authority: azure-ai-ml 1.35, as tests/servers/azure/rest.py has seen it ask. No workspace has."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ follows from definition and submission, which the service heeds for a while, and
 which is looked for before: the same submission is one execution. boto3 repeats calls after
 throttling, 5xx and broken connections, a few times.
 
-Authority: botocore's model, as tests/servers/sagemaker_rest.py has seen it ask. No account has."""
+Authority: botocore's model, as tests/servers/aws/rest.py has seen it ask. No account has."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.azure_facts import HOSTS, RESOURCES, Facts
-from tests.servers.azure_rest import Workspace, token_for
+from tests.servers.azure.facts import HOSTS, RESOURCES, Facts
+from tests.servers.azure.rest import Workspace, token_for
 from tests.servers.tls_hosts import Hosts, identity
 
 

@@ -14,7 +14,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import SubmittedRun
 from rekindle.spec.platforms import AzureMLSpec
 from tests.platforms.marks import mark
-from tests.servers.azure_rest import Workspace
+from tests.servers.azure.rest import Workspace
 from tests.servers.troubles import Fault
 from tests.support.azureml_client import PLACE, definition
 from tests.support.azureml_compile import BEHAVIOUR, compiled

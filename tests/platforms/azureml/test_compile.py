@@ -12,7 +12,7 @@ import pytest
 from rekindle.errors import RequestError
 from rekindle.platforms.azureml.compile import dangling
 from tests.platforms.local.runs import FLAT
-from tests.servers.azureml import Failed, Workspace
+from tests.servers.azure.jobs import Failed, Workspace
 from tests.support.azureml_compile import (
     BEHAVIOUR,
     SAME,

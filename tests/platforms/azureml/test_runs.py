@@ -18,7 +18,7 @@ from rekindle.platforms.azureml.outline import steps
 from rekindle.platforms.snapshot import RunSnapshot
 from rekindle.records import StepRecord, StepStatus
 from tests.platforms.marks import mark
-from tests.servers.azure_rest import Workspace
+from tests.servers.azure.rest import Workspace
 from tests.servers.troubles import Fault
 from tests.support.azureml_client import PLACE, definition
 

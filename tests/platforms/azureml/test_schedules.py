@@ -10,7 +10,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.platforms.azureml import schedule
 from rekindle.platforms.azureml.schedule import lowered, schedule_id
 from rekindle.spec.schedule import ScheduleSpec
-from tests.servers.azure_rest import Workspace
+from tests.servers.azure.rest import Workspace
 from tests.support.azureml_client import PLACE, definition
 
 MONDAYS = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")

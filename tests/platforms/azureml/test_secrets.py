@@ -18,8 +18,8 @@ from rekindle.platforms.azureml import secrets
 from rekindle.platforms.azureml.doctor import permissions
 from rekindle.platforms.definition import Definition
 from rekindle.spec.platforms import AzureMLSpec
-from tests.servers.azureml import Failed, Workspace
-from tests.servers.key_vault import Vault
+from tests.servers.azure.jobs import Failed, Workspace
+from tests.servers.azure.key_vault import Vault
 from tests.servers.tls_hosts import Hosts, identity, on_behalf
 from tests.support.azureml_compile import (
     BEHAVIOUR,

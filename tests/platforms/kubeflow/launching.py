@@ -20,7 +20,7 @@ from rekindle.ir.read.pipeline import read
 from rekindle.launch import staging
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
 from rekindle.spec.platforms import KubeflowSpec
-from tests.servers.kubernetes import FakeCluster
+from tests.servers.kubeflow.kubernetes import FakeCluster
 
 ROOT = Path(__file__).parents[3]
 STEP = "root.train.executor"

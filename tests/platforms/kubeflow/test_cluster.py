@@ -13,7 +13,7 @@ import pytest
 from rekindle.errors import StepError
 from rekindle.http import Stopped
 from rekindle.platforms.kubeflow.cluster import Cluster, Conflict
-from tests.servers.kubernetes import ACCOUNT, FakeCluster, Trouble
+from tests.servers.kubeflow.kubernetes import ACCOUNT, FakeCluster, Trouble
 
 PODS = "/api/v1/namespaces/kubeflow/pods"
 

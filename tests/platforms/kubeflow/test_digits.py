@@ -18,9 +18,9 @@ from tests.platforms.kubeflow.launching import until
 from tests.platforms.sagemaker.conftest import KEYS
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.servers.kfp_rest import TOKEN, Server, serving
-from tests.servers.kubernetes import FakeCluster
-from tests.servers.trainer import Job
+from tests.servers.kubeflow.kubernetes import FakeCluster
+from tests.servers.kubeflow.rest import TOKEN, Server, serving
+from tests.servers.kubeflow.trainer import Job
 from tests.support.sagemaker_digits import mlflow as mlflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

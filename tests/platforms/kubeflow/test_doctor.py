@@ -24,8 +24,8 @@ from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.kubeflow.doctor import checks
 from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
-from tests.servers.kfp_rest import TOKEN, Server, serving
-from tests.servers.kubernetes import FakeCluster
+from tests.servers.kubeflow.kubernetes import FakeCluster
+from tests.servers.kubeflow.rest import TOKEN, Server, serving
 from tests.servers.tls_hosts import Answer, Asked, Hosts
 from tests.servers.troubles import Fault
 

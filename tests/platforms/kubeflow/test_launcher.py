@@ -32,7 +32,7 @@ from tests.platforms.kubeflow.launching import (
     until,
 )
 from tests.quick import first
-from tests.servers.kubernetes import NODES, FakeCluster, Trouble
+from tests.servers.kubeflow.kubernetes import NODES, FakeCluster, Trouble
 
 
 @pytest.fixture
@@ -435,7 +435,7 @@ def test_turns_of_a_loop_and_other_runs_have_jobs_of_their_own(
 
 @pytest.mark.parametrize("verb", first(1, ["create", "list", "delete"]))
 def test_a_permission_that_is_missing_is_named(verb: str, tmp_path: Path) -> None:
-    from tests.servers.kubernetes import MANIFESTS
+    from tests.servers.kubeflow.kubernetes import MANIFESTS
 
     rbac = (MANIFESTS / "rbac.yaml").read_text()
     line = "[create, delete, get, list]"

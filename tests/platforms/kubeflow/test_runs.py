@@ -21,7 +21,7 @@ from rekindle.records import StepRecord
 from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
-from tests.servers.kfp_rest import TOKEN, Server, serving
+from tests.servers.kubeflow.rest import TOKEN, Server, serving
 from tests.servers.troubles import Fault
 
 MOST_SECONDS = 30

@@ -21,7 +21,7 @@ from rekindle.platforms.kubeflow.pods import MACHINE
 from rekindle.platforms.kubeflow.trainjob import _template_of, unpacked
 from tests.platforms.kubeflow.launching import Step
 from tests.platforms.kubeflow.launching import compiled as pipeline_of
-from tests.servers.kubernetes import FakeCluster
+from tests.servers.kubeflow.kubernetes import FakeCluster
 from tests.support.conformance_broken import broken
 from tests.support.kubeflow_settings import BARE, by_hand, compiled, pod_of, work
 

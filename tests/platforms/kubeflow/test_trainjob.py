@@ -25,10 +25,10 @@ from rekindle.platforms.kubeflow.pod_patch import NODE
 from rekindle.platforms.kubeflow.workflow import ending
 from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.kubeflow.launching import PLACE, pipeline
-from tests.servers.kubernetes import MANIFESTS
-from tests.servers.trainer_pods import problems as pod_problems
-from tests.servers.trainer_pods import template_of
-from tests.servers.trainer_schema import problems
+from tests.servers.kubeflow.kubernetes import MANIFESTS
+from tests.servers.kubeflow.pods import problems as pod_problems
+from tests.servers.kubeflow.pods import template_of
+from tests.servers.kubeflow.schema import problems
 
 GOLDEN = Path(__file__).with_name("golden") / "two-nodes.yaml"
 OWNER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run", "uid": "u-1"}

@@ -21,7 +21,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.sagemaker.compile import compile
 from rekindle.spec.platforms import SageMakerSpec
-from tests.servers.sagemaker import Pipelines
+from tests.servers.aws.sagemaker import Pipelines
 from tests.support.sagemaker_compile import PLACE
 
 KEYS = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": "us-east-1"}

@@ -19,7 +19,7 @@ from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.servers.sagemaker_rest import REGION, Account
+from tests.servers.aws.rest import REGION, Account
 from tests.servers.troubles import Fault
 from tests.support.sagemaker_client import PLACE, definition
 from tests.support.sagemaker_client import account as account

@@ -12,7 +12,7 @@ from rekindle.ir.flatten import FirstOf, Given, Guard, Listed, Output, Source, T
 from rekindle.ir.graph import Constant
 from rekindle.ir.placeholders import Template
 from rekindle.platforms.sagemaker.conditions import is_plain, lowered
-from tests.servers.sagemaker import Execution, Pipelines, holds_all
+from tests.servers.aws.sagemaker import Execution, Pipelines, holds_all
 
 N, M = ("int(inputs.parameter_values['n'])", "int(inputs.parameter_values['m'])")
 COMPARES = [

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rekindle.cli.main import invoke
-from tests.servers.sagemaker import Pipelines
-from tests.servers.sagemaker_rest import Account
+from tests.servers.aws.rest import Account
+from tests.servers.aws.sagemaker import Pipelines
 from tests.support.sagemaker_compile import PLACE
 from tests.support.sagemaker_digits import mlflow as mlflow
 from tests.support.sagemaker_watch import account as account

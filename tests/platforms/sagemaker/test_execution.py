@@ -1,4 +1,4 @@
-"""Definitions for SageMaker, executed against its container contract (tests/servers/sagemaker.py): the
+"""Definitions for SageMaker, executed against its container contract (tests/servers/aws/sagemaker.py): the
 same parameters and artifacts as a run here."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from rekindle.platforms.cache_diff import compare
 from rekindle.platforms.sagemaker.cache_keys import cache_keys
 from tests.platforms.local.runs import FLAT, module
 from tests.platforms.sagemaker.conftest import Submit
-from tests.servers.sagemaker import Pipelines
-from tests.servers.sagemaker_container import Failed
-from tests.servers.sagemaker_container import read as read_object
+from tests.servers.aws.container import Failed
+from tests.servers.aws.container import read as read_object
+from tests.servers.aws.sagemaker import Pipelines
 from tests.support.sagemaker_compile import compiled, named_result
 from tests.support.sagemaker_compile import pipeline as two_steps
 from tests.support.sagemaker_execution import what_came_of_it, what_came_of_it_here

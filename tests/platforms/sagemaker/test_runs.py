@@ -19,7 +19,7 @@ from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
-from tests.servers.sagemaker_rest import Account
+from tests.servers.aws.rest import Account
 from tests.servers.troubles import Fault
 from tests.support.sagemaker_compile import PLACE as KWARGS
 from tests.support.sagemaker_compile import compiled

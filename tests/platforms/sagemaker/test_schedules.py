@@ -15,7 +15,7 @@ from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
-from tests.servers.sagemaker_rest import Account
+from tests.servers.aws.rest import Account
 from tests.support.sagemaker_client import PLACE, definition
 from tests.support.sagemaker_client import account as account
 from tests.support.sagemaker_schedules import scheduler as scheduler

@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.platforms.vertex.distributed import Task
-    from tests.servers.vertex import Vertex
+    from tests.servers.google.vertex import Vertex
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def service(tmp_path: Path) -> Iterator[Vertex]:
     if not can_mount():
         pytest.skip("this machine lets us mount no /gcs")
     from tests.platforms.vertex.distributed import RUN
-    from tests.servers.vertex import Vertex
+    from tests.servers.google.vertex import Vertex
 
     (tmp_path / "gcs").mkdir()
     with Vertex(tmp_path / "gcs") as running:

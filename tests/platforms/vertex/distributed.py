@@ -19,8 +19,8 @@ from rekindle.platforms.vertex.compile import compile
 from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
-    from tests.servers.vertex import Vertex
-    from tests.servers.vertex_job import Job
+    from tests.servers.google.job import Job
+    from tests.servers.google.vertex import Vertex
 
 RUN = "projects/12/locations/europe-west4/pipelineJobs/fits-1"
 PLACE: dict[str, Any] = {
@@ -92,7 +92,7 @@ class Task:
 
     def launcher(self, attempt: str = "1", poll: float = 0.1) -> subprocess.Popen[str]:
         """What the service starts for this attempt of the task."""
-        from tests.servers.vertex_job import MOUNT
+        from tests.servers.google.job import MOUNT
 
         made = container(self.label, self.text, **self.place)
         filled = {

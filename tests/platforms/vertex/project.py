@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rekindle.platforms.vertex import client
-from tests.servers.google_project import HOSTS, Facts
+from tests.servers.google.project import HOSTS, Facts
+from tests.servers.google.rest import Project, key_file
 from tests.servers.tls_hosts import Answer, Asked, Hosts
-from tests.servers.vertex_rest import Project, key_file
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from rekindle.platforms.vertex.labels import labels_of
 from rekindle.spec.platforms import VertexSpec
 from tests.platforms.marks import mark
 from tests.platforms.vertex.project import project as project
+from tests.servers.google.rest import PARENT, PROJECT, REGION, Project
 from tests.servers.troubles import Fault
-from tests.servers.vertex_rest import PARENT, PROJECT, REGION, Project
 from tests.support.vertex_client import PLACE, definition
 
 

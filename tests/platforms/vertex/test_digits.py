@@ -15,10 +15,10 @@ pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos a
 from rekindle.cli.main import invoke
 from tests.platforms.vertex.conftest import can_mount
 from tests.platforms.vertex.project import project as project
-from tests.servers.gcs_driver import installed
-from tests.servers.vertex import ROOT, Vertex
-from tests.servers.vertex_pipeline import Pipelines
-from tests.servers.vertex_rest import PROJECT, REGION, Project
+from tests.servers.google.gcs_driver import installed
+from tests.servers.google.pipeline import Pipelines
+from tests.servers.google.rest import PROJECT, REGION, Project
+from tests.servers.google.vertex import ROOT, Vertex
 from tests.support.sagemaker_digits import mlflow as mlflow
 
 pytestmark = [

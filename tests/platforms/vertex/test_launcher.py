@@ -17,7 +17,7 @@ pytest.importorskip("google.cloud.aiplatform_v1", reason="the service's protos a
 from rekindle.platforms.vertex import runs
 from rekindle.platforms.vertex.secrets import starting
 from tests.platforms.vertex.distributed import Task, check_result, ended, ir, only, running, until
-from tests.servers.vertex import Vertex
+from tests.servers.google.vertex import Vertex
 
 
 def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(task: Task) -> None:

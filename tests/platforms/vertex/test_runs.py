@@ -27,8 +27,8 @@ from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.vertex.distributed import PLACE as DISTRIBUTED
 from tests.platforms.vertex.project import project as project
+from tests.servers.google.rest import PARENT, PROJECT, REGION, Project
 from tests.servers.troubles import Fault
-from tests.servers.vertex_rest import PARENT, PROJECT, REGION, Project
 
 PLACE = VertexSpec(project=PROJECT, region=REGION, artifact_root="gs://lake/rekindle")
 NOW = datetime.datetime.now(datetime.UTC)

@@ -14,7 +14,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.platforms.vertex import schedule
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.vertex.project import project as project
-from tests.servers.vertex_rest import PARENT, Project
+from tests.servers.google.rest import PARENT, Project
 from tests.support.vertex_client import PLACE, definition
 
 MONDAYS = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")

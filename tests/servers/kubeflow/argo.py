@@ -4,7 +4,7 @@ machine has them; launchers of distributed steps find a cluster that is played (
 `Workflow` starts it as a child, so that it can be stopped, and shows it as the API server shows
 Argo's nodes. Artifacts are copied to the pipeline's root when their step is done.
 
-    python -m tests.servers.kfp_argo FOLDER       what the child does with FOLDER/spec.yaml"""
+    python -m tests.servers.kubeflow.argo FOLDER       what the child does with FOLDER/spec.yaml"""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.local import execute
 from rekindle.records import RunRecord, StepRecord
-from tests.servers.kubernetes import FakeCluster
+from tests.servers.kubeflow.kubernetes import FakeCluster
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _ZERO = "0001-01-01T00:00:00Z"  # Go's, of what has not ended
 _STATES = {
     "running": "RUNNING", "succeeded": "SUCCEEDED", "failed": "FAILED", "skipped": "SKIPPED",
@@ -78,7 +78,7 @@ class Workflow:
             container["env"] = [{"name": "KFP_POD_NAME", "value": pod}]
         (self.folder / "spec.yaml").write_text(yaml.safe_dump(self.spec))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.servers.kfp_argo", str(self.folder), self.id],
+            [sys.executable, "-m", "tests.servers.kubeflow.argo", str(self.folder), self.id],
             env={**os.environ, **self.environment, "PYTHONPATH": str(ROOT)},
             cwd=ROOT, stdout=subprocess.DEVNULL, stderr=(self.folder / "log").open("a"),
         )  # fmt: skip

@@ -2,7 +2,7 @@
 real HTTP, and real processes as the nodes of a TrainJob.
 
 It takes what the real one would take and nothing else: objects are checked strictly
-(trainer_schema.py), a request by a service account needs a rule of rekindle's own rbac.yaml, a
+(schema.py), a request by a service account needs a rule of rekindle's own rbac.yaml, a
 TrainJob needs its runtime, names are taken once, and what a Workflow owns goes with it. Nodes get
 PET_* as Trainer's torch plugin sets them, restart by the failurePolicy and podFailurePolicy of the
 runtime, and their pods keep a log until they are replaced. Requests can be held, refused or lost
@@ -27,10 +27,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from tests.servers.trainer import JOBSET, ROOT, Job, labels, now
-from tests.servers.trainer_pods import problems as pod_problems
-from tests.servers.trainer_pods import template_of
-from tests.servers.trainer_schema import problems
+from tests.servers.kubeflow.pods import problems as pod_problems
+from tests.servers.kubeflow.pods import template_of
+from tests.servers.kubeflow.schema import problems
+from tests.servers.kubeflow.trainer import JOBSET, ROOT, Job, labels, now
 
 MANIFESTS = ROOT / "rekindle" / "platforms" / "kubeflow" / "manifests"
 ACCOUNT = "system:serviceaccount:kubeflow:pipeline-runner"

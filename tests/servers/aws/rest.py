@@ -21,8 +21,8 @@ from typing import Any
 import botocore.session
 from botocore.validate import ParamValidator
 
-from tests.servers.sagemaker import Execution, Pipelines, Turn
-from tests.servers.sagemaker_container import Failed
+from tests.servers.aws.container import Failed
+from tests.servers.aws.sagemaker import Execution, Pipelines, Turn
 from tests.servers.troubles import Broken, Troubled
 
 ACCOUNT, REGION = "123456789012", "eu-central-1"

@@ -17,7 +17,7 @@ from typing import Any
 
 import jwt
 
-from tests.servers.azure_history import DISCOVERY, SIGNATURE, History
+from tests.servers.azure.history import DISCOVERY, SIGNATURE, History
 from tests.servers.tls_hosts import Answer, Asked, Dropped
 from tests.servers.troubles import Broken, Troubled
 
@@ -57,7 +57,7 @@ class Workspace(Troubled):
         )
         self.compute = compute
         self.most = 4  # nodes of a cluster
-        self.around: Any = None  # azure_facts.py's, where it is played too
+        self.around: Any = None  # facts.py's, where it is played too
         self.assets: dict[str, dict[str, Any]] = {}  # by path below the workspace
         self.blobs: dict[str, bytes] = {}
         self.uploads: set[str] = set()

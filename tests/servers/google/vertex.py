@@ -27,9 +27,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from google.cloud import aiplatform_v1 as api
 from google.protobuf import json_format
 
-from tests.servers.vertex_job import OVER, Job
+from tests.servers.google.job import OVER, Job
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOKEN = "ya29.of-the-account"
 _JOBS = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+)/customJobs")
 _JOB = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+/customJobs/\d+)(:cancel)?")

@@ -1,7 +1,7 @@
 """What lies around a workspace of Azure ML, as doctor asks: the workspace itself, a container of Data
 Lake Storage, a registry, a vault, and Entra's token endpoint for who logs in with a secret.
 
-It answers questions only; uploads, jobs and schedules are azure_rest.py's. What nobody answers is a
+It answers questions only; uploads, jobs and schedules are rest.py's. What nobody answers is a
 404 and stands in `refused`. Authority: the REST references named in the code that asks."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl
 
-from tests.servers import azure_rest
-from tests.servers.azure_history import DISCOVERY
-from tests.servers.azure_rest import TENANT, Workspace, token_for
+from tests.servers.azure import rest as azure_rest
+from tests.servers.azure.history import DISCOVERY
+from tests.servers.azure.rest import TENANT, Workspace, token_for
 from tests.servers.tls_hosts import Answer, Asked, Dropped
 
 HOSTS = (

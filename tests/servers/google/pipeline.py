@@ -1,4 +1,4 @@
-"""Vertex AI Pipelines: executes the PipelineJobs of a project that is played (vertex_rest.py), each
+"""Vertex AI Pipelines: executes the PipelineJobs of a project that is played (rest.py), each
 container a process with a /gcs of its own, and distributed steps on the service beside it (vertex.py).
 
 One task at a time, as their dependencies have it. Placeholders that stand alone, runtime parameters
@@ -20,9 +20,9 @@ from typing import Any
 
 from google.cloud import aiplatform_v1 as api
 
-from tests.servers.vertex import Vertex
-from tests.servers.vertex_job import MOUNT
-from tests.servers.vertex_rest import PARENT, Project
+from tests.servers.google.job import MOUNT
+from tests.servers.google.rest import PARENT, Project
+from tests.servers.google.vertex import Vertex
 
 _TASK = {
     "componentRef", "inputs", "dependentTasks", "taskInfo", "cachingOptions", "triggerPolicy",

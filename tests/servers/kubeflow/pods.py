@@ -14,7 +14,7 @@ from typing import Any
 
 import kubeflow_trainer_api.models as models
 
-from tests.servers.trainer_schema import unknown_fields
+from tests.servers.kubeflow.schema import unknown_fields
 
 KEYS = {
     "containers": "name", "initContainers": "name", "volumes": "name", "env": "name",

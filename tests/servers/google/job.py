@@ -1,4 +1,4 @@
-"""A CustomJob of tests/servers/vertex.py: its states, and its replicas as real processes."""
+"""A CustomJob of tests/servers/google/vertex.py: its states, and its replicas as real processes."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ import kfp_server_api
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from tests.servers.kfp_argo import Workflow
-from tests.servers.kubernetes import FakeCluster
+from tests.servers.kubeflow.argo import Workflow
+from tests.servers.kubeflow.kubernetes import FakeCluster
 from tests.servers.troubles import Broken, Troubled
 
 ROOT = "/apis/v2beta1/"

@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from google.cloud import aiplatform_v1 as api
 from google.protobuf import json_format
 
+from tests.servers.google.logs import fits_filter
 from tests.servers.tls_hosts import Answer, Asked, Dropped
 from tests.servers.troubles import Broken, Troubled
-from tests.servers.vertex_logs import fits_filter
 
 HOSTS = ("*.googleapis.com",)
 PROJECT, REGION = "forge", "europe-west4"

@@ -1,4 +1,4 @@
-"""Cloud Logging's language of filters, the few words of it that are spoken to vertex_rest.py.
+"""Cloud Logging's language of filters, the few words of it that are spoken to rest.py.
 
 Authority: cloud.google.com/logging/docs/view/logging-query-language."""
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.platforms.kubeflow.trainjob import packed, unpacked
 from tests.ports import free_port
-from tests.servers.trainer_pods import mount, template_of, variable
+from tests.servers.kubeflow.pods import mount, template_of, variable
 
 if TYPE_CHECKING:
-    from tests.servers.kubernetes import FakeCluster
+    from tests.servers.kubeflow.kubernetes import FakeCluster
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
 
 

@@ -1,7 +1,7 @@
 """What a project on Google Cloud says of itself, as doctor asks: what one may do (cloudresourcemanager),
 which APIs and regions there are, buckets, images, secrets.
 
-It answers questions only; pipeline jobs and schedules are vertex_rest.py's. What nobody answers is a
+It answers questions only; pipeline jobs and schedules are rest.py's. What nobody answers is a
 404 and stands in `refused`. Authority: Google's REST references, named in the code that asks."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from tests.servers.google.rest import PROJECT, REGION, TOKEN, Project
 from tests.servers.tls_hosts import Answer, Asked, Dropped
-from tests.servers.vertex_rest import PROJECT, REGION, TOKEN, Project
 
 HOSTS = ("*.googleapis.com", "*.pkg.dev")
 DIGEST = "sha256:" + "0" * 64

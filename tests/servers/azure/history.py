@@ -1,4 +1,4 @@
-"""Run history of a workspace that is played (azure_rest.py): records of its jobs and their steps, in
+"""Run history of a workspace that is played (rest.py): records of its jobs and their steps, in
 pages of two, the files that steps write, their outputs, and the datastore where those lie.
 
 Every record is one of the SDK's own models. Tests say what steps do (`step`), print (`printed`) and
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tests.servers.tls_hosts import Answer, Asked
 
 if TYPE_CHECKING:
-    from tests.servers.azure_rest import Workspace
+    from tests.servers.azure.rest import Workspace
 
 API = "https://westeurope.api.azureml.ms"
 DISCOVERY = f"{API}/discovery/workspaces/1"
@@ -175,6 +175,6 @@ class History:
         return Answer(206, content[begin : end + 1], headers)
 
     def refused(self, status: int, message: str) -> Exception:
-        from tests.servers.azure_rest import Refused
+        from tests.servers.azure.rest import Refused
 
         return Refused(status, "UserError", message)

@@ -1,5 +1,5 @@
 """SageMaker Pipelines, as far as a definition needs it: executes the definition against the container
-contract (sagemaker_container.py), with real processes.
+contract (container.py), with real processes.
 
 Processing and Training jobs get their inputs from S3 (a moto_server), the service's config files,
 their environment, and their outputs go back to S3. Hosts of a Training job run side by side; on spot
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.servers.sagemaker_container import (
+from tests.servers.aws.container import (
     Failed,
     Host,
     download,
