@@ -402,6 +402,21 @@ class Comparison(Record):
     seed: int
 
 
+class ClassResult(Record):
+    """How good a model is at one class, or at one type of entity.
+
+    `rows` are of this class, `predicted` as often it was the answer. `precision` is null where it
+    never was, `recall` where no row has it, `f1` where neither; `champion_f1` is the champion's."""
+
+    label: str
+    rows: int
+    predicted: int
+    precision: float | None = None
+    recall: float | None = None
+    f1: float | None = None
+    champion_f1: float | None = None
+
+
 class Sample(Record):
     """What a language model wrote after `prompt`, and how the text really goes on."""
 
@@ -455,8 +470,9 @@ class Evidence(Record):
     """Kind `evidence`: `evidence.json`, why a candidate is or is not promoted. `promote` is what
     the pipeline branches on.
 
-    `confusion[i][j]` counts examples of true class i predicted as j, in the order of `labels`; a
-    language model has neither labels, confusion nor calibration, but `samples`. `examples`
+    `confusion[i][j]` counts examples (words, where each has a tag) of true class i predicted as j,
+    in the order of `labels`, and `classes` has them one by one; a language model has neither
+    labels, confusion, classes nor calibration, but `samples`. `examples`
     fingerprints the hashes of the rows scored, `excluded` counts rows left out because a contender
     was trained on them, or finds nothing to predict in them. `model_digest` hashes the files of the
     model that was judged, `champion_digest` those of the champion."""
@@ -474,12 +490,23 @@ class Evidence(Record):
     comparison: Comparison | None = None
     labels: tuple[str, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
+    classes: tuple[ClassResult, ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()
     slices: tuple[Slice, ...] = ()
     samples: tuple[Sample, ...] = ()
     rows: int
     excluded: int = 0
     examples: str
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know before trusting the metrics: classes that are never
+        predicted."""
+        never = [part for part in self.classes if part.rows and not part.predicted]
+        if not never:
+            return ()
+        names = ", ".join(f"`{part.label}` ({part.rows:,} rows)" for part in never)
+        return (f"the model never predicts {names}",)
 
 
 class Registration(Record):
@@ -529,7 +556,7 @@ class StepSummary(Record):
 class RunSummary(Record):
     """The object that `rekindle run --json` ends with. `gate` and `model` are null where a pipeline
     has neither; `ignored` is what this machine did not honour; `earlier` names the runs of a
-    backfill."""
+    backfill; `warnings` are those of the evidence."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
@@ -541,6 +568,7 @@ class RunSummary(Record):
     gate: GateSummary | None
     model: ModelSummary | None
     card: str
+    warnings: tuple[str, ...] = ()
     ignored: tuple[IgnoredRow, ...] = ()
     earlier: tuple[str, ...] = ()
 

@@ -95,6 +95,7 @@ def conclude(record: RunRecord, result: RunSummary) -> None:
     if result.gate:
         words = _WORDS[result.gate.decision].format(run=result.run_id)
         lines.append(("gate", f"{words}: {result.gate.reason}"))
+    lines += [("warning", warning) for warning in result.warnings]
     if model := result.model:
         aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""
         new = "new" if model.created else "known"

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from rekindle import records
 from rekindle.evaluate.gate import Verdict, judge
 from rekindle.evaluate.scores import SCORES, Scores
-from rekindle.records import Check, Evidence, Slice
+from rekindle.records import Check, ClassResult, Evidence, Slice
 from rekindle.spec.model import EvaluateSpec
 
 TABLE, RECORD = "scores.parquet", "scores.json"
@@ -49,6 +49,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
         comparison=verdict.comparison,
         labels=record.candidate.labels,
         confusion=ours.confusion(),
+        classes=_classes(ours, theirs),
         calibration=ours.calibration(),
         slices=tuple(slices),
         samples=record.samples,
@@ -76,6 +77,14 @@ def _refusal(record: records.Scores) -> tuple[str, str] | None:
 
 def _refused(name: str, detail: str) -> Verdict:
     return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
+
+
+def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
+    """The candidate's results with the champion's beside them."""
+    known = {part.label: part.f1 for part in theirs.classes()} if theirs else {}
+    return tuple(
+        part.model_copy(update={"champion_f1": known.get(part.label)}) for part in ours.classes()
+    )
 
 
 def _slices(

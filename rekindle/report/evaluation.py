@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.records import CalibrationBin, Check, Comparison, Evidence, RunRecord, Sample, Slice
+from rekindle.records import (
+    CalibrationBin,
+    Check,
+    ClassResult,
+    Comparison,
+    Evidence,
+    RunRecord,
+    Sample,
+    Slice,
+)
 from rekindle.report import plots, texts, verdicts
 from rekindle.report.collect import Findings
 from rekindle.report.heatmap import heatmap, mistakes
@@ -56,13 +65,33 @@ class SliceTable:
 
 
 @dataclasses.dataclass(frozen=True)
+class ClassRow:
+    """One class, or type of entity; `change` compares its F1 with the champion's."""
+
+    result: ClassResult
+    change: Compared
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassTable:
+    """All of them, the worst F1 first; `of` is what they are, `more` are those beyond the first
+    ones."""
+
+    of: str
+    shown: tuple[ClassRow, ...]
+    more: tuple[ClassRow, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Quality:
     """How good the candidate is on the held-out rows."""
 
     rows: int
     excluded: int
     champion_version: str
+    warnings: tuple[str, ...]
     metrics: tuple[Compared, ...]
+    classes: ClassTable | None
     confusion: Markup
     mistakes: tuple[tuple[str, str, int], ...]
     wide: bool
@@ -93,7 +122,9 @@ def quality(evidence: Evidence | None) -> Quality | None:
         rows=evidence.rows,
         excluded=evidence.excluded,
         champion_version=evidence.champion_version,
+        warnings=evidence.warnings,
         metrics=_metrics(evidence.metrics, evidence.champion_metrics),
+        classes=_classes(evidence),
         confusion=heatmap(evidence.labels, evidence.confusion, label=label),
         mistakes=wrong,
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
@@ -122,6 +153,17 @@ def slices(run: RunRecord, found: Findings) -> tuple[SliceTable, ...]:
 def _metrics(candidate: Mapping[str, float], champion: Mapping[str, float]) -> tuple[Compared, ...]:
     names = dict.fromkeys([*candidate, *champion])
     return tuple(_compare(name, name, candidate.get(name), champion.get(name)) for name in names)
+
+
+def _classes(evidence: Evidence) -> ClassTable | None:
+    if not evidence.classes:
+        return None
+    rows = [
+        ClassRow(part, _compare(part.label, "f1", part.f1, part.champion_f1))
+        for part in sorted(evidence.classes, key=lambda part: (part.f1 or 0.0, -part.rows))
+    ]
+    of = "entity" if "entity_f1" in evidence.metrics else "class"
+    return ClassTable(of, tuple(rows[:_SLICES_SHOWN]), tuple(rows[_SLICES_SHOWN:]))
 
 
 def _compare(name: str, metric: str, candidate: float | None, champion: float | None) -> Compared:

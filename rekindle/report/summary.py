@@ -24,6 +24,7 @@ def summarised(record: RunRecord, findings: Findings | None = None, card: str = 
         gate=gate_of(found),
         model=model_of(found),
         card=card,
+        warnings=found.evidence.warnings if found.evidence else (),
         ignored=record.ignored,
     )
 

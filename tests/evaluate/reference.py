@@ -44,7 +44,7 @@ def class_scores(folder, rows):
         inputs = opened.task.collate(table.slice(i, 1), opened.settings)
         found.append(torch.softmax(opened.task.logits(network, inputs).double(), -1)[0].numpy())
     labels = [opened.labels.index(label) for label in rows.column("label").to_pylist()]
-    return ClassScores(np.array(found), np.array(labels))
+    return ClassScores(np.array(found), np.array(labels), opened.labels)
 
 
 def targets_of(row):

@@ -9,6 +9,7 @@ from rekindle.records import Slice
 from rekindle.spec.model import EvaluateSpec
 
 ROWS, CLASSES = 400, 4
+NAMES = tuple("abcd")
 LABELS = np.random.default_rng(7).integers(0, CLASSES, ROWS)
 
 
@@ -21,7 +22,7 @@ def contender(accuracy, seed=0, labels=LABELS):
     answers[wrong] = (answers[wrong] + 1) % CLASSES
     probabilities = np.full((len(labels), CLASSES), 0.1)
     probabilities[np.arange(len(labels)), answers] = 0.7
-    return ClassScores(probabilities, labels)
+    return ClassScores(probabilities, labels, NAMES)
 
 
 def judge(spec, candidate, champion, slices):
@@ -90,7 +91,7 @@ def test_what_is_not_a_number_refuses(who):
 
 
 def test_no_examples_refuse():
-    empty = ClassScores(np.zeros((0, CLASSES)), np.zeros(0, np.int64))
+    empty = ClassScores(np.zeros((0, CLASSES)), np.zeros(0, np.int64), NAMES)
     assert not judge(spec(), empty, empty, ()).promote
 
 

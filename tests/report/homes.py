@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rekindle.evaluate.scores.classes import class_result
 from rekindle.records import (
     RECORD_FILES,
     ArtifactRecord,
     CalibrationBin,
+    ClassResult,
     Fingerprint,
     HistoryRow,
     Record,
@@ -124,6 +126,18 @@ def curve(
             )
         )
     return rows
+
+
+def by_class(
+    labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...], champion_f1: float | None = None
+) -> tuple[ClassResult, ...]:
+    """The results of classes with these counts; a champion was equally good at each."""
+    predicted = [sum(row[i] for row in counts) for i in range(len(labels))]
+    found = [
+        class_result(label, counts[i][i], predicted[i], sum(counts[i]))
+        for i, label in enumerate(labels)
+    ]
+    return tuple(part.model_copy(update={"champion_f1": champion_f1}) for part in found)
 
 
 def confusion(n: int, per_class: int, hit: float, seed: int = 1) -> tuple[tuple[int, ...], ...]:

@@ -14,6 +14,7 @@ from rekindle.errors import Problem
 from rekindle.records import (
     ArtifactRecord,
     Check,
+    ClassResult,
     Comparison,
     Evidence,
     RunRecord,
@@ -24,6 +25,7 @@ from tests.report.homes import (
     Home,
     began,
     bins,
+    by_class,
     confusion,
     curve,
     fingerprint,
@@ -145,6 +147,10 @@ def hostile(home: Home, run_id: str = "20261121-131500-hostile-0666") -> RunReco
         ),
         labels=labels,
         confusion=confusion(24, 30, 0.7),
+        classes=(
+            *by_class(labels, confusion(24, 30, 0.7), champion_f1=math.nan),
+            ClassResult(label=HOSTILE, rows=5, predicted=0, recall=0.0, f1=0.0),
+        ),
         calibration=bins(0.0),
         slices=tuple(
             Slice(column=HOSTILE, value=label, rows=5, candidate={"accuracy": 0.5})

@@ -16,6 +16,7 @@ from tests.report.homes import (
     Home,
     began,
     bins,
+    by_class,
     confusion,
     curve,
     digest,
@@ -26,6 +27,8 @@ from tests.report.homes import (
     steps,
     training,
 )
+
+COUNTS = ((98, 31, 20), (27, 84, 39), (15, 24, 112))
 
 
 def promoted_digits(
@@ -66,6 +69,7 @@ def promoted_digits(
         },
         labels=labels,
         confusion=confusion(10, 18, 0.965),
+        classes=by_class(labels, confusion(10, 18, 0.965)),
         calibration=bins(0.02),
         rows=180,
         examples=digest("digits test"),
@@ -228,7 +232,8 @@ def refused_reviews(home: Home, run_id: str = "20261121-101500-reviews-c3d4") ->
             seed=0,
         ),
         labels=labels,
-        confusion=((98, 31, 20), (27, 84, 39), (15, 24, 112)),
+        confusion=COUNTS,
+        classes=by_class(labels, COUNTS, champion_f1=0.66),
         calibration=bins(0.09),
         slices=parts,
         rows=450,

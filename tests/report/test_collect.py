@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import RequestError
-from rekindle.records import ArtifactRecord, RunRecord, StepRecord
+from rekindle.records import ArtifactRecord, Evidence, RunRecord, StepRecord
 from rekindle.report.card import render_card
 from rekindle.report.collect import collect
 from rekindle.report.index import render_index
+from rekindle.report.summary import summarised
 from tests.report.homes import Home, curve
 from tests.report.mishaps import build, failed
 from tests.report.runs import promoted_digits, refused_reviews
@@ -135,3 +136,25 @@ def test_collecting_imports_no_template_engine_and_reporting_nothing_heavy() -> 
     assert "jinja2" not in light
     heavy = {"torch", "kfp", "mlflow", "pandas", "numpy", "matplotlib", "sklearn"}
     assert not heavy & full
+
+
+def test_a_class_that_is_never_predicted_is_warned_of_on_the_card_and_in_the_summary(
+    tmp_path: Path,
+):
+    home = Home(tmp_path)
+    run = refused_reviews(home)
+    file = artifact(run, "evaluate") / "evidence.json"
+    evidence = Evidence.read(file)
+    assert summarised(run).warnings == ()
+    silent = evidence.classes[0].model_copy(
+        update={"predicted": 0, "precision": None, "recall": 0.0, "f1": 0.0}
+    )
+    evidence.model_copy(update={"classes": (*evidence.classes[1:], silent)}).write(file)
+    said = f"the model never predicts `{silent.label}` ({silent.rows} rows)"
+    assert summarised(run).warnings == (said,)
+    html = render_card(tmp_path, run).read_text(encoding="utf-8")
+    assert f"{said}." in html
+    rows = html[html.index("By class") :]
+    assert rows.index(f">{silent.label}<") < rows.index(f">{evidence.classes[1].label}<"), (
+        "the worst first"
+    )

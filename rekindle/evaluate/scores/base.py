@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.evaluate.metrics import Floats, Ints
-from rekindle.records import CalibrationBin, Check, Contender
+from rekindle.records import CalibrationBin, Check, ClassResult, Contender
 
 
 class Scores(Protocol):
@@ -57,6 +57,10 @@ class Scores(Protocol):
 
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         """Counts by true class and predicted class; nothing where there are no classes."""
+        ...
+
+    def classes(self) -> tuple[ClassResult, ...]:
+        """How good it is at each class, or type of entity; nothing where there are none."""
         ...
 
     def calibration(self) -> tuple[CalibrationBin, ...]:

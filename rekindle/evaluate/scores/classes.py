@@ -14,15 +14,16 @@ import pyarrow.compute as pc
 from rekindle.errors import DataError
 from rekindle.evaluate import metrics
 from rekindle.evaluate.metrics import Floats, Ints
-from rekindle.records import CalibrationBin, Check, Contender
+from rekindle.records import CalibrationBin, Check, ClassResult, Contender
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassScores:
-    """Probabilities of classes, [N, C], and the true ones, [N]."""
+    """Probabilities of classes, [N, C], the true ones, [N], and what they are called, [C]."""
 
     probabilities_NC: Floats
     labels_N: Ints
+    names: tuple[str, ...]
 
     METRIC: ClassVar[str] = "accuracy"
     SLICE_METRIC: ClassVar[str] = "accuracy"
@@ -31,9 +32,10 @@ class ClassScores:
     def of(cls, rows: pa.Table, who: str, contender: Contender) -> ClassScores:
         labels_N = indices_of(rows.column("label").combine_chunks(), contender.labels)
         if not len(rows):
-            return cls(np.zeros((0, len(contender.labels))), labels_N)
+            return cls(np.zeros((0, len(contender.labels))), labels_N, contender.labels)
         logits = rows.column(who).combine_chunks().field("logits").flatten()
-        return cls(softmax(np.asarray(logits, np.float64).reshape(len(rows), -1)), labels_N)
+        probabilities_NC = softmax(np.asarray(logits, np.float64).reshape(len(rows), -1))
+        return cls(probabilities_NC, labels_N, contender.labels)
 
     def __len__(self) -> int:
         return len(self.labels_N)
@@ -54,14 +56,36 @@ class ClassScores:
         return beats_majority("accuracy", self.metrics["accuracy"], share, "class")
 
     def picked(self, pick_N: np.ndarray) -> ClassScores:
-        return ClassScores(self.probabilities_NC[pick_N], self.labels_N[pick_N])
+        return ClassScores(self.probabilities_NC[pick_N], self.labels_N[pick_N], self.names)
 
     def confusion(self) -> tuple[tuple[int, ...], ...]:
-        counts = metrics.confusion(self.probabilities_NC, self.labels_N)
-        return tuple(tuple(int(n) for n in row) for row in counts)
+        return tuple(tuple(int(n) for n in row) for row in self._counts)
+
+    def classes(self) -> tuple[ClassResult, ...]:
+        counts = self._counts
+        columns = (np.diagonal(counts), counts.sum(0), counts.sum(1))
+        numbers = zip(self.names, *(column.tolist() for column in columns), strict=True)
+        return tuple(class_result(*row) for row in numbers) if len(self) else ()
+
+    @functools.cached_property
+    def _counts(self) -> Ints:
+        return metrics.confusion(self.probabilities_NC, self.labels_N)
 
     def calibration(self) -> tuple[CalibrationBin, ...]:
         return metrics.calibration_bins(self.probabilities_NC, self.labels_N)
+
+
+def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResult:
+    """The result of a class that has `rows`, and was answered `predicted` times, `hits` of them
+    right."""
+    return ClassResult(
+        label=label,
+        rows=rows,
+        predicted=predicted,
+        precision=hits / predicted if predicted else None,
+        recall=hits / rows if rows else None,
+        f1=2 * hits / (predicted + rows) if predicted + rows else None,
+    )
 
 
 def beats_majority(metric: str, value: float, share: float, what: str) -> Check:

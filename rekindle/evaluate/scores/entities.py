@@ -24,9 +24,11 @@ _PREFIXES = "BI" + _ALONE + _LAST
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """What each of the C tags means: `type_C` numbers its type, -1 outside of entities; whether it
-    begins an entity whatever stands before, and whether it ends one whatever follows."""
+    """What each of the C tags means: `type_C` numbers its type among `names`, -1 outside of
+    entities; whether it begins an entity whatever stands before, and whether it ends one whatever
+    follows."""
 
+    names: tuple[str, ...]
     type_C: Ints
     begins_C: Bools
     ends_C: Bools
@@ -35,8 +37,10 @@ class Scheme:
     def of(cls, tags: Sequence[str]) -> Scheme:
         """The meaning of `tags`, in index order."""
         prefixes, types = zip(*map(_parts, tags), strict=True)
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(types))}
+        names = tuple(sorted({name for name in types if name is not None}))
+        numbers = {name: number for number, name in enumerate(names)}
         return cls(
+            names,
             np.array([-1 if t is None else numbers[t] for t in types], np.int64),
             np.array([p in _FIRST + _ALONE for p in prefixes], bool),
             np.array([p in _ALONE + _LAST for p in prefixes], bool),
@@ -70,7 +74,8 @@ def _parts(tag: str) -> tuple[str, str | None]:
 def counted(
     scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Of each text [N]: entities found (exact words and type), entities predicted, entities."""
+    """Of each text and type, [N, types]: entities found (exact words and type), entities predicted,
+    entities there are."""
     firsts_W = np.zeros(len(true_W), bool)
     starts_N = np.cumsum(lengths_N) - lengths_N
     firsts_W[starts_N[lengths_N > 0]] = True
@@ -79,8 +84,11 @@ def counted(
     end_W, type_W = np.full(len(true_W), -1), np.full(len(true_W), -1)
     end_W[there[0]], type_W[there[0]] = there[1], there[2]
     starts, ends, types = guessed
-    hits = starts[(end_W[starts] == ends) & (type_W[starts] == types)]
-    hits_N, guessed_N, there_N = (
-        np.bincount(text_W[words], minlength=len(lengths_N)) for words in (hits, starts, there[0])
-    )
-    return hits_N, guessed_N, there_N
+    hit = (end_W[starts] == ends) & (type_W[starts] == types)
+
+    def counts(words: Ints, kinds: Ints) -> Ints:
+        size = len(lengths_N) * len(scheme.names)
+        flat = np.bincount(text_W[words] * len(scheme.names) + kinds, minlength=size)
+        return flat.reshape(len(lengths_N), len(scheme.names))
+
+    return counts(starts[hit], types[hit]), counts(starts, types), counts(there[0], there[2])

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from rekindle.errors import DataError
 from rekindle.evaluate.metrics import EPSILON, Floats, Ints
-from rekindle.evaluate.scores.classes import beats_majority, indices_of, softmax
+from rekindle.evaluate.scores.classes import beats_majority, class_result, indices_of, softmax
 from rekindle.evaluate.scores.entities import Scheme, counted
-from rekindle.records import CalibrationBin, Check, Contender
+from rekindle.records import CalibrationBin, Check, ClassResult, Contender
 from rekindle.spec.metrics import TAG_METRICS
 
 NO_TAG = -1
@@ -67,11 +67,13 @@ class TagScores:
         return len(self.lengths_N)
 
     @functools.cached_property
+    def _entities(self) -> tuple[Ints, Ints, Ints]:
+        return counted(self.scheme, self.true_W, self.predicted_W, self.lengths_N)
+
+    @functools.cached_property
     def _sums(self) -> Mapping[str, Floats]:
         """What metrics are ratios of, of each text: [N]."""
-        hits_N, guessed_N, there_N = counted(
-            self.scheme, self.true_W, self.predicted_W, self.lengths_N
-        )
+        hits_N, guessed_N, there_N = (counts_NT.sum(1) for counts_NT in self._entities)
         text_W = np.repeat(np.arange(len(self)), self.lengths_N)
 
         def added(values_W: np.ndarray) -> Floats:
@@ -127,6 +129,12 @@ class TagScores:
         flat = self.true_W[known_W] * tags + self.predicted_W[known_W]
         counts = np.bincount(flat, minlength=tags * tags).reshape(tags, tags)
         return tuple(tuple(int(n) for n in row) for row in counts)
+
+    def classes(self) -> tuple[ClassResult, ...]:
+        """By type of entity."""
+        columns = [counts_NT.sum(0).tolist() for counts_NT in self._entities]
+        rows = zip(self.scheme.names, *columns, strict=True)
+        return tuple(class_result(*row) for row in rows) if len(self) else ()
 
     def calibration(self) -> tuple[CalibrationBin, ...]:
         return ()

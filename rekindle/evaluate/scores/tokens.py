@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.evaluate.metrics import Floats, Ints
-from rekindle.records import CalibrationBin, Check, Contender
+from rekindle.records import CalibrationBin, Check, ClassResult, Contender
 from rekindle.spec.metrics import TOKEN_METRICS
 
 
@@ -86,6 +86,9 @@ class TokenScores:
         )  # fmt: skip
 
     def confusion(self) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def classes(self) -> tuple[ClassResult, ...]:
         return ()
 
     def calibration(self) -> tuple[CalibrationBin, ...]:
