@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rekindle.errors import UnsupportedError
 from rekindle.records import Objective
 from rekindle.tasks.base import Modality, Settings
-from rekindle.tasks.text_classification import TextClassification
+from rekindle.tasks.encoder import EncoderTask
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NO_PLACE = -1
 
 
-class TokenClassification(TextClassification):
+class TokenClassification(EncoderTask):
     modality: ClassVar[Modality] = "words"
     objective: ClassVar[Objective] = "tags"
     head: ClassVar[str] = "AutoModelForTokenClassification"
