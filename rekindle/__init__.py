@@ -6,6 +6,7 @@
     rekindle.planned("configs/plan/7b-spot.yaml")
     run = rekindle.run(spec)
     run.metrics, run.gate, run.history
+    rekindle.compare(*rekindle.runs()[-2:])
     run = rekindle.submit(spec, platform="sagemaker").wait()
 
 Importing this imports neither torch nor kfp; the names below load what they need when first used.
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rekindle.app.api import Run, load, planned, run, runs, submit
+    from rekindle.app.api import Comparison, Run, compare, load, planned, run, runs, submit
     from rekindle.app.forecast import Forecast
     from rekindle.errors import RekindleError
     from rekindle.ir.distribution import distribute
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from rekindle.tasks.base import Task
 
 _PUBLIC = {
+    "Comparison": "rekindle.app.api",
     "Forecast": "rekindle.app.forecast",
     "RekindleError": "rekindle.errors",
     "Run": "rekindle.app.api",
     "Spec": "rekindle.spec.model",
     "Task": "rekindle.tasks.base",
+    "compare": "rekindle.app.api",
     "distribute": "rekindle.ir.distribution",
     "load": "rekindle.app.api",
     "planned": "rekindle.app.api",
@@ -40,9 +43,13 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "Forecast", "RekindleError", "Run", "Spec", "Task", "__version__", "distribute", "load",
-    "planned", "run", "runs", "submit",
+    "Comparison", "Forecast", "RekindleError", "Run", "Spec", "Task", "__version__", "compare",
+    "distribute", "load", "planned", "run", "runs", "submit",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

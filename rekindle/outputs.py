@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from rekindle.errors import RekindleError
-from rekindle.records import SCHEMA_VERSION, Record, RunStatus, RunSummary
+from rekindle.records import (
+    SCHEMA_VERSION,
+    Comparison,
+    Decision,
+    Record,
+    RunStatus,
+    RunSummary,
+)
 
 
 class Answer(Record):
@@ -164,6 +171,49 @@ class Runs(Answer):
     """`runs`: newest first."""
 
     runs: tuple[RunRow, ...]
+
+
+class ComparedRun(Record):
+    """A run that is compared: when it began, how it ended and how long it took, all steps together
+    and `training_seconds` of the training alone (null where the cache held it); what the gate
+    decided, the model, and how many held-out `rows` it was judged on."""
+
+    run_id: str
+    started_at: str
+    status: RunStatus
+    seconds: float
+    training_seconds: float | None
+    decision: Decision | None
+    model: str
+    rows: int | None
+
+
+class ComparedFact(Record):
+    """A field of the config, or a fact of the data, that is not the same in all runs; `values` in
+    the order of the runs, null where one lacks it."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+class ComparedMetric(Record):
+    """A metric of each run. `changes` compares each model with the first run's as the gate does:
+    more is better whatever the metric; null where they cannot be compared."""
+
+    name: str
+    values: tuple[float | None, ...]
+    changes: tuple[Comparison | None, ...]
+
+
+class Compared(Answer):
+    """`compare`: `settings` and `data` hold what differs; `notes` say what could not be
+    compared."""
+
+    runs: tuple[ComparedRun, ...]
+    settings: tuple[ComparedFact, ...]
+    data: tuple[ComparedFact, ...]
+    metrics: tuple[ComparedMetric, ...]
+    notes: tuple[str, ...] = ()
 
 
 class HomeItem(Record):
@@ -373,6 +423,7 @@ ANSWERS: Mapping[str, type[Answer]] = MappingProxyType(
     {
         "card": Card,
         "collected": Collected,
+        "compared": Compared,
         "compiled": Compiled,
         "difference": Difference,
         "errors": Errors,

@@ -23,6 +23,7 @@ from rekindle.spec.model import Spec
 
 if TYPE_CHECKING:
     from rekindle.app.forecast import Forecast
+    from rekindle.outputs import Compared
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -273,6 +274,54 @@ def runs(home: str | Path = DEFAULT_HOME) -> list[Run]:
     """All runs under `home`, oldest first."""
     root = Path(home).resolve()
     return [Run(record, root) for record in all_runs(root)]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison:
+    """Runs side by side; the others are compared with the first."""
+
+    runs: tuple[Run, ...]
+    found: Compared
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row a run, with what the configs differ in: for a `pandas.DataFrame`."""
+        settings = [
+            {fact.name: fact.values[i] for fact in self.found.settings}
+            for i in range(len(self.runs))
+        ]
+        return [{**run.row, **given} for run, given in zip(self.runs, settings, strict=True)]
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as one HTML file, with the curves."""
+        from rekindle.report.comparison_page import render_comparison
+
+        render_comparison(Path(path), [(r.record, r.findings) for r in self.runs], self.found)
+        return Path(path)
+
+    def __repr__(self) -> str:
+        from rekindle.report.comparison_text import lines
+
+        return "\n".join(lines(self.found))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def compare(*wanted: Run | str, home: str | Path = DEFAULT_HOME) -> Comparison:
+    """Runs, or their ids, side by side: config, data, metrics with intervals, gate, time.
+
+    `rekindle.compare(*rekindle.runs()[-2:])`. Raises RekindleError for an id that is not there,
+    fewer than two runs or more than twenty."""
+    from rekindle.app.compare import found_records
+    from rekindle.report.comparison import compared
+
+    root = Path(home).resolve()
+    names = [one.id if isinstance(one, Run) else one for one in wanted]
+    given = {one.id: one for one in wanted if isinstance(one, Run)}
+    records = found_records(root, names, {run_id: one.record for run_id, one in given.items()})
+    runs = tuple(given.get(record.run_id, Run(record, root)) for record in records)
+    return Comparison(runs, compared([(run.record, run.findings) for run in runs]))
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ VERBS = {
     "schedule": "create, list, pause or delete a schedule on a platform",
     "promote": "promote a candidate that is waiting for approval",
     "runs": "the ledger: every run, its model, its gate",
+    "compare": "what differs between runs, and which model is better",
     "status": "the steps of a run",
     "logs": "what a step printed",
     "cancel": "have a run stop",

@@ -59,6 +59,12 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     )
 
 
+def candidate_scores(scores: Path) -> Scores:
+    """What the candidate scored, of the folder `scores`."""
+    record, rows = records.Scores.read(scores / RECORD), pq.read_table(scores / TABLE)
+    return SCORES[record.objective].of(rows, "candidate", record.candidate)
+
+
 def _metrics(spec: EvaluateSpec, record: records.Scores) -> tuple[str, str]:
     """What the contenders are compared in, and what on slices."""
     if not record.same_targets:

@@ -1,5 +1,5 @@
-"""What classifiers of texts and of words share: a network of transformers with a head for classes, and
-its tokenizer.
+"""What classifiers of texts and of words share: a network of transformers with a head for classes,
+and its tokenizer.
 
 From a hub name, a local folder, or an inline config trained from scratch with a WordPiece tokenizer
 that `tokenizers` learns from the training split. Batches are padded to their longest text only.

@@ -93,12 +93,14 @@ def test_the_public_surface_is_what_it_says():
     import rekindle
 
     assert rekindle.__all__ == [
+        "Comparison",
         "Forecast",
         "RekindleError",
         "Run",
         "Spec",
         "Task",
         "__version__",
+        "compare",
         "distribute",
         "load",
         "planned",

@@ -1,0 +1,35 @@
+"""`rekindle compare RUN RUN [...]`: what differs between runs, and which model is better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rekindle.app.compare import side_by_side
+from rekindle.cli.options import answer, shared
+from rekindle.report.comparison_page import render_comparison
+from rekindle.report.comparison_text import lines
+
+
+@click.command("compare")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write the comparison as an HTML file, with the curves.")  # fmt: skip
+@shared
+def command(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool) -> int:
+    """Compare runs: config, data, metrics, gate and time. The first run is the one that the others
+    are compared with; an interval says whether a model is better than the first beyond chance.
+
+    RUN is a run id, a unique beginning of one, or `latest`.
+    """
+    pairs, found = side_by_side(home, runs)
+    if html is not None:
+        render_comparison(html, pairs, found)
+    if as_json:
+        answer(found)
+        return 0
+    click.echo("\n".join(lines(found)))
+    if html is not None:
+        click.echo(f"\npage  {html.absolute()}")
+    return 0

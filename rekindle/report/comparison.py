@@ -1,0 +1,142 @@
+"""Several runs side by side: what differs in config and data, what came of it, and whether a model
+is better than the first run's beyond chance.
+
+Two models are compared as the gate compares them, by a paired bootstrap, where both were judged on
+the same examples and their scores are still there; else a note says why not. Shapes: N examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rekindle.outputs import Compared, ComparedFact, ComparedMetric, ComparedRun
+from rekindle.records import Comparison, RunRecord
+from rekindle.report.collect import Findings
+from rekindle.report.summary import gate_of, model_of
+
+if TYPE_CHECKING:
+    from rekindle.evaluate.scores import Scores
+
+Pair = tuple[RunRecord, Findings]
+_TRAINING = "finetune"
+
+
+def compared(runs: Sequence[Pair]) -> Compared:
+    """The runs in the order given; the others are compared with the first."""
+    notes: list[str] = []
+    return Compared(
+        runs=tuple(_run(*pair) for pair in runs),
+        settings=_different([_flat(record.spec) for record, _ in runs]),
+        data=_different([_data(found) for _, found in runs]),
+        metrics=_metrics(runs, notes),
+        notes=tuple(notes),
+    )
+
+
+def _run(record: RunRecord, found: Findings) -> ComparedRun:
+    gate, model = gate_of(found), model_of(found)
+    trained = [s for s in record.steps if s.name.rpartition("/")[2] == _TRAINING and not s.cached]
+    return ComparedRun(
+        run_id=record.run_id,
+        started_at=record.started_at,
+        status=record.status,
+        seconds=record.seconds,
+        training_seconds=trained[-1].seconds if trained else None,
+        decision=gate.decision if gate else None,
+        model=f"{model.name} v{model.version}" if model else "",
+        rows=found.evidence.rows if found.evidence else None,
+    )
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings by their dotted path."""
+    if not isinstance(value, Mapping) or not value:
+        return {path: value}
+    found: dict[str, Any] = {}
+    for name, inner in value.items():
+        found |= _flat(inner, f"{path}.{name}" if path else str(name))
+    return found
+
+
+def _data(found: Findings) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if found.fingerprint:
+        facts |= {"content": found.fingerprint.data[:12], "window": found.fingerprint.window}
+    if found.shards:
+        facts |= {f"{split} rows": rows for split, rows in found.shards.rows.items()}
+        facts["classes"] = list(found.shards.labels)
+    if found.evidence:
+        facts["judged on"] = found.evidence.examples[:12]
+    return facts
+
+
+def _different(sides: Sequence[Mapping[str, Any]]) -> tuple[ComparedFact, ...]:
+    """What is not the same everywhere, in the order of first sight; null where a side lacks it."""
+    names = dict.fromkeys(name for side in sides for name in side)
+    rows = {name: tuple(side.get(name) for side in sides) for name in names}
+    return tuple(
+        ComparedFact(name=name, values=values)
+        for name, values in rows.items()
+        if any(value != values[0] for value in values)
+    )
+
+
+def _metrics(runs: Sequence[Pair], notes: list[str]) -> tuple[ComparedMetric, ...]:
+    judged = [found.evidence.metrics if found.evidence else {} for _, found in runs]
+    names = dict.fromkeys(name for metrics in judged for name in metrics)
+    first = _scores(*runs[0], notes)
+    others = [
+        _paired(runs[0], first, pair, notes) if first is not None else None for pair in runs[1:]
+    ]
+    return tuple(
+        ComparedMetric(
+            name=name,
+            values=tuple(metrics.get(name) for metrics in judged),
+            changes=(None, *(_change(name, first, other) for other in others)),
+        )
+        for name in names
+    )
+
+
+def _change(name: str, first: Scores | None, other: Scores | None) -> Comparison | None:
+    from rekindle.evaluate.gate import compare
+    from rekindle.spec.model import GateSpec
+
+    if first is None or other is None or name not in first.metrics or name not in other.metrics:
+        return None
+    return compare(GateSpec(), name, other, first)
+
+
+def _paired(base: Pair, first: Scores, pair: Pair, notes: list[str]) -> Scores | None:
+    """The scores of a run on the examples of the first one; None, and a note, where they are
+    others."""
+    record, found = pair
+    assert base[1].evidence is not None
+    theirs = found.evidence.examples if found.evidence else None
+    if theirs is not None and theirs != base[1].evidence.examples:
+        notes.append(f"{record.run_id} was judged on other examples than {base[0].run_id}.")
+        return None
+    scores = _scores(record, found, notes)
+    if scores is not None and type(scores) is not type(first):
+        notes.append(f"{record.run_id} learnt another task than {base[0].run_id}.")
+        return None
+    return scores
+
+
+def _scores(record: RunRecord, found: Findings, notes: list[str]) -> Scores | None:
+    """What the run's model scored, or None with a note."""
+    if found.evidence is None:
+        notes.append(f"{record.run_id} was not evaluated.")
+        return None
+    try:
+        from rekindle.evaluate.evaluate import candidate_scores
+
+        folder = found.files["scores"].parent
+        return candidate_scores(Path(folder))
+    except KeyError:
+        notes.append(f"{record.run_id} has no scores by example: its step `score` is not there.")
+    except (OSError, ValueError, ImportError) as error:
+        why = str(error).splitlines()[0]
+        notes.append(f"the scores of {record.run_id} cannot be read: {why}")
+    return None

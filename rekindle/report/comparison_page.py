@@ -1,0 +1,78 @@
+"""The comparison of runs as one HTML file, like a card: tables of what differs, and the curves of
+their trainings in one plot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from rekindle import formats
+from rekindle.outputs import Compared, ComparedMetric
+from rekindle.records import write_atomically
+from rekindle.report import page, plots, texts, verdicts
+from rekindle.report.comparison import Pair
+from rekindle.report.comparison_text import change_text, facts, is_certain, value_text
+from rekindle.report.plots import Series
+from rekindle.report.training import running_mean
+
+COLOURS = ("a", "b", "c", "a dashed", "b dashed", "c dashed")
+_SMOOTHED_FROM = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """One figure with a line for each run; `legend` as (css class, run)."""
+
+    title: str
+    plot: Markup
+    legend: tuple[tuple[str, str], ...]
+
+
+def render_comparison(target: Path, runs: Sequence[Pair], found: Compared) -> None:
+    """Write the page to `target`; the same records give the same bytes."""
+    columns = [facts(run) for run in found.runs]
+    text = page.render(
+        "compare.html.j2",
+        compared=found,
+        facts=[(rows[0][0], [v for _, v in rows]) for rows in zip(*columns, strict=True)],
+        metrics=[(metric.name, _cells(metric)) for metric in found.metrics],
+        curves=[curves for curves in _curves(runs) if curves.plot],
+        left_out=max(0, len(runs) - len(COLOURS)),
+        value_text=value_text,
+    )
+    write_atomically(target, text)
+
+
+def _cells(metric: ComparedMetric) -> list[tuple[str, str, verdicts.Tone]]:
+    """Of each run the value, the change and its tone."""
+    cells = []
+    for value, change in zip(metric.values, metric.changes, strict=True):
+        tone: verdicts.Tone = "quiet"
+        if change is not None and is_certain(change):
+            tone = "good" if change.lower > 0 else "bad"
+        cells.append((formats.metric(value), change_text(change), tone))
+    return cells
+
+
+def _curves(runs: Sequence[Pair]) -> list[Curves]:
+    shown = list(zip(COLOURS, runs, strict=False))
+    legend = tuple((css, texts.shorten(record.run_id, 60)) for css, (record, _) in shown)
+    training, validation = [], []
+    for css, (record, found) in shown:
+        points = [(float(row.step), row.loss) for row in found.history]
+        if len(points) >= _SMOOTHED_FROM:
+            points = running_mean(points, max(5, len(points) // 40))
+        training.append(Series(record.run_id, points, css))
+        held_out = [
+            (float(row.step), row.validation_loss)
+            for row in found.history
+            if row.validation_loss is not None
+        ]
+        validation.append(Series(record.run_id, held_out, css, marks=len(held_out) <= 40))
+    return [
+        Curves(name, plots.line(series, label=f"{name} of {len(series)} runs.", zero=True), legend)
+        for name, series in (("Training loss", training), ("Validation loss", validation))
+    ]

@@ -1,0 +1,92 @@
+"""The comparison of runs as lines of text, and how it writes values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rekindle import formats
+from rekindle.outputs import Compared, ComparedFact, ComparedRun
+from rekindle.records import Comparison
+from rekindle.report.texts import shorten_middle
+
+Row = tuple[str, ...]
+_MOST_LETTERS = 60
+
+
+def lines(found: Compared) -> list[str]:
+    """The tables, and what could not be compared."""
+    columns = [facts(run) for run in found.runs]
+    about: list[Row] = [("run", *(run.run_id for run in found.runs))]
+    about += [
+        (rows[0][0].lower(), *(value for _, value in rows)) for rows in zip(*columns, strict=True)
+    ]
+    title = "metrics, and changes from the first run (95% interval, more is better; * is certain)"
+    tables = {
+        "": about,
+        title: _metrics(found),
+        "config": _facts(found.settings),
+        "data": _facts(found.data),
+    }
+    text: list[str] = []
+    for name, rows in tables.items():
+        text += [*(["", name] if name else []), *_aligned(rows)]
+    return [*text, *(["", *(f"note: {note}" for note in found.notes)] if found.notes else [])]
+
+
+def facts(run: ComparedRun) -> tuple[tuple[str, str], ...]:
+    """What a run came to, as (name, value)."""
+    trained = "from the cache" if run.training_seconds is None else None
+    return (
+        ("Started", formats.date(run.started_at)),
+        ("Status", run.status),
+        ("Time", formats.duration(run.seconds)),
+        ("Training", trained or formats.duration(run.training_seconds)),
+        ("Gate", (run.decision or "–").replace("_", " ")),
+        ("Model", run.model or "–"),
+        ("Judged on", f"{formats.count(run.rows)} rows" if run.rows is not None else "–"),
+    )
+
+
+def value_text(value: Any) -> str:
+    """A setting as a config would have it; "–" for one that is not there."""
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def change_text(change: Comparison | None) -> str:
+    """The change and its interval, more being better; "" for none."""
+    if change is None:
+        return ""
+    lower, upper = formats.signed(change.lower), formats.signed(change.upper)
+    return f"{formats.signed(change.estimate)} [{lower}, {upper}]"
+
+
+def is_certain(change: Comparison | None) -> bool:
+    """Whether the interval holds no zero."""
+    return change is not None and (change.lower > 0 or change.upper < 0)
+
+
+def _metrics(found: Compared) -> list[Row]:
+    rows: list[Row] = []
+    for metric in found.metrics:
+        rows.append((metric.name, *(formats.metric(value) for value in metric.values)))
+        if any(metric.changes):
+            marks = ["*" if is_certain(change) else "" for change in metric.changes]
+            texts = [change_text(change) for change in metric.changes]
+            rows.append(("", *(text + mark for text, mark in zip(texts, marks, strict=True))))
+    return rows or [("no run was evaluated",)]
+
+
+def _facts(rows: tuple[ComparedFact, ...]) -> list[Row]:
+    return [
+        (row.name, *(shorten_middle(value_text(value), _MOST_LETTERS) for value in row.values))
+        for row in rows
+    ] or [("the same",)]
+
+
+def _aligned(rows: list[Row]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  ".join(f"{{:{width}}}" for width in widths).format
+    return [form(*row).rstrip() for row in rows]
