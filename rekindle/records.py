@@ -121,7 +121,8 @@ class StepRecord(Record):
     (`condition-1/promote`).
 
     `reason` says in words why it ran, was taken from the cache, was skipped, or failed. `seconds`
-    is wall time including retries; `None` while it has not started."""
+    is wall time including retries; `None` while it has not started. `log` is that of the step, or
+    of its first node; `failed_log` that of another node which decided that it failed."""
 
     name: str
     component: str = ""
@@ -133,6 +134,7 @@ class StepRecord(Record):
     attempts: int = 0
     cache_key: str = ""
     log: str = ""
+    failed_log: str = ""
     parameters: Mapping[str, Any] = Field(default_factory=dict)
     artifacts: Mapping[str, ArtifactRecord] = Field(default_factory=dict)
     error: str = ""

@@ -70,16 +70,21 @@ class Run:
         with Progress() as progress:
             return Run(waited_for(self.record, self.home, progress.changed), self.home)
 
-    def logs(self, step: str | None = None) -> str:
-        """What a step printed, without a name the first that failed or the last that began; raises
-        RequestError for one that is not there or has printed nothing."""
+    def logs(self, step: str | None = None, *, raw: bool = False) -> str:
+        """What a step printed, without a name the first that failed or the last that began; `raw`:
+        with all that launchers print. Raises RequestError for one that is not there or has printed
+        nothing."""
         from rekindle.app.follow import chosen, log_of
+        from rekindle.report.readable_log import lines_of, shown
 
         now = self.refreshed().record
         found = chosen(now, step)
-        if Path(found.log).is_file():
-            return Path(found.log).read_text(encoding="utf-8", errors="replace")
-        return "".join(log_of(now, found, self.home))
+        log = Path(found.failed_log or found.log)
+        if log.is_file():
+            text = log.read_text(encoding="utf-8", errors="replace")
+        else:
+            text = "".join(log_of(now, found, self.home))
+        return text if raw else "".join(shown(lines_of([text]), live=False, names={}))
 
     def cancel(self) -> None:
         """Have it stop."""

@@ -7,7 +7,6 @@ All of it goes to stderr; stdout belongs to the result.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from types import TracebackType
@@ -21,6 +20,7 @@ from rich.text import Text
 from rekindle import formats
 from rekindle.masking import plain
 from rekindle.records import Ignored, RunRecord, StepRecord
+from rekindle.report.readable_log import progress_text
 
 MARKS = {
     "pending": ("·", "dim"),
@@ -96,7 +96,7 @@ class Progress:
             text = str(event.get("text", "")).replace("\n", "\n    ")
             self._say(f"  {step}: {text}")
         elif event["event"] == "progress":
-            self.lines[step] = _progress_line(event)
+            self.lines[step] = progress_text(event)
             if not self.live and event.get("step") == event.get("steps"):
                 self._say(f"  {step}: {self.lines[step]}")
 
@@ -166,14 +166,3 @@ def _seconds(step: StepRecord) -> str:
     if began is None:
         return "..."
     return formats.duration(max(0.0, (datetime.now(UTC) - began).total_seconds()))
-
-
-def _progress_line(event: dict[str, Any]) -> str:
-    parts = [f"{event.get('unit', 'step')} {event['step']}/{event['steps']}"]
-    if event.get("loss") is not None:
-        parts.append(f"loss {event['loss']:.4f}")
-    if event.get("samples_per_second"):
-        parts.append(f"{event['samples_per_second']:,.0f} samples/s")
-    if event.get("eta_seconds") and event["step"] < event["steps"]:
-        parts.append(f"{time.strftime('%H:%M:%S', time.gmtime(event['eta_seconds']))} left")
-    return "  ".join(parts)

@@ -1,10 +1,12 @@
-"""`rekindle logs RUN [-f] [--step S]`: what a step printed, here or on a platform."""
+"""`rekindle logs RUN [-f] [--step S] [--node N]`: what a step printed, here or on a platform."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -17,8 +19,27 @@ from rekindle.masking import plain_but_colour
 from rekindle.outputs import LogText
 from rekindle.platforms.local.store import is_alive
 from rekindle.records import RunRecord, StepRecord
+from rekindle.report.readable_log import Line, Reader, merged, shown
 
 _PAUSE_SECONDS = 0.5
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+
+
+class _Since(click.ParamType):  # type: ignore[type-arg]
+    """A length of time such as `90s`, `10m`, `2h` or `1d`, as the time that long ago."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        match = re.fullmatch(r"([0-9]{1,9})([smhd])", str(value))
+        if match is None:
+            self.fail(
+                f"{value!r} is not a length of time; write 90s, 10m, 2h or 1d", param, context
+            )
+        return time.time() - int(match[1]) * _SECONDS[match[2]]
 
 
 @click.command("logs")
@@ -26,35 +47,81 @@ _PAUSE_SECONDS = 0.5
 @click.option(
     "--step", help="Name of the step; default: the first that failed, or the last that ran."
 )
+@click.option("--node", type=click.IntRange(min=0), metavar="N",
+              help="The log of one node only; default: those of all, merged by time.")  # fmt: skip
+@click.option("--since", type=_Since(), metavar="TIME",
+              help="What was printed in the last 90s, 10m, 2h or 1d.")  # fmt: skip
+@click.option("--raw", is_flag=True, help="The log as it is, with all that launchers print.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the step ends.")
 @shared
-def command(run: str, step: str | None, follow: bool, home: Path, as_json: bool) -> int:
+def command(
+    run: str,
+    step: str | None,
+    node: int | None,
+    since: float | None,
+    raw: bool,
+    follow: bool,
+    home: Path,
+    as_json: bool,
+) -> int:
     """Print the log of one step of RUN (default: the latest)."""
     record = find_run(home, run)
     if record.platform != "local":
         record = asked(record, home)
     found = chosen(record, step)
-    if Path(found.log).is_file():
-        pieces = _of_file(record, found, home, follow)
-    elif record.platform != "local":
-        pieces = log_of(record, found, home, follow)
-    else:
-        why = f": {found.reason}" if found.reason else ""
-        raise RequestError(f"the step {found.name} has no log{why}", fix=steps_with_a_log(record))
+    logs = _logs(record, found, home, node, follow)
     if as_json:
-        answer(LogText(run_id=record.run_id, step=found.name, text="".join(pieces)))
+        # node after node: what a program reads is not merged
+        text = "".join(piece for pieces in logs.values() for piece in pieces)
+        answer(LogText(run_id=record.run_id, step=found.name, text=text))
         return 0
-    on_terminal = sys.stdout.isatty()
-    for piece in pieces:
-        sys.stdout.write(plain_but_colour(piece) if on_terminal else piece)
+    live = sys.stdout.isatty()
+    names = _names(list(logs), live) if len(logs) > 1 else {}
+    written: Iterator[str]
+    if raw:
+        written = (piece for pieces in logs.values() for piece in pieces)
+    elif follow and len(logs) > 1:
+        written = shown(_as_they_come(logs), live=live, names=names, since=since or 0.0)
+    else:
+        written = shown(merged(logs), live=live, names=names, since=since or 0.0)
+    for piece in written:
+        sys.stdout.write(plain_but_colour(piece) if live and raw else piece)
         sys.stdout.flush()
     return 0
 
 
-def _of_file(record: RunRecord, step: StepRecord, home: Path, follow: bool) -> Iterator[str]:
-    """The text of a log that a process here writes."""
+def _logs(
+    record: RunRecord, step: StepRecord, home: Path, node: int | None, follow: bool
+) -> dict[int, Iterator[str]]:
+    """The text of each node's log, in pieces; RequestError where there is none."""
+    if Path(step.log).is_file():
+        files = {0: Path(step.log)}
+        for path in Path(step.log).parent.glob("node-*/log.txt"):
+            files[int(path.parent.name.removeprefix("node-"))] = path
+        if node is not None and node not in files:
+            raise RequestError(
+                f"the step {step.name} has no log of a node {node}", where="--node",
+                fix=f"its nodes are {', '.join(map(str, sorted(files)))}",
+            )  # fmt: skip
+        wanted = sorted(files) if node is None else [node]
+        return {n: _of_file(record, step, files[n], home, follow) for n in wanted}
+    if record.platform == "local":
+        why = f": {step.reason}" if step.reason else ""
+        raise RequestError(f"the step {step.name} has no log{why}", fix=steps_with_a_log(record))
+    if node is not None:
+        raise RequestError(
+            f"{record.platform} gives the logs of all nodes of a step together", where="--node",
+            fix="leave it out",
+        )  # fmt: skip
+    return {0: log_of(record, step, home, follow)}
+
+
+def _of_file(
+    record: RunRecord, step: StepRecord, path: Path, home: Path, follow: bool
+) -> Iterator[str]:
+    """The text of a log that a process here writes; with `follow` "" while there is no more."""
     over = not follow or record.platform != "local"
-    with Path(step.log).open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         while True:
             while text := file.read(1 << 16):
                 yield text
@@ -62,7 +129,32 @@ def _of_file(record: RunRecord, step: StepRecord, home: Path, follow: bool) -> I
                 return
             over = not _runs(home, record.run_id, step.name)
             if not over:
+                yield ""
                 time.sleep(_PAUSE_SECONDS)
+
+
+def _as_they_come(logs: Mapping[int, Iterator[str]]) -> Iterator[Line]:
+    """The lines of logs that grow, those of each node as far as it has come."""
+    readers, left = {node: Reader(node) for node in logs}, dict(logs)
+    while left:
+        for node in list(left):
+            for piece in left[node]:
+                yield from readers[node].feed(piece)
+                if not piece:
+                    break
+            else:
+                yield from readers[node].rest()
+                del left[node]
+
+
+def _names(nodes: list[int], coloured: bool) -> dict[int, str]:
+    """What stands before the lines of each node."""
+    names = {node: f"node {node} | " for node in nodes}
+    if not coloured or os.environ.get("NO_COLOR"):
+        return names
+    return {
+        node: click.style(name, fg=_COLOURS[node % len(_COLOURS)]) for node, name in names.items()
+    }
 
 
 def _runs(home: Path, run_id: str, step: str) -> bool:

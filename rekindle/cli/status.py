@@ -21,8 +21,8 @@ _TAIL_LINES = 10
 @click.argument("run", default="latest")
 @shared
 def command(run: str, home: Path, as_json: bool) -> int:
-    """The step table of RUN (default: the latest); says so when the run was killed, and of one that
-    failed how its first step that did ended."""
+    """The step table of RUN (default: the latest). Of a run that failed, the end of the log of the
+    first step that failed follows; a run that was killed is shown as such."""
     record = find_run(home, run)
     if record.platform != "local":
         from rekindle.app.follow import asked
@@ -44,6 +44,7 @@ def show(record: RunRecord) -> None:
     from rich.console import Console
 
     from rekindle.app.progress import step_table
+    from rekindle.report.timeline import last_lines
 
     console = Console()
     where = "" if record.platform == "local" else f" on {record.platform}"
@@ -55,7 +56,8 @@ def show(record: RunRecord) -> None:
     if record.error:
         console.print(plain(record.error), markup=False, highlight=False)
     failed = first_failed(record.steps)
-    if failed and failed.log and Path(failed.log).is_file():
+    log = Path(failed.failed_log or failed.log) if failed else Path()
+    if failed and log.is_file():
         click.echo(f"the end of what `{failed.name}` printed:")
-        lines = Path(failed.log).read_text(encoding="utf-8", errors="replace").splitlines()
-        click.echo("\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]))
+        text, _ = last_lines(log)
+        click.echo("\n".join(f"  {line}" for line in text.split("\n")[-_TAIL_LINES:]))

@@ -2,7 +2,8 @@
 
 An event is one line on stdout: `::rekindle {json}`.
 
-Events are `progress` (step, steps, loss, samples_per_second, eta_seconds) and `notice` (text).
+Events are `progress` (step, steps, loss, samples_per_second, eta_seconds) and `notice` (text), each
+with `at`, when it was, in seconds since 1970.
 Standard library only: the code that emits runs in any container. The lines stay in the step's log
 like all other output.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 MARK = "::rekindle "
@@ -21,7 +23,8 @@ _LONGEST = 1 << 16
 
 def emit(event: str, **fields: Any) -> None:
     """Print one event; a single write, so that lines of several processes do not mix."""
-    sys.stdout.write(f"{MARK}{json.dumps({'event': event, **fields})}\n")
+    said = {"event": event, **fields, "at": round(time.time(), 1)}
+    sys.stdout.write(f"{MARK}{json.dumps(said)}\n")
     sys.stdout.flush()
 
 

@@ -18,6 +18,7 @@ from rekindle import formats
 from rekindle.records import RunRecord, StepRecord
 from rekindle.report import plots, texts, verdicts
 from rekindle.report.axes import Axis, time_axis
+from rekindle.report.readable_log import lines_of
 
 _TAIL_BYTES = 32_768
 _TAIL_LINES = 40
@@ -87,7 +88,7 @@ def failures(run: RunRecord, folder: Path) -> tuple[Failure, ...]:
         return ()
     found = []
     for step in verdicts.failed_steps(run):
-        log = _log_path(step, folder)
+        log = folder / step.failed_log if step.failed_log else _log_path(step, folder)
         tail, left_out = last_lines(log) if log else ("", False)
         error = texts.without_assignments(texts.plain(step.error))
         found.append(Failure(step.name, step.status, error, tail, str(log or ""), left_out))
@@ -101,8 +102,8 @@ def run_error(run: RunRecord, failures: tuple[Failure, ...]) -> str:
 
 
 def last_lines(path: Path) -> tuple[str, bool]:
-    """The end of a log as plain text, and whether something before it is left out. Reads the last
-    32 kB at most.
+    """The end of a log as plain text that a person reads, and whether something before it is left
+    out. Reads the last 32 kB at most.
     """
     try:
         with path.open("rb") as file:
@@ -111,7 +112,7 @@ def last_lines(path: Path) -> tuple[str, bool]:
             text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return "", False
-    lines = texts.plain(text).rstrip().split("\n")
+    lines = [line.text for line in lines_of([texts.plain(text).rstrip()])]
     kept = (
         lines[1:][-_TAIL_LINES:] if whole > _TAIL_BYTES and len(lines) > 1 else lines[-_TAIL_LINES:]
     )

@@ -234,7 +234,8 @@ def test_12_every_run_is_in_the_ledger_and_has_a_card(cli, home):
     )
     status = cli("status", "latest").stdout
     assert "finetune" in status
-    assert "KFP Executor" in cli("logs", "latest", "--step", "fingerprint").stdout
+    assert "KFP Executor" in cli("logs", "latest", "--step", "fingerprint", "--raw").stdout
+    assert "KFP Executor" not in cli("logs", "latest", "--step", "fingerprint").stdout
 
 
 @pytest.mark.slow

@@ -292,6 +292,7 @@ class _Run:
             cached=outcome.cached,
             reason=outcome.reason,
             error=outcome.error,
+            failed_log=outcome.failed_log,
             seconds=round(outcome.seconds, 3),
             cache_key=outcome.key,
             parameters=outcome.outputs.parameters,
@@ -359,7 +360,8 @@ class _Run:
 
     def problem(self, outcome: Outcome) -> Problem:
         path = outcome.step.path
-        return Problem(f"step `{path}` failed: {outcome.error}", self.record.step(path).log)
+        log = outcome.failed_log or self.record.step(path).log
+        return Problem(f"step `{path}` failed: {outcome.error}", log)
 
     def tell(self, path: str, event: dict[str, Any]) -> None:
         if self.on_event:

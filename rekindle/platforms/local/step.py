@@ -74,7 +74,8 @@ class Surroundings:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a step ended. `reason` says why it ran or did not have to, `error` why it failed."""
+    """How a step ended. `reason` says why it ran or did not have to, `error` why it failed, and
+    `failed_log` is the log of the node that decided so, where it is not the first."""
 
     step: Leaf
     status: Literal["succeeded", "failed", "cancelled", "preempted"]
@@ -83,6 +84,7 @@ class Outcome:
     reason: str = ""
     key: str = ""
     error: str = ""
+    failed_log: str = ""
     seconds: float = 0.0
 
 
@@ -262,10 +264,14 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
     try:
         with around.store.attempt(job.slug, identity.key) as folder:
             around.store.note_use(around.run_id, identity.key, folder.name)
-            who, ended, last_words = _execute(job, step, folder, log)
+            node, ended, last_words = _execute(job, step, folder, log)
             failed = _failure(step, ended, last_words)
             if failed:
-                raise _AttemptFailed(dataclasses.replace(failed, error=who + failed.error))
+                who = "" if node is None else f"node {node}: "
+                where = str(_node_log(job, node)) if node else ""
+                raise _AttemptFailed(
+                    dataclasses.replace(failed, error=who + failed.error, failed_log=where)
+                )
             outputs = Values(
                 ended.result["parameters"], cache.stored(step, ended.result["artifacts"])
             )
@@ -276,9 +282,14 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
     return Outcome(step, "succeeded", outputs)
 
 
-def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[str, Ended, bytes]:
-    """Who decided how the attempt ended ("" where there is one node only), how, and the end of its
-    log."""
+def _node_log(job: Job, node: int) -> Path:
+    """The log of a node but the first, whose log is the step's."""
+    return job.folder / f"node-{node}" / "log.txt"
+
+
+def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, Ended, bytes]:
+    """Which node decided how the attempt ended (None where there is one only), how, and the end of
+    its log."""
     around, wanted = job.around, step.distribution
 
     def run_here(
@@ -303,7 +314,7 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[str, Ended, 
 
     if wanted is None:
         ended = run_here(job.folder, folder, log, {}, around.control, 0)
-        return "", ended, log.end
+        return None, ended, log.end
     places = nodes.environments(wanted.nodes)
     words = {}
 
@@ -314,14 +325,14 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[str, Ended, 
             return ended
         work = job.folder / f"node-{node}"
         work.mkdir(parents=True, exist_ok=True)
-        with Log(work / "log.txt") as own:
+        with Log(_node_log(job, node)) as own:
             own.begin()
             ended = run_here(work, work / "outputs", own, places[node], control, node)
             words[node] = own.end
         return ended
 
     decides, ended = nodes.on_nodes(wanted.nodes, around.control, run_node)
-    return f"node {decides}: ", ended, words[decides]
+    return decides, ended, words[decides]
 
 
 def _task(job: Job, step: Step, work: Path, folder: Path) -> dict[str, Any]:

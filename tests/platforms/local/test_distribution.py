@@ -8,12 +8,14 @@ import yaml
 from kfp import dsl
 
 import rekindle
+from rekindle.cli.main import invoke
 from rekindle.errors import RequestError, StepError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.execute import ignored
 from rekindle.platforms.local.results import outputs
+from rekindle.report.timeline import last_lines
 from tests.platforms.local.runs import graph, module, run, stored
 
 
@@ -41,12 +43,34 @@ def test_every_node_runs_the_body_and_node_rank_0_has_the_outputs(home: Path, fo
 
 
 @pytest.mark.parametrize("bad", [0, 2])
-def test_when_one_node_fails_the_others_end_and_it_is_named(
-    bad: int, home: Path, folder: Path
+def test_when_one_node_fails_the_others_end_and_its_log_is_named_and_shown(
+    bad: int, home: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(StepError, match=f"node {bad}: ValueError: node {bad} is bad"):
+    with pytest.raises(StepError, match=f"node {bad}: ValueError: node {bad} is bad") as caught:
         run("gathered", home, {"folder": str(folder), "bad_node": bad}, run_id="r")
-    assert stored(home, "r").step("gather").status == "failed"
+    step = stored(home, "r").step("gather")
+    assert step.status == "failed"
+    there = Path(caught.value.problems[0].where)
+    assert f"ValueError: node {bad} is bad" in there.read_text()
+    assert (there.parent.name, step.failed_log) == (
+        ("gather", "") if not bad else ("node-2", str(there))
+    )
+
+    def said(*words: str, code: int = 0) -> str:
+        assert invoke([*words, f"--home={home}"]) == code
+        shown = capsys.readouterr()
+        return shown.out + shown.err
+
+    assert f"ValueError: node {bad} is bad" in said("status")
+    assert f"ValueError: node {bad} is bad" in last_lines(there)[0]
+    everything = said("logs").splitlines()
+    assert f"node {bad} | ValueError: node {bad} is bad" in everything
+    alone = said("logs", "--node", str(bad))
+    assert f"\nValueError: node {bad} is bad\n" in alone
+    assert "Got executor_input" not in alone
+    assert "Got executor_input" in said("logs", "--node", str(bad), "--raw")
+    assert "its nodes are 0, 1, 2" in said("logs", "--node", "9", code=2)
+    assert "is not a time" in said("logs", "--since", "soon", code=2)
 
 
 def test_the_time_that_a_distribution_allows_is_kept(home: Path, folder: Path) -> None:

@@ -1,0 +1,149 @@
+"""Logs as a person reads them: what steps printed, without the launcher's own lines.
+
+KFP's executor writes its input as JSON and what it is about to do; that is left out. Events of ours
+(launch/events.py) become sentences with a time; of progress a terminal sees one line that moves, a
+pipe one every `PROGRESS_SECONDS`. Lines of several nodes are merged by the time of the last event
+before them, each with the name of its node. Nothing else of a line is changed or cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import heapq
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from rekindle import formats
+from rekindle.launch import events
+from rekindle.masking import plain_but_colour
+
+PROGRESS_SECONDS = 5.0
+_EXECUTOR = re.compile(r"^\[KFP Executor (?P<time>[\d-]+ [\d:]+),\d+ \w+\]: (?P<text>.*)")
+_PLUMBING = (
+    "Looking for component", "Loading KFP component", "Wrote executor output",
+    "Did not write output file",
+)  # fmt: skip
+_INPUT = "Got executor_input:"
+_REWRITE = "\r\x1b[2K"
+
+Kind = Literal["text", "progress"]
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Line:
+    """A line of a log: seconds since 1970 of the last event up to it (0 for none), the node, and
+    whether progress may be left out."""
+
+    at: float
+    node: int
+    text: str = dataclasses.field(compare=False)
+    kind: Kind = dataclasses.field(default="text", compare=False)
+
+
+class Reader:
+    """Takes in a node's log piece by piece, and gives the lines that a person reads, each once it
+    is complete."""
+
+    def __init__(self, node: int = 0) -> None:
+        self._node, self._at = node, 0.0
+        self._rest, self._skipping = "", False
+
+    def feed(self, piece: str) -> Iterator[Line]:
+        """The lines that end in this piece."""
+        *whole, self._rest = (self._rest + piece).split("\n")
+        for text in whole:
+            yield from self._read(text.removesuffix("\r"))
+
+    def rest(self) -> Iterator[Line]:
+        """What follows the last end of a line."""
+        text, self._rest = self._rest, ""
+        yield from self._read(text) if text else ()
+
+    def _read(self, text: str) -> Iterator[Line]:
+        if self._skipping:
+            self._skipping = text != "}"
+        elif event := events.parse(text):
+            self._at = max(self._at, _time_of(event))
+            kind: Kind = "progress" if event["event"] == "progress" else "text"
+            for sentence in _sentences(event):
+                yield Line(self._at, self._node, _clock(self._at) + sentence, kind)
+        elif (found := _EXECUTOR.match(text)) is None:
+            yield Line(self._at, self._node, text)
+        elif found["text"].startswith(_INPUT):
+            self._skipping = True
+        elif not found["text"].startswith(_PLUMBING):
+            clock = found["time"].rpartition(" ")[2]
+            yield Line(self._at, self._node, f"{clock} {found['text']}")
+
+
+def lines_of(pieces: Iterable[str], node: int = 0) -> Iterator[Line]:
+    """The lines in the pieces of a node's log."""
+    reader = Reader(node)
+    for piece in pieces:
+        yield from reader.feed(piece)
+    yield from reader.rest()
+
+
+def merged(logs: Mapping[int, Iterable[str]]) -> Iterator[Line]:
+    """The lines of several nodes' logs in the order of their times; those of one node stay in
+    theirs."""
+    return heapq.merge(*(lines_of(pieces, node) for node, pieces in logs.items()))
+
+
+def shown(
+    lines: Iterable[Line], *, live: bool, names: Mapping[int, str], since: float = 0.0
+) -> Iterator[str]:
+    """What is written for the lines from the time `since` on: each with the name of its node from
+    `names`, if it has one there. `live`: to a terminal, which is steered by nothing but colours,
+    and on which a line of progress is written over."""
+    moving, held, last = False, dict[int, str](), dict[int, float]()
+    for line in lines:
+        if line.at < since:
+            continue
+        text = names.get(line.node, "") + (plain_but_colour(line.text) if live else line.text)
+        if line.kind == "progress" and live:
+            yield _REWRITE + text
+            moving = True
+            continue
+        if moving:
+            yield "\n"
+            moving = False
+        if line.kind == "progress" and 0 < line.at < last.get(line.node, 0.0) + PROGRESS_SECONDS:
+            held[line.node] = text
+            continue
+        if line.kind == "progress":
+            last[line.node] = line.at
+            held.pop(line.node, None)
+        elif line.node in held:
+            yield f"{held.pop(line.node)}\n"
+        yield f"{text}\n"
+    yield from ["\n"] if moving else (f"{held[node]}\n" for node in sorted(held))
+
+
+def _time_of(event: Mapping[str, Any]) -> float:
+    at = event.get("at")
+    return float(at) if isinstance(at, int | float) and 0 < at < 1e10 else 0.0
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.datetime.fromtimestamp(at):%H:%M:%S} " if at else ""
+
+
+def _sentences(event: Mapping[str, Any]) -> list[str]:
+    if event["event"] == "notice":
+        return str(event["text"]).split("\n")
+    return [progress_text(event)]
+
+
+def progress_text(event: Mapping[str, Any]) -> str:
+    """A progress event as one line: `step 42/84  loss 0.0054  683 samples/s  00:00:02 left`."""
+    parts = [f"{event.get('unit', 'step')} {event['step']}/{event['steps']}"]
+    if event.get("loss") is not None:
+        parts.append(f"loss {event['loss']:.4f}")
+    if event.get("samples_per_second"):
+        parts.append(f"{formats.count(event['samples_per_second'])} samples/s")
+    if event.get("eta_seconds") and event["step"] < event["steps"]:
+        parts.append(f"{time.strftime('%H:%M:%S', time.gmtime(event['eta_seconds']))} left")
+    return "  ".join(parts)
