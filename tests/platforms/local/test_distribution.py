@@ -70,7 +70,7 @@ def test_when_one_node_fails_the_others_end_and_its_log_is_named_and_shown(
     assert "Got executor_input" not in alone
     assert "Got executor_input" in said("logs", "--node", str(bad), "--raw")
     assert "its nodes are 0, 1, 2" in said("logs", "--node", "9", code=2)
-    assert "is not a time" in said("logs", "--since", "soon", code=2)
+    assert "is not a length of time" in said("logs", "--since", "soon", code=2)
 
 
 def test_the_time_that_a_distribution_allows_is_kept(home: Path, folder: Path) -> None:
