@@ -26,9 +26,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +39,7 @@ from typing import Any
 
 PREEMPTED = 75
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+MOST_OUTPUT_BYTES = 64 << 20  # of a parameter, or of what KFP's executor reports
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux
 _EXECUTOR_MODULE = "kfp.dsl.executor_main"
 # modules of the working directory are found but hide nothing: a `queue.py` there is not Python's
@@ -345,38 +348,38 @@ def _children() -> Iterator[int]:
 def collect_outputs(task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters by their IR types and artifacts, from executor_output.json and the files of single
     outputs."""
-    outputs = task["executor_input"]["outputs"]
-    written: dict[str, Any] = {}
-    file = Path(outputs["outputFile"])
-    if file.exists():
+    outputs, within = task["executor_input"]["outputs"], task.get("within")
+    written: Any = {}
+    with contextlib.suppress(FileNotFoundError):
+        text = _content("executor_output.json", outputs["outputFile"], within)
         try:
-            written = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
+            written = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise TaskError(f"executor_output.json is not valid JSON: {error}") from error
-    values = written.get("parameterValues", {})
+    if not isinstance(written, dict):
+        raise TaskError("executor_output.json is not a JSON object")
+    values, reported = written.get("parameterValues", {}), written.get("artifacts", {})
+    if not (isinstance(values, dict) and isinstance(reported, dict)):
+        raise TaskError("executor_output.json is not KFP's form")
     parameters = {
         name: _typed(name, values[name], kind)
         if name in values
-        else _from_file(name, outputs["parameters"][name]["outputFile"], kind)
+        else _from_file(name, outputs["parameters"][name]["outputFile"], kind, within)
         for name, kind in task["outputs"]["parameters"].items()
     }
-    reported = written.get("artifacts", {})
     artifacts = {
-        name: _artifact(
-            schema, outputs["artifacts"][name], reported.get(name, {}), task.get("within")
-        )
+        name: _artifact(name, schema, outputs["artifacts"][name], reported.get(name, {}), within)
         for name, schema in task["outputs"]["artifacts"].items()
     }
-    for name, artifact in artifacts.items() if "within" in task else ():
-        _check_place(name, artifact["uri"], task["within"])
     return parameters, artifacts
 
 
-def _check_place(name: str, uri: str, within: list[str]) -> None:
+def _check_place(name: str, uri: str, within: list[str] | None) -> None:
     """What a container says of its outputs is read here, with our rights: only what it was given to
     see may be named, by a link neither."""
     place = Path(uri.removeprefix("file://")).resolve()
-    if not _is_remote(uri) and not any(place.is_relative_to(folder) for folder in within):
+    inside = within is None or any(place.is_relative_to(folder) for folder in within)
+    if not _is_remote(uri) and not inside:
         raise TaskError(f"the output `{name}` is said to be at {uri}, which the step cannot see")
 
 
@@ -384,27 +387,48 @@ def _is_remote(uri: str) -> bool:
     return "://" in uri and not uri.startswith("file://")
 
 
-def _from_file(name: str, path: str, kind: str) -> Any:
+def _content(name: str, path: str, within: list[str] | None) -> str:
+    """The text of a file that a step wrote. Of one that ran without our rights only a regular file
+    in its own folders is read: a link would be followed with our rights, and a pipe never ends."""
+    _check_place(name, path, within)
+    flags = os.O_RDONLY | (os.O_NOFOLLOW | os.O_NONBLOCK if within is not None else 0)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - a descriptor
+            if within is not None and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise TaskError(f"the output `{name}` is not a regular file")
+            content = file.read(MOST_OUTPUT_BYTES + 1)
     except FileNotFoundError:
-        raise TaskError(f"the step ended well but did not write its output `{name}`") from None
+        raise
+    except OSError as error:
+        raise TaskError(f"the output `{name}` cannot be read: {error.strerror}") from error
+    if len(content) > MOST_OUTPUT_BYTES:
+        raise TaskError(f"the output `{name}` has more than {MOST_OUTPUT_BYTES:,} bytes")
+    try:
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TaskError(f"the output `{name}` is not UTF-8: {error}") from error
+
+
+def _from_file(name: str, path: str, kind: str, within: list[str] | None) -> Any:
+    try:
+        text = _content(name, path, within)
+    except FileNotFoundError:
+        raise TaskError(f"the step ended well but did not write its output `{name}`") from None
     if kind == "STRING":
         return text
     try:
         return _typed(name, json.loads(text.lower() if kind == "BOOLEAN" else text), kind)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"the output `{name}` is no {kind}: {text[:60]!r}") from error
 
 
 def _typed(name: str, value: Any, kind: str) -> Any:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind == "NUMBER_INTEGER" and number and int(value) == value:
+    if kind == "NUMBER_INTEGER" and number and math.isfinite(value) and int(value) == value:
         return int(value)
     if kind == "NUMBER_DOUBLE" and number:
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
     wanted = {"STRING": str, "BOOLEAN": bool, "LIST": list, "STRUCT": dict}.get(kind)
     if wanted is None or not isinstance(value, wanted):
         raise TaskError(f"the output `{name}` is no {kind}: {str(value)[:60]!r}")
@@ -412,23 +436,26 @@ def _typed(name: str, value: Any, kind: str) -> Any:
 
 
 def _artifact(
-    schema: dict[str, str], given: dict[str, Any], reported: dict[str, Any],
+    name: str, schema: dict[str, str], given: dict[str, Any], reported: Any,
     within: list[str] | None,
 ) -> Any:  # fmt: skip
     """One artifact as the executor reports it; content that it put elsewhere (`custom_path`) is
-    copied to its URI."""
+    copied to its URI. Every place is checked before anything is written."""
     planned = given["artifacts"][0]
-    actual = (reported.get("artifacts") or [{}])[0]
-    uri = actual.get("uri") or planned["uri"]
-    custom = actual.get("custom_path", "")
-    if custom and within is not None:
-        _check_place(planned["name"], custom, within)
-    if custom and "://" not in uri and Path(custom).exists() and not Path(uri).exists():
+    try:
+        actual = (reported.get("artifacts") or [{}])[0]
+        uri, custom = actual.get("uri") or planned["uri"], actual.get("custom_path", "")
+        metadata = {**planned.get("metadata", {}), **(actual.get("metadata") or {})}
+        _check_place(name, uri, within)
+        if custom:
+            _check_place(name, custom, within)
+    except (AttributeError, TypeError, LookupError, ValueError) as error:
+        raise TaskError(f"what was reported of the output `{name}` is not KFP's form") from error
+    if custom and "://" not in uri and Path(custom).exists() and not os.path.lexists(uri):
         if Path(custom).is_dir():
             shutil.copytree(custom, uri, symlinks=within is not None)
         else:
-            shutil.copy2(custom, uri)
-    metadata = {**planned.get("metadata", {}), **(actual.get("metadata") or {})}
+            shutil.copy2(custom, uri, follow_symlinks=within is None)
     return {**schema, "uri": uri, "metadata": metadata, "custom_path": custom}
 
 
