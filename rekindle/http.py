@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 TIMEOUT_SECONDS = 20.0
+WHOLE = 4  # times a timeout: what a body may take that comes in pieces
 MOST_BYTES = 64 << 20  # of a response: far more than a page of any API has
 LONGEST_PAUSE_SECONDS = 30.0  # however long a service asks to be left alone
 T = TypeVar("T")
@@ -61,7 +62,9 @@ def request(
     """The JSON object of a response; of a HEAD its headers, in lower case.
 
     `body` is sent as JSON, `form` as a form, through the proxy of the environment if `proxy`.
-    HttpError if there is no response, one with an error's status, or one that is not an object."""
+    `timeout_seconds` is the longest wait for a piece of the response, all of which has to come
+    within `WHOLE` times that. HttpError if there is no response, one that is not whole, one with an
+    error's status, or one that is not an object."""
     kind, data = {}, None
     if form is not None:
         kind, data = {"Content-Type": "application/x-www-form-urlencoded"}, urlencode(form).encode()
@@ -75,23 +78,40 @@ def request(
         handlers.append(urllib.request.ProxyHandler({}))
     if tls is not None:
         handlers.append(urllib.request.HTTPSHandler(context=tls))
+    host = urlsplit(url).netloc
     try:
         with urllib.request.build_opener(*handlers).open(wanted, timeout=timeout_seconds) as found:
-            text = found.read(MOST_BYTES + 1)
             if method == "HEAD":
                 return {name.lower(): value for name, value in found.headers.items()}
+            text = _whole(found, host, time.monotonic() + WHOLE * timeout_seconds)
     except urllib.error.HTTPError as error:
         raise _explained(error) from None
     except (OSError, http.client.HTTPException) as error:  # none, or half a response
         reason = getattr(error, "reason", error) or type(error).__name__
-        raise HttpError(f"no answer from {urlsplit(url).netloc}: {reason}") from None
-    if len(text) > MOST_BYTES:
-        raise HttpError(f"the answer of {urlsplit(url).netloc} has more than {MOST_BYTES:,} bytes")
+        raise HttpError(f"no answer from {host}: {reason}") from None
+    except ValueError:  # `from None`: it quotes the header, and that may be a token
+        raise HttpError(f"the request to {host} has a malformed header or address", 400) from None
     try:
         answer = json.loads(text or b"{}")
     except (ValueError, RecursionError):  # `from None`: the text may hold a secret
-        raise HttpError(f"the answer of {urlsplit(url).netloc} is not valid JSON") from None
+        raise HttpError(f"the answer of {host} is not valid JSON") from None
     return answer if isinstance(answer, dict) else {"value": answer}
+
+
+def _whole(found: http.client.HTTPResponse, host: str, deadline: float) -> bytes:
+    """The body; HttpError for one that is cut off, which the standard library does not tell from a
+    shorter one, too long, or not there at the deadline."""
+    length, chunked, text = found.length, found.chunked, b""
+    while piece := found.read1(1 << 16):
+        text += piece
+        if len(text) > MOST_BYTES:
+            raise HttpError(f"the answer of {host} has more than {MOST_BYTES:,} bytes")
+        if time.monotonic() > deadline:
+            raise HttpError(f"the answer of {host} takes too long")
+    empty = not text and length != 0 and not chunked and found.status != http.client.NO_CONTENT
+    if empty or (length or 0) > len(text):
+        raise HttpError(f"the answer of {host} ended early")
+    return text
 
 
 def growing(first: float, longest: float, seconds: float) -> Iterator[float]:
@@ -136,7 +156,8 @@ def _explained(error: urllib.error.HTTPError) -> HttpError:
     """With the code and the first line of the message that the body has."""
     code, message = "", str(error.reason)
     with contextlib.suppress(
-        OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError
+        OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError,
+        http.client.HTTPException,
     ):  # fmt: skip
         told = json.loads(error.read(MOST_BYTES))
         found = told["errors"][0] if "errors" in told else told.get("error", told)

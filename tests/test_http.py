@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -203,3 +205,79 @@ def test_pauses_double_to_a_limit_and_end_within_their_time() -> None:
     pauses = growing(1.0, 4.0, 1e6)
     assert [next(pauses) for _ in range(4)] == [1.0, 2.0, 4.0, 4.0]
     assert list(growing(1.0, 4.0, 0.5)) == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"items": [1'])
+def test_a_response_that_is_cut_off_is_not_an_empty_one(service, body):
+    service.says(200, body, Content_Length=str(len(body) + 7))
+    with pytest.raises(HttpError, match="ended early") as caught:
+        request(service.url)
+    assert caught.value.transient
+
+
+def test_a_response_without_a_body_is_empty_only_where_it_says_so(service):
+    service.says(204, b"")
+    service.says(200, b"", Content_Length="0")
+    assert request(service.url, method="DELETE") == {}
+    assert request(service.url) == {}
+    service.says(200, b"", Content_Length="0", Transfer_Encoding="identity")
+    assert request(service.url) == {}
+
+
+def raw_server(answer: bytes) -> str:
+    """A server that sends these bytes and hangs up."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_body_that_ends_with_the_connection_has_to_hold_something():
+    assert request(raw_server(b"HTTP/1.0 200 OK\r\n\r\n{}")) == {}
+    with pytest.raises(HttpError, match="ended early"):
+        request(raw_server(b"HTTP/1.0 200 OK\r\n\r\n"))
+    assert (
+        request(raw_server(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")) == {}
+    )
+
+
+@pytest.mark.parametrize("body", [b"5\r\n{}", b"zz\r\n", b"5\r\nabc"])
+def test_an_error_whose_body_is_broken_is_still_that_error(body):
+    head = b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with pytest.raises(HttpError, match="HTTP 503: Busy") as caught:
+        request(raw_server(head + body))
+    assert caught.value.transient
+
+
+@pytest.mark.parametrize("token", ["abc-secret\nX: y", "abc-secret\u2028"])
+def test_a_token_that_no_header_can_hold_is_not_shown(service, token):
+    with pytest.raises(HttpError, match="malformed header") as caught:
+        request(service.url, {"Authorization": f"Bearer {token}"})
+    assert "secret" not in str(caught.value)
+    assert caught.value.__suppress_context__
+    assert not caught.value.transient
+
+
+def test_a_body_that_drips_ends_at_a_deadline():
+    listening, over = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            while not over.wait(0.05):
+                connection.sendall(b" ")
+
+    threading.Thread(target=serve, daemon=True).start()
+    began = time.monotonic()
+    with pytest.raises(HttpError, match="takes too long"):
+        request(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_seconds=0.2)
+    over.set()
+    assert time.monotonic() - began < 10
