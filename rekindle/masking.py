@@ -14,13 +14,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 MASK = "***"
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY"
-    r"|(^|_)(SAS|PAT)($|_)|CONNECTION_STRING",
+    r"|(ACCOUNT|STORAGE)_?KEY|(^|_)(SAS|PAT|PASS|PWD)($|_)|CONNECTION_STRING",
     re.IGNORECASE,
 )
 _NO_SECRET = re.compile(
@@ -31,7 +30,7 @@ _NO_SECRET = re.compile(
 _SHORTEST, _SHORTEST_NAMED, _SHORTEST_LINE = 8, 4, 16
 # SQLAlchemy takes all up to the last @ for a password, also what ends a host elsewhere
 DATABASE_LOGIN = (
-    r"\b(?:postgres|mysql|mariadb|mssql|oracle|cockroach|mongodb|redis|amqp)[\w+.-]*://"
+    r"\b(?:postgres|mysql|mariadb|mssql|oracle|cockroach|mongodb|redis|amqp)[\w+.-]{0,32}://"
     r"[^:@/\s]*:[^@\s/?#]*[/?#][^@\s]{0,512}(?=@)"
 )
 # what looks like a secret wherever it stands: in texts, in a config, on the card
@@ -139,8 +138,16 @@ def tells(name: str) -> bool:
 
 
 def _is_file(value: str) -> bool:
-    """A path to a secret is none."""
-    return value.startswith("/") and Path(value).exists()
+    """A path to a secret is none, also where the file may not be read."""
+    if not value.startswith("/"):
+        return False
+    try:
+        os.stat(value)  # noqa: PTH116 - Path says nothing of a folder that is closed
+    except PermissionError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _written(value: str) -> Iterable[str]:

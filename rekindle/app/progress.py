@@ -133,7 +133,7 @@ def ignored_table(ignored: Sequence[Ignored]) -> Table:
     table.add_column("ignored here", overflow="fold")
     table.add_column("asked by", overflow="fold")
     for row in ignored:
-        table.add_row(Text(row.what), Text(", ".join(row.asked_by) or "the pipeline"))
+        table.add_row(Text(plain(row.what)), Text(plain(", ".join(row.asked_by) or "the pipeline")))
     return table
 
 
@@ -146,7 +146,9 @@ def step_table(record: RunRecord) -> Table:
     table.add_column("why", style="dim", overflow="fold")
     for step in record.steps:
         mark, style = MARKS[step.status]
-        table.add_row(Text(mark, style), Text(step.name), _seconds(step), Text(plain(_why(step))))
+        table.add_row(
+            Text(mark, style), Text(plain(step.name)), _seconds(step), Text(plain(_why(step)))
+        )
     return table
 
 

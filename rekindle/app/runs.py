@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import rekindle
 from rekindle.errors import RequestError
 from rekindle.records import Ignored, RunRecord, RunSummary
-from rekindle.report.ledger import ledger
+from rekindle.report.ledger import ledger, record_in
 from rekindle.report.summary import summarised
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def numbered(record: RunRecord, home: Path) -> RunRecord:
 
 def read_run(home: Path, run_id: str) -> RunRecord:
     """The record of the run with exactly this id."""
-    return RunRecord.read(home / "runs" / run_id / "run.json")
+    return record_in(home / "runs", run_id)
 
 
 def find_run(home: Path, wanted: str) -> RunRecord:
@@ -107,7 +107,7 @@ def write_card(home: Path, run_id: str) -> None:
     from rekindle.report.index import render_index
 
     if (home / "runs" / run_id / "run.json").exists():
-        render_card(home, RunRecord.read(home / "runs" / run_id / "run.json"))
+        render_card(home, read_run(home, run_id))
         render_index(home)
 
 

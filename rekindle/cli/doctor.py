@@ -12,6 +12,7 @@ import click
 from rekindle.app.readiness import ready_here, ready_there, unanswered
 from rekindle.cli.options import answer, overrides, shared
 from rekindle.errors import Problem, RequestError
+from rekindle.masking import plain
 from rekindle.outputs import ReadinessCheck, rows_of
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.load import load_target
@@ -71,4 +72,4 @@ def _show(checks: tuple[ReadinessCheck, ...]) -> None:
         names = Counter(check.name for check in several)
         shown = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in names.items())
         click.secho(f"{state:<9} ", fg=_COLOURS[state], nl=False, err=True)
-        click.echo(f"{shown}: {said}" if said else shown, err=True)
+        click.echo(plain(f"{shown}: {said}" if said else shown), err=True)

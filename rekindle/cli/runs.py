@@ -14,6 +14,7 @@ import click
 from rekindle import formats
 from rekindle.cli.options import overrides, shared
 from rekindle.errors import RequestError
+from rekindle.masking import plain
 from rekindle.outputs import Runs
 from rekindle.platforms.local.store import is_alive
 from rekindle.platforms.platform import PLATFORMS
@@ -104,7 +105,7 @@ def _table(shown: list[tuple[Entry, dict[str, Any]]]) -> None:
     lines = [head, *(_cells(entry, row) for entry, row in shown)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = "  ".join(f"{{:{width}}}" for width in widths).format
-    click.echo("\n".join(aligned(*line).rstrip() for line in lines))
+    click.echo("\n".join(plain(aligned(*line)).rstrip() for line in lines))
 
 
 def _cells(entry: Entry, row: dict[str, Any]) -> tuple[str, ...]:

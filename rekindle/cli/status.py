@@ -52,7 +52,7 @@ def show(record: RunRecord) -> None:
     if record.steps:
         console.print(step_table(record))
     if record.submission and record.submission.url:
-        click.echo(record.submission.url)
+        click.echo(plain(record.submission.url))
     if record.error:
         console.print(plain(record.error), markup=False, highlight=False)
     failed = first_failed(record.steps)

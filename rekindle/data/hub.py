@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -39,6 +40,11 @@ class HubSource:
             raise RequestError(
                 f"unknown option `{unknown[0]}` in {data.source}", where="data.source", fix=fix
             )
+        if Path(self._name).exists():  # `datasets` would read that, under the hub's fingerprint
+            raise RequestError(
+                f"{Path(self._name).absolute()} has the name of the data set `{self._name}`",
+                where="data.source", fix="run the command in another folder, or name the path",
+            )  # fmt: skip
         self._label = data.columns.label if modality != "document" else ""
         self._own_splits = data.split.by == "source"
         self._commit = ""
@@ -81,15 +87,28 @@ class HubSource:
     def _named(self, raw: RawBatch, names: list[str]) -> RawBatch:
         """Class numbers as class names, in lists too; rows without a class left out."""
         column, known = raw.columns[self._label], pa.array(names, pa.string())
+        if isinstance(column, pa.FixedSizeListArray):
+            column = column.cast(pa.list_(column.type.value_type))
         if isinstance(column, (pa.ListArray, pa.LargeListArray)):  # a hidden one becomes null
-            numbers = np.asarray(column.values.fill_null(-1), np.int64)
+            numbers = self._numbers(column.values, names)
             tags = known.take(pa.array(numbers, mask=numbers < 0))
             lists = type(column).from_arrays(column.offsets, tags)
             return dataclasses.replace(raw, columns={**raw.columns, self._label: lists})
-        numbers = np.asarray(column.fill_null(-1), np.int64)  # type: ignore[union-attr]
+        numbers = self._numbers(column, names)
         raw = raw.filter(numbers >= 0)
         labels = known.take(pa.array(numbers[numbers >= 0]))
         return RawBatch({**raw.columns, self._label: labels}, raw.lines, raw.file, raw.split)
+
+    def _numbers(self, column: Any, names: list[str]) -> np.ndarray:
+        """Class numbers, -1 for a hidden one; DataError for one that has no name."""
+        numbers = np.asarray(column.fill_null(-1), np.int64)
+        if (beyond := numbers[numbers >= len(names)]).size:
+            raise DataError(
+                f"`{self._label}` holds the class number {beyond[0]}, and the data set names "
+                f"{len(names)} classes",
+                where=self._name, fix="correct the data set's card, or its data",
+            )  # fmt: skip
+        return numbers
 
     def _pin(self) -> str:
         if not self._commit:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pyarrow as pa
 
@@ -119,7 +121,7 @@ def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:
     """The classes in index order: as given, else sorted, whole numbers by their value."""
     if labels:
         return labels
-    if all(label.lstrip("-").isdecimal() and label.isascii() for label in found):
+    if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in found):
         return tuple(sorted(found, key=lambda label: (int(label), label)))
     return tuple(sorted(found))
 

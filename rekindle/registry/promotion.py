@@ -7,8 +7,12 @@ who claim at once see each other, and both step back. The champion is read after
 the evidence, and replaced within the time for which a claim is respected. An attempt that was
 killed leaves its claim, which others respect for `LEASE` of their own clock. One whose last request
 has no answer leaves it as `UNSURE`: the request may still be carried out, and until it is, or a
-person looks, no process promotes. The embedded registry is one machine's, where a lock does all
-that."""
+person looks, no process promotes. A machine that was paused, its clocks too, may have lost its
+claim meanwhile: the last look at the claims is behind the last word of its own.
+
+The embedded registry is one machine's, where a lock lets one process promote at a time; it claims
+all the same, because another home may have the same database as its `tracking_uri`. Claims that
+processes under the lock left are void to the next."""
 
 from __future__ import annotations
 
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 CLAIM = f"{PREFIX}promoting."
+EMBEDDED = "embedded, "
 UNSURE = "no answer to "
 LEASE = 120.0
 """Seconds for which others respect a claim that does not change."""
@@ -57,15 +62,12 @@ def promote(where: Registry, registered: Registration, evidence_file: Path) -> R
     with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
         if not _is_promoted(client, where, version, evidence):
             fetch_model(where, version, evidence.model_digest)
-            if where.spec.tracking_uri:
-                with _claimed(client, where, version) as claim:
-                    may = functools.partial(
-                        _may_replace, client, where, version, evidence, evidence_file
-                    )
-                    if may():
-                        claim.replace_champion(may)
-            elif _may_replace(client, where, version, evidence, evidence_file):
-                client.set_registered_model_alias(where.name, CHAMPION, version)
+            with _claimed(client, where, version) as claim:
+                may = functools.partial(
+                    _may_replace, client, where, version, evidence, evidence_file
+                )
+                if may():
+                    claim.replace_champion(may)
         challenger = by_alias(client, where, CHALLENGER)
         if challenger is not None and str(challenger.version) == version:
             client.delete_registered_model_alias(where.name, CHALLENGER)
@@ -144,8 +146,7 @@ class Claim:
         name, self.made = self.where.name, _clock()
         self.key = f"{CLAIM}{uuid.uuid4().hex[:12]}"
         self.client.set_registered_model_tag(name, self.key, self.who)
-        tags = dict(self.client.get_registered_model(name).tags)
-        return {k: str(v) for k, v in tags.items() if k.startswith(CLAIM) and k != self.key}
+        return {k: said for k, said in claims(self.client, name).items() if k != self.key}
 
     def outlive(self, key: str, said: str) -> None:
         """Take away another's claim, which did not change for `LEASE`. Raises RegistryError where
@@ -167,8 +168,14 @@ class Claim:
         answer."""
         from mlflow.exceptions import RestException
 
+        if not self.where.spec.tracking_uri:
+            self._hold_alone()
+            self.client.set_registered_model_alias(self.where.name, CHAMPION, self.version)
+            return
+        self._hold_alone()
         # said before the request: an attempt that is killed after it says nothing any more
         self.client.set_registered_model_tag(self.where.name, self.key, f"{UNSURE}{self.who}")
+        self._hold_alone()
         if not may():  # others may have gone on, and a machine that slept need not know how long
             return
         if _clock() - self.made > IN_TIME:
@@ -194,6 +201,14 @@ class Claim:
                 raise
         self.unsure = False
 
+    def _hold_alone(self) -> None:
+        """Raise RegistryError unless this claim is still there, and the only one."""
+        if list(claims(self.client, self.where.name)) != [self.key]:
+            raise RegistryError(
+                "not promoted: another promotion began while this one was held up",
+                where=self.where.shown_uri, fix="run the same command again",
+            )  # fmt: skip
+
     def _done_late(self) -> bool:
         """Whether the version becomes the champion after all."""
         give_up = time.monotonic() + ANSWER
@@ -203,6 +218,12 @@ class Claim:
                     return True
             time.sleep(0.5)
         return False
+
+
+def claims(client: MlflowClient, name: str) -> dict[str, str]:
+    """The claims of all attempts: key, and who made it."""
+    tags = dict(client.get_registered_model(name).tags)
+    return {key: str(said) for key, said in tags.items() if key.startswith(CLAIM)}
 
 
 def _clock() -> float:
@@ -222,6 +243,11 @@ def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Cl
 
     Waits for others; raises RegistryError as `Claim.outlive` does."""
     who = f"version {version}, {socket.gethostname()}, process {os.getpid()}"
+    if not where.spec.tracking_uri:
+        who = f"{EMBEDDED}{who}"
+        for key, said in claims(client, where.name).items():
+            if said.startswith(EMBEDDED):  # of a process that held the lock before
+                client.delete_registered_model_tag(where.name, key)
     claim = Claim(client, where, version, who)
     seen: dict[str, float] = {}  # others' claims, and when each was seen first
     try:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from rekindle import formats
+from rekindle.masking import plain
 from rekindle.outputs import Compared, ComparedFact, ComparedRun
 from rekindle.records import Comparison
 from rekindle.report.texts import shorten_middle
@@ -52,7 +53,8 @@ def value_text(value: Any) -> str:
     """A setting as a config would have it; "–" for one that is not there."""
     if value is None:
         return "–"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    is_line = isinstance(value, str) and "\n" not in value
+    return value if is_line else json.dumps(value, ensure_ascii=False)
 
 
 def change_text(change: Comparison | None) -> str:
@@ -89,4 +91,4 @@ def _facts(rows: tuple[ComparedFact, ...]) -> list[Row]:
 def _aligned(rows: list[Row]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join(f"{{:{width}}}" for width in widths).format
-    return [form(*row).rstrip() for row in rows]
+    return [plain(form(*row)).rstrip() for row in rows]

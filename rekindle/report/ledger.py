@@ -104,7 +104,7 @@ def ledger(home: Path) -> Ledger:
         line, before, entry = known.get(run_id, (b"", None, None))
         if entry is None or before != stamp:
             try:
-                entry = Entry.of(RunRecord.read(folder / run_id / "run.json"))
+                entry = Entry.of(record_in(folder, run_id))
             except (OSError, ValueError) as error:
                 path, why = folder / run_id / "run.json", str(error).splitlines()[0]
                 log.warning("%s cannot be read and is left out: %s", path, why)
@@ -119,6 +119,15 @@ def ledger(home: Path) -> Ledger:
             write_atomically(folder / INDEX, f"{json.dumps(_FORMAT)}\n{text}\n")
     entries.sort(key=lambda entry: (entry.number, entry.moment, entry.run_id))
     return Ledger(tuple(entries), tuple(sorted(unreadable)))
+
+
+def record_in(folder: Path, run_id: str) -> RunRecord:
+    """The record of a run in the folder of all runs. Raises ValueError for one that calls itself
+    another run: what is written about it would land there, or outside of the home."""
+    record = RunRecord.read(folder / run_id / "run.json")
+    if record.run_id != run_id:
+        raise ValueError(f"the record of {run_id} calls itself {record.run_id!r}")
+    return record
 
 
 def _records(folder: Path) -> Iterator[tuple[str, list[int]]]:

@@ -6,12 +6,15 @@ import contextlib
 import sqlite3
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from rekindle.errors import RegistryError
+from rekindle.registry import promotion
 from rekindle.registry.models import Registry, champion_state
 from rekindle.registry.promotion import promote
 from rekindle.spec.model import RegisterSpec
@@ -176,3 +179,68 @@ def test_an_attempt_that_was_held_up_for_longer_than_a_claim_counts_asks_for_not
     _, error = first.communicate()
     assert "not promoted" in error
     assert race.champion() == "3"
+
+
+@pytest.mark.slow
+def test_a_machine_that_was_paused_sees_that_another_is_about_to_promote(race, proxy, server):
+    """Both have asked who the champion is, and the other's last request is on its way."""
+    paused = proxy.hold("POST", "registered-models/set-tag", skip=1)
+    first = race.start(0, proxy.url, in_time=3600)  # by a clock that stood still
+    assert paused.come.wait(60)
+    with contextlib.closing(Slow(server)) as other:
+        late = other.hold(*ALIAS)
+        second = race.start(1, other.url, lease=2)
+        assert late.come.wait(60)
+        paused.open.set()
+        _, error = first.communicate()
+        assert "another promotion began while this one was held up" in error
+        late.open.set()
+        assert second.communicate()[0].endswith("promoted\n")
+    assert race.champion() == "3"
+
+
+def candidates(folder):
+    """A home with its own registry, whose champion is version 1, and two that were compared with it."""
+    home = registry_in(folder / "home")
+    promote(home, *registered(home, model_in(folder / "1", b"one")))
+    beaten = {"champion_version": "1", "champion_digest": champion_state(home).digest}
+    return home, [registered(home, model_in(folder / n, n.encode()), **beaten) for n in ("2", "3")]
+
+
+def claims_in(home):
+    with home.open("look") as client:
+        return promotion.claims(client, home.name)
+
+
+def test_an_embedded_registry_respects_those_who_name_its_database(tmp_path, monkeypatch):
+    home, (two, three) = candidates(tmp_path)
+    address = f"sqlite:///{tmp_path}/home/mlflow.db"
+    other = Registry(RegisterSpec(tracking_uri=address), home.name, str(tmp_path / "other"))
+    monkeypatch.setattr(promotion, "LEASE", 0.5)
+    request, asked = MlflowClient.set_registered_model_alias, []
+
+    def while_another_home_promotes(self, name, alias, version):
+        if alias == "champion" and version == "2":
+            asked.append(claims_in(home))
+            with pytest.raises(RegistryError, match="an earlier promotion had no answer"):
+                promote(home, *three)
+        return request(self, name, alias, version)
+
+    monkeypatch.setattr(MlflowClient, "set_registered_model_alias", while_another_home_promotes)
+    assert promote(other, *two).decision == "promoted"
+    assert len(asked[0]) == 1
+    assert (champion_state(home).version, claims_in(home)) == ("2", {})
+    with pytest.raises(RegistryError, match="the champion is now version 2"):
+        promote(home, *three)
+
+
+def test_claims_that_killed_processes_left_in_an_embedded_registry_are_void_at_once(tmp_path):
+    home, (two, _) = candidates(tmp_path)
+    with home.open("leave a claim") as client:
+        client.set_registered_model_tag(
+            home.name, f"{promotion.CLAIM}left", f"{promotion.EMBEDDED}version 9"
+        )
+    began = time.monotonic()
+    assert promote(home, *two).decision == "promoted"
+    assert time.monotonic() - began < promotion.LEASE / 2
+    assert claims_in(home) == {}

@@ -29,6 +29,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _REQUEST_SECONDS = 30.0
 # A quiet log says nothing for hours; the code that follows the status notices a dead connection.
 _STREAM_SECONDS = 300.0
+LONGEST_LINE = 1 << 16
 
 
 class Conflict(Exception):
@@ -84,8 +85,9 @@ class Cluster:
         return True
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
-        """Lines of a log as they come, until its end; none if there is no such log. OSError if the
-        connection ends before, or there is none."""
+        """Lines of a log as they come, until its end; none if there is no such log. A line that is
+        longer than `LONGEST_LINE` comes in pieces. OSError if the connection ends before, or there
+        is none."""
         connection = self._connection(_STREAM_SECONDS)
         with contextlib.closing(connection):
             try:
@@ -97,6 +99,8 @@ class Cluster:
                 # not `for line in answer`, to which a connection that broke looks like the end
                 while answer.status == 200 and (content := answer.read1(1 << 16)):
                     *whole, rest = (rest + content).split(b"\n")
+                    if len(rest) > LONGEST_LINE:
+                        whole, rest = [*whole, rest], b""
                     yield from (line.decode(errors="replace") for line in whole)
                 if rest:
                     yield rest.decode(errors="replace")

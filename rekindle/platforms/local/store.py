@@ -31,6 +31,7 @@ from rekindle.launch.process import is_at
 from rekindle.spec.identity import digest
 
 _POLL_SECONDS = 0.05
+_GLANCE_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +63,16 @@ class Store:
         it."""
         path = self.run(run_id) / "lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path) as held:
-            if not held:
+        end = time.monotonic() + _GLANCE_SECONDS
+        while True:
+            with locked(path) as held:
+                if held:
+                    path.write_text(f"{os.getpid()}\n")
+                    yield
+                    return
+            if time.monotonic() > end:
                 raise RequestError(f"the run {run_id} is already going on", where=str(path))
-            path.write_text(f"{os.getpid()}\n")
-            yield
+            time.sleep(0.02)  # who looks whether it goes on holds the lock for an instant
 
     @contextlib.contextmanager
     def removal(self, how: int = fcntl.LOCK_EX) -> Iterator[None]:

@@ -147,8 +147,9 @@ class VertexLauncher(Launcher):
         if job.state in ("CANCELLED", "EXPIRED"):
             return "cancelled" if job.state == "CANCELLED" else "expired"
         words = self.last_words(job)
-        if any(word["exit_code"] == PREEMPTED for word in words.values()):
-            return "preempted"
+        codes = {word["exit_code"] for word in words.values()}
+        if PREEMPTED in codes and (self.payload["spot"] or not codes - {0, PREEMPTED}):
+            return "preempted"  # elsewhere nodes also save because another one failed
         silent = len(words) < self.payload["nodes"] and job.started is not None
         return "preempted" if self.payload["spot"] and silent else "failed"
 
@@ -161,7 +162,9 @@ class VertexLauncher(Launcher):
         found = {}
         for rank, file in enumerate(files):
             with contextlib.suppress(OSError, ValueError):  # none, or half a word
-                found[rank] = json.loads(file.read_text(encoding="utf-8"))
+                word = json.loads(file.read_text(encoding="utf-8"))
+                if isinstance(word, dict) and isinstance(word.get("exit_code"), int):
+                    found[rank] = word
         return found
 
     def deliver(self, job: Job) -> int:
