@@ -19,7 +19,7 @@ from urllib.parse import quote, quote_plus
 MASK = "***"
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY"
-    r"|(ACCOUNT|STORAGE)_?KEY|(^|_)(SAS|PAT|PASS|PWD)($|_)|CONNECTION_STRING",
+    r"|(ACCOUNT|STORAGE)_?KEY|(^|_)(SAS|PAT)($|_)|_(PASS|PWD)$|CONNECTION_STRING",
     re.IGNORECASE,
 )
 _NO_SECRET = re.compile(

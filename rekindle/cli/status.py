@@ -58,6 +58,6 @@ def show(record: RunRecord) -> None:
     failed = first_failed(record.steps)
     log = Path(failed.failed_log or failed.log) if failed else Path()
     if failed and log.is_file():
-        click.echo(f"the end of what `{failed.name}` printed:")
+        click.echo(plain(f"the end of what `{failed.name}` printed:"))
         text, _ = last_lines(log)
         click.echo("\n".join(f"  {line}" for line in text.split("\n")[-_TAIL_LINES:]))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -31,6 +32,8 @@ MOST_LINE_BYTES = 64 << 20
 _PARQUET_ROWS, _LEAST_PARQUET_ROWS = 4_096, 16
 _PARQUET_BYTES = 128 << 20  # that one read may take, if a row group has one value in all rows
 _HELD_BYTES = 64 << 20
+_VALUES_AT_ONCE, _MOST_VALUES = 4 << 20, 256 << 20  # of lists: read at once, in a row group
+_EACH = 50  # bytes that a string is in Python beside its letters
 _HEADER_BYTES = 1 << 20
 _PROBED_LINES = 100
 
@@ -83,25 +86,55 @@ def read_parquet(
             if _twice(file, columns, names, findings):
                 return
             row = 1
-            for batch in _parquet_batches(parquet, list(columns)):
+            for batch in _parquet_batches(parquet, stream, list(columns)):
                 yield _raw(batch, np.arange(row, row + len(batch)), file)
                 row += len(batch)
+        except _TooLargeError as error:
+            place = file.name if error.row is None else f"{file.name}:{error.row + 1}"
+            findings.add("malformed", place, str(error))
         except (pa.ArrowInvalid, OSError) as error:
             findings.add("malformed", file.name, f"no Parquet file: {error}")
 
 
+class _TooLargeError(Exception):
+    """A row, counted from 0, or all of a row group takes more memory than it may."""
+
+    def __init__(self, what: str, row: int | None) -> None:
+        super().__init__(what)
+        self.row = row
+
+
 def _parquet_batches(
-    parquet: pa.parquet.ParquetFile, columns: list[str]
+    parquet: pa.parquet.ParquetFile, stream: BinaryIO, columns: list[str]
 ) -> Iterator[pa.RecordBatch]:
     """Batches of `_PARQUET_ROWS` rows, or of fewer that are large: a file holds a long value once,
-    and its rows repeat it."""
-    groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+    and its rows, or the lists in them, repeat it."""
+    groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
     largest = max((group.total_byte_size for group in groups), default=0)  # not compressed
     at_once = min(max(_PARQUET_BYTES // max(largest, 1), _LEAST_PARQUET_ROWS), _PARQUET_ROWS)
+    leaves = [
+        (i, parquet.schema.column(i))
+        for i in range(len(parquet.schema))
+        if parquet.schema.column(i).path.split(".")[0] in columns
+    ]
+    for group in groups:
+        values = max((group.column(i).num_values for i, _ in leaves), default=0)
+        if values > _MOST_VALUES:
+            raise _TooLargeError(f"{values:,} values in one row group", None)
+        at_once = min(at_once, max(1, _VALUES_AT_ONCE * max(group.num_rows, 1) // max(values, 1)))
+    nested = [
+        leaf.path for _, leaf in leaves if "." in leaf.path and leaf.physical_type == "BYTE_ARRAY"
+    ]
+    if nested:
+        parquet = pa.parquet.ParquetFile(
+            pa.PythonFile(stream, mode="r"), pre_buffer=False, read_dictionary=nested
+        )
     held: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in parquet.iter_batches(batch_size=at_once, columns=columns, use_threads=False):
-        for piece in _plain(batch):
+    rows = size = begun = 0
+    for batch in _read(parquet, at_once, columns, apart=bool(nested)):
+        pieces = _plain(batch, begun)
+        begun += len(batch)
+        for piece in pieces:
             if held and (rows + len(piece) > _PARQUET_ROWS or size + piece.nbytes > _HELD_BYTES):
                 yield _joined(held)
                 held, rows, size = [], 0, 0
@@ -111,6 +144,18 @@ def _parquet_batches(
         yield _joined(held)
 
 
+def _read(
+    parquet: pa.parquet.ParquetFile, at_once: int, columns: list[str], *, apart: bool
+) -> Iterator[pa.RecordBatch]:
+    """Batches of the file, row group by row group where dictionaries in lists are to be kept
+    `apart`: pyarrow joins none of those."""
+    numbers = range(parquet.num_row_groups)
+    for groups in [[i] for i in numbers] if apart else [list(numbers)]:
+        yield from parquet.iter_batches(
+            batch_size=at_once, columns=columns, use_threads=False, row_groups=groups
+        )
+
+
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
@@ -118,28 +163,73 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return joined
 
 
-def _plain(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch without dictionaries, in pieces of some `_HELD_BYTES`."""
-    found = [i for i, field in enumerate(batch.schema) if pa.types.is_dictionary(field.type)]
-    if not found:
+def _plain(batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
+    """The batch, which begins with the row `first`, without dictionaries, in pieces of some
+    `_HELD_BYTES`. Raises _TooLargeError for a row that would take more than `MOST_LINE_BYTES`."""
+    found = [i for i, field in enumerate(batch.schema) if _has_dictionary(field.type)]
+    if not found or not len(batch):
         yield batch
         return
-    size = sum(map(_decoded_bytes, map(batch.column, found)))
-    at_once = max(len(batch) * _HELD_BYTES // max(size, _HELD_BYTES), 1)
-    for start in range(0, len(batch), at_once):
-        piece = batch.slice(start, at_once)
+    sizes = np.sum([_decoded_bytes(batch.column(i)) for i in found], axis=0)
+    if (large := np.flatnonzero(sizes > MOST_LINE_BYTES)).size:
+        raise _TooLargeError(f"a row of over {MOST_LINE_BYTES >> 20} MiB", first + int(large[0]))
+    start, ends = 0, np.cumsum(sizes)
+    while start < len(batch):
+        before = ends[start - 1] if start else 0
+        stop = max(int(np.searchsorted(ends, before + _HELD_BYTES, side="right")), start + 1)
+        piece = batch.slice(start, stop - start)
         for i in found:
-            column = piece.column(i).dictionary_decode()
+            column = _decoded(piece.column(i))
             piece = piece.set_column(i, piece.schema.field(i).with_type(column.type), column)
         yield piece
+        start = stop
 
 
-def _decoded_bytes(column: pa.DictionaryArray) -> int:
-    values = column.dictionary
-    if not any(is_text(values.type) for is_text in _LONG_TYPES):
-        return int(values.nbytes)
-    lengths = pc.binary_length(values).take(column.indices)
-    return int(pc.sum(lengths).as_py() or 0)
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_dictionary(field.type) for field in kind)
+    inner = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return _has_dictionary(kind.value_type) if inner else bool(pa.types.is_dictionary(kind))
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    """The same values without dictionaries; not by a cast, which of a slice casts what lies
+    beside it, too."""
+    kind = column.type
+    if not _has_dictionary(kind):
+        return column
+    if pa.types.is_dictionary(kind):
+        return column.dictionary_decode()
+    absent = column.is_null()
+    if pa.types.is_struct(kind):
+        parts = [_decoded(part) for part in column.flatten()]
+        return pa.StructArray.from_arrays(parts, [field.name for field in kind], mask=absent)
+    lengths = np.asarray(column.value_lengths().fill_null(0), np.int64)
+    starts = np.append(np.int64(0), np.cumsum(lengths))
+    lists = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+    width = np.int64 if lists is pa.LargeListArray else np.int32
+    values = _decoded(column.flatten())
+    return lists.from_arrays(pa.array(starts.astype(width)), values, mask=absent)
+
+
+def _decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each value once dictionaries are gone."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        values = column.dictionary
+        if not any(is_text(values.type) for is_text in _LONG_TYPES):
+            return np.full(len(column), 8, np.int64)
+        lengths = pc.binary_length(values).take(column.indices)
+        return np.asarray(lengths.fill_null(0), np.int64) + _EACH
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inside = np.append(np.int64(0), np.cumsum(_decoded_bytes(column.flatten())))
+        ends = np.cumsum(np.asarray(column.value_lengths().fill_null(0), np.int64))
+        sums: npt.NDArray[np.int64] = np.diff(inside[ends], prepend=np.int64(0))
+        return sums
+    if pa.types.is_struct(kind):
+        parts = [_decoded_bytes(part) for part in column.flatten()]
+        return np.sum(parts, axis=0, dtype=np.int64) if parts else np.zeros(len(column), np.int64)
+    return np.full(len(column), -(-column.nbytes // max(len(column), 1)), np.int64)
 
 
 def read_jsonl(

@@ -50,7 +50,17 @@ def test_a_notice_forges_no_line_of_another_step(capsys):
 
 @pytest.mark.timeout(60)  # minutes, if it grew with the square
 @pytest.mark.parametrize(
-    "piece", ["eyJ", "eyJhbGciOi-", "eyJhbGciOiJ.", "eyJaaaaaaaa.bbbbbbbb-", "://a:", "sk-"]
+    "piece",
+    [
+        "eyJ",
+        "eyJhbGciOi-",
+        "eyJhbGciOiJ.",
+        "eyJaaaaaaaa.bbbbbbbb-",
+        "://a:",
+        "sk-",
+        "redis.",
+        "redis+",
+    ],
 )
 def test_masking_takes_time_in_proportion(piece):
     text = piece * (400_000 // len(piece))
