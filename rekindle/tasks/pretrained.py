@@ -3,10 +3,12 @@ hub name or a folder. Text tasks share it."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import RequestError
+from rekindle.errors import Problem, RequestError
 from rekindle.spec.heartbeat import beat
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
     from rekindle.spec.model import ModelSpec
 
+# settings that transformers has renamed, and still takes
+_OLDER = {"rope_theta", "rope_scaling", "torch_dtype", "dtype", "layer_types", "use_cache"}
 _NETWORK = "check the name, the revision and the network; a private one needs HF_TOKEN"
 
 
@@ -58,6 +62,7 @@ def configuration(
                 fix=_NETWORK,
             ) from error
     given = {key: value for key, value in model.source.items() if key != "model_type"}
+    _check_keys(model.source["model_type"], given)
     try:
         return AutoConfig.for_model(model.source["model_type"], **{**given, **inline, **always})
     except (ValueError, TypeError) as error:
@@ -66,6 +71,31 @@ def configuration(
             where="model.source",
             fix="see the fields of its configuration class in transformers",
         ) from error
+
+
+def _check_keys(model_type: str, given: dict[str, Any]) -> None:
+    """Raise RequestError for a setting that the architecture does not have: transformers would keep
+    it and change nothing, and the network would have another size than the config says."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        return  # which has an error of its own
+    kind: Any = CONFIG_MAPPING[model_type]
+    usual = kind()
+    names = {*usual.to_dict(), *vars(usual), *kind.attribute_map}
+    known = {*names, *inspect.signature(kind).parameters, *_OLDER}
+    problems = [
+        Problem(
+            f"{model_type} has no setting `{key}`", "model.source",
+            f"did you mean `{near[0]}`?" if near else f"see the fields of {kind.__name__} in "
+            "transformers",
+        )
+        for key in given
+        if key not in known
+        for near in [difflib.get_close_matches(key, names, 1)]
+    ]  # fmt: skip
+    if problems:
+        raise RequestError(problems)
 
 
 def weights_folder(model: ModelSpec) -> Path | None:

@@ -45,3 +45,39 @@ def test_what_is_no_model_is_refused(source, said, tmp_path, monkeypatch):
         TASK.build(ModelSpec(source=source), LABELS, SETTINGS, tmp_path)
     with pytest.raises(RequestError, match="model_type"):
         TASK.check(DataSpec(source="x"), ModelSpec(source={"dim": 3}))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"model_type": "distilbert", "n_layer": 1}, "distilbert has no setting `n_layer`\n.*\n.*did you mean `n_layers`"),
+        ({"model_type": "llama", **SHAPE}, "llama has no setting `dim`"),
+        ({"model_type": "bert", "hiden_size": 16}, "did you mean `hidden_size`"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_the_architecture_does_not_have_is_refused_and_not_ignored(
+    source, said, tmp_path
+):
+    with pytest.raises(RequestError, match=said):
+        TASK.build(ModelSpec(source=source), LABELS, SETTINGS, tmp_path)
+
+
+def test_common_and_older_names_of_settings_are_taken(tmp_path):
+    for source in (
+        {
+            "model_type": "distilbert",
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "n_heads": 2,
+            "hidden_dim": 8,
+        },
+        {
+            "model_type": "llama",
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 8,
+            "rope_theta": 5e5,
+        },
+    ):
+        assert TASK.build(ModelSpec(source=source), LABELS, SETTINGS, tmp_path)
