@@ -229,9 +229,12 @@ POINTS = {
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_at_ten_points_it_goes_on_from_a_whole_checkpoint_and_changes_no_bit(
-    gang, uninterrupted
+    gang, tmp_path, shards
 ):
-    gang.train = TRAIN.model_copy(update={"max_restarts": len(POINTS)})
+    # a row at a time: else all steps are done before a busy machine has looked once
+    slow = TRAIN.model_copy(update={"micro_batch_size": 1, "max_restarts": len(POINTS)})
+    uninterrupted = Gang(tmp_path / "whole", shards, train=slow).start().finish()
+    gang.train = slow
     gang.start()
     steps, torn = [], []
     for point, reach in POINTS.items():
