@@ -284,7 +284,7 @@ class ShardManifest(Record):
 class TrainingSummary(Record):
     """Kind `training`: `training.json` inside the model artifact, beside `history.jsonl` (one
     `HistoryRow` a line). `precision` is what was computed in, never `auto`. It, `layout` and
-    `device` (`cpu`, or a GPU as torch calls it) are empty where one's own script trained.
+    `device` (`cpu`, or a GPU as torch calls it) are empty where the user's own script trained.
     `deterministic`: kernels and collectives were those that repeat their bits. `attention`: what
     kept documents of a sequence apart in training steps, the `varlen` kernel, or one call of `sdpa`
     a document, as attention dropout needs it; empty where the architecture's own attention ran."""

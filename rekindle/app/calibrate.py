@@ -89,8 +89,9 @@ def spec_of(run: RunRecord) -> Spec:
 def _plan_of(run: RunRecord) -> Planned:
     if not run.plan:
         raise RequestError(
-            f"{run.run_id} was not planned",
-            fix="runs are that rekindle can plan: language models and texts, on known GPUs or here",
+            f"{run.run_id} has no plan to compare with",
+            fix="the planner supports causal_lm and text_classification, on GPUs of its catalog or "
+            "on this machine",
         )
     try:
         return Planned.model_validate(dict(run.plan))

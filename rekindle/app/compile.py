@@ -42,7 +42,7 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
         raise RequestError(dict.fromkeys(problems))
     _say_what_is_needed(platform, graph)
     if (image := there.settings.image) and "@" not in image:
-        log.warning("%s is a mutable tag; `rekindle images push` notes its digest", image)
+        log.warning("%s is a mutable tag; pin it by digest: `rekindle images push`", image)
     return definition
 
 
@@ -100,7 +100,7 @@ def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
         return
     if what := _only_here(spec.registration.tracking_uri):
         yield Problem(
-            f"{what} lives on this machine, and a cluster cannot reach it",
+            f"{what} is on this machine; a cluster cannot reach it",
             "register.tracking_uri",
             "name a tracking server, such as https://mlflow.example.com",
         )

@@ -49,7 +49,7 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     yield "machines", _machines(chosen)
     how = chosen.activation_checkpointing
     size = f"micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
-    again = f", {how} recomputation" if how != "none" else ""
+    again = f", {how} activation checkpointing" if how != "none" else ""
     numbers = f", {chosen.precision}" if chosen.precision else ""
     yield "layout", f"{chosen.layout}{numbers}, {size}{again}"
     tensors = f"{formats.binary(chosen.memory_bytes)} of it tensors"
@@ -95,7 +95,8 @@ def _spot(spot: PlannedSpot) -> Iterator[tuple[str, str]]:
         usd = _to(*map(formats.usd, spot.fallback_usd))
         yield "", f"on demand {when}, for the deadline: {likely} likely, {usd} expected in all"
     if spot.viable != "yes":
-        yield "", f"viable: {spot.viable}: {'; '.join(spot.reasons)}"
+        viable = "not viable" if spot.viable == "no" else f"viable {spot.viable}"
+        yield "", f"{viable}: {'; '.join(spot.reasons)}"
 
 
 def _others(plan: Planned) -> Iterator[tuple[str, str]]:

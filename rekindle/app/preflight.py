@@ -76,7 +76,7 @@ def _files(spec: Spec) -> Iterator[Problem]:
     for field, value in fields.items():
         if isinstance(value, str) and value.startswith("/") and not Path(value).exists():
             yield Problem(
-                f"there is no folder {value}",
+                f"folder not found: {value}",
                 f"model.{field}",
                 "check the path; a hub name has no leading slash",
             )
@@ -90,7 +90,7 @@ def _source(source: str) -> Iterator[Problem]:
     if Path(pattern).exists() or glob.glob(pattern, recursive=True):  # noqa: PTH207
         return
     yield Problem(
-        f"there is nothing at {source}",
+        f"no such file or folder: {source}",
         "data.source",
         "check the path; relative ones start at the config's folder",
     )
@@ -99,7 +99,7 @@ def _source(source: str) -> Iterator[Problem]:
 def _file(path: str, field: str) -> Iterator[Problem]:
     if not Path(path).is_file():
         yield Problem(
-            f"there is no file {path}",
+            f"file not found: {path}",
             field,
             "check the path; relative ones start at the config's folder",
         )

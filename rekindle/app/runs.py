@@ -66,8 +66,11 @@ def find_run(home: Path, wanted: str) -> RunRecord:
     if len(found) == 1:
         return read_run(home, found[0])
     if found:
-        names = ", ".join(found[:5])
-        raise RequestError(f"`{wanted}` fits {len(found)} runs: {names}", fix="give more of its id")
+        names = ", ".join(found[:-6:-1]) + (", ..." if len(found) > 5 else "")
+        raise RequestError(
+            f"`{wanted}` matches {len(found)} runs, the newest first: {names}",
+            fix="use a longer prefix",
+        )
     if not ids:
         raise RequestError(
             f"there are no runs under {home}", fix="`rekindle run CONFIG`, or name another --home"

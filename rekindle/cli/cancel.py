@@ -1,4 +1,4 @@
-"""`rekindle cancel RUN`: have a run stop, here or on a platform."""
+"""`rekindle cancel RUN`: stops a run, here or on a platform."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from rekindle.platforms.snapshot import ENDED_RUN
 @click.argument("run", default="latest")
 @shared
 def command(run: str, home: Path, as_json: bool) -> int:
-    """Have RUN (default: the latest) stop: steps save what they can and end. One that is over stays
-    as it is; `rekindle resume` goes on with one that was stopped."""
-    record = cancelled(find_run(home, run), home)
+    """Stop RUN (default: the latest): its steps save what they can and end. A finished run is not
+    changed. `rekindle resume` continues a stopped run."""
+    before = find_run(home, run)
+    record = cancelled(before, home)
     if as_json:
         answer(record)
     else:
-        stopping = "" if record.status in ENDED_RUN else ", asked to stop"
-        click.echo(f"{record.run_id}  {record.status}{stopping}")
+        done = "" if record.status in ENDED_RUN else ", asked to stop"
+        done = ": already over, nothing changed" if before.status in ENDED_RUN else done
+        click.echo(f"{record.run_id}  {record.status}{done}")
     return 0

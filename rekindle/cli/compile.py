@@ -46,7 +46,7 @@ class Several(click.ParamType):  # type: ignore[type-arg]
 @overrides
 @click.option(
     "--platform", "platforms", type=Several(), required=True,
-    help=f"Where it shall run: {', '.join(PLATFORMS)}, or several with commas.",
+    help=f"Target platform: {', '.join(PLATFORMS)}; several are separated by commas.",
 )  # fmt: skip
 @click.option("-o", "--output", type=FOLDER, default=Path("compiled"), show_default=True,
               help="Folder for the definition.")  # fmt: skip
@@ -59,8 +59,9 @@ def command(
     home: Path,
     as_json: bool,
 ) -> int:
-    """Write the pipeline of CONFIG, or a pipeline by itself, for one platform or several, with a
-    table of how each carries what it uses. The same input gives the same bytes."""
+    """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a compiled YAML),
+    for each platform. For more than one it also writes parity.md, a table of how each platform
+    carries every step. The same input gives the same bytes."""
     wanted = load_target(config, overrides)
     text, graph = graph_of(wanted)
     files: dict[str, bytes] = {}

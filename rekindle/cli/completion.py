@@ -1,4 +1,4 @@
-"""`rekindle completion SHELL`: what the shell needs to complete words and options."""
+"""`rekindle completion SHELL`: prints the script that completes commands and options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def command(shell: str | None) -> int:
     found = get_completion_class(shell)
     if found is None:
         raise RequestError(
-            f"there is no completion for `{shell or 'this shell'}`", where="SHELL",
+            f"there is no completion for `{shell}`" if shell
+            else "cannot detect the shell: $SHELL is not set", where="SHELL",
             fix=f"name one of {', '.join(SHELLS)}",
         )  # fmt: skip
     click.echo(found(cli, {}, "rekindle", VARIABLE).source())

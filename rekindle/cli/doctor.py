@@ -1,5 +1,6 @@
-"""`rekindle doctor [CONFIG] [--platform P]`: is everything there that a run needs? Every question
-with its answer, every problem at once with its fix; nothing is made or changed."""
+"""`rekindle doctor [CONFIG] [--platform P]`: checks that a platform has everything that a run
+needs. Prints every check with its result, and all problems at once, each with its fix; changes
+nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from rekindle.spec.load import load_target
 @overrides
 @click.option(
     "--platform", type=click.Choice(["local", *PLATFORMS]), default="local", show_default=True,
-    help="Where it shall run.",
+    help="Target platform.",
 )  # fmt: skip
 @shared
 def command(
     config: Path | None, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
-    """Say what CONFIG and a platform lack for each other, and which permissions steps need at
-    least. Asks the platform, and changes nothing."""
+    """Check CONFIG against a platform, and print the least permissions that steps need. Makes
+    read-only calls to the platform, and changes nothing."""
     if config is None and platform == "local":
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
     spec = load_target(config, overrides) if config else None

@@ -1,4 +1,4 @@
-"""`rekindle gc`: remove what old runs left under the home folder, once it was shown."""
+"""`rekindle gc`: lists what old runs left under the home folder, and removes it."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ def _days(_context: click.Context, _option: click.Parameter, value: str | None) 
               help="How many of the newest runs of each name stay; default: retention.keep_runs of "
               "their config.")  # fmt: skip
 @click.option("--older-than", "days", metavar="30d", callback=_days,
-              help="For how long every run stays; default: retention.older_than_days.")  # fmt: skip
+              help="Every younger run stays; default: retention.older_than_days.")  # fmt: skip
 @yes
 @shared
 def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> int:
-    """Show what no run needs any more, ask, and remove it: old runs that newer ones of their name
-    followed, what only these refer to, checkpoints of finished trainings, and what killed processes
-    left. Runs stay that made a version with an alias in the registry, or whose candidate waits for
-    approval; nothing is removed from the registry."""
+    """List what can be removed, ask, and remove it: runs that exceed the retention limits, files
+    that only those runs use, checkpoints of finished trainings, and what killed processes left. A
+    run stays if its model version has an alias in the registry, or if its candidate waits for
+    approval. Nothing is removed from the registry."""
     place = home.resolve()
     retention = Retention(place, lambda record: _aliases(record, place), keep_runs, days)
     shown = list(retention.look())
     going = [item for item in shown if not item.stays]
     _table(shown)
+    if not going:
+        click.echo("nothing to remove", err=True)
     if going:
         agree(yes, f"Remove {len(going):,} things, {_size(going)}?")
         shown = [item for item in shown if item.stays] + remove(place, retention.look, going)
@@ -62,7 +64,9 @@ def _aliases(record: RunRecord, home: Path) -> Mapping[str, str]:
 
 
 def _table(items: Sequence[HomeItem]) -> None:
-    """A line for each kind of thing and reason, what may go first."""
+    """A line for each kind of thing and reason, what may go first; no head without them."""
+    if not items:
+        return
     groups = dict[tuple[bool, str, str], list[HomeItem]]()
     for item in sorted(items, key=lambda item: item.stays):
         groups.setdefault((item.stays, item.kind, item.why), []).append(item)

@@ -1,5 +1,5 @@
-"""`rekindle images build|push CONFIG`: one's own code in an image, and that image where a platform
-pulls it from, by digest."""
+"""`rekindle images build|push CONFIG`: the user's code in an image, and that image in the registry
+that a platform pulls it from, by digest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rekindle.spec.model import Spec
 
 @click.group("images")
 def command() -> None:
-    """Put one's own code into an image, and the image where platforms pull from."""
+    """Build an image with your code, and push it to a registry."""
 
 
 @command.command("build")
@@ -33,8 +33,8 @@ def command() -> None:
 @overrides
 @shared
 def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -> int:
-    """Build an image on this machine: that of rekindle (`image.base`) with the files in it that the
-    steps of CONFIG need."""
+    """Build an image on this machine: rekindle's image (`image.base`) and the files that the steps
+    of CONFIG need."""
     spec, code = _read(config, overrides)
     name = images.local_name(spec.name)
     image_id = images.build(_docker(), code, spec.image.base, name)
@@ -55,14 +55,15 @@ def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -
 @overrides
 @click.option(
     "--platform", "platforms", type=Several(), default="",
-    help="To the registries of these, with commas; default: of all whose image CONFIG names.",
+    help="Platforms to push for, separated by commas; default: each platform with an `image` in "
+    "CONFIG.",
 )  # fmt: skip
 @shared
 def push(
     config: Path, overrides: tuple[str, ...], platforms: tuple[str, ...], home: Path, as_json: bool
 ) -> int:
-    """Push that image as `platforms.P.image` (REGISTRY/NAME:TAG), and write its digest into
-    rekindle.lock beside CONFIG, from where every later command takes it."""
+    """Push that image as `platforms.P.image` (REGISTRY/NAME:TAG), and write its digest to
+    rekindle.lock beside CONFIG. Later commands read it there."""
     spec, code = _read(config, overrides)
     names = _names(spec, platforms)
     docker, local = _docker(), images.local_name(spec.name)
@@ -78,7 +79,7 @@ def push(
     if as_json:
         answer(ImagesPushed(images=tuple(pushed), lock=str(path)))
     else:
-        click.echo(f"written into {path}: commit it", err=True)
+        click.echo(f"digests written to {path}: commit it", err=True)
     return 0
 
 
@@ -95,11 +96,11 @@ def _names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
     wanting = [p for p, name in said.items() if not name or "@" in name]
     problems = [
         Problem(
-            f"{said[platform]} is a digest already, and nothing can be pushed as one"
+            f"{said[platform]} is a digest; an image is pushed as a tag"
             if said[platform]
-            else "it says nowhere what to push the image as",
+            else f"platforms.{platform}.image is not set",
             f"platforms.{platform}.image",
-            "name it as REGISTRY/NAME:TAG; its digest is written into rekindle.lock",
+            "set it to REGISTRY/NAME:TAG; its digest is written to rekindle.lock",
         )
         for platform in wanting
     ]

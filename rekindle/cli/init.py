@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rekindle.outputs import LaidOut
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
 @shared
 def command(folder: Path, home: Path, as_json: bool) -> int:
-    """Lay out configs/, pipelines/ and components/ in FOLDER (default: here). Never overwrites a
+    """Copy configs/, pipelines/ and components/ into FOLDER (default: here). Never overwrites a
     file.
     """
     files = {
@@ -36,6 +37,8 @@ def command(folder: Path, home: Path, as_json: bool) -> int:
         answer(LaidOut(folder=str(folder.absolute()), files=tuple(sorted(map(str, files)))))
         return 0
     click.echo(f"laid out {len(files)} files in {folder.absolute()}")
+    if folder.resolve() != Path.cwd():
+        click.echo(f"  cd {shlex.quote(str(folder))}")
     click.echo("  rekindle run configs/digits.yaml          the demo")
     own = f"--set pipeline={PIPELINE} --set receives=all"
     click.echo(f"  rekindle run configs/digits.yaml {own}   your copy of it")

@@ -52,7 +52,7 @@ class _Since(click.ParamType):  # type: ignore[type-arg]
 @click.option("--since", type=_Since(), metavar="TIME",
               help="What was printed in the last 90s, 10m, 2h or 1d.")  # fmt: skip
 @click.option("--raw", is_flag=True, help="The log as it is, with all that launchers print.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the step ends.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the step ends.")
 @shared
 def command(
     run: str,

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 VERBS = {
     "init": "a starter config, the shipped pipeline and components to change",
-    "doctor": "is everything there that a run needs?",
+    "doctor": "check that a platform has everything that a run needs",
     "plan": "what a run needs, how long it takes and what it costs",
-    "run": "the whole pipeline here and now",
+    "run": "run the whole pipeline on this machine",
     "images": "build an image with your code, and push it to a registry",
     "compile": "write the pipeline for a platform",
     "diff": "which steps of a compiled pipeline will run again, and why",
     "submit": "run the pipeline on a platform, once",
     "schedule": "create, list, pause or delete a schedule on a platform",
     "promote": "promote a candidate that is waiting for approval",
-    "runs": "the ledger: every run, its model, its gate",
+    "runs": "list runs, with metric, gate and model version",
     "compare": "what differs between runs, and which model is better",
     "status": "the steps of a run",
     "logs": "what a step printed",
-    "cancel": "have a run stop",
-    "resume": "go on with a run that failed or was stopped",
+    "cancel": "stop a run",
+    "resume": "continue a run that failed or was stopped",
     "report": "the HTML card of a run, and the index of all",
-    "gc": "remove what old runs left, once it was shown",
-    "prices": "what machines cost, how old that is, and what clouds say now",
-    "completion": "words and options by the Tab key, for your shell",
+    "gc": "list and remove what old runs left",
+    "prices": "list machine prices and their age; refresh them from the clouds",
+    "completion": "print the shell completion script",
 }
 
 

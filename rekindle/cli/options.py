@@ -23,7 +23,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 wait = click.option("--wait", is_flag=True,
-                    help="Stay until the run is over, and end as it does.")  # fmt: skip
+                    help="Wait for the run; exit with its exit code.")  # fmt: skip
 
 
 class _Masking(logging.Formatter):
@@ -67,7 +67,7 @@ def shared(function: Decorated) -> Decorated:
                      help="One JSON object on stdout, all else on stderr."),
         click.option("--home", type=FOLDER, default=DEFAULT_HOME, show_default=True,
                      envvar="REKINDLE_HOME", show_envvar=True,
-                     help="Where runs, artifacts and the embedded registry live."),
+                     help="Folder of runs, artifacts and the embedded registry."),
     ):  # fmt: skip
         function = option(function)
     return function

@@ -20,16 +20,18 @@ from rekindle.spec.load import load_target
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @overrides
 @click.option("--platform", type=click.Choice(["local", *PLATFORMS]), default=None,
-              help="Whose machines; default: the platform of CONFIG, else all.")  # fmt: skip
-@click.option("--region", default="", help="Where; default: the platform's, else the cheapest.")
+              help="Platform whose machines are considered; default: the only one with a section "
+              "under `platforms` in CONFIG, else this machine if `resources` names no machines, "
+              "else all clouds.")  # fmt: skip
+@click.option("--region", default="", help="Region; default: the platform's, else the cheapest.")
 @click.option("--examples", type=click.IntRange(min=1), default=None,
               help="Examples in the training split, where no run has counted them.")  # fmt: skip
 @click.option("--trace", "with_trace", is_flag=True,
-              help="Ask the engine what the two best layouts hold; needs torch.")  # fmt: skip
+              help="Trace the memory of the two best layouts; needs torch.")  # fmt: skip
 @click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-              help="Prices of your own, over those that are known.")  # fmt: skip
+              help="Your own price file; it overrides known prices; repeatable.")  # fmt: skip
 @click.option("--calibrate", "run", metavar="RUN",
-              help="First measure that run, and correct this and later plans by it.")  # fmt: skip
+              help="First measure that run; its speed corrects this and later plans.")  # fmt: skip
 @shared
 def command(
     config: Path | None,
@@ -43,10 +45,10 @@ def command(
     home: Path,
     as_json: bool,
 ) -> int:
-    """Say what the training of CONFIG needs, how long it takes and what it costs.
+    """Estimate what the training of CONFIG needs, how long it takes and what it costs.
 
-    With --calibrate, a training that has run, here or elsewhere, corrects what the planner takes
-    from published figures; CONFIG may be left out."""
+    With --calibrate, the measured speed of a run, here or on a platform, corrects the speeds that
+    the planner takes from published figures; CONFIG may be left out."""
     if run is not None:
         measured = calibrate.calibrate(home, run)
         if config is None and as_json:

@@ -31,9 +31,9 @@ Ask = Callable[[Sequence[str], Sequence[str], datetime.date], list[Price]]
 def _which(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--cloud` and `--region`."""
     for option in (
-        click.option("--region", "regions", multiple=True, help="Only of this one; several times."),
+        click.option("--region", "regions", multiple=True, help="Only this region; repeatable."),
         click.option("--cloud", "clouds", type=click.Choice(CLOUDS), multiple=True,
-                     help="Only of this one; several times."),
+                     help="Only this cloud; repeatable."),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -42,7 +42,7 @@ def _which(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.group("prices", invoke_without_command=True)
 @_which
 @click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-              help="Rows of your own, over those that are known.")  # fmt: skip
+              help="Your own price file; it overrides known prices; repeatable.")  # fmt: skip
 @shared
 @click.pass_context
 def command(
@@ -53,7 +53,7 @@ def command(
     home: Path,
     as_json: bool,
 ) -> int | None:
-    """What machines cost an hour, where it was read, and how long ago."""
+    """List machine prices per hour and their age; --json adds their sources."""
     if context.invoked_subcommand is not None:
         _refuse_options(context)
         return None
@@ -74,9 +74,9 @@ def command(
 def refresh(
     clouds: tuple[str, ...], regions: tuple[str, ...], home: Path, as_json: bool
 ) -> int:  # fmt: skip
-    """Ask the clouds for the prices of the machines that the catalog has, in the regions that the
-    book has, or in --region. AWS needs a login, Google a key in GOOGLE_API_KEY, Azure nothing.
-    What a cloud that does not answer said before stays."""
+    """Ask the clouds for the prices of the machines in the catalog, in the regions of the known
+    prices or in --region. AWS needs a login, Google a key in GOOGLE_API_KEY, Azure nothing. If a
+    cloud does not answer, its old prices stay."""
     wanted = _places(clouds, regions, prices.book(home))
     today, answers, errors = _today(), dict[str, list[Price]](), dict[str, RekindleError]()
     for cloud, there in wanted.items():

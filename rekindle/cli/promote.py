@@ -17,7 +17,7 @@ from rekindle.spec.model import Spec
 @click.argument("run")
 @shared
 def command(run: str, home: Path, as_json: bool) -> int:
-    """Make the candidate of RUN the champion; its evidence is checked once more first."""
+    """Make the candidate of RUN the champion, after its evidence has been checked again."""
     record = find_run(home, run)
     found = collect(record, history=False)
     if found.registration is None or found.evidence is None:
@@ -30,16 +30,20 @@ def command(run: str, home: Path, as_json: bool) -> int:
             f"the gate refused the candidate of {record.run_id}: {found.evidence.reason}",
             fix="a refused candidate cannot be approved; change the config and run again",
         )
-    from rekindle.registry.models import Registry
+    from rekindle.registry.models import Registry, aliases
     from rekindle.registry.promotion import promote
 
     spec = Spec.model_validate(record.spec)
     where = Registry(spec.registration, spec.model_name, str(home.resolve()))
+    promoted = found.registration.decision == "promoted"
+    done = promoted and aliases(where).get("champion") == found.registration.version
     registration = promote(where, found.registration, found.files["evidence"])
     registration.write(found.files["registration"])
     shown_anew(record, home)
     if as_json:
         answer(registration)
     else:
-        click.echo(f"{registration.name} version {registration.version} is now the champion")
+        model = f"{registration.name} version {registration.version}"
+        already = f"{model} is already the champion; nothing changed"
+        click.echo(already if done else f"{model} is now the champion")
     return 0

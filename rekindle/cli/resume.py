@@ -1,4 +1,4 @@
-"""`rekindle resume RUN`: go on with a run that failed or was stopped, here or on a platform."""
+"""`rekindle resume RUN`: continues a run that failed or was stopped, here or on a platform."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from rekindle.spec.model import Spec
 @wait
 @shared
 def command(run: str, wait: bool, home: Path, as_json: bool) -> int:
-    """Go on with RUN (default: the latest), which failed or was stopped: what succeeded is not done
-    again, training continues from its last checkpoint. Here that is a new run of the same config as
-    it was then; on a platform the same run, where that can try again, or a new one."""
+    """Continue RUN (default: the latest), which failed or was stopped. Steps that succeeded are not
+    repeated; training continues from its last checkpoint. On this machine this starts a new run
+    with the recorded config. A platform continues the same run, or starts a new one if it cannot
+    retry."""
     record = find_run(home, run)
     if record.platform == "local":
         return _here(record, home, as_json)

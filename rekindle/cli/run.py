@@ -21,12 +21,12 @@ from rekindle.spec.model import Spec
 @click.command("run")
 @config
 @overrides
-@click.option("--fresh", is_flag=True, help="Run every step again, whatever the cache holds.")
+@click.option("--fresh", is_flag=True, help="Rerun every step; ignore the cache.")
 @click.option(
-    "--from", "from_step", metavar="STEP", help="Run this step and all that depend on it again."
+    "--from", "from_step", metavar="STEP", help="Rerun this step and all steps that depend on it."
 )
 @click.option(
-    "--require-promotion", is_flag=True, help="Exit with 1 when the candidate was not promoted."
+    "--require-promotion", is_flag=True, help="Exit with 1 if the candidate was not promoted."
 )
 @click.option(
     "--rehearse-preemption",
@@ -48,13 +48,13 @@ def command(
 ) -> int:
     """Retrain, judge and register the model of CONFIG on this machine.
 
-    Steps whose code and inputs have not changed come from the cache. An interrupted run goes on
-    from its last checkpoint when the same command is given again. A refused candidate is a success:
-    exit code 0.
+    Steps whose code and inputs have not changed come from the cache. An interrupted run continues
+    from its last checkpoint when you rerun the command. A candidate that the gate refuses is a
+    success: exit code 0.
 
-    A rehearsal proves that an interrupted training ends with the same losses and weights as one
-    that was left alone: exit code 0 if so, else 1. It registers nothing and leaves only its record,
-    in the home's folder `rehearsals`."""
+    A rehearsal (--rehearse-preemption) proves that an interrupted training ends with the same
+    losses and weights as an uninterrupted one: exit code 0 if so, else 1. It registers nothing and
+    leaves only its record, in the home's folder `rehearsals`."""
     spec = load_spec(config, overrides)
     if fault is not None:
         return rehearsed(windows(spec)[-1], fault, home, as_json)

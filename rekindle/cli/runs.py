@@ -33,11 +33,11 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
 
 @click.command("runs")
 @click.option("--recover", type=click.Path(path_type=Path), metavar="CONFIG",
-              help="First find runs of CONFIG on --platform that are not known here.")  # fmt: skip
-@click.option("--platform", type=click.Choice(list(PLATFORMS)), help="Where to look for them.")
-@click.option("--name", help="Runs of this config only.")
+              help="First find runs of CONFIG on --platform that have no record here.")  # fmt: skip
+@click.option("--platform", type=click.Choice(list(PLATFORMS)), help="Where --recover looks.")
+@click.option("--name", help="Only runs with this `name`.")
 @click.option("--status", type=click.Choice(STATUSES), multiple=True,
-              help="Runs with this status only; may be given several times.")  # fmt: skip
+              help="Only runs with this status; repeatable.")  # fmt: skip
 @click.option("--sort", type=click.Choice(list(KEYS)), default="started", show_default=True,
               help="What comes first: the newest, the longest, or the best metric.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N only.")
@@ -54,11 +54,14 @@ def command(
     home: Path,
     as_json: bool,
 ) -> int:
-    """Every run, newest first: when it began, status, time, metric, gate, model."""
+    """List runs, newest first: start, status, time, metric, gate, model version."""
     folder = f"{os.path.realpath(home)}/runs"
     if recover is not None:
         if platform is None:
-            raise RequestError("which platform?", where="--platform", fix=", ".join(PLATFORMS))
+            raise RequestError(
+                "--recover needs a platform", where="--platform",
+                fix=f"pass --platform with --recover: {', '.join(PLATFORMS)}",
+            )  # fmt: skip
         from rekindle.app.recover import recovered  # loads the planner
         from rekindle.spec.load import load_target
 
@@ -99,7 +102,7 @@ def _badness(entry: Entry) -> float:
 def _table(shown: list[tuple[Entry, dict[str, Any]]]) -> None:
     """Aligned columns, whatever the width of the terminal."""
     if not shown:
-        click.echo("no runs: `rekindle run CONFIG`, or ask for others")
+        click.echo("no runs match; run `rekindle run CONFIG`, or change --name or --status")
         return
     head = ("run", "started", "status", "time", "metric", "gate", "model")
     lines = [head, *(_cells(entry, row) for entry, row in shown)]

@@ -42,8 +42,8 @@ def command() -> None:
 def set_(
     config: Path, overrides: tuple[str, ...], platform: str, yes: bool, home: Path, as_json: bool
 ) -> int:
-    """Run CONFIG as its `schedule` says. Run again, the command changes the schedule to what the
-    config is now; one that pauses goes on."""
+    """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
+    resumes."""
     spec = on_machines(load_target(config, overrides), platform, home)
     if spec.schedule is None:
         raise RequestError(
@@ -68,7 +68,7 @@ def set_(
 def list_(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
-    """List the schedules that rekindle set where CONFIG runs, with those of other configs."""
+    """List the schedules that rekindle set where CONFIG runs, those of other configs too."""
     spec = load_target(config, overrides)
     return _told(platform, Platform.of(platform, spec.platforms).list_schedules(), as_json)
 
@@ -81,7 +81,7 @@ def list_(
 def pause(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
-    """Start CONFIG no longer, until `schedule set`."""
+    """Pause the schedule; `schedule set` resumes it."""
     spec = load_target(config, overrides)
     paused = Platform.of(platform, spec.platforms).pause_schedule(spec.name)
     return _told(platform, [paused], as_json)
@@ -95,7 +95,7 @@ def pause(
 def delete(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
-    """Take the schedule of CONFIG away; runs that it started go on."""
+    """Delete the schedule; its running runs continue."""
     spec = load_target(config, overrides)
     deleted = Platform.of(platform, spec.platforms).delete_schedule(spec.name)
     if as_json:

@@ -22,7 +22,7 @@ from rekindle.records import RunRecord
 from rekindle.spec.load import load_target
 
 platform = click.option(
-    "--platform", type=click.Choice(list(PLATFORMS)), required=True, help="Where it shall run.",
+    "--platform", type=click.Choice(list(PLATFORMS)), required=True, help="Target platform.",
 )  # fmt: skip
 
 
@@ -33,8 +33,8 @@ platform = click.option(
 @yes
 @wait
 @click.option("--token", default=None, metavar="TEXT",
-              help="Says that it is the same submission: with the same config and token nothing is "
-              "sent twice. Default: the one that was cut off, or a new one.")  # fmt: skip
+              help="Idempotency key: the same config and token are submitted once. Default: "
+              "continue an interrupted submission, else a new key.")  # fmt: skip
 @shared
 def command(
     config: Path,
@@ -46,7 +46,7 @@ def command(
     home: Path,
     as_json: bool,
 ) -> int:
-    """Compile CONFIG, show what the platform will get, ask, and have the platform run it."""
+    """Compile CONFIG, show the steps and their machines, ask, and submit it to the platform."""
     spec = load_target(config, overrides)
 
     def consent(outline: SubmissionPreview, plan: Planned | None) -> None:

@@ -247,7 +247,7 @@ def content_hash(uri: str) -> str:
     found, root = _list(filesystem, path)
     files = _source_files(filesystem, found, root)
     if not files:
-        raise DataError(f"there is nothing at {uri}", fix="check the path")
+        raise DataError(f"no such file or folder: {uri}", fix="check the path")
     return Files(tuple(sorted(files, key=lambda file: file.name)), "").fingerprint(named=True)
 
 

@@ -300,7 +300,7 @@ def _twice(
     """Whether wanted columns stand in the file more than once, each noted."""
     twice = sorted(name for name in columns if present.count(name) > 1)
     for name in twice:
-        findings.note(f"the column `{name}` stands twice", where=file.name, fix="rename one")
+        findings.note(f"duplicate column `{name}`", where=file.name, fix="rename one")
     return bool(twice)
 
 
@@ -399,7 +399,7 @@ def _object(pairs: list[tuple[str, Any]], columns: Mapping[str, Kind]) -> dict[s
         names = [name for name, _ in pairs]
         for name in columns:
             if names.count(name) > 1:
-                raise ValueError(f"the key `{name}` stands twice")
+                raise ValueError(f"duplicate key `{name}`")
     return value
 
 

@@ -152,7 +152,7 @@ class FileSource:
         if self._data.split.by != "source" or file.split:
             return True
         fix = "name files or folders train, validation, test; or split by hash"
-        findings.note("its name tells no split", where=file.name, fix=fix)
+        findings.note("cannot derive a split from the file name", where=file.name, fix=fix)
         return False
 
 

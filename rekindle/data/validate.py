@@ -33,7 +33,7 @@ _FAULTS = {
         "words are a list of strings, none of them empty; data.columns.words names the column",
     ),
     "tags": (
-        "whose tags are not one for each word",
+        "without exactly one tag per word",
         "tags are a list of strings or integers, as many as there are words",
     ),
     "empty prompt": ("without a prompt", "remove them, or set data.columns.prompt"),

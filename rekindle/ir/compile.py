@@ -50,7 +50,7 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
             fix="write path.py:function, or the path of a .yaml",
         )
     if not path.is_file():
-        raise RequestError(f"there is no file {path}", fix="write path.py:function")
+        raise RequestError(f"file not found: {path}", fix="write path.py:function")
     with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
         answer_file = Path(scratch) / "answer.json"
         command = [sys.executable, "-P", "-m", "rekindle.ir.compile"]

@@ -1,4 +1,4 @@
-"""`distribute()`: run a step of anybody's pipeline on several nodes.
+"""`distribute()`: run a step of any KFP pipeline on several nodes.
 
 It writes `task.platform_config["rekindle"]`, which KFP carries into the second document of the
 compiled pipeline (`platforms.rekindle`); `ir/read/settings.py` reads it back. The body of the

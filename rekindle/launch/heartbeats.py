@@ -1,4 +1,4 @@
-"""Signs of life: one small file a rank, which it overwrites in place and its supervisor
+"""Heartbeats: one small file a rank, which it overwrites in place and its supervisor
 reads.
 
 Decides the format. The room for a rank's last words is part of the file from the start, because a
@@ -69,7 +69,7 @@ class HeartbeatFile:
         self.beat(0, "start")
 
     def beat(self, step: int, phase: Phase) -> None:
-        """A sign of life; about a microsecond."""
+        """A heartbeat; about a microsecond."""
         if phase == "step" and not self._first:
             self._first = step
             self._introduce()
@@ -77,7 +77,7 @@ class HeartbeatFile:
         os.pwrite(self._file, _BEAT.pack(time.monotonic(), step, PHASES.index(phase)), 0)
 
     def go_on(self) -> None:
-        """A sign of life from a start or an end that consists of many pieces of work. In any other
+        """A heartbeat from a start or an end that consists of many pieces of work. In any other
         phase it does nothing: a thread in the background must not hide that the main one hangs."""
         step, phase = self._last
         if phase in PIECEWISE:

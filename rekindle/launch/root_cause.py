@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 
 from rekindle.launch.heartbeats import Heartbeat
 
-# raised: an error of its own. killed: by a signal. hung: no sign of life. ended: left without a
+# raised: an error of its own. killed: by a signal. hung: no heartbeat. ended: left without a
 # word. node: a whole node is gone. waits: hangs where it waits for others. followed: from another.
 Kind = Literal["raised", "killed", "hung", "node", "ended", "waits", "followed"]
 
@@ -155,7 +155,7 @@ class Stack:
 
 
 def hung(heartbeats: Sequence[Heartbeat], stacks: Mapping[int, Stack], fix: str) -> list[Cause]:
-    """A cause for each rank that gives no sign of life; where all wait for others, that is said of
+    """A cause for each rank without a heartbeat; where all wait for others, that is said of
     the one furthest behind."""
     causes = [
         _hung(heartbeat, stacks.get(heartbeat.rank, Stack(())), fix) for heartbeat in heartbeats
@@ -168,7 +168,7 @@ def hung(heartbeats: Sequence[Heartbeat], stacks: Mapping[int, Stack], fix: str)
 
 def _hung(heartbeat: Heartbeat, stack: Stack, fix: str) -> Cause:
     who = f"rank {heartbeat.rank} hangs in {heartbeat.doing}"
-    what = f"{who}: no sign of life for {heartbeat.age:.0f} s"
+    what = f"{who}: no heartbeat for {heartbeat.age:.0f} s"
     if not stack.frames:
         what += ", and it does not answer a signal either"
     kind: Kind = "waits" if stack.waits else "hung"

@@ -45,7 +45,7 @@ def torchrun(
 
     `train` says how patient to be: `max_restarts`, `grace_seconds`, `hang_seconds`, `max_hours`;
     with an `entrypoint` the script knows nothing of `status` and is done when torchrun exits with
-    0. `status` is a folder of this attempt and node, in which ranks leave signs of life and last
+    0. `status` is a folder of this attempt and node, in which ranks leave heartbeats and last
     words, and rank 0 `status.json`. `on_poll` is called some times a second.
 
     Raises PreemptedError after a SIGTERM, or if other nodes did not come; StepError, which names

@@ -2,9 +2,9 @@
 
 Decides when ranks are given up: after an error or a death the others get a little time to say what
 they saw and are then killed, because a collective may wait for a dead peer for ever; a rank without
-a sign of life for `train.hang_seconds` makes all write down their stacks first. What a rank warms
+a heartbeat for `train.hang_seconds` makes all write down their stacks first. What a rank warms
 up with, saves or finishes may take three times as long, and at least two minutes. A start may take
-as long as it likes while one rank of the node gives signs of life every `train.start_seconds`."""
+as long as it likes while one rank of the node sends a heartbeat every `train.start_seconds`."""
 
 from __future__ import annotations
 

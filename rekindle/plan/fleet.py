@@ -109,7 +109,7 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
     """The machine that is named, all for `auto`, else the smallest with the GPUs."""
     if resources.machine != AUTO and not resources.gpus_per_node:
         raise RequestError(
-            "the config asks for no GPUs, and the planner knows no CPUs but this machine's",
+            "the config asks for no GPUs, and the planner has CPU data only for this machine",
             where="resources.gpus_per_node",
             fix="set gpus_per_node, and accelerator or machine; machine: auto; or --platform local",
         )

@@ -96,16 +96,19 @@ def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
         if plan.hours is not None and limit is not None and plan.hours[0] > limit:
             takes = f"training takes {plan.hours[0]:.1f} to {plan.hours[2]:.1f} hours"
             yield Problem(
-                f"{takes}, and may take {limit:g}", f"resources.{name}",
-                "allow more, take faster machines (resources.machine: auto), or fewer steps",
+                f"{takes}; resources.{name} is {limit:g}", f"resources.{name}",
+                "raise the limit, take faster machines (resources.machine: auto), or reduce "
+                "train.steps or train.epochs",
             )  # fmt: skip
     if plan.usd is not None and limits.budget_usd is not None and plan.usd > limits.budget_usd:
         cheaper = plan.spot is not None and plan.spot.together.expected_usd <= limits.budget_usd
         if not (limits.spot and cheaper):
             costs = f"training costs about ${plan.usd:,.0f}"
             yield Problem(
-                f"{costs}, and may cost ${limits.budget_usd:,.0f}", "resources.budget_usd",
-                "allow more, or fewer steps" + (", or spot machines" if cheaper else ""),
+                f"{costs}; resources.budget_usd is ${limits.budget_usd:,.0f}",
+                "resources.budget_usd",
+                "raise the budget, or reduce train.steps or train.epochs"
+                + (", or set resources.spot: true" if cheaper else ""),
             )  # fmt: skip
     size, has = _snapshot(plan.chosen)
     if has is not None and size > has:
@@ -162,7 +165,7 @@ def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
     for run in speeds.stale(choice.option.cluster.gpu.name, choice.option.work.compile):
         yield f"{run} was measured against an older planner: rekindle plan --calibrate {run}"
     if steps is None:
-        yield "the number of steps depends on the data: say --examples, or set train.steps"
+        yield "the number of steps depends on the data: pass --examples N, or set train.steps"
     size, has = _snapshot(choice)
     of = f" of {has / 2**30:,.0f} GiB" if has else ""
     yield f"host memory: a save copies {size / 2**30:,.1f}{of or ' GiB'} on each machine"

@@ -197,8 +197,13 @@ def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> 
     if not missed and found.fallback is None and found.in_both is not None:
         chance = found.in_both
         if chance < needs.chance:
-            limits = f"{needs.max_run_hours:g} h and ${needs.budget_usd:,.2f}"
-            yield Reason("both", f"{chance:.0%} chance of at most {limits}", chance, needs.chance)
+            limits = f"take at most {needs.max_run_hours:g} h and cost at most ${_usd(needs)}"
+            yield Reason("both", f"{chance:.0%} chance to {limits}", chance, needs.chance)
+
+
+def _usd(needs: Needs) -> str:
+    """The budget without cents where it has none."""
+    return f"{needs.budget_usd or 0.0:,.2f}".removesuffix(".00")
 
 
 def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:
@@ -213,12 +218,12 @@ def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:
     if late and limit is not None and latest > limit:
         yield Reason(
             "late",
-            f"{found.in_time:.0%} chance of at most {limit:g} h",
+            f"{found.in_time:.0%} chance to take at most {limit:g} h",
             found.in_time or 0.0,
             needs.chance,
         )
     if found.in_budget is not None:
         chance = max(0.0, found.in_budget - (rescue.chance if rescue else 0.0))
         if chance < needs.chance:
-            text = f"{chance:.0%} chance of at most ${needs.budget_usd:,.2f}"
+            text = f"{chance:.0%} chance to cost at most ${_usd(needs)}"
             yield Reason("over_budget", text, chance, needs.chance)

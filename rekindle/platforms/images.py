@@ -1,4 +1,4 @@
-"""Images with one's own code: built by docker on top of an image of rekindle, pushed by docker to
+"""Images with the user's code: built by docker on top of an image of rekindle, pushed by docker to
 where a platform pulls from, and known by digest from then on.
 
 The digest is that of the manifest, as the registry answers `docker push`. The image's labels say

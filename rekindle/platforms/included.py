@@ -36,7 +36,7 @@ def included(patterns: Iterable[str], folder: Path) -> Iterator[Path]:
         found = sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
         if not found:
             raise RequestError(
-                f"there is nothing at {pattern}", where="image.include", fix="check the path"
+                f"no such file or folder: {pattern}", where="image.include", fix="check the path"
             )
         if glob.has_magic(pattern):
             top = Path(

@@ -15,7 +15,7 @@ Where the platform knows no conditions, those around the step are in its task: a
 condition does not hold leaves a result that says so and nothing else. The process is its
 container's first: shim.py hands SIGTERM on to the step, and the exit code is the step's.
 
-Standard library only, and nothing of rekindle but what the bundle brings: it runs in anybody's
+Standard library only, and nothing of rekindle but what the bundle brings: it runs in any
 image that has Python."""
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One's own code on a platform: which files steps need, and where the image has them.
+"""The user's code on a platform: which files steps need, and where the image has them.
 
 Steps on a platform see nothing of the author's machine but what their image holds, so `task:
 path.py:Class`, `train.entrypoint`, and modules that a component imports have to be in it.
 `rekindle images build` puts them there, under `/opt/rekindle/code` as they lie to each other here.
 A definition is compiled only for an image whose code is, by its hash, the code that is here. A path
-that is not on this machine is taken for one in the image, which is then one's own affair."""
+that is not on this machine is taken for one in the image, which rekindle does not check."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _data(spec: Spec) -> Iterator[Finding]:
             "add data.window: {size: ...}",
         )
     if len(set(data.labels)) != len(data.labels):
-        yield ("data", "labels"), "a label stands twice", "name each class once"
+        yield ("data", "labels"), "duplicate label", "name each class once"
     if len(data.labels) == 1:
         yield ("data", "labels"), "one class leaves nothing to learn", "name at least two, or none"
     if "\x00" in data.source or "\n" in data.source:
@@ -99,7 +99,8 @@ def _documents(spec: Spec) -> Iterator[Finding]:
     ]
     path = ("data", "columns")
     if given and spec.task in BUILTIN_TASKS and spec.task != "causal_lm":
-        yield (*path, given[0]), f"{spec.task} does not read it", "remove it, or task: causal_lm"
+        what = f"`{given[0]}` is used only by causal_lm"
+        yield (*path, given[0]), what, "remove it, or set task: causal_lm"
     elif "messages" in given and len(given) > 1:
         yield (*path, given[1]), "the chat in `messages` holds prompts and answers", "keep one form"
     elif len(given) == 1 and given != ["messages"]:

@@ -14,14 +14,14 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from rekindle.errors import Problem, SpecError
 from rekindle.spec import lock
 from rekindle.spec.checks import check
-from rekindle.spec.model import BUILTIN_TASKS, Spec
+from rekindle.spec.model import BUILTIN_TASKS, Duration, Name, PartialDate, Spec
 from rekindle.spec.yaml_document import Document, KeyPath, parse_value, read_document
 
 MAX_EXTENDS = 10
@@ -224,10 +224,13 @@ def _problem(error: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str
         return _located(path, "is missing", f"add `{path[-1]}:`", lines, origin)
     if "secrets" in path or path[-1:] == ("token",):  # it may be one, and errors end up in logs
         fix = f"{_hint(path[:-1]).rstrip(':')}; keep the value out of the config"
-        return _located(path, "names a secret in another way than it should", fix, lines, origin)
+        return _located(path, "is not a secret reference", fix, lines, origin)
     shown = repr(error.get("input"))
     message = str(error["msg"]).replace("Input should", "should").replace("String should", "should")
-    return _located(path, f"{message}, not {shown[:80]}", _fix(error, path), lines, origin)
+    what = f"{message}, not {shown[:80]}"
+    if error["type"] == "string_pattern_mismatch":
+        what = f"{shown[:80]} has the wrong form"
+    return _located(path, what, _fix(error, path), lines, origin)
 
 
 # what to write, by the beginning of pydantic's name of the error
@@ -235,6 +238,21 @@ _WRITE = {
     "int": "write a whole number", "float": "write a number", "bool": "write true or false",
     "string": "write text", "dict": "write a mapping, {a: b}", "list": "write a list, [a, b]",
     "tuple": "write a list, [a, b]", "model": "write a section, {field: value}",
+}  # fmt: skip
+# the same by the whole name, with the bound of the field
+_WITHIN = {
+    "greater_than": ("above", "gt"), "greater_than_equal": ("of at least", "ge"),
+    "less_than": ("below", "lt"), "less_than_equal": ("of at most", "le"),
+}  # fmt: skip
+# what a pattern asks for
+_FORMS = {
+    get_args(form)[1].pattern: words
+    for form, words in (
+        (Name, "use lower-case letters, digits, `.`, `_`, `-`, at most 63; begin and end with a "
+               "letter or digit"),
+        (Duration, "use a number and a unit, such as `6 months`"),
+        (PartialDate, "use `latest`, or a date such as 2026-06 or 2026-06-30"),
+    )
 }  # fmt: skip
 
 
@@ -244,14 +262,23 @@ def _fix(error: Mapping[str, Any], path: KeyPath) -> str:
         words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
         near = difflib.get_close_matches(str(error.get("input")), words, n=1, cutoff=0.5)
         return f"did you mean `{near[0]}`?" if near else f"write one of {', '.join(words)}"
+    if error["type"] == "string_pattern_mismatch":
+        return _FORMS.get(error["ctx"]["pattern"]) or _hint(path)
     write = _WRITE.get(error["type"].partition("_")[0], "")
+    if error["type"] in _WITHIN:
+        word, name = _WITHIN[error["type"]]
+        bound = error["ctx"][name]
+        write = f"write a number {word} {int(bound) if bound == int(bound) else bound:,}"
     return ": ".join(filter(None, (write, _hint(path))))
 
 
 def _hint(path: KeyPath) -> str:
-    """The first sentence on the field."""
+    """The first sentence on the field, or on the list that it is in."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
     text = " ".join(_field_docs(path).split())
-    return re.split(r"(?<=[.;]) ", text)[0].rstrip(".;") if text else "see configs/README.md"
+    first = re.split(r"(?<=[.;]) (?![^(]*\))", text)[0]  # not inside parentheses
+    return first.rstrip(".;") if text else "see configs/README.md"
 
 
 def _key_path(location: tuple[str | int, ...]) -> KeyPath:

@@ -43,7 +43,8 @@ class ColumnsSpec(Section):
     text: ColumnName = "text"
     """Column with the text (text tasks; causal_lm unless one of the next three is set)."""
     words: ColumnName = "tokens"
-    """Column with the words of a text: a list of strings (token_classification)."""
+    """Column with the words of a text: a list of strings (token_classification). CSV cannot hold
+    lists: use jsonl or parquet."""
     messages: ColumnName | None = None
     """Column with a chat: a list of `{role, content}`, role system, user or assistant. The model
     learns the assistant's turns (causal_lm)."""
@@ -177,9 +178,9 @@ class ModelSpec(Section):
 
     source: str | dict[str, Any] = Field(default_factory=dict)
     """A hub name, a local folder or a URI in Hugging Face layout; or an inline config to train from
-    scratch: `{model_type: distilbert, dim: 128, ...}` for text, `{model_type: llama, hidden_size:
-    256, ...}` for causal_lm, `{channels: [32, 64], hidden: 128}` or `{architecture: resnet50}` for
-    images."""
+    scratch: `{model_type: distilbert, dim: 128, ...}` for text_classification and
+    token_classification, `{model_type: llama, hidden_size: 256, ...}` for causal_lm, `{channels:
+    [32, 64], hidden: 128}` or `{architecture: resnet50}` for images."""
     revision: str | None = None
     """Commit, tag or branch of a hub name."""
     init_from: str = Field(
@@ -244,8 +245,9 @@ class TrainSpec(Section):
     a name, or `model.init_from`) have no default, because a rate for one model destroys another:
     the error proposes one."""
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
-    """How the rate falls after the warm-up: not at all; on a line or a half cosine; `wsd` (warm-up,
-    stable, decay) keeps it and lets it fall on a line in the last `decay` of the steps."""
+    """How the rate changes after the warm-up: `constant`; `linear` or `cosine` decay to the end; or
+    `wsd` (warm-up, stable, decay): constant, then linear decay over the last `decay` of the
+    steps."""
     warmup: float = Field(0.05, ge=0, lt=1)
     """Share of the steps in which the rate rises from zero."""
     decay: float = Field(0.1, gt=0, le=1)
@@ -279,12 +281,12 @@ class TrainSpec(Section):
     layout: Literal["auto"] | LayoutSpec = "auto"
     """How the ranks divide the work; `auto` replicates the model on all of them (DDP)."""
     untested: Literal["check", "refuse", "allow"] = "check"
-    """A combination of layout, precision and the like that no test has trained as a whole, but
-    every two parts of it (docs/layouts.md, composed): `check` compares two steps of a small network
-    with one rank's before training, `refuse` refuses it, `allow` trains unchecked."""
+    """A combination of layout, precision and the like that no test covers as a whole, although
+    tests cover every pair of its parts (docs/layouts.md, composed): `check` compares two steps of a
+    small network with one rank's before training, `refuse` refuses it, `allow` trains unchecked."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """Compute activations of a block again in the backward pass: all of them, or all but those of
-    matrix products and attention."""
+    """Activation checkpointing: `full` recomputes all activations of a block in the backward pass;
+    `selective` keeps those of matrix products and attention."""
     compile: bool = False
     """Compile each block with torch.compile."""
     max_bad_steps: int = Field(3, ge=1, le=10_000)
@@ -298,12 +300,12 @@ class TrainSpec(Section):
     """Time from a request to stop until the machine is gone; a save that does not fit is not
     begun."""
     hang_seconds: float = Field(600.0, ge=1, le=86_400)
-    """A rank without a sign of life for so long counts as hung: all stacks are written down and the
-    worker group restarts."""
+    """A rank without a heartbeat for this long counts as hung: the stacks of all ranks are written
+    to the log, and the worker group restarts."""
     start_seconds: float | None = Field(None, ge=1, le=86_400)
-    """The same for a start: the worker group counts as hung when no rank of a machine has hashed,
-    downloaded or read anything for so long. Default: three times `hang_seconds`, and at least two
-    minutes. A start may take any time while it goes on."""
+    """The same for a start: the worker group counts as hung if no rank of a machine has hashed,
+    downloaded or read anything for this long. Default: three times `hang_seconds`, and at least two
+    minutes. A start that makes progress may take any time."""
     max_hours: float | None = Field(None, gt=0, le=10_000)
     """Wall-clock limit over all restarts of one attempt; null: none."""
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -311,8 +313,8 @@ class TrainSpec(Section):
     max_restarts: int = Field(3, ge=0, le=1_000)
     """How often a worker group that lost a rank is restarted from the last checkpoint."""
     entrypoint: str | None = None
-    """One's own torchrun script, instead of rekindle's loop; see README of rekindle/launch for what
-    it receives.
+    """Your own torchrun script, instead of rekindle's loop; see the README of rekindle/launch for
+    what it receives.
     """
 
 
@@ -348,11 +350,11 @@ class ResourcesSpec(Section):
     spot: bool = False
     """Use machines that may be reclaimed; training resumes from its last checkpoint."""
     max_run_hours: float | None = Field(None, gt=0, le=672)
-    """Ends the training step, and so the one that scores; default: a day."""
+    """Time limit of the training step, and of the step that scores; default: a day."""
     deadline_hours: float | None = Field(None, gt=0, le=10_000)
-    """By when training shall be done, counted from the submission; the plan keeps to it."""
+    """Deadline of the training in hours after submission; the plan keeps to it."""
     budget_usd: float | None = Field(None, gt=0)
-    """What training may cost; the plan keeps to it."""
+    """Most that the training may cost; the plan keeps to it."""
     hazard: Literal["calm", "moderate", "rough", "hostile"] | float = "moderate"
     """How often spot machines are reclaimed, per node and hour; a word for a number of the catalog,
     or the number."""
@@ -362,7 +364,8 @@ class GateSpec(Section):
     """When a candidate replaces the champion. Anything missing or not a number refuses."""
 
     metric: Metric | None = None
-    """What is compared; default: accuracy, for causal_lm log_loss. Lower is better for log_loss,
+    """What is compared; default: accuracy, for token_classification entity_f1, for causal_lm
+    log_loss. Lower is better for log_loss,
     calibration_error, perplexity and bits_per_byte. Models with different tokenizers are compared
     in bits_per_byte, because their tokens are not the same."""
     min_delta: float = Field(0.0, ge=0)
@@ -374,8 +377,9 @@ class GateSpec(Section):
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of the bootstrap."""
     max_slice_drop: float = Field(0.05, ge=0)
-    """Largest loss of accuracy that a slice may suffer against the champion; for causal_lm, largest
-    rise of the loss (log_loss, or bits_per_byte under different tokenizers)."""
+    """Largest drop of accuracy that a slice may have against the champion; for token_classification
+    of token_accuracy; for causal_lm, largest rise of the loss (log_loss, or bits_per_byte under
+    different tokenizers)."""
     min_slice_size: int = Field(30, ge=1)
     """Smaller slices are shown but do not decide."""
 
@@ -429,12 +433,12 @@ class Spec(Section):
     """Name of the job: lower-case letters, digits, `.`, `_`, `-`."""
     task: str = Field("", pattern=r"^([a-z0-9_]*|.+\.py:[A-Za-z_][A-Za-z0-9_]*)$")
     """What is learned: `causal_lm`, `image_classification`, `text_classification`,
-    `token_classification`, or `path.py:Class` for one's own.
+    `token_classification`, or `path.py:Class` for your own.
     """
     pipeline: str | None = Field(
         None, pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$|^.+\.(ya?ml|json)$"
     )
-    """One's own pipeline as `path.py:function`, or a compiled one as YAML; default: the shipped
+    """Your own pipeline as `path.py:function`, or a compiled one as YAML; default: the shipped
     one.
     """
     receives: Literal["all"] | tuple[Received, ...] = ()
@@ -456,7 +460,7 @@ class Spec(Section):
     registration: RegisterSpec = Field(RegisterSpec(), alias="register")
     """Where versions of the model are kept."""
     schedule: ScheduleSpec | None = None
-    """When a platform starts it by itself (`rekindle schedule set`)."""
+    """When the platform starts scheduled runs, after `rekindle schedule set`."""
     image: ImageSpec = ImageSpec()
     """What `rekindle images build` makes."""
     retention: RetentionSpec = RetentionSpec()

@@ -61,10 +61,10 @@ class Section(BaseModel):
 
 
 class ImageSpec(Section):
-    """What `rekindle images build` makes: an image with one's own code."""
+    """What `rekindle images build` makes: an image with your own code."""
 
     base: str = Field("rekindle-cpu", min_length=1)
-    """Image with rekindle in it, which one's own code is put on top of; `make images` builds
+    """Image with rekindle in it, to which your own code is added; `make images` builds
     `rekindle-cpu` and `rekindle-train`."""
     include: tuple[str, ...] = ()
     """Files, folders and patterns (`prompts/*.txt`) that the code needs beside what it imports:
@@ -236,8 +236,8 @@ class SageMakerSpec(PlatformSection):
     `{HF_TOKEN: "arn:aws:secretsmanager:..."}`. The image needs boto3; the value is read when the
     step begins."""
     unproven: tuple[Literal["exit_handlers", "loops"], ...] = ()
-    """What to try although it has not been seen to work, since the service's SDK knows it and its
-    documentation does not: `exit_handlers` become steps that wait with `Trigger: Any`, `loops` over
+    """Features to use although they are untested: the service's SDK has them, its documentation
+    does not. `exit_handlers` become steps that wait with `Trigger: Any`, `loops` over
     an argument become a ForEach, so that a run may be given another list."""
     spot_wait_hours: float = Field(24.0, ge=0, le=672)
     """How long a job on spot machines waits for them, in all."""

@@ -22,19 +22,19 @@ _FIXED = {"EST": "America/New_York", "MST": "America/Denver", "HST": "Pacific/Ho
 
 
 class ScheduleSpec(Section):
-    """When a platform starts the pipeline by itself, once `rekindle schedule set` told it to."""
+    """When the platform starts scheduled runs, after `rekindle schedule set`."""
 
     cron: str = Field(min_length=1, max_length=200)
     """Minute, hour, day of the month, month, day of the week, such as `0 3 * * 1`; Sunday is 0."""
     timezone: str = Field("UTC", min_length=1, max_length=64)
     """Time zone of `cron`, such as `Europe/Berlin`; its clocks are followed in summer, too."""
     overlap: Literal["skip", "queue", "parallel"] | None = None
-    """What becomes of a start while the run before it goes on: left out, put off, or begun beside
-    it. Null: `skip` on Vertex AI, `queue` on Kubeflow, `parallel` on SageMaker and Azure ML, which
-    know nothing else."""
+    """`skip`, `queue` or `parallel`: a start that falls due during the previous run is left out,
+    waits for its end, or begins beside it. Null: `skip` on Vertex AI, `queue` on Kubeflow,
+    `parallel` on SageMaker and Azure ML. These two support only `parallel`."""
     catch_up: bool = False
-    """Whether starts that were missed, such as while the schedule paused, are made up for; on
-    Kubeflow and Vertex AI."""
+    """Whether missed starts, such as those while the schedule was paused, run later; on Kubeflow
+    and Vertex AI."""
 
 
 def findings(schedule: ScheduleSpec) -> Iterator[tuple[str, str, str]]:

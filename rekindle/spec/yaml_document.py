@@ -54,7 +54,7 @@ def read_document(path: Path) -> Document:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SpecError(
-            f"there is no file {path}", fix="check the path, or `rekindle init`"
+            f"file not found: {path}", fix="check the path; `rekindle init` writes example configs"
         ) from None
     except OSError as error:
         raise SpecError(
@@ -174,9 +174,7 @@ class _Reader:
             key = str(key_node.value)
             if key in result:
                 self.problems.append(
-                    Problem(
-                        f"the key `{key}` stands twice", self.where(key_node), "keep one of them"
-                    )
+                    Problem(f"duplicate key `{key}`", self.where(key_node), "keep one of them")
                 )
             self.lines[(*path, key)] = self.where(key_node)
             result[key] = self.value(value_node, (*path, key), depth + 1)

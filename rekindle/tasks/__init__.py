@@ -44,7 +44,7 @@ def load_task(name: str) -> Task:
 def _module_from_file(name: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise RequestError(
-            f"task `{name}`: there is no file {path}",
+            f"task `{name}`: file not found: {path}",
             fix=f"use one of {', '.join(TASKS)} or path.py:Class",
         )
     spec = importlib.util.spec_from_file_location(f"rekindle_user_task_{path.stem}", path)

@@ -36,12 +36,12 @@ def check_source(model: ModelSpec, example: str, longest: int) -> None:
 
 
 def check_positions(positions: int | None, longest: int) -> None:
-    """RequestError where texts of `longest` tokens have more positions than a model knows."""
+    """RequestError where texts of `longest` tokens need more positions than a model has."""
     if positions is not None and positions < longest:
         raise RequestError(
-            f"the model knows {positions} positions, the texts have up to {longest} tokens",
+            f"data.max_length is {longest}, but the model has {positions} positions",
             where="data.max_length",
-            fix=f"at most {positions}, or a larger max_position_embeddings for an inline config",
+            fix=f"set it to at most {positions}, or raise max_position_embeddings (inline config)",
         )
 
 

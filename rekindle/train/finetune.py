@@ -90,7 +90,7 @@ def _entrypoint(job: Job) -> list[str]:
 
 
 def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
-    """Make a model folder of ours out of what one's own script left; `known` as in `describe`."""
+    """Make a model folder of ours out of what the user's script left; `known` as in `describe`."""
     output = Path(job.output)
     if not list(output.glob("*.safetensors")):
         raise StepError(

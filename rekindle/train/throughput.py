@@ -102,7 +102,7 @@ class Clock:
         return row
 
     def report(self, row: HistoryRow) -> None:
-        """Tell who watches, not more often than anybody can read."""
+        """Tell who watches, not more often than a person can read."""
         now = time.perf_counter()
         if now - self.said < PROGRESS_SECONDS and row.step < self.steps:
             return

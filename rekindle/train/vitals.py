@@ -1,4 +1,4 @@
-"""One rank's signs of life, its last words, and the faults that a rehearsal asks for.
+"""One rank's heartbeats, its last words, and the faults that a rehearsal asks for.
 
 Decides what a rank tells its supervisor: a beat at least once a micro-batch, stacks of all threads
 on SIGUSR1, and, when it fails, the cause with what to do about it, and whether another rank is to
@@ -35,7 +35,7 @@ _LONGEST_TEXT = 2_000
 
 
 class Vitals:
-    """One rank's signs of life, and the faults that a rehearsal asks for. One a process, made as
+    """One rank's heartbeats, and the faults that a rehearsal asks for. One a process, made as
     early as possible: what comes before it counts as torchrun's start.
 
     `status` is the attempt's folder on this machine, where the supervisor looks."""

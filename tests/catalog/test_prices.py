@@ -315,5 +315,5 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, what: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="there is no file"):
+    with pytest.raises(RequestError, match="file not found"):
         read_book([tmp_path / "none.yaml"])

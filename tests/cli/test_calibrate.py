@@ -116,7 +116,7 @@ def test_what_cannot_be_measured_is_refused(home, tmp_path, capsys):
     unplanned = run.model_copy(update=update)
     unplanned.write(tmp_path / "runs" / "unplanned" / "run.json")
     assert invoke(["plan", "--calibrate", "unplanned", "--home", str(tmp_path)]) == 2
-    assert "was not planned" in capsys.readouterr().err
+    assert "has no plan to compare with" in capsys.readouterr().err
     summary = collect(run).files["training"]
     wrong = TrainingSummary.read(summary)
     try:

@@ -97,7 +97,7 @@ def test_the_steps_that_train_and_score_get_the_machines_that_the_config_asks_fo
         (sagemaker(platforms__sagemaker__secrets="{HF_TOKEN: hf_abcdef}"), "platforms.sagemaker.secrets.HF_TOKEN"),
         (sagemaker(platforms__sagemaker__role_arn="me"), "platforms.sagemaker.role_arn"),
         (sagemaker(platforms__sagemaker__image="train:latest"), "is not in ECR"),
-        (sagemaker(register__tracking_uri="''"), "the embedded registry lives on this machine"),
+        (sagemaker(register__tracking_uri="''"), "the embedded registry is on this machine"),
         (sagemaker(platforms__sagemaker__colour="red"), "colour"),
     ],
 )  # fmt: skip

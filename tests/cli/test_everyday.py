@@ -99,6 +99,39 @@ def test_errors_have_colour_on_a_terminal_unless_no_color_is_set(tmp_path):
     assert "\x1b[" not in plain
 
 
+def test_a_command_that_changes_nothing_says_so(home, tmp_path, capsys):
+    assert invoke(["cancel", "20261122-080000-broken-e5f6", f"--home={home}"]) == 0
+    assert capsys.readouterr().out.endswith("  failed: already over, nothing changed\n")
+    assert invoke(["gc", f"--home={tmp_path / 'empty'}"]) == 0
+    assert capsys.readouterr() == ("", "nothing to remove\n")
+    assert invoke(["runs", f"--home={tmp_path / 'empty'}"]) == 0
+    assert capsys.readouterr().out.startswith("no runs match; run `rekindle run CONFIG`")
+
+
+def test_a_prefix_of_many_runs_lists_the_newest(tmp_path, capsys):
+    made = Home(tmp_path / "home")
+    for number in range(1, 8):
+        made.run(
+            run_id=f"digits-{number}", name="digits", number=number, status="succeeded",
+            started_at="2026-11-22T08:00:00+00:00",
+        )  # fmt: skip
+    assert invoke(["status", "digits", f"--home={tmp_path / 'home'}"]) == 2
+    said = capsys.readouterr().err
+    shown = ", ".join(f"digits-{number}" for number in (7, 6, 5, 4, 3))
+    assert f"`digits` matches 7 runs, the newest first: {shown}, ...\n" in said
+
+
+def test_init_prints_commands_that_work_as_they_stand(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["init", "my work"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "  cd 'my work'"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert invoke(["init"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == lines[2:]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_gets_its_completion(shell, capsys, monkeypatch):
     assert invoke(["completion", shell]) == 0
@@ -113,6 +146,9 @@ def test_a_shell_without_completion_is_told_so(capsys, monkeypatch):
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     assert invoke(["completion"]) == 2
     assert "there is no completion for `tcsh`" in capsys.readouterr().err
+    monkeypatch.delenv("SHELL")
+    assert invoke(["completion"]) == 2
+    assert "cannot detect the shell: $SHELL is not set" in capsys.readouterr().err
 
 
 def test_the_tab_key_knows_verbs():

@@ -89,7 +89,7 @@ def test_a_run_is_followed_to_its_end_mended_stopped_and_found_again(
     assert here.say("resume") == 2
     assert "nothing is left to do" in capsys.readouterr().err
     assert here.say("cancel") == 0
-    assert capsys.readouterr().out == f"{run.id}  succeeded\n"
+    assert capsys.readouterr().out == f"{run.id}  succeeded: already over, nothing changed\n"
     assert len(here.server.runs) == 1
 
     shutil.rmtree(here.home)
@@ -160,7 +160,7 @@ def test_a_run_here_is_followed_stopped_and_gone_on_with(here: Here, capsys: Out
         assert child.wait(MOST_SECONDS) == 130
     assert run.refreshed().status == "cancelled"
     assert here.say("cancel") == 0
-    assert capsys.readouterr().out == f"{run.id}  cancelled\n"
+    assert capsys.readouterr().out == f"{run.id}  cancelled: already over, nothing changed\n"
     here.stay.unlink()
     assert here.say("resume", run.id, "--json") == 0
     again = told(capsys)

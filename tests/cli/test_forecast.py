@@ -132,8 +132,8 @@ def test_what_speaks_against_a_plan_comes_first():
     plan = rekindle.planned(SEVEN, tight)
     first = next(shown(plan).iter("tr"))
     assert first[0].text == "refused"
-    assert "and may take 10" in words(first[1])
-    assert "and may cost $100" in words(first[1])
+    assert "resources.deadline_hours is 10" in words(first[1])
+    assert "resources.budget_usd is $100" in words(first[1])
     assert len(plan.refused) == 2
 
 

@@ -27,9 +27,9 @@ def config(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("push", "--platform=kubeflow"), f"r.example/digits@{DIGEST} is a digest already"),
+        (("push", "--platform=kubeflow"), f"{DIGEST} is a digest; an image is pushed as a tag"),
         (("push", "--platform=vertex"), "where: platforms.vertex.image"),
-        (("push",), "it says nowhere what to push the image as"),
+        (("push",), "platforms.vertex.image is not set"),
         (("push", "--platform=nowhere"), "`nowhere` is not one of azureml, kubeflow"),
         (("push", "--set=platforms.vertex.image=r.example/x:1"), "there is no docker command here"),
         (("build",), "there is no docker command here"),

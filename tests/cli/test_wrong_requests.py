@@ -299,4 +299,4 @@ def test_with_a_traceback_an_error_keeps_its_code_and_its_json(
     captured = capsys.readouterr()
     assert "Traceback (most recent call last)" in captured.err
     (problem,) = json.loads(captured.out)["errors"]
-    assert problem["fix"] == "check the path, or `rekindle init`"
+    assert problem["fix"] == "check the path; `rekindle init` writes example configs"

@@ -45,12 +45,12 @@ REFUSED = {
     ),
     "a missing column of a CSV": ("x.csv", b"text,y\na,b\n", {}, ["no column `label`", "it has `text`, `y`"]),
     "a missing slice": ("x.jsonl", lines({}), {"slices": ["catgory"]}, ["no column `catgory`", "`category`"]),
-    "a column that stands twice": ("x.csv", b"text,text,label\na,b,c\n", {}, ["`text` stands twice"]),
+    "a column that stands twice": ("x.csv", b"text,text,label\na,b,c\n", {}, ["duplicate column `text`"]),
     "a column that stands twice in Parquet": (
-        "x.parquet", parquet(["text", "label", "text"]), {}, ["`text` stands twice", "x.parquet"],
+        "x.parquet", parquet(["text", "label", "text"]), {}, ["duplicate column `text`", "x.parquet"],
     ),
     "a key that stands twice": (
-        "x.jsonl", lines({5: '{"text": "a", "text": "b", "label": "bad"}'}), {}, ["x.jsonl:5", "the key `text` stands twice"],
+        "x.jsonl", lines({5: '{"text": "a", "text": "b", "label": "bad"}'}), {}, ["x.jsonl:5", "duplicate key `text`"],
     ),
     "a million columns": (
         "x.csv", b"text,label," + b",".join(b"column%d" % i for i in range(1_000_000)) + b"\n", {}, ["over 1 MiB long", "x.csv"],
@@ -107,7 +107,7 @@ REFUSED = {
         "x.jsonl", lines({1: row(1, text="same"), 300: row(300, text="same")}),
         {"columns": {"time": "month"}, "split": {"by": "time"}}, ["more than one split", "x.jsonl:1 in train = x.jsonl:300 in test"],
     ),
-    "files that tell no split": ("x.jsonl", lines({}), {"split": {"by": "source"}}, ["tells no split", "x.jsonl"]),
+    "files that tell no split": ("x.jsonl", lines({}), {"split": {"by": "source"}}, ["cannot derive a split from the file name", "x.jsonl"]),
     "a train file alone": ("train.jsonl", lines({}), {"split": {"by": "source"}}, ["the split test is empty"]),
     "a suffix that nobody knows": ("x.docx", b"abc", {}, ["of no known format", "data.format"]),
 }  # fmt: skip

@@ -80,11 +80,11 @@ REFUSED = {
     "an empty word": ({"tokens": ["a", " "], "tags": ["O", "O"]}, ["without a list of words"]),
     "a number as a word": ({"tokens": ["a", 5], "tags": ["O", "O"]}, ["without a list of words", "(5)"]),
     "half a surrogate pair": ({"tokens": ["\ud800"], "tags": ["O"]}, ["not UTF-8"]),
-    "too few tags": ({"tokens": ["a", "b"], "tags": ["O"]}, ["whose tags are not one for each word", "1 for 2 words"]),
-    "no tags": ({"tags": None}, ["whose tags are not one for each word"]),
-    "one tag for all": ({"tags": "O"}, ["whose tags are not one for each word"]),
-    "an empty tag": ({"tokens": ["a", "b"], "tags": ["O", ""]}, ["whose tags", "none for word 2"]),
-    "half a number": ({"tokens": ["a"], "tags": [0.5]}, ["whose tags"]),
+    "too few tags": ({"tokens": ["a", "b"], "tags": ["O"]}, ["without exactly one tag per word", "1 for 2 words"]),
+    "no tags": ({"tags": None}, ["without exactly one tag per word"]),
+    "one tag for all": ({"tags": "O"}, ["without exactly one tag per word"]),
+    "an empty tag": ({"tokens": ["a", "b"], "tags": ["O", ""]}, ["without exactly one tag per word", "none for word 2"]),
+    "half a number": ({"tokens": ["a"], "tags": [0.5]}, ["without exactly one tag per word"]),
 }  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def test_a_champion_of_other_tags_is_not_compared(cli):
 def test_what_a_config_of_tags_cannot_mean_is_refused_early(cli):
     for setting, said in {
         "evaluate.gate.metric=accuracy": "token_classification has no accuracy",
-        "data.columns.messages=chat": "token_classification does not read it",
+        "data.columns.messages=chat": "`messages` is used only by causal_lm",
         "train.layout={tp: 2}": "is refused: no test has trained tp here",
     }.items():
         refused = cli("run", CONFIGS / "orders.yaml", "--home", "refused", "--set", setting, code=2)

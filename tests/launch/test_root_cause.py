@@ -110,7 +110,7 @@ def test_of_hung_ranks_the_one_that_does_not_wait_is_the_first_even_if_its_last_
     stacks = {0: stack(COLLECTIVE), 1: stack(READ), 2: stack(BACKWARD)}
     found = [heartbeat(0, age=30), heartbeat(1, age=29), heartbeat(2, age=31)]
     cause = first(hung(found, stacks, "fix"))
-    assert cause.what == "rank 1 hangs in step 7: no sign of life for 29 s"
+    assert cause.what == "rank 1 hangs in step 7: no heartbeat for 29 s"
     assert cause.where == "/data/shard.py:90 in read < main"
 
 

@@ -93,7 +93,7 @@ def test_a_rank_that_leaves_without_a_word_is_named_with_its_exit_code(run):
 
 def test_a_hung_rank_is_named_with_the_place_where_it_hangs(run):
     run.start("wedged", hang_seconds=2, max_restarts=0).ends(1)
-    assert run.last.startswith("rank 1 hangs in step 5: no sign of life for ")
+    assert run.last.startswith("rank 1 hangs in step 5: no heartbeat for ")
     assert "rank.py:" in run.last
     assert " in wait_for_a_lock_that_nobody_holds < wedged" in run.last
     stacks = (run.folder / "status" / "stacks-0.txt").read_text()
@@ -121,13 +121,13 @@ def test_a_killed_launcher_leaves_no_worker_and_none_of_their_children(group, ru
 @pytest.mark.slow
 def test_a_start_may_take_long_while_one_rank_is_at_work(run):
     said = run.start("starts_slowly", start_seconds=3, max_restarts=0).ends(0)
-    assert "no sign of life" not in said
+    assert "no heartbeat" not in said
 
 
 @pytest.mark.slow
 def test_a_start_that_stopped_working_is_ended_and_names_its_own_setting(run):
     run.start("never_starts", start_seconds=1, max_restarts=0).ends(1)
-    assert " hangs in start: no sign of life for " in run.last
+    assert " hangs in start: no heartbeat for " in run.last
     assert "if it was only slow, raise train.start_seconds" in run.last
 
 

@@ -156,7 +156,7 @@ def test_machines_are_chosen_for_a_deadline_and_refused_where_none_keeps_it():
     never, spec = auto(deadline_hours=0.001)
     (problem,) = refusals(never, spec)
     assert problem.where == "resources.deadline_hours"
-    assert "and may take 0.001" in problem.what
+    assert "resources.deadline_hours is 0.001" in problem.what
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_limits_that_are_kept_too_rarely_are_reasons() -> None:
     spot = weigh(WORK, hazard("rough"), 8, CHEAP, needs)
     late, over = spot.independent.reasons
     assert (late.code, over.code) == ("late", "over_budget")
-    assert late.text == f"{spot.independent.in_time:.0%} chance of at most 12 h"
+    assert late.text == f"{spot.independent.in_time:.0%} chance to take at most 12 h"
     assert 0 <= spot.independent.in_both <= min(late.found, over.found)
     assert (
         weigh(WORK, hazard("rough"), 8, CHEAP, dataclasses.replace(needs, chance=0.01)).viable

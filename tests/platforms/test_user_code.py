@@ -229,7 +229,7 @@ def test_an_image_by_tag_is_warned_of_once_and_one_by_digest_is_not(
     words = "task=image_classification"
     compile_for("kubeflow", spec_of(project, words))
     assert [record.getMessage() for record in caplog.records] == [
-        "registry.example.com/own:1 is a mutable tag; `rekindle images push` notes its digest"
+        "registry.example.com/own:1 is a mutable tag; pin it by digest: `rekindle images push`"
     ]
     caplog.clear()
     pin(project, words)
@@ -239,5 +239,5 @@ def test_an_image_by_tag_is_warned_of_once_and_one_by_digest_is_not(
 
 def test_what_is_included_has_to_be_there(project: Path) -> None:
     spec = spec_of(project, f"image.include=[{os.sep}nowhere{os.sep}x]")
-    with pytest.raises(RequestError, match="there is nothing at /nowhere/x"):
+    with pytest.raises(RequestError, match="no such file or folder: /nowhere/x"):
         code_of(spec, graph_of(spec)[1])

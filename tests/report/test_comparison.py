@@ -172,7 +172,7 @@ def test_json_is_the_whole_comparison_and_the_page_holds_it_with_both_curves(hom
         (["tickets-1"], "1 run cannot be compared"),
         (["tickets-1", "tickets-1"], "`tickets-1` is named twice"),
         (["tickets-1", "nothing"], "there is no run `nothing`"),
-        (["tickets", "tickets-1"], "`tickets` fits 4 runs"),
+        (["tickets", "tickets-1"], "`tickets` matches 4 runs, the newest first:"),
     ],
 )
 def test_runs_that_cannot_be_compared_are_refused(home, words, said):

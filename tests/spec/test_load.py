@@ -225,7 +225,7 @@ def test_malformed_overrides_are_refused(write, override):
 
 
 def test_files_that_are_no_config_are_refused(tmp_path):
-    assert "there is no file" in problems_of(tmp_path / "none.yaml")[0].what
+    assert "file not found" in problems_of(tmp_path / "none.yaml")[0].what
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     assert "UTF-8" in problems_of(tmp_path / "binary.yaml")[0].what
     assert "cannot read" in problems_of(tmp_path)[0].what

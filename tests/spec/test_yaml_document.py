@@ -29,7 +29,7 @@ def test_every_key_knows_its_line():
     [
         ("a: !!python/object/apply:os.system ['id']", "tag", 1),
         ("a: 1\nb: !secret x", "tag", 2),
-        ("a: 1\na: 2", "stands twice", 2),
+        ("a: 1\na: 2", "duplicate key `a`", 2),
         ("a: [1, 2", "not valid YAML", 1),
         ("a: 1\n---\nb: 2", "not valid YAML", 2),
         (BOMB, "more than 20,000 values", None),

@@ -84,7 +84,7 @@ ENDINGS = {
         r"  fix:   lower train.micro_batch_size, .*",
     ]),
     "hangs_in_a_lock": (("--set", "train.hang_seconds=8", "--set", "train.max_restarts=0"), [
-        r"error: step `finetune` failed: StepError: rank 1 hangs in step 6: no sign of life for \d+ s; after 0 restarts",
+        r"error: step `finetune` failed: StepError: rank 1 hangs in step 6: no heartbeat for \d+ s; after 0 restarts",
         r"  where: .*faulty.py:\d+ in hangs_in_a_lock < logits < .*",
         r"  fix:   all stacks are in .*stacks-0.txt; .*train.hang_seconds.*",
     ]),
@@ -242,7 +242,7 @@ def test_a_store_that_goes_away_is_named_last_with_what_to_do(tmp_path, shards, 
 FAULTS = {
     # fault: attempts, what is said of it
     "kill": (1, "rank 1 was killed by SIGKILL in step 16; restarting all ranks (1 of 3)"),
-    "hang": (1, "rank 1 hangs in step 16: no sign of life for"),
+    "hang": (1, "rank 1 hangs in step 16: no heartbeat for"),
     "term": (2, "saved and gave way"),
     "disk-full": (2, "No space left on device"),
 }

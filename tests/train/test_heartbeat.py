@@ -1,4 +1,4 @@
-"""Long work of a start gives signs of life for every piece of it, and only of a start."""
+"""Long work of a start sends heartbeats for every piece of it, and only of a start."""
 
 import json
 import os

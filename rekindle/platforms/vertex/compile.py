@@ -126,12 +126,13 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     distributed = [step for step in graph.steps() if step.distribution is not None]
     if (needs_our_image(graph) or distributed) and "@sha256:" not in (place.image or ""):
         who = "rekindle's steps" if needs_our_image(graph) else "the launcher of a distributed step"
+        has = f"`{place.image}` has no digest" if place.image else f"{_SECTION}.image is not set"
         yield Problem(
-            f"{who} need{'' if who.endswith('s') else 's'} an image by digest, "
-            f"here it is {place.image or 'none'}",
+            f"{has}; on Vertex AI {who} need{'' if who.endswith('s') else 's'} an image with a "
+            "digest",
             f"{_SECTION}.image",
-            "name it as europe-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, then rekindle images "
-            "build and push CONFIG, which notes the digest",
+            "set it to europe-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, then run rekindle images "
+            "build CONFIG and push CONFIG, which writes the digest to rekindle.lock",
         )
     if distributed and not place.service_account:
         yield Problem(

@@ -173,7 +173,7 @@ def test_flex_start_waits_as_long_as_the_config_says() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no account": ({"service_account": ""}, {}, "needs an account to run as"),
-    "no image": ({"image": None}, {}, "need an image by digest"),
+    "no image": ({"image": None}, {}, "need an image with a digest"),
     "GPUs of no kind": ({}, {"gpus_per_node": 8}, "8 GPUs a node on a GPU of any kind"),
     "3 GPUs": ({}, {"gpus_per_node": 3, "accelerator": "H100"}, r"8 x H100 \(a3-highgpu-8g\)"),
     "an unknown GPU": ({}, {"gpus_per_node": 8, "accelerator": "H900"}, "there is L4, A100"),
