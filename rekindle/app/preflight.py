@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import functools
 import glob
 import importlib.util
 import os
@@ -12,6 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rekindle.data.glance import column_names
+from rekindle.data.roles import wanted_columns
+from rekindle.data.validate import Findings
 from rekindle.errors import Problem, RekindleError, RequestError
 from rekindle.launch.process import has_gpu
 from rekindle.plan.request import model_config
@@ -38,6 +43,8 @@ def preflight(spec: Spec, home: Path) -> None:
         *_packages(spec),
         *_files(spec),
         *_task(spec),
+        *_columns(spec),
+        *_architecture(spec),
         *_layout(spec),
         *_secrets(spec),
         *_docker(spec),
@@ -131,6 +138,56 @@ def _task(spec: Spec) -> Iterator[Problem]:
         load_task(spec.task).check(spec.data, spec.model)
     except RequestError as error:
         yield from error.problems
+
+
+def _columns(spec: Spec) -> Iterator[Problem]:
+    """Columns that the config names and the first file of a local source does not have."""
+    if spec.data is None or spec.pipeline is not None or spec.task not in BUILTIN_TASKS:
+        return
+    if (known := column_names(spec.data)) is None:
+        return
+    from rekindle.tasks import load_task
+
+    file, names = known
+    if len(names) == 1 and names[0].count(";") and file.lower().endswith(".csv"):
+        yield Problem(
+            f"{file} looks as if `;` separated its columns", "data.source",
+            "write it with commas, or with tabs as .tsv",
+        )  # fmt: skip
+        return
+    findings = Findings()
+    findings.missing_columns(file, wanted_columns(spec.data, load_task(spec.task).modality), names)
+    yield from findings.problems()
+
+
+def _architecture(spec: Spec) -> Iterator[Problem]:
+    """An inline config whose `model_type` transformers does not know."""
+    source = spec.model.source
+    if not isinstance(source, dict) or "model_type" not in source:
+        return
+    wanted, known = source["model_type"], model_types()
+    if known and wanted not in known:
+        near = difflib.get_close_matches(str(wanted), known, 1)
+        yield Problem(
+            f"transformers has no architecture `{wanted}`", "model.source.model_type",
+            f"did you mean `{near[0]}`?" if near else "see transformers' list of models",
+        )  # fmt: skip
+
+
+@functools.cache
+def model_types() -> frozenset[str]:
+    """The architectures that the installed transformers names, read from its tables as text, since
+    importing them takes seconds; empty where they cannot be found."""
+    found = importlib.util.find_spec("transformers")
+    folders = found.submodule_search_locations if found is not None else None
+    texts = [
+        path.read_text(encoding="utf-8", errors="replace")
+        for folder in folders or ()
+        for path in Path(folder, "models", "auto").glob("*.py")
+        if path.name in ("auto_mappings.py", "configuration_auto.py")
+    ]
+    names = re.findall(r"[\"']([\w.-]+)[\"'][,:]\s*[\"']\w+Config[\"']", "\n".join(texts))
+    return frozenset(names if len(names) > 50 else ())
 
 
 def _layout(spec: Spec) -> Iterator[Problem]:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import Kind, RawBatch
+from rekindle.data.columns import RawBatch
+from rekindle.data.roles import Kind
 from rekindle.data.validate import Findings
 from rekindle.errors import RequestError
 from rekindle.spec.identity import file_sha256

@@ -1,5 +1,4 @@
-"""Columns as sources have them: which are read, in what role, and how a batch of them looks before
-it is normalised.
+"""Columns as sources have them: how a batch of them looks before it is normalised.
 
 `RawBatch` is what every reader yields; `texts` turns a column of any admissible type into strings,
 and notes what is not admissible. Integers and booleans become their usual text, whole floats
@@ -12,17 +11,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from itertools import compress
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rekindle.data.roles import Kind
 from rekindle.data.validate import Findings
-from rekindle.spec.model import DataSpec
 
-Kind = Literal["text", "image", "list", "scalar"]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -71,31 +69,6 @@ def content_of(raw: RawBatch, value: Any) -> Any:
     ValueError where that cannot be read."""
     value = value.as_py() if isinstance(value, pa.Scalar) else value
     return raw.fetch(value) if isinstance(value, str) and raw.fetch else value
-
-
-def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
-    """The columns that are read, and how: the content, the label, and key, time and slices where
-    they are set."""
-    names = data.columns
-    content: dict[str | None, Kind] = {names.text: "text"}
-    if modality == "image":
-        content = {names.image: "image"}
-    elif modality == "document" and names.form == "chat":
-        content = {names.messages: "list"}
-    elif modality == "document" and names.form == "completion":
-        content = {names.prompt: "text", names.completion: "text"}
-    elif modality == "words":
-        content = {names.words: "list", names.label: "list"}
-    label = None if modality in ("document", "words") else names.label
-    others = [label, names.key, time_column(data), *data.slices]
-    wanted: dict[str | None, Kind] = {**dict.fromkeys(others, "scalar"), **content}
-    return {name: wanted[name] for name in [*content, *wanted] if name}
-
-
-def time_column(data: DataSpec) -> str | None:
-    """The time column, where a split by time or a window without partitions depends on it."""
-    by_column = data.window is not None and "{window" not in data.source
-    return data.columns.time if by_column or data.split.by == "time" else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.data.columns import Kind, RawBatch, content_of, texts
+from rekindle.data.columns import RawBatch, content_of, texts
+from rekindle.data.roles import Kind
 from rekindle.data.split import content_views
 from rekindle.data.validate import Findings
 from rekindle.spec.identity import digest

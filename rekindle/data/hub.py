@@ -18,8 +18,9 @@ from urllib.parse import parse_qsl
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import Kind, RawBatch
+from rekindle.data.columns import RawBatch
 from rekindle.data.files import split_of
+from rekindle.data.roles import Kind
 from rekindle.data.validate import Findings
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.model import DataSpec

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import time_column, wanted_columns
 from rekindle.data.examples import (
     SPLITS,
     SUMMARY,
@@ -31,6 +30,7 @@ from rekindle.data.examples import (
 from rekindle.data.hashes import RecordsHash
 from rekindle.data.leaks import find_leaks
 from rekindle.data.normalise import Normaliser, label_order
+from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import open_source
 from rekindle.data.split import hash_splits, split_names, time_cuts, time_splits
 from rekindle.data.times import Span, Times, inside, read_times

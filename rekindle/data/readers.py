@@ -23,8 +23,9 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from rekindle.data.columns import Kind, RawBatch
+from rekindle.data.columns import RawBatch
 from rekindle.data.files import SourceFile
+from rekindle.data.roles import Kind
 from rekindle.data.validate import Findings
 
 BLOCK_BYTES = 4 << 20

@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import bundled, hub
-from rekindle.data.columns import Kind, RawBatch, content_of
+from rekindle.data.columns import RawBatch, content_of
 from rekindle.data.files import Files, SourceFile, locate
 from rekindle.data.readers import READERS
 from rekindle.data.reference import MOST_BYTES
+from rekindle.data.roles import Kind
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window
 from rekindle.errors import RequestError

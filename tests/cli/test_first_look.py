@@ -1,0 +1,123 @@
+"""What the first file of a source and the names of architectures tell is said before a run begins, by run and doctor alike."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rekindle.cli.main import invoke
+
+ROWS = [
+    {"id": f"r{i}", "body": f"text {i}", "team": "ab"[i % 2], "product": "x"} for i in range(20)
+]
+CONFIG = """\
+name: tickets
+task: text_classification
+data:
+  source: SOURCE
+  columns: {text: body, label: team}
+  slices: [product]
+model:
+  source: {model_type: distilbert, dim: 16, n_layers: 1, n_heads: 2, hidden_dim: 16}
+"""
+
+
+def written(folder: Path, name: str) -> Path:
+    path = folder / name
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif name.endswith(".jsonl"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    else:
+        separator = {"t.tsv": "\t", "semicolons.csv": ";"}.get(name, ",")
+        lines = [separator.join(ROWS[0]), *(separator.join(row.values()) for row in ROWS)]
+        path.write_text("﻿" * (name == "mark.csv") + "\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def say(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def said(source: str, *settings: str, verb: str = "run") -> tuple[int, str]:
+        (tmp_path / "c.yaml").write_text(CONFIG.replace("SOURCE", source))
+        words = [word for setting in settings for word in ("--set", setting)]
+        code = invoke([verb, "c.yaml", *words])
+        shown = capsys.readouterr()
+        return code, shown.out + shown.err
+
+    return said
+
+
+FILES = ["t.csv", "mark.csv", "t.tsv", "t.jsonl", "t.parquet"]
+
+
+@pytest.mark.parametrize("verb", ["run", "doctor"])
+@pytest.mark.parametrize("name", FILES)
+def test_columns_that_a_file_does_not_have_are_named_before_a_run_begins(say, tmp_path, name, verb):
+    written(tmp_path, name)
+    settings = ["data.columns={text: bdy, label: team}", "data.slices=[channel]"]
+    code, text = say(name, *settings, verb=verb)
+    assert code == 2
+    assert "there is no column `bdy`" in text
+    assert "did you mean `body`?" in text
+    assert "there is no column `channel`" in text
+    assert name in text
+    assert not (tmp_path / ".rekindle" / "runs").exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_source_with_all_its_columns_is_ready(say, tmp_path, name):
+    written(tmp_path, name)
+    assert say(name, verb="doctor")[0] == 0
+    assert say("t*." + name.rpartition(".")[2] if name[0] == "t" else name, verb="doctor")[0] == 0
+
+
+def test_semicolons_are_recognised(say, tmp_path):
+    written(tmp_path, "semicolons.csv")
+    code, text = say("semicolons.csv")
+    assert code == 2
+    assert "looks as if `;` separated its columns" in text
+    assert "there is no column" not in text
+
+
+def test_a_key_that_comes_later_in_a_file_is_no_fault(say, tmp_path):
+    rows = [{"body": "a", "team": "x"}, {"body": "b", "team": "y", "product": "z"}]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert say("t.jsonl", verb="doctor")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe{", b"{broken", b"", b"\n\n", b"[1, 2]\n", b"[" * 100_000]
+)
+def test_what_cannot_be_told_at_a_glance_is_left_to_the_run(say, tmp_path, content):
+    (tmp_path / "t.jsonl").write_bytes(content)
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "t.parquet").write_bytes(content)
+    for name in ("t.jsonl", "t.jsonl.gz", "t.parquet"):
+        assert say(name, verb="doctor")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ("distillbert", "did you mean `distilbert`?"),
+        ("lama", "did you mean `llama`?"),
+        ("nothing-like-it", "see transformers' list of models"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["run", "doctor"])
+def test_an_architecture_that_does_not_exist_is_named_before_a_run_begins(
+    say, tmp_path, given, fix, verb
+):
+    written(tmp_path, "t.csv")
+    code, text = say("t.csv", f"model.source.model_type={given}", verb=verb)
+    assert code == 2
+    assert f"transformers has no architecture `{given}`" in text
+    assert fix in text
+    assert not (tmp_path / ".rekindle" / "runs").exists()
