@@ -88,7 +88,7 @@ def find(env: Mapping[str, str]) -> Docker:
     docker = Docker(client, address, env)
     answer = _ask(docker.words("version", "--format={{.Server.Version}}"), env)
     if answer.returncode:
-        what = f"cannot connect to docker: {_last_line(answer)}"
+        what = f"cannot use docker: {_last_line(answer)}"
         raise RequestError(what, where=WHERE, fix=_FIX)
     options = _ask(docker.words("info", "--format={{.SecurityOptions}}"), env).stdout
     return dataclasses.replace(docker, rootless="name=rootless" in options)
