@@ -18,7 +18,7 @@ from rekindle.app.runs import DEFAULT_HOME, all_runs, read_run
 from rekindle.records import Evidence, RunRecord, StepRecord
 from rekindle.report.collect import Findings, collect
 from rekindle.report.summary import gate_of, model_of
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     """The frozen spec of a config with `overrides` such as `train.lr=1e-4`; raises SpecError with
     all problems.
     """
-    return load_spec(path, overrides)
+    return load_target(path, overrides)
 
 
 def run(
@@ -210,12 +210,13 @@ def run(
 ) -> Run:
     """Run the spec's pipeline here and now; unchanged steps come from the cache.
 
-    `spec` is a spec, or the path of a config to load with `overrides`. Raises RekindleError; the
+    `spec` is a spec, the path of a config, or a pipeline (`path.py:function`), which are loaded with
+    `overrides`. Raises RekindleError; the
     same call goes on where it stopped."""
     from rekindle.app.progress import Progress
     from rekindle.app.run import Options, execute
 
-    resolved = spec if isinstance(spec, Spec) else load_spec(spec, overrides)
+    resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
     options = Options(Path(home), fresh, from_step)
     if quiet:
         return Run(execute(resolved, options), Path(home).resolve())
@@ -248,7 +249,7 @@ def planned(
     known = ("local", *PLATFORMS)
     if platform and platform not in known:
         raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
-    resolved = spec if isinstance(spec, Spec) else load_spec(spec, overrides)
+    resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
     own = [Path(file) for file in prices]
     return Forecast(
         figures(resolved, platform, region, examples, Path(home), own, with_trace=trace)
@@ -270,7 +271,7 @@ def submit(
     what was cut off. Nothing is asked: call `rekindle submit` for that."""
     from rekindle.app.submit import submitted
 
-    resolved, root = spec if isinstance(spec, Spec) else load_spec(spec, overrides), Path(home)
+    resolved, root = spec if isinstance(spec, Spec) else load_target(spec, overrides), Path(home)
     record, _, _ = submitted(resolved, platform, root, token, lambda outline, plan: None)
     return Run(record, root.resolve())
 

@@ -14,7 +14,7 @@ from rekindle.cli.options import answer, config, overrides, shared
 from rekindle.cli.rehearse import rehearsed
 from rekindle.errors import RekindleError
 from rekindle.records import RunRecord, RunSummary
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
 
@@ -55,7 +55,7 @@ def command(
     A rehearsal (--rehearse-preemption) proves that an interrupted training ends with the same
     losses and weights as an uninterrupted one: exit code 0 if so, else 1. It registers nothing and
     leaves only its record, in the home's folder `rehearsals`."""
-    spec = load_spec(config, overrides)
+    spec = load_target(config, overrides)
     if fault is not None:
         return rehearsed(windows(spec)[-1], fault, home, as_json)
     options = Options(home, fresh, from_step)

@@ -47,8 +47,16 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {}
 
 
+_DATA = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+
+
 def read_document(path: Path) -> Document:
     """The mapping in the YAML file `path`; raises SpecError for everything that is not one."""
+    if path.suffix.lower() in _DATA:
+        raise SpecError(
+            f"{path} is a data file, not a config",
+            fix="write a YAML config whose data.source names it",
+        )
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

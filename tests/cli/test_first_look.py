@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import rekindle
 from rekindle.cli.main import invoke
 
 ROWS = [
@@ -121,3 +122,45 @@ def test_an_architecture_that_does_not_exist_is_named_before_a_run_begins(
     assert f"transformers has no architecture `{given}`" in text
     assert fix in text
     assert not (tmp_path / ".rekindle" / "runs").exists()
+
+
+PIPELINE = """
+from kfp import dsl
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def count(path: str) -> int:
+    with open(path) as file:
+        return len(file.readlines())
+
+@dsl.pipeline(name="counting")
+def counting(path: str) -> int:
+    return count(path=path).output
+"""
+
+
+def test_a_pipeline_alone_runs_here_as_it_compiles(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "counting.py").write_text(PIPELINE)
+    words = [
+        "run",
+        "counting.py:counting",
+        "--set",
+        f"arguments.path={tmp_path / 'counting.py'}",
+        "--json",
+    ]
+    assert invoke(words) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["status"] == "succeeded"
+    record = rekindle.run(
+        "counting.py:counting", [f"arguments.path={tmp_path / 'counting.py'}"], quiet=True
+    ).record
+    assert record.step("count").parameters["Output"] == len(PIPELINE.splitlines())
+    assert record.step("count").cached
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_a_file_of_data_is_not_taken_for_a_config(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, name)
+    assert invoke(["run", name]) == 2
+    assert f"{name} is a data file, not a config" in capsys.readouterr().err
