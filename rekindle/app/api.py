@@ -210,9 +210,8 @@ def run(
 ) -> Run:
     """Run the spec's pipeline here and now; unchanged steps come from the cache.
 
-    `spec` is a spec, the path of a config, or a pipeline (`path.py:function`), which are loaded with
-    `overrides`. Raises RekindleError; the
-    same call goes on where it stopped."""
+    `spec` is a spec, the path of a config, or a pipeline (`path.py:function`), which are loaded
+    with `overrides`. Raises RekindleError; the same call goes on where it stopped."""
     from rekindle.app.progress import Progress
     from rekindle.app.run import Options, execute
 

@@ -4,6 +4,7 @@ and exit codes.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import io
 import os
@@ -143,7 +144,9 @@ def report_errors(error: RekindleError, as_json: bool) -> None:
     color = False if os.environ.get("NO_COLOR") else None  # no-color.org; None: click decides
     for problem in error.problems:
         click.secho("error: ", fg="red", bold=True, nl=False, err=True, color=color)
-        click.echo(str(problem), err=True)
+        # problems that a step printed stand below the step that failed
+        shown = dataclasses.replace(problem, what=problem.what.replace("\n", "\n    "))
+        click.echo(str(shown), err=True)
     if count > 1:
         click.echo(f"{count} problems", err=True)
 

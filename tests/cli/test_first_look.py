@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import rekindle
-from rekindle.cli.main import invoke
+from rekindle.cli.main import invoke, report_errors
+from rekindle.errors import DataError, Problem, StepError
 
 ROWS = [
     {"id": f"r{i}", "body": f"text {i}", "team": "ab"[i % 2], "product": "x"} for i in range(20)
@@ -164,3 +165,16 @@ def test_a_file_of_data_is_not_taken_for_a_config(tmp_path, monkeypatch, capsys,
     written(tmp_path, name)
     assert invoke(["run", name]) == 2
     assert f"{name} is a data file, not a config" in capsys.readouterr().err
+
+
+def test_problems_that_a_step_printed_stand_below_the_step(capsys):
+    inner = str(
+        DataError(
+            [Problem("1 row without a label", "t.csv:4", "label it"), Problem("no text", "t.csv:5")]
+        )
+    )
+    report_errors(StepError(f"step `ingest` failed: {inner}", where="log.txt"), as_json=False)
+    assert capsys.readouterr().err.splitlines() == [
+        "error: step `ingest` failed: 1 row without a label", "      where: t.csv:4", "      fix:   label it",
+        "    no text", "      where: t.csv:5", "  where: log.txt",
+    ]  # fmt: skip

@@ -162,3 +162,13 @@ def test_another_tag_in_a_window_is_another_fingerprint(tmp_path):
     assert seen(records) == before
     records[0] = {**records[0], "tags": ["O"] * len(records[0]["tags"])}
     assert seen(records) != before
+
+
+def test_splits_are_not_called_empty_because_their_rows_were_refused(tmp_path):
+    records = [{**record, "tags": record["tags"][1:]} for record in texts(12)]
+    records[0] = texts(12)[0]
+    with pytest.raises(DataError) as caught:
+        ingested(source(tmp_path, records), tmp_path / "out", modality="words")
+    assert [problem.what for problem in caught.value.problems] == [
+        "11 rows without exactly one tag per word"
+    ]
