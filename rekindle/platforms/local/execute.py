@@ -28,6 +28,7 @@ from rekindle.errors import (
     StepError,
     fix_of,
 )
+from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.ir.values import bind
@@ -137,6 +138,8 @@ def ignored(
     said = [*admit(graph, "local", known, arguments=arguments), *containers.left_out]
     unused = {step.container.image for step in graph.steps() if step.path not in contained}
     unused -= {"", *(image for row in containers.left_out for image in row.asked_by)}
+    # an image of ours holds what is installed here
+    unused = {image for image in unused if not image.startswith(OWN_IMAGES)}
     if unused:
         what = "Images are not used, steps run in this Python environment"
         if containers is not NO_CONTAINERS:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from rekindle.app.pipeline import graph_of
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.execute import ignored
 from rekindle.platforms.local.results import outputs
 from rekindle.platforms.local.store import is_alive
 from rekindle.records import Ignored, RunRecord
+from rekindle.spec.load import load_spec
 from tests.platforms.local.runs import graph, run, stored
 from tests.support.local_execute import alive
 from tests.support.read_pipeline import executor, minimal
@@ -256,6 +258,11 @@ def test_what_this_machine_does_not_honour_is_said() -> None:
             asked_by=("python:3.11",),
         ),
     )
+
+
+def test_the_image_of_the_shipped_pipeline_is_no_news() -> None:
+    _, shipped = graph_of(load_spec(Path(__file__).parents[3] / "configs" / "digits.yaml"))
+    assert [row for row in ignored(shipped) if "mage" in row.what] == []
 
 
 def test_one_run_id_is_one_run(home: Path, folder: Path) -> None:
