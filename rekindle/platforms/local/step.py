@@ -418,6 +418,8 @@ def _error_text(ended: Ended, last_words: bytes) -> str:
         note = " (out of memory?)" if number == 9 else ""
         return f"killed by signal {number}{note}"
     kind, message = error_in_log(last_words.decode(errors="replace"))
+    if message and f"{RekindleError.__module__}.{kind}:".encode() in last_words:
+        return message  # an error of ours, which says all there is to know
     if kind:
         return f"{kind}: {message}" if message else kind
     return f"exit code {ended.exit_code}" + (f": {message}" if message else "")
