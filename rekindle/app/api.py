@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle import formats
 from rekindle.app.runs import DEFAULT_HOME, all_runs, read_run
+from rekindle.errors import RequestError
 from rekindle.records import Evidence, RunRecord, StepRecord
+from rekindle.report import comparison_text
 from rekindle.report.collect import Findings, collect
+from rekindle.report.readable_log import lines_of, shown
 from rekindle.report.summary import gate_of, model_of
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
@@ -75,7 +78,6 @@ class Run:
         with all that launchers print. Raises RequestError for one that is not there or has printed
         nothing."""
         from rekindle.app.follow import chosen, log_of
-        from rekindle.report.readable_log import lines_of, shown
 
         now = self.refreshed().record
         found = chosen(now, step)
@@ -242,7 +244,6 @@ def planned(
     fits."""
     from rekindle.app.forecast import Forecast
     from rekindle.app.plan import figures
-    from rekindle.errors import RequestError
     from rekindle.platforms.platform import PLATFORMS
 
     known = ("local", *PLATFORMS)
@@ -305,9 +306,7 @@ class Comparison:
         return Path(path)
 
     def __repr__(self) -> str:
-        from rekindle.report.comparison_text import lines
-
-        return "\n".join(lines(self.found))
+        return "\n".join(comparison_text.lines(self.found))
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
