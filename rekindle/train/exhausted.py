@@ -42,14 +42,17 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
     for file, functions, term in (
         ("attention.py", "", "attention"),
         ("tokens.py", "_lesson", "teacher"),
-        ("classes.py", "_taught", "teacher"),
+        ("cross_entropy.py", "taught", "teacher"),
         ("part.py", "states hidden", "activations"),
         ("linear_loss.py", "judge_targets judged", "scoring"),
         ("tokens.py", "score", "scoring"),
         ("classes.py", "score", "scoring"),
+        ("tags.py", "score", "scoring"),
         ("linear_loss.py", "", "logits"),
         ("tokens.py", "", "logits"),
+        ("cross_entropy.py", "", "logits"),
         ("classes.py", "", "logits"),
+        ("tags.py", "", "logits"),
         ("teacher.py", "", "teacher"),
         ("scorer.py", "", "scoring"),
         ("snapshot.py", "", "copies for a checkpoint"),
@@ -63,7 +66,7 @@ _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
         ("pipeline.py", "", "activations"),
     )
 )
-_TEACHING = ("_lesson", "_taught")  # whatever a teacher computes there, is the teacher's
+_TEACHING = ("_lesson", "taught")  # whatever a teacher computes there, is the teacher's
 _HERE = Path(__file__).parent
 
 

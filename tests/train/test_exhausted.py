@@ -97,5 +97,9 @@ def test_only_missing_memory_is_called_so(error, is_one):
 
 def test_every_term_has_a_setting_that_helps():
     assert {term for _, _, term in exhausted._PLACES} == set(exhausted.FIXES)
-    files = {file.name for file in Path(exhausted.__file__).parent.rglob("*.py")}
-    assert {name for name, _, _ in exhausted._PLACES} <= files
+    files = {file.name: file for file in Path(exhausted.__file__).parent.rglob("*.py")}
+    for name, functions, _ in exhausted._PLACES:
+        text = files[name].read_text()
+        assert all(f"def {function}(" in text for function in functions), name
+    objectives = {name for name, file in files.items() if file.parent.name == "objectives"}
+    assert objectives - {"__init__.py", "base.py"} <= {name for name, _, _ in exhausted._PLACES}
