@@ -107,7 +107,7 @@ def test_a_kill_from_outside_is_no_fault_of_the_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("gone.py:p", "no file"),
+        ("gone.py:p", "file not found"),
         ("gone.yaml", "cannot read"),
         ("p.txt:p", "names no pipeline"),
         ("one/p.py:", "names no pipeline"),

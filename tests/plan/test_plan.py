@@ -167,7 +167,7 @@ def test_machines_are_chosen_for_a_budget():
     assert rich.hours[1] < cheapest.hours[1], "the fastest that the money buys"
     poor, spec = auto(budget_usd=1.0)
     (problem,) = refusals(poor, spec)
-    assert "may cost $1" in problem.what
+    assert "budget_usd is $1" in problem.what
 
 
 def test_the_copies_of_a_checkpoint_are_planned_and_a_host_that_cannot_hold_them_is_refused():
