@@ -193,7 +193,8 @@ def register(
         created = version is None
         if version is None:
             version = _new_version(client, where, model, code, fingerprint.run_key, tags)
-        else:
+        elif evidence.promote or tags_of(version).get("decision") != "promoted":
+            # else it keeps what it once was promoted for: later champions beat that
             _retag(client, where.name, version, tags)
         champion = by_alias(client, where, CHAMPION)
         is_champion = champion is not None and champion.version == version.version

@@ -45,3 +45,24 @@ def test_a_champion_that_does_not_say_its_files_is_refused(tmp_path):
         RegistryError, match=r"version 1 of digits has no tag rekindle\.model_digest"
     ):
         champion_state(where)
+
+
+def test_a_version_keeps_what_it_was_promoted_for_when_a_later_champion_beats_it(tmp_path):
+    """The same config again, after another was promoted: its work is judged against that one."""
+    where = registry_in(tmp_path)
+    first, second = (model_in(tmp_path / name, name.encode()) for name in ("1", "2"))
+    promote(where, *registered(where, first))
+    beaten = {"champion_version": "1", "champion_digest": champion_state(where).digest}
+    promote(where, *registered(where, second, **beaten))
+    now = {"champion_version": "2", "champion_digest": champion_state(where).digest}
+
+    again, evidence = registered(where, first, better=False, **now)
+    assert (again.version, again.decision, again.created) == ("1", "refused", False)
+    with pytest.raises(RegistryError, match="the evidence does not say `promote`"):
+        promote(where, again, evidence)
+    with where.open("look") as client:
+        tags = client.get_model_version("digits", "1").tags
+    assert (tags["rekindle.decision"], tags["rekindle.beaten"]) == ("promoted", "")
+
+    assert promote(where, *registered(where, first, **now)).version == "1"
+    assert champion_state(where).beaten == "2"

@@ -44,12 +44,12 @@ def model_in(folder, weights):
     return folder
 
 
-def registered(where, model, judged=None, code="", **champion):
-    """The registration of a model that its evidence says to promote, and the evidence; of the model
+def registered(where, model, judged=None, code="", better=True, **champion):
+    """The registration of a model that its evidence says to promote if it is `better`, and the evidence; of the model
     in the folder `judged`, if it is given."""
     run_key = json.loads((model / "rekindle.json").read_text())["run_key"]
     evidence = Evidence(
-        run_key=run_key, model_digest=digest_of(judged or model), promote=True, reason="better", checks=(),
+        run_key=run_key, model_digest=digest_of(judged or model), promote=better, reason="judged", checks=(),
         metrics={}, rows=9, examples="e",
         **champion,
     )  # fmt: skip

@@ -116,7 +116,7 @@ def by_evidence(versions: list[Version], aliases: dict[str, str]) -> None:
 
 
 def _chain(tags: dict[str, dict[str, str]], champion: str) -> Iterator[str]:
-    while champion:
+    for _ in range(len(tags) + 1 if champion else 0):  # a circle is walked once, and a step more
         yield champion
         champion = tags[champion].get("rekindle.beaten", "")
         if champion not in tags:
