@@ -77,20 +77,20 @@ ENDINGS = {
     # fault: settings, the last thing printed
     "raises": ((), [
         r"error: step `finetune` failed: rank 1 failed in step 6: ValueError: pixel 7 is out of range",
-        r"  fix:   see the step's log for the traceback.*",
+        r"      fix:   see the step's log for the traceback.*",
     ]),
     "lacks_memory": ((), [
         r"error: step `finetune` failed: rank 1 failed in step 6: out of memory for logits \(RuntimeError\): .*DefaultCPUAllocator.*; this rank holds parameters 0\.\d MiB, optimizer 0\.\d MiB",
-        r"  fix:   lower train.micro_batch_size, .*",
+        r"      fix:   lower train.micro_batch_size, .*",
     ]),
     "hangs_in_a_lock": (("--set", "train.hang_seconds=8", "--set", "train.max_restarts=0"), [
         r"error: step `finetune` failed: rank 1 hangs in step 6: no heartbeat for \d+ s; after 0 restarts",
-        r"  where: .*faulty.py:\d+ in hangs_in_a_lock < logits < .*",
-        r"  fix:   all stacks are in .*stacks-0.txt; .*train.hang_seconds.*",
+        r"      where: .*faulty.py:\d+ in hangs_in_a_lock < logits < .*",
+        r"      fix:   all stacks are in .*stacks-0.txt; .*train.hang_seconds.*",
     ]),
     "is_killed": (("--set", "train.max_restarts=1"), [
         r"error: step `finetune` failed: rank 1 was killed by SIGKILL in step 6; after 1 restarts",
-        r"  fix:   a process outside killed it, .*; the same command resumes from the last checkpoint. .*",
+        r"      fix:   a process outside killed it, .*; the same command resumes from the last checkpoint. .*",
     ]),
 }  # fmt: skip
 
@@ -175,7 +175,7 @@ def test_on_a_full_disk_that_keeps_no_log_and_no_record_the_cause_is_the_last_th
     # whichever rank first has something to write: a checkpoint, or the history
     ending = (
         r"step `finetune` failed: rank \d failed in step \d+: .*No space left on device.*"
-        r"(\n  where: .*)?\n  fix:   (make room|free some space) .*; the same command (goes on|resumes).*"
+        r"(\n +where: .*)?\n +fix:   (make room|free some space) .*; the same command (goes on|resumes).*"
         r"\n  where: .*/steps/finetune/log.txt"
     )
     assert re.fullmatch(ending, last), said
