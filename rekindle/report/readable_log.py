@@ -21,6 +21,7 @@ from rekindle.masking import plain_but_colour
 
 PROGRESS_SECONDS = 5.0
 _EXECUTOR = re.compile(r"^\[KFP Executor (?P<time>[\d-]+ [\d:]+),\d+ \w+\]: (?P<text>.*)")
+_PLACE = re.compile(r"(\[(?:node |algo-)\d+\] )?(.*)", re.DOTALL)  # as platforms name a node
 _PLUMBING = (
     "Looking for component", "Loading KFP component", "Wrote executor output",
     "Did not write output file",
@@ -48,7 +49,7 @@ class Reader:
 
     def __init__(self, node: int = 0) -> None:
         self._node, self._at = node, 0.0
-        self._rest, self._skipping = "", False
+        self._rest, self._skipping = "", set[str]()
 
     def feed(self, piece: str) -> Iterator[Line]:
         """The lines that end in this piece."""
@@ -61,21 +62,24 @@ class Reader:
         text, self._rest = self._rest, ""
         yield from self._read(text) if text else ()
 
-    def _read(self, text: str) -> Iterator[Line]:
-        if self._skipping:
-            self._skipping = text != "}"
+    def _read(self, line: str) -> Iterator[Line]:
+        found = _PLACE.fullmatch(line)
+        assert found is not None
+        place, text = found.groups("")
+        if place in self._skipping:
+            self._skipping -= {place} if text == "}" else set()
         elif event := events.parse(text):
             self._at = max(self._at, _time_of(event))
             kind: Kind = "progress" if event["event"] == "progress" else "text"
             for sentence in _sentences(event):
-                yield Line(self._at, self._node, _clock(self._at) + sentence, kind)
+                yield Line(self._at, self._node, place + _clock(self._at) + sentence, kind)
         elif (found := _EXECUTOR.match(text)) is None:
-            yield Line(self._at, self._node, text)
+            yield Line(self._at, self._node, line)
         elif found["text"].startswith(_INPUT):
-            self._skipping = True
+            self._skipping.add(place)
         elif not found["text"].startswith(_PLUMBING):
             clock = found["time"].rpartition(" ")[2]
-            yield Line(self._at, self._node, f"{clock} {found['text']}")
+            yield Line(self._at, self._node, f"{place}{clock} {found['text']}")
 
 
 def lines_of(pieces: Iterable[str], node: int = 0) -> Iterator[Line]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,18 @@ def text_of(*pieces, live=False, **fields):
 
 def test_what_launchers_print_is_left_out_and_what_steps_print_stays():
     assert text_of(EXECUTOR) == "hello\n10:02:09 artifacts are old\n"
+
+
+@pytest.mark.parametrize("nodes", ["[node {}] ", "[algo-{}] "])
+def test_lines_that_a_platform_mixed_keep_the_node_that_it_wrote_before_them(nodes):
+    first = [nodes.format(1) + line for line in EXECUTOR.splitlines()]
+    second = [nodes.format(2) + line for line in EXECUTOR.splitlines()]
+    mixed = [line for pair in zip(first, second, strict=True) for line in pair]
+    assert text_of("\n".join(mixed)) == "".join(
+        f"{nodes.format(n)}{text}\n" for text in ("hello", "10:02:09 artifacts are old") for n in (1, 2)
+    )  # fmt: skip
+    said = text_of(event("notice", prefix=nodes.format(1), text="two\nlines"))
+    assert [line.startswith(nodes.format(1)) for line in said.splitlines()] == [True, True]
 
 
 def test_events_are_sentences_with_a_time():

@@ -58,7 +58,7 @@ def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
     assert re.search(resumed, trained.log), trained.log[-4000:]
     assert "network: GLOO_SOCKET_IFNAME=lo" in trained.log
     assert invoke(["logs", "--step", "finetune", *home]) == 0
-    assert re.search(resumed, capsys.readouterr().out)
+    assert re.search(rf"\[algo-1\] .*{resumed}", capsys.readouterr().out)
     assert invoke(["status", "--json", *home]) == 0
     record = json.loads(capsys.readouterr().out)
     (step,) = [one for one in record["steps"] if one["name"] == "finetune"]

@@ -83,7 +83,7 @@ def test_two_spot_nodes_train_lose_a_machine_resume_and_promote(
         told = capsys.readouterr().out
         assert re.search(r"^attempt 2 is \d+$", told, re.MULTILINE)
         resumed = r"resumed from the checkpoint of step \d+ of 600 on 2 ranks"
-        assert re.search(resumed, told), told[-4000:]
+        assert re.search(rf"^\[node 0\] .*{resumed}", told, re.MULTILINE), told[-4000:]
         assert invoke(["status", "--json", *home]) == 0
         record = json.loads(capsys.readouterr().out)
         assert {step["name"]: step["status"] for step in record["steps"]} == dict.fromkeys(
