@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)
 
 
 def __getattr__(name: str) -> Any:

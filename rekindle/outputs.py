@@ -175,7 +175,7 @@ class Runs(Answer):
 
 class ComparedRun(Record):
     """A run that is compared: when it began, how it ended and how long it took, all steps together
-    and `training_seconds` of the training alone (null where the cache held it); what the gate
+    and `training_seconds` of the training alone (0: from the cache, null: none); what the gate
     decided, the model, and how many held-out `rows` it was judged on."""
 
     run_id: str

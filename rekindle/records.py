@@ -507,7 +507,7 @@ class Evidence(Record):
         never = [part for part in self.classes if part.rows and not part.predicted]
         if not never:
             return ()
-        names = ", ".join(f"`{part.label}` ({part.rows:,} rows)" for part in never)
+        names = ", ".join(f"`{part.label}` ({part.rows:,} held out)" for part in never)
         return (f"the model never predicts {names}",)
 
 

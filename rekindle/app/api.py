@@ -321,9 +321,9 @@ def compare(*wanted: Run | str, home: str | Path = DEFAULT_HOME) -> Comparison:
     from rekindle.report.comparison import compared
 
     root = Path(home).resolve()
-    names = [one.id if isinstance(one, Run) else one for one in wanted]
     given = {one.id: one for one in wanted if isinstance(one, Run)}
-    records = found_records(root, names, {run_id: one.record for run_id, one in given.items()})
+    asked = [one.record if isinstance(one, Run) else one for one in wanted]
+    records = found_records(root, asked)
     runs = tuple(given.get(record.run_id, Run(record, root)) for record in records)
     return Comparison(runs, compared([(run.record, run.findings) for run in runs]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rekindle.app.runs import find_run
@@ -21,18 +21,16 @@ def side_by_side(home: Path, names: Sequence[str]) -> tuple[list[Pair], Compared
     return pairs, compared(pairs)
 
 
-def found_records(
-    home: Path, names: Sequence[str], known: Mapping[str, RunRecord] | None = None
-) -> list[RunRecord]:
-    """The records of the runs that `names` name (see `find_run`), those of `known` as they are.
+def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunRecord]:
+    """The records of the runs that are `wanted` by name (see `find_run`), or as they are.
 
     Raises RequestError for fewer than two, more than `MOST`, or the same one twice."""
-    if not 2 <= len(names) <= MOST:
+    if not 2 <= len(wanted) <= MOST:
         raise RequestError(
-            f"{len(names)} run{'' if len(names) == 1 else 's'} cannot be compared", where="RUN",
+            f"{len(wanted)} run{'' if len(wanted) == 1 else 's'} cannot be compared", where="RUN",
             fix=f"name 2 to {MOST} of them; `rekindle runs` lists them",
         )  # fmt: skip
-    records = [(known or {}).get(name) or find_run(home, name) for name in names]
+    records = [one if isinstance(one, RunRecord) else find_run(home, one) for one in wanted]
     ids = [record.run_id for record in records]
     if twice := [run_id for run_id in ids if ids.count(run_id) > 1]:
         raise RequestError(f"`{twice[0]}` is named twice", where="RUN", fix="name each run once")

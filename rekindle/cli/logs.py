@@ -51,7 +51,9 @@ class _Since(click.ParamType):  # type: ignore[type-arg]
               help="The log of one node only; default: those of all, merged by time.")  # fmt: skip
 @click.option("--since", type=_Since(), metavar="TIME",
               help="What was printed in the last 90s, 10m, 2h or 1d.")  # fmt: skip
-@click.option("--raw", is_flag=True, help="The log as it is, with all that launchers print.")
+@click.option(
+    "--raw", is_flag=True, help="The log as it is, node after node, with all that launchers print."
+)
 @click.option("-f", "--follow", is_flag=True, help="Continue until the step ends.")
 @shared
 def command(
@@ -69,7 +71,13 @@ def command(
     if record.platform != "local":
         record = asked(record, home)
     found = chosen(record, step)
+    if since is not None and (raw or as_json):
+        raise RequestError("only lines of the readable log have times", where="--since",
+                           fix="leave out --raw and --json")  # fmt: skip
     logs = _logs(record, found, home, node, follow)
+    if raw and follow and len(logs) > 1:
+        raise RequestError("the raw logs of several nodes cannot be followed at once",
+                           where="--raw", fix="name one: --node 0")  # fmt: skip
     if as_json:
         # node after node: what a program reads is not merged
         text = "".join(piece for pieces in logs.values() for piece in pieces)
@@ -80,13 +88,17 @@ def command(
     written: Iterator[str]
     if raw:
         written = (piece for pieces in logs.values() for piece in pieces)
-    elif follow and len(logs) > 1:
-        written = shown(_as_they_come(logs), live=live, names=names, since=since or 0.0)
     else:
-        written = shown(merged(logs), live=live, names=names, since=since or 0.0)
+        lines = _as_they_come(logs) if follow else merged(logs)
+        written = shown(lines, live=live, names=names, since=since or 0.0)
+    piece = ""
     for piece in written:
         sys.stdout.write(plain_but_colour(piece) if live and raw else piece)
         sys.stdout.flush()
+    if not (piece or raw):
+        when = "" if since is None else " since then"
+        hint = "--raw shows what its launcher printed"
+        click.echo(f"the step {found.name} printed nothing of its own{when}; {hint}", err=True)
     return 0
 
 
@@ -141,6 +153,7 @@ def _as_they_come(logs: Mapping[int, Iterator[str]]) -> Iterator[Line]:
             for piece in left[node]:
                 yield from readers[node].feed(piece)
                 if not piece:
+                    yield Line(time.time(), node, "", "pause")
                     break
             else:
                 yield from readers[node].rest()

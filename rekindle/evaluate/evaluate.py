@@ -59,10 +59,14 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     )
 
 
-def candidate_scores(scores: Path) -> Scores:
-    """What the candidate scored, of the folder `scores`."""
+def candidate_scores(scores: Path) -> tuple[Scores, Any]:
+    """What the candidate scored, of the folder `scores`, and what was right: the classes and the
+    label of each example, or into how many targets each text was cut."""
     record, rows = records.Scores.read(scores / RECORD), pq.read_table(scores / TABLE)
-    return SCORES[record.objective].of(rows, "candidate", record.candidate)
+    ours = SCORES[record.objective].of(rows, "candidate", record.candidate)
+    if record.objective == "tokens":
+        return ours, rows.column("candidate").combine_chunks().field("targets").to_pylist()
+    return ours, (record.candidate.labels, rows.column("label").to_pylist())
 
 
 def _metrics(spec: EvaluateSpec, record: records.Scores) -> tuple[str, str]:

@@ -80,9 +80,10 @@ def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) ->
         differences.append(sign * (ours - theirs))
     tail = (1 - spec.confidence) / 2
     lower, upper = np.quantile(np.concatenate(differences), [tail, 1 - tail])
-    estimate = sign * (candidate.metrics[metric] - champion.metrics[metric])
+    # + 0.0: none of them is a negative zero
+    estimate = sign * (candidate.metrics[metric] - champion.metrics[metric]) + 0.0
     return Comparison(
-        metric=metric, estimate=estimate, lower=float(lower), upper=float(upper),
+        metric=metric, estimate=estimate, lower=float(lower) + 0.0, upper=float(upper) + 0.0,
         confidence=spec.confidence, resamples=spec.resamples, seed=spec.seed,
     )  # fmt: skip
 

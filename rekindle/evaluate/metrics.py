@@ -44,18 +44,15 @@ def macro_f1(probabilities_NC: Floats, labels_N: Ints) -> float:
 
 def calibration_error(probabilities_NC: Floats, labels_N: Ints) -> float:
     """Mean gap between confidence and accuracy over the bins, weighted by their size, 0 to 1."""
-    bins = calibration_bins(probabilities_NC, labels_N)
-    total = sum(b.rows for b in bins)
-    return float(sum(b.rows * abs(b.confidence - b.accuracy) for b in bins) / max(total, 1))
+    everything = np.arange(len(labels_N))[None]
+    return float(_calibration_errors(probabilities_NC, labels_N, everything)[0])
 
 
 def calibration_bins(probabilities_NC: Floats, labels_N: Ints) -> tuple[CalibrationBin, ...]:
     """The reliability diagram; empty bins are left out, and rows that are not numbers."""
     finite_N = np.isfinite(probabilities_NC).all(1)
     probabilities_NC, labels_N = probabilities_NC[finite_N], labels_N[finite_N]
-    top_N = probabilities_NC.max(1)
-    right_N = probabilities_NC.argmax(1) == labels_N
-    index_N = np.minimum((top_N * BINS).astype(int), BINS - 1)
+    top_N, right_N, index_N = _binned(probabilities_NC, labels_N)
     return tuple(
         CalibrationBin(
             lower=i / BINS, upper=(i + 1) / BINS, rows=int((index_N == i).sum()),
@@ -65,6 +62,25 @@ def calibration_bins(probabilities_NC: Floats, labels_N: Ints) -> tuple[Calibrat
         for i in range(BINS)
         if (index_N == i).any()
     )  # fmt: skip
+
+
+def _binned(probabilities_NC: Floats, labels_N: Ints) -> tuple[Floats, NDArray[np.bool_], Ints]:
+    """Confidence, whether it is right, and the bin, of predictions that are numbers."""
+    top_N = probabilities_NC.max(1)
+    right_N = probabilities_NC.argmax(1) == labels_N
+    return top_N, right_N, np.minimum((top_N * BINS).astype(np.int64), BINS - 1)
+
+
+def _calibration_errors(
+    probabilities_NC: Floats, labels_N: Ints, picks_RN: NDArray[np.int64]
+) -> Floats:
+    finite_N = np.asarray(np.isfinite(probabilities_NC).all(1))
+    top_N, right_N, index_N = _binned(np.where(finite_N[:, None], probabilities_NC, 0.0), labels_N)
+    gap_N = np.where(finite_N, top_N - right_N, 0.0)
+    place_RN = index_N[picks_RN] + BINS * np.arange(len(picks_RN))[:, None]
+    sums = np.bincount(place_RN.ravel(), gap_N[picks_RN].ravel(), BINS * len(picks_RN))
+    gaps_R: Floats = np.abs(sums.reshape(-1, BINS)).sum(1)
+    return np.asarray(gaps_R / np.maximum(finite_N[picks_RN].sum(1), 1), np.float64)
 
 
 def confusion(probabilities_NC: Floats, labels_N: Ints) -> Ints:
@@ -105,7 +121,7 @@ def resampled(
         return np.asarray(
             np.nanmean(_f1_per_class(counts.reshape(-1, classes, classes)), axis=1), np.float64
         )
-    return np.asarray([calibration_error(probabilities_NC[row], labels_N[row]) for row in picks_RN])
+    return _calibration_errors(probabilities_NC, labels_N, picks_RN)
 
 
 def _f1_per_class(confusion_RCC: NDArray[np.int64]) -> Floats:

@@ -2,22 +2,23 @@
 is better than the first run's beyond chance.
 
 Two models are compared as the gate compares them, by a paired bootstrap, where both were judged on
-the same examples and their scores are still there; else a note says why not. Shapes: N examples."""
+the same examples and labels and their scores are still there; else a note says why not. Language
+models with different tokenizers are compared in bits per byte only. Shapes: N examples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.outputs import Compared, ComparedFact, ComparedMetric, ComparedRun
-from rekindle.records import Comparison, RunRecord
+from rekindle.records import Comparison, RunRecord, StepRecord
 from rekindle.report.collect import Findings
 from rekindle.report.summary import gate_of, model_of
 
 if TYPE_CHECKING:
     from rekindle.evaluate.scores import Scores
 
+    Judged = tuple[Scores, Any]
 Pair = tuple[RunRecord, Findings]
 _TRAINING = "finetune"
 
@@ -36,17 +37,22 @@ def compared(runs: Sequence[Pair]) -> Compared:
 
 def _run(record: RunRecord, found: Findings) -> ComparedRun:
     gate, model = gate_of(found), model_of(found)
-    trained = [s for s in record.steps if s.name.rpartition("/")[2] == _TRAINING and not s.cached]
+    trained = [s for s in record.steps if s.name.rpartition("/")[2] == _TRAINING]
     return ComparedRun(
         run_id=record.run_id,
         started_at=record.started_at,
         status=record.status,
         seconds=record.seconds,
-        training_seconds=trained[-1].seconds if trained else None,
+        training_seconds=_seconds(trained[-1]) if trained else None,
         decision=gate.decision if gate else None,
         model=f"{model.name} v{model.version}" if model else "",
         rows=found.evidence.rows if found.evidence else None,
     )
+
+
+def _seconds(step: StepRecord) -> float | None:
+    began = step.status not in ("pending", "skipped")
+    return 0.0 if step.cached else step.seconds if began else None
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -67,7 +73,7 @@ def _data(found: Findings) -> dict[str, Any]:
         facts |= {f"{split} rows": rows for split, rows in found.shards.rows.items()}
         facts["classes"] = list(found.shards.labels)
     if found.evidence:
-        facts["judged on"] = found.evidence.examples[:12]
+        facts["examples"] = found.evidence.examples[:12]
     return facts
 
 
@@ -85,55 +91,54 @@ def _different(sides: Sequence[Mapping[str, Any]]) -> tuple[ComparedFact, ...]:
 def _metrics(runs: Sequence[Pair], notes: list[str]) -> tuple[ComparedMetric, ...]:
     judged = [found.evidence.metrics if found.evidence else {} for _, found in runs]
     names = dict.fromkeys(name for metrics in judged for name in metrics)
-    first = _scores(*runs[0], notes)
-    others = [
-        _paired(runs[0], first, pair, notes) if first is not None else None for pair in runs[1:]
-    ]
+    first = _judged(*runs[0], notes)
+    others = [_changes(runs[0], first, pair, notes) if first else {} for pair in runs[1:]]
     return tuple(
         ComparedMetric(
             name=name,
             values=tuple(metrics.get(name) for metrics in judged),
-            changes=(None, *(_change(name, first, other) for other in others)),
+            changes=(None, *(changes.get(name) for changes in others)),
         )
         for name in names
     )
 
 
-def _change(name: str, first: Scores | None, other: Scores | None) -> Comparison | None:
+def _changes(base: Pair, first: Judged, pair: Pair, notes: list[str]) -> dict[str, Comparison]:
+    """How much better the model of a run is than the first one, by metric; a note says why some
+    metrics, or all, cannot be compared."""
     from rekindle.evaluate.gate import compare
     from rekindle.spec.model import GateSpec
 
-    if first is None or other is None or name not in first.metrics or name not in other.metrics:
-        return None
-    return compare(GateSpec(), name, other, first)
-
-
-def _paired(base: Pair, first: Scores, pair: Pair, notes: list[str]) -> Scores | None:
-    """The scores of a run on the examples of the first one; None, and a note, where they are
-    others."""
-    record, found = pair
+    (record, found), before = pair, base[0].run_id
     assert base[1].evidence is not None
-    theirs = found.evidence.examples if found.evidence else None
-    if theirs is not None and theirs != base[1].evidence.examples:
-        notes.append(f"{record.run_id} was judged on other examples than {base[0].run_id}.")
-        return None
-    scores = _scores(record, found, notes)
-    if scores is not None and type(scores) is not type(first):
-        notes.append(f"{record.run_id} learnt another task than {base[0].run_id}.")
-        return None
-    return scores
+    if found.evidence is not None and found.evidence.examples != base[1].evidence.examples:
+        notes.append(f"{record.run_id} was judged on other examples than {before}.")
+        return {}
+    judged = _judged(record, found, notes)
+    if judged is None:
+        return {}
+    (scores, right), (theirs, theirs_right) = judged, first
+    names = [name for name in theirs.metrics if name in scores.metrics]
+    if type(scores) is not type(theirs):
+        notes.append(f"{record.run_id} learnt another task than {before}.")
+        return {}
+    if right != theirs_right:
+        names = [name for name in names if name == "bits_per_byte"]
+        what = "other tokens" if names else "other labels or classes"
+        only = "; only bits_per_byte compares them" if names else ""
+        notes.append(f"{record.run_id} was judged on {what} than {before}{only}.")
+    return {name: compare(GateSpec(), name, scores, theirs) for name in names}
 
 
-def _scores(record: RunRecord, found: Findings, notes: list[str]) -> Scores | None:
-    """What the run's model scored, or None with a note."""
+def _judged(record: RunRecord, found: Findings, notes: list[str]) -> Judged | None:
+    """What the run's model scored and what was right, or None with a note."""
     if found.evidence is None:
         notes.append(f"{record.run_id} was not evaluated.")
         return None
     try:
         from rekindle.evaluate.evaluate import candidate_scores
 
-        folder = found.files["scores"].parent
-        return candidate_scores(Path(folder))
+        return candidate_scores(found.files["scores"].parent)
     except KeyError:
         notes.append(f"{record.run_id} has no scores by example: its step `score` is not there.")
     except (OSError, ValueError, ImportError) as error:

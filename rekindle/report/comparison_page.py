@@ -16,10 +16,9 @@ from rekindle.report import page, plots, texts, verdicts
 from rekindle.report.comparison import Pair
 from rekindle.report.comparison_text import change_text, facts, is_certain, value_text
 from rekindle.report.plots import Series
-from rekindle.report.training import running_mean
+from rekindle.report.training import running_mean, window
 
 COLOURS = ("a", "b", "c", "a dashed", "b dashed", "c dashed")
-_SMOOTHED_FROM = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +62,8 @@ def _curves(runs: Sequence[Pair]) -> list[Curves]:
     training, validation = [], []
     for css, (record, found) in shown:
         points = [(float(row.step), row.loss) for row in found.history]
-        if len(points) >= _SMOOTHED_FROM:
-            points = running_mean(points, max(5, len(points) // 40))
+        if width := window(len(points)):
+            points = running_mean(points, width)
         training.append(Series(record.run_id, points, css))
         held_out = [
             (float(row.step), row.validation_loss)

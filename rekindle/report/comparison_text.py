@@ -37,7 +37,7 @@ def lines(found: Compared) -> list[str]:
 
 def facts(run: ComparedRun) -> tuple[tuple[str, str], ...]:
     """What a run came to, as (name, value)."""
-    trained = "from the cache" if run.training_seconds is None else None
+    trained = "from the cache" if run.training_seconds == 0 else None
     return (
         ("Started", formats.date(run.started_at)),
         ("Status", run.status),

@@ -2,8 +2,9 @@
 
 KFP's executor writes its input as JSON and what it is about to do; that is left out. Events of ours
 (launch/events.py) become sentences with a time; of progress a terminal sees one line that moves, a
-pipe one every `PROGRESS_SECONDS`. Lines of several nodes are merged by the time of the last event
-before them, each with the name of its node. Nothing else of a line is changed or cut."""
+pipe one every `PROGRESS_SECONDS`, and the last before other lines. Lines of several nodes are
+merged by the time of the last event before them, each with the name of its node. Nothing else of a
+line is changed or cut."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ import dataclasses
 import datetime
 import heapq
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -29,13 +29,15 @@ _PLUMBING = (
 _INPUT = "Got executor_input:"
 _REWRITE = "\r\x1b[2K"
 
-Kind = Literal["text", "progress"]
+Kind = Literal["text", "event", "progress", "pause"]
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Line:
-    """A line of a log: seconds since 1970 of the last event up to it (0 for none), the node, and
-    whether progress may be left out."""
+    """A line of a log: seconds since 1970 of the last event up to it (0 for none), and the node.
+
+    `text` has no time of its own, of `progress` lines may be left out, and a `pause` is none: all
+    that was printed until then was read."""
 
     at: float
     node: int
@@ -70,7 +72,7 @@ class Reader:
             self._skipping -= {place} if text == "}" else set()
         elif event := events.parse(text):
             self._at = max(self._at, _time_of(event))
-            kind: Kind = "progress" if event["event"] == "progress" else "text"
+            kind: Kind = "progress" if event["event"] == "progress" else "event"
             for sentence in _sentences(event):
                 yield Line(self._at, self._node, place + _clock(self._at) + sentence, kind)
         elif (found := _EXECUTOR.match(text)) is None:
@@ -103,9 +105,7 @@ def shown(
     `names`, if it has one there. `live`: to a terminal, which is steered by nothing but colours,
     and on which a line of progress is written over."""
     moving, held, last = False, dict[int, str](), dict[int, float]()
-    for line in lines:
-        if line.at < since:
-            continue
+    for line in _recent(lines, since):
         text = names.get(line.node, "") + (plain_but_colour(line.text) if live else line.text)
         if line.kind == "progress" and live:
             yield _REWRITE + text
@@ -124,6 +124,22 @@ def shown(
             yield f"{held.pop(line.node)}\n"
         yield f"{text}\n"
     yield from ["\n"] if moving else (f"{held[node]}\n" for node in sorted(held))
+
+
+def _recent(lines: Iterable[Line], since: float) -> Iterator[Line]:
+    """The lines from the time `since` on: a text is as new as the next line of its node that has a
+    time, and the last ones are always shown."""
+    held: dict[int, list[Line]] = {}
+    for line in lines:
+        if line.kind == "text" and line.at < since:
+            held.setdefault(line.node, []).append(line)
+            continue
+        undated = held.pop(line.node, [])
+        if line.at >= since:
+            yield from undated
+            yield from [line] if line.kind != "pause" else []
+    for node in sorted(held):
+        yield from held[node]
 
 
 def _time_of(event: Mapping[str, Any]) -> float:
@@ -149,5 +165,6 @@ def progress_text(event: Mapping[str, Any]) -> str:
     if event.get("samples_per_second"):
         parts.append(f"{formats.count(event['samples_per_second'])} samples/s")
     if event.get("eta_seconds") and event["step"] < event["steps"]:
-        parts.append(f"{time.strftime('%H:%M:%S', time.gmtime(event['eta_seconds']))} left")
+        minutes, seconds = divmod(int(event["eta_seconds"]), 60)
+        parts.append(f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02} left")
     return "  ".join(parts)

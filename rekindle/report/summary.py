@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.records import GateSummary, ModelSummary, RunRecord, RunSummary, StepSummary
+from rekindle.records import Decision, GateSummary, ModelSummary, RunRecord, RunSummary, StepSummary
 from rekindle.report.collect import Findings, collect
 
 
@@ -33,7 +33,8 @@ def gate_of(found: Findings) -> GateSummary | None:
     """Whether the model of this run is the champion now, and why or why not."""
     if found.evidence is None:
         return None
-    decision = found.registration.decision if found.registration else "refused"
+    waits: Decision = "pending" if found.evidence.promote else "refused"
+    decision = found.registration.decision if found.registration else waits
     return GateSummary(
         promoted=decision == "promoted",
         decision=decision,

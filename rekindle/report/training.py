@@ -68,10 +68,10 @@ def training(run: RunRecord, found: Findings) -> Training | None:
         else ""
     )
     curves = _curves(found.history, texts.number_setting(run.spec, "train", "clip_norm"))
-    window = _window(len(found.history))
+    width = window(len(found.history))
     key = (
-        f"Bold lines are means of the last {window} steps; every single step is drawn behind them."
-        if window
+        f"Bold lines are means of the last {width} steps; every single step is drawn behind them."
+        if width
         else ""
     )
     drawn = tuple(curve for curve in curves if curve.plot)
@@ -215,14 +215,14 @@ def _noisy(title: str, name: str, points: list[Point], limit: float | None) -> C
 
 def _with_mean(name: str, points: list[Point]) -> list[Series]:
     """The line; over many points drawn faintly behind its running mean."""
-    window = _window(len(points))
-    if not window:
+    width = window(len(points))
+    if not width:
         return [Series(name, points)]
-    mean = Series(f"{name}, mean", running_mean(points, window), quiet=True)
+    mean = Series(f"{name}, mean", running_mean(points, width), quiet=True)
     return [Series(name, points, "a faint"), mean]
 
 
-def _window(points: int) -> int:
+def window(points: int) -> int:
     """Over how many steps a curve of so many points is averaged; 0 for not at all."""
     return max(5, points // 40) if points >= _SMOOTHED_FROM else 0
 

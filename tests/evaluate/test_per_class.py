@@ -45,7 +45,7 @@ def evidence_of(scores, champion=None):
 def test_a_class_that_is_never_predicted_is_warned_of_and_an_absent_one_is_not():
     labels = np.array([0, 1, 2, 3, 3])
     evidence = evidence_of(predicted(np.array([0, 1, 2, 0, 1]), labels))
-    assert evidence.warnings == ("the model never predicts `never` (2 rows)",)
+    assert evidence.warnings == ("the model never predicts `never` (2 held out)",)
     assert evidence_of(predicted(labels, labels)).warnings == ()
 
 

@@ -150,7 +150,7 @@ def test_a_class_that_is_never_predicted_is_warned_of_on_the_card_and_in_the_sum
         update={"predicted": 0, "precision": None, "recall": 0.0, "f1": 0.0}
     )
     evidence.model_copy(update={"classes": (*evidence.classes[1:], silent)}).write(file)
-    said = f"the model never predicts `{silent.label}` ({silent.rows} rows)"
+    said = f"the model never predicts `{silent.label}` ({silent.rows} held out)"
     assert summarised(run).warnings == (said,)
     html = render_card(tmp_path, run).read_text(encoding="utf-8")
     assert f"{said}." in html

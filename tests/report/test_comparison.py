@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from rekindle.evaluate import gate
 from rekindle.evaluate.evaluate import evaluate
 from rekindle.outputs import Compared
 from rekindle.records import Contender, RunRecord, Scores, StepRecord
+from rekindle.report import comparison_text
 from rekindle.spec.model import EvaluateSpec, GateSpec
 from tests.report.homes import Home, fingerprint, manifest, spec
 
@@ -36,7 +38,7 @@ class Model:
     rows: int = ROWS
 
 
-def run(home: Home, run_id: str, model: Model, **settings: object) -> RunRecord:
+def run(home: Home, run_id: str, model: Model, tokens: int = 0, **settings: object) -> RunRecord:
     """A run whose steps left their records as real ones do."""
     random = np.random.default_rng(5)
     truth = random.integers(0, 2, model.rows)
@@ -46,11 +48,20 @@ def run(home: Home, run_id: str, model: Model, **settings: object) -> RunRecord:
     folder = home.root / "runs" / run_id / "artifacts" / "score"
     hashes = [hashlib.sha256(f"{model.rows}-{i}".encode()).digest()[:16] for i in range(model.rows)]
     record = Scores(
-        objective="classes", candidate=Contender(run_key=run_id, digest="d", scores="s", precision="fp32", labels=LABELS),
+        objective="tokens" if tokens else "classes",
+        candidate=Contender(
+            run_key=run_id, digest="d", scores="s", precision="fp32", labels=() if tokens else LABELS,
+            unigram_nats=9.0 if tokens else None,
+        ),
         rows=model.rows, excluded=0, examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
     )  # fmt: skip
     scored = home.artifact(run_id, "score", "scores", record)
     logits = [{"logits": [4.0, 0.0] if answer == 0 else [0.0, 4.0]} for answer in answers]
+    if tokens:
+        logits = [
+            {"nats": 1.0 + answer, "right": 1, "targets": tokens, "target_bytes": 9}
+            for answer in answers
+        ]
     table = pa.table({"label": [LABELS[i] for i in truth], "candidate": logits, "hash": hashes})
     pq.write_table(table, folder / "scores.parquet")
     evidence = evaluate(EvaluateSpec(), (), folder)
@@ -115,7 +126,7 @@ def test_models_are_compared_as_the_gate_compares_them(home):
 def _scores(home, name):
     from rekindle.evaluate.evaluate import candidate_scores
 
-    return candidate_scores(home / "runs" / name / "artifacts" / "score")
+    return candidate_scores(home / "runs" / name / "artifacts" / "score")[0]
 
 
 def test_only_what_differs_in_the_configs_is_listed(home):
@@ -134,7 +145,55 @@ def test_models_judged_on_other_rows_are_not_compared_and_that_is_said(home):
     assert [metric.values[1] for metric in found.metrics if metric.name == "accuracy"] == [
         pytest.approx(0.9, abs=0.08)
     ]
-    assert {fact.name for fact in found.data} == {"test rows", "judged on"}
+    assert {fact.name for fact in found.data} == {"test rows", "examples"}
+
+
+def test_the_same_rows_with_other_labels_are_not_compared(tmp_path):
+    built = Home(tmp_path)
+    run(built, "a", Model(0.7))
+    run(built, "b", Model(0.95, seed=1))
+    path = tmp_path / "runs/b/artifacts/score/scores.parquet"
+    rows = pq.read_table(path)
+    labels = rows["label"].to_pylist()
+    other = ["good" if labels[0] == "bad" else "bad", *labels[1:]]
+    pq.write_table(rows.set_column(0, "label", [other]), path)
+    found = rekindle.compare("a", "b", home=tmp_path).found
+    assert found.notes == ("b was judged on other labels or classes than a.",)
+    assert all(change is None for metric in found.metrics for change in metric.changes)
+
+
+def test_language_models_with_other_tokens_are_compared_in_bits_per_byte_only(tmp_path):
+    built = Home(tmp_path)
+    for name, targets in (("a", 10), ("b", 4), ("c", 10)):
+        run(built, name, Model(0.7), tokens=targets)
+    found = rekindle.compare("a", "b", "c", home=tmp_path).found
+    assert found.notes == (
+        "b was judged on other tokens than a; only bits_per_byte compares them.",
+    )
+    changes = {metric.name: metric.changes for metric in found.metrics}
+    assert [name for name, of in changes.items() if of[1] is not None] == ["bits_per_byte"]
+    assert all(of[2] is not None for of in changes.values())
+
+
+def test_what_a_training_took_is_told_from_one_of_the_cache_and_from_none(tmp_path):
+    built = Home(tmp_path)
+    for name, status, cached in (
+        ("a", "succeeded", False),
+        ("b", "succeeded", True),
+        ("c", "pending", False),
+    ):
+        built.run(
+            run_id=name,
+            name="x",
+            status="failed",
+            started_at="2026-11-21T09:08:00Z",
+            spec={},
+            steps=(StepRecord(name="finetune", status=status, seconds=7.0, cached=cached),),
+        )
+    found = rekindle.compare("a", "b", "c", home=tmp_path).found
+    assert [one.training_seconds for one in found.runs] == [7.0, 0.0, None]
+    (line,) = [text for text in comparison_text.lines(found) if text.startswith("training")]
+    assert re.split(" {2,}", line) == ["training", "7.0 s", "from the cache", "–"]
 
 
 def test_scores_that_are_gone_cost_the_interval_and_nothing_else(home):

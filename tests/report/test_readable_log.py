@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.launch.events import MARK
-from rekindle.report.readable_log import PROGRESS_SECONDS, lines_of, merged, shown
+from rekindle.report.readable_log import PROGRESS_SECONDS, Line, lines_of, merged, shown
 
 NOON = 1_795_600_000.0
 EXECUTOR = """[KFP Executor 2026-11-25 10:02:09,301 INFO]: Looking for component `tell` in x.py
@@ -112,6 +112,19 @@ def test_since_leaves_out_what_came_before():
     old, new = event("notice", text="old"), event("notice", text="new", at=NOON + 60)
     said = text_of("first\n", old, new, "last\n", since=NOON + 30)
     assert re.sub(r"\d\d:\d\d:\d\d ", "", said) == "new\nlast\n"
+
+
+def test_since_shows_a_traceback_behind_the_last_event_however_old_that_is():
+    old, trace = event("notice", text="old"), "Traceback\n"
+    assert text_of("first\n", old, trace, since=NOON + 30) == trace
+    assert text_of("plain\n", "lines\n", since=NOON) == "plain\nlines\n"
+    followed = [*lines_of([old, trace]), Line(NOON + 40, 0, "", "pause"), *lines_of(["more\n"])]
+    said = list(shown(iter(followed), live=False, names={}, since=NOON + 30))
+    assert said == [trace, "more\n"]
+
+
+def test_time_left_may_be_days():
+    assert "  25:00:01 left" in text_of(progress(1, eta_seconds=90_001.5))
 
 
 @given(
