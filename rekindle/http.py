@@ -98,10 +98,10 @@ def request(
     return answer if isinstance(answer, dict) else {"value": answer}
 
 
-def _whole(found: http.client.HTTPResponse, host: str, deadline: float) -> bytes:
+def _whole(found: http.client.HTTPResponse, host: str, deadline: float) -> bytearray:
     """The body; HttpError for one that is cut off, which the standard library does not tell from a
     shorter one, too long, or not there at the deadline."""
-    length, chunked, text = found.length, found.chunked, b""
+    length, chunked, text = found.length, found.chunked, bytearray()
     while piece := found.read1(1 << 16):
         text += piece
         if len(text) > MOST_BYTES:

@@ -268,7 +268,7 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
         return [filesystem.info(path)], _parent(path)
     if filesystem.isdir(path):
         details = filesystem.find(path, detail=True).values()
-        found = [info for info in details if _visible(_below(info["name"], path))]
+        found = [info for info in details if is_visible(_below(info["name"], path))]
         for info in found if isinstance(filesystem, LocalFileSystem) else ():
             place = Path(info["name"])
             if place.exists() and not place.is_file():  # a pipe would be waited for
@@ -280,7 +280,9 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
     root = _parent(fixed)
     details = filesystem.glob(path, detail=True).values()
     files = [
-        info for info in details if info["type"] == "file" and _visible(_below(info["name"], root))
+        info
+        for info in details
+        if info["type"] == "file" and is_visible(_below(info["name"], root))
     ]
     return files, root
 
@@ -311,7 +313,8 @@ def _below(path: str, root: str) -> str:
     return path[len(root) :].lstrip("/") if path.startswith(root) else path
 
 
-def _visible(name: str) -> bool:
+def is_visible(name: str) -> bool:
+    """Whether a file below the root of a source, `name`, is one of the source's."""
     return not any(part.startswith((".", "_")) for part in name.split("/"))
 
 

@@ -7,25 +7,30 @@ import contextlib
 import csv
 import glob
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from rekindle.data.files import is_visible
 from rekindle.spec.model import DataSpec
 
 _FORMATS = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
             ".parquet": "parquet"}  # fmt: skip
 _HEAD_BYTES, _PROBED_LINES = 1 << 20, 100
-_PLACEHOLDER = re.compile(r"\{window(:[^}]*)?\}")
 
 
 def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
     """The first file of the source and the names of its columns; None where they are not known."""
-    if "://" in data.source:
+    if "://" in data.source or "{window" in data.source:
         return None
-    pattern = _PLACEHOLDER.sub("*", data.source)
+    root = os.path.dirname(re.split(r"[*?\[]", data.source)[0]) or "."  # noqa: PTH120
     # Path.glob refuses absolute patterns
-    found = sorted(path for path in glob.glob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207
+    found = sorted(
+        path
+        for path in glob.glob(data.source, recursive=True)  # noqa: PTH207
+        if Path(path).is_file() and (path == data.source or is_visible(os.path.relpath(path, root)))
+    )
     if not found:
         return None
     path = Path(found[0])

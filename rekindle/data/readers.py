@@ -132,7 +132,12 @@ def _parquet_batches(
         )
     held: list[pa.RecordBatch] = []
     rows = size = begun = 0
-    for batch in _read(parquet, at_once, columns, apart=bool(nested)):
+    batches = (
+        batch
+        for group in range(parquet.num_row_groups)  # pyarrow joins no dictionaries in lists
+        for batch in parquet.iter_batches(at_once, [group], columns, use_threads=False)
+    )
+    for batch in batches:
         pieces = _plain(batch, begun)
         begun += len(batch)
         for piece in pieces:
@@ -143,18 +148,6 @@ def _parquet_batches(
             rows, size = rows + len(piece), size + piece.nbytes
     if held:
         yield _joined(held)
-
-
-def _read(
-    parquet: pa.parquet.ParquetFile, at_once: int, columns: list[str], *, apart: bool
-) -> Iterator[pa.RecordBatch]:
-    """Batches of the file, row group by row group where dictionaries in lists are to be kept
-    `apart`: pyarrow joins none of those."""
-    numbers = range(parquet.num_row_groups)
-    for groups in [[i] for i in numbers] if apart else [list(numbers)]:
-        yield from parquet.iter_batches(
-            batch_size=at_once, columns=columns, use_threads=False, row_groups=groups
-        )
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

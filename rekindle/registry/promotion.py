@@ -51,8 +51,9 @@ UNSURE = "no answer to "
 LEASE = 120.0
 """Seconds for which others respect a claim that does not change."""
 _CHANCE = random.SystemRandom()
-IN_TIME, ANSWER = 60.0, 20.0
-"""Seconds from a claim to the last request at most, and for the answer to that."""
+IN_TIME, ANSWER, STEP_BACK = 60.0, 20.0, 5.0
+"""Seconds from a claim to the last request at most, for the answer to that, and for others who see
+the claim to take back theirs."""
 
 
 def promote(where: Registry, registered: Registration, evidence_file: Path) -> Registration:
@@ -168,11 +169,10 @@ class Claim:
         answer."""
         from mlflow.exceptions import RestException
 
+        self._hold_alone()
         if not self.where.spec.tracking_uri:
-            self._hold_alone()
             self.client.set_registered_model_alias(self.where.name, CHAMPION, self.version)
             return
-        self._hold_alone()
         # said before the request: an attempt that is killed after it says nothing any more
         self.client.set_registered_model_tag(self.where.name, self.key, f"{UNSURE}{self.who}")
         self._hold_alone()
@@ -202,12 +202,16 @@ class Claim:
         self.unsure = False
 
     def _hold_alone(self) -> None:
-        """Raise RegistryError unless this claim is still there, and the only one."""
-        if list(claims(self.client, self.where.name)) != [self.key]:
-            raise RegistryError(
-                "not promoted: another promotion began while this one was held up",
-                where=self.where.shown_uri, fix="run the same command again",
-            )  # fmt: skip
+        """Wait until those who only looked have stepped back. Raises RegistryError unless this
+        claim is still there then, and the only one."""
+        give_up = time.monotonic() + STEP_BACK
+        while (there := list(claims(self.client, self.where.name))) != [self.key]:
+            if self.key not in there or time.monotonic() > give_up:
+                raise RegistryError(
+                    "not promoted: another promotion began while this one was held up",
+                    where=self.where.shown_uri, fix="run the same command again",
+                )  # fmt: skip
+            time.sleep(0.2)
 
     def _done_late(self) -> bool:
         """Whether the version becomes the champion after all."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import mlflow
 import pandas as pd
-import pyarrow as pa
 
 from rekindle.registry.signature import MAX_NEW_TOKENS
 from rekindle.tasks import TokenTask
@@ -38,38 +37,29 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         modality = self.model.task.modality
         inputs = list(model_input if modality == "image" else model_input[modality])
         rows = self.model.task.encode_raw(inputs, self.model.settings, self.model.path)
-        if modality == "words":
-            return self._tagged(rows)
-        answers = []
+        tops: list[Any] = []
+        indices: list[Any] = []
         with torch.inference_mode():
             for start in range(0, len(rows), BATCH):
                 tensors = self.model.task.collate(rows.slice(start, BATCH), self.model.settings)
-                logits_BC = self.model.task.logits(self.network, tensors)
-                top_B, index_B = torch.softmax(logits_BC.double(), -1).max(-1)
-                answers += [
-                    (self.model.labels[i], p)
-                    for i, p in zip(index_B.tolist(), top_B.tolist(), strict=True)
-                ]
-        return pd.DataFrame(answers, columns=["label", "probability"])
+                logits = self.model.task.logits(self.network, tensors)
+                top, index = torch.softmax(logits.double(), -1).max(-1)
+                tops += top.tolist()
+                indices += index.tolist()
+        if modality == "words":
+            return self._tagged(rows.column("places").to_pylist(), tops, indices)
+        labels = [self.model.labels[index] for index in indices]
+        return pd.DataFrame({"label": labels, "probability": tops})
 
-    def _tagged(self, rows: pa.Table) -> pd.DataFrame:
-        import torch
-
-        answers = []
-        with torch.inference_mode():
-            for start in range(0, len(rows), BATCH):
-                part = rows.slice(start, BATCH)
-                tensors = self.model.task.collate(part, self.model.settings)
-                logits_BTC = self.model.task.logits(self.network, tensors)
-                tops_BT, indices_BT = torch.softmax(logits_BTC.double(), -1).max(-1)
-                for places, tops, indices in zip(
-                    part.column("places").to_pylist(), tops_BT.tolist(), indices_BT.tolist(),
-                    strict=True,
-                ):  # fmt: skip
-                    answers.append((
-                        [self.model.labels[indices[p]] if p >= 0 else None for p in places],
-                        [tops[p] if p >= 0 else None for p in places],
-                    ))  # fmt: skip
+    def _tagged(self, places: list[Any], tops: list[Any], indices: list[Any]) -> pd.DataFrame:
+        """Of each text the tag of each word and its probability, from those of its tokens."""
+        answers = [
+            (
+                [self.model.labels[index[p]] if p >= 0 else None for p in words],
+                [top[p] if p >= 0 else None for p in words],
+            )
+            for words, top, index in zip(places, tops, indices, strict=True)
+        ]
         return pd.DataFrame(answers, columns=["tags", "probabilities"])
 
     def _written(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class EncoderTask(Task):
-    """A subclass says how examples are encoded and what the scores are."""
+    """A subclass says how examples are encoded, and what texts a tokenizer learns from."""
 
     head: ClassVar[str]
     """The class of transformers that makes the network."""
@@ -87,7 +87,7 @@ class EncoderTask(Task):
 
         column = table.column("input_ids").combine_chunks()
         flat = column.flatten().to_numpy(zero_copy_only=False)
-        lengths_B = column.value_lengths().to_numpy(zero_copy_only=False)
+        lengths_B = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         ids_BT = np.full(
             (len(table), int(lengths_B.max(initial=1))), settings["pad_token_id"], np.int64
         )
@@ -97,6 +97,10 @@ class EncoderTask(Task):
             "input_ids": torch.from_numpy(ids_BT),
             "attention_mask": torch.from_numpy(mask_BT.astype(np.int64)),
         }
+
+    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        logits: torch.Tensor = network(**inputs).logits
+        return logits.float()
 
     def save(
         self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
     from rekindle.spec.model import ModelSpec
 
-# settings that transformers has renamed, and still takes
-_OLDER = {"rope_theta", "rope_scaling", "torch_dtype", "dtype", "layer_types", "use_cache"}
+# settings that transformers takes for any architecture, or by older names
+_GENERAL = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype", "dtype",
+            "layer_types", "use_cache"}  # fmt: skip
 _NETWORK = "check the name, the revision and the network; a private one needs HF_TOKEN"
 
 
@@ -74,8 +76,9 @@ def configuration(
 
 
 def _check_keys(model_type: str, given: dict[str, Any]) -> None:
-    """Raise RequestError for a setting that the architecture does not have: transformers would keep
-    it and change nothing, and the network would have another size than the config says."""
+    """Raise RequestError for a setting that the architecture does not have and its code does not
+    read: transformers would keep it and change nothing, and the network would have another size
+    than the config says."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -83,7 +86,9 @@ def _check_keys(model_type: str, given: dict[str, Any]) -> None:
     kind: Any = CONFIG_MAPPING[model_type]
     usual = kind()
     names = {*usual.to_dict(), *vars(usual), *kind.attribute_map}
-    known = {*names, *inspect.signature(kind).parameters, *_OLDER}
+    code = "".join(path.read_text() for path in Path(inspect.getfile(kind)).parent.glob("*.py"))
+    read = {name for pair in re.findall(r"config\.(\w+)|[\"'](\w+)[\"']", code) for name in pair}
+    known = {*names, *inspect.signature(kind).parameters, *_GENERAL, *read}
     problems = [
         Problem(
             f"{model_type} has no setting `{key}`", "model.source",

@@ -1,10 +1,8 @@
-"""Text classification with any `AutoModelForSequenceClassification` of transformers.
-
-Shapes: B texts, C classes."""
+"""Text classification with any `AutoModelForSequenceClassification` of transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -16,7 +14,6 @@ from rekindle.tasks.wordpiece import WordCache, is_separable
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import torch
 
 
 class TextClassification(EncoderTask):
@@ -38,10 +35,6 @@ class TextClassification(EncoderTask):
         np.cumsum([len(row) for row in ids], out=offsets[1:])
         flat = np.fromiter(chain.from_iterable(ids), np.int32, count=int(offsets[-1]))
         return {"input_ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))}
-
-    def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        logits_BC: torch.Tensor = network(**inputs).logits
-        return logits_BC.float()
 
 
 @lru_cache(maxsize=4)

@@ -21,7 +21,6 @@ from rekindle.tasks.encoder import EncoderTask
 if TYPE_CHECKING:
     import pyarrow as pa
     import tokenizers
-    import torch
 
     from rekindle.spec.model import DataSpec, ModelSpec
 
@@ -66,11 +65,6 @@ class TokenClassification(EncoderTask):
             "input_ids": pa.array(ids, pa.list_(pa.int32())),
             "places": pa.array(places, pa.list_(pa.int32())),
         }
-
-    def logits(self, network: torch.nn.Module, inputs: Any) -> torch.Tensor:
-        """[B, T, C]: of every token."""
-        logits_BTC: torch.Tensor = network(**inputs).logits
-        return logits_BTC.float()
 
 
 def _words(batch: pa.RecordBatch) -> list[list[str]]:

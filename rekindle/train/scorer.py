@@ -92,8 +92,8 @@ class Loaded:
 
     @torch.no_grad()
     def score(self, encoded: pa.Table, on_turn: Callable[[int], bool]) -> torch.Tensor | None:
-        """float64 [N, 3], nats, right predictions and targets, or the logits [N, C]; the same on
-        all ranks. Rows whose `input_ids` are null score nothing. `on_turn` is called before each
+        """float64 [places, `Objective.width`], what the objective adds up; the same on all
+        ranks. Rows whose `input_ids` are null score nothing. `on_turn` is called before each
         micro-batch with the number of rows done; where it says so the work ends with None."""
         width, places = self.objective.width(self.opened.labels), self.objective.places(encoded)
         sums = torch.zeros(int(places[-1]), width, dtype=torch.float64)

@@ -80,6 +80,25 @@ def test_a_source_with_all_its_columns_is_ready(say, tmp_path, name):
     assert say("t*." + name.rpartition(".")[2] if name[0] == "t" else name, verb="doctor")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("source", "odd"),
+    [("d/*.csv", "d/_old.csv"), ("d/{window:%Y-%m}.csv", "d/2023-01.csv")],
+)
+def test_only_what_the_run_reads_is_judged(say, tmp_path, source, odd):
+    """No hidden file, and of partitions the window says which."""
+    for folder in (tmp_path / "d", tmp_path / "_d"):
+        folder.mkdir()
+        written(folder, "t.csv")
+    (tmp_path / "d/t.csv").rename(
+        tmp_path / "d/2026-01.csv" if "{" in source else tmp_path / "d/t.csv"
+    )
+    (tmp_path / odd).write_text("other\n1\n")
+    window = ["data.window={size: 1 months}"] if "{" in source else []
+    code, text = say(source, *window, verb="doctor")
+    assert (code, "there is no column" in text) == (0, False), text
+    assert say("_d/t.csv", "data.slices=[x]", verb="doctor")[0] == 2, "a file by its own name"
+
+
 def test_semicolons_are_recognised(say, tmp_path):
     written(tmp_path, "semicolons.csv")
     code, text = say("semicolons.csv")

@@ -101,6 +101,22 @@ def test_who_comes_second_waits_and_is_held_against_the_new_champion(race, proxy
 
 
 @pytest.mark.slow
+def test_who_only_looks_and_steps_back_stops_nobody(race, proxy, server):
+    """The other's claim is there at one look at the claims, and gone at the next."""
+    tag = proxy.hold("POST", "registered-models/set-tag", skip=1)
+    first = race.start(0, proxy.url)
+    assert tag.come.wait(60)
+    next_look = proxy.hold("GET", "registered-models/get", skip=1)
+    client, other = MlflowClient(server, server), f"{promotion.CLAIM}other"
+    client.set_registered_model_tag(race.where.name, other, "version 3")
+    tag.open.set()
+    assert next_look.come.wait(60), "it did not look twice"
+    client.delete_registered_model_tag(race.where.name, other)
+    next_look.open.set()
+    assert (first.communicate()[0].strip(), first.returncode) == ("promoted", 0)
+
+
+@pytest.mark.slow
 def test_a_request_without_an_answer_stops_all_promotions_until_it_is_done(race, proxy, server):
     late = proxy.hold(*ALIAS)
     first = race.start(0, proxy.url, answer=1)

@@ -62,6 +62,14 @@ def test_a_setting_that_the_architecture_does_not_have_is_refused_and_not_ignore
         TASK.build(ModelSpec(source=source), LABELS, SETTINGS, tmp_path)
 
 
+NETWORK = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+}
+
+
 def test_common_and_older_names_of_settings_are_taken(tmp_path):
     for source in (
         {
@@ -79,5 +87,9 @@ def test_common_and_older_names_of_settings_are_taken(tmp_path):
             "intermediate_size": 8,
             "rope_theta": 5e5,
         },
+        # which their code reads, and their configuration classes do not name
+        {"model_type": "qwen2", **NETWORK, "head_dim": 32},
+        {"model_type": "phi", **NETWORK, "partial_rotary_factor": 0.25},
+        {"model_type": "gpt_neox", **NETWORK, "rotary_pct": 0.5},
     ):
         assert TASK.build(ModelSpec(source=source), LABELS, SETTINGS, tmp_path)

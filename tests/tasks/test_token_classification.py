@@ -80,6 +80,14 @@ def test_words_of_a_user_are_encoded_as_those_of_the_shards(tmp_path):
     assert found.to_pydict() == {name: column.to_pylist() for name, column in expected.items()}
 
 
+def test_a_user_may_give_a_text_without_words(tmp_path):
+    settings = fitted(tmp_path / "a")
+    rows = TASK.encode_raw([["it"], [], ["\u200b"]], settings, tmp_path / "a")
+    assert rows.column("places").to_pylist() == [[1], [], [-1]]
+    mask = TASK.collate(rows, settings)["attention_mask"]
+    assert mask.sum(1).tolist() == [len(rows["input_ids"][0]), 0, 0]
+
+
 def byte_level(add_prefix_space):
     tokenizer = train_bpe([[" ".join(words)] for words in TEXTS], vocab_size=300, min_frequency=1)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)

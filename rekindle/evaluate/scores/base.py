@@ -57,12 +57,12 @@ class Scores(Protocol):
 
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         """Counts by true class and predicted class; nothing where there are no classes."""
-        ...
+        return ()
 
     def classes(self) -> tuple[ClassResult, ...]:
         """How good it is at each class, or type of entity; nothing where there are none."""
-        ...
+        return ()
 
     def calibration(self) -> tuple[CalibrationBin, ...]:
         """The reliability diagram; nothing where there is none."""
-        ...
+        return ()

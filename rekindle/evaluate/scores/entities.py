@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from rekindle.evaluate.metrics import Ints
+
 Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 OUTSIDE = "O"
 _FIRST, _ALONE, _LAST = "B", "SU", "EL"

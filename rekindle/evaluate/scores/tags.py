@@ -16,16 +16,17 @@ import pyarrow as pa
 
 from rekindle.errors import DataError
 from rekindle.evaluate.metrics import EPSILON, Floats, Ints
+from rekindle.evaluate.scores.base import Scores
 from rekindle.evaluate.scores.classes import beats_majority, class_result, indices_of, softmax
 from rekindle.evaluate.scores.entities import Scheme, counted
-from rekindle.records import CalibrationBin, Check, ClassResult, Contender
+from rekindle.records import Check, ClassResult, Contender
 from rekindle.spec.metrics import TAG_METRICS
 
 NO_TAG = -1
 
 
 @dataclasses.dataclass(frozen=True)
-class TagScores:
+class TagScores(Scores):
     """The true tag of each word, the predicted one (`NO_TAG` for none), and the loss of the true
     one in nats, each [W]; how many words each text has, [N]; what the tags mean."""
 
@@ -135,6 +136,3 @@ class TagScores:
         columns = [counts_NT.sum(0).tolist() for counts_NT in self._entities]
         rows = zip(self.scheme.names, *columns, strict=True)
         return tuple(class_result(*row) for row in rows) if len(self) else ()
-
-    def calibration(self) -> tuple[CalibrationBin, ...]:
-        return ()

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.evaluate.metrics import Floats, Ints
-from rekindle.records import CalibrationBin, Check, ClassResult, Contender
+from rekindle.evaluate.scores.base import Scores
+from rekindle.records import Check, Contender
 from rekindle.spec.metrics import TOKEN_METRICS
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenScores:
+class TokenScores(Scores):
     """Of each example: the loss of its targets in nats, how many were predicted right, how many
     there are (at least one), how many bytes of text they cover; each [N].
 
@@ -84,12 +85,3 @@ class TokenScores:
             self.nats_N[pick_N], self.right_N[pick_N], self.targets_N[pick_N], self.bytes_N[pick_N],
             self.unigram_nats,
         )  # fmt: skip
-
-    def confusion(self) -> tuple[tuple[int, ...], ...]:
-        return ()
-
-    def classes(self) -> tuple[ClassResult, ...]:
-        return ()
-
-    def calibration(self) -> tuple[CalibrationBin, ...]:
-        return ()

@@ -74,18 +74,20 @@ class Objective(abc.ABC):
         row is one place."""
         return np.arange(len(encoded) + 1)
 
-    @abc.abstractmethod
     def sums(self, result: torch.Tensor, micro: Micro) -> torch.Tensor:
         """What is added up in the place of each result, float64 [N, `width`]."""
+        return result
 
-    @abc.abstractmethod
     def width(self, labels: Sequence[str]) -> int:
-        """How many numbers a place scores."""
+        """How many numbers a place scores; by default a logit for each class."""
+        return len(labels)
 
-    @abc.abstractmethod
     def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
         """What is kept of each row's scores (train/pieces.py lists it); `sums` are those of the
-        places, [places, `width`]."""
+        places, [places, `width`]. By default `logits`, place by place."""
+        starts = (self.places(encoded) * sums.shape[1]).astype(np.int32)
+        logits = pa.array(sums.astype(np.float32).ravel())
+        return {"logits": pa.ListArray.from_arrays(pa.array(starts), logits)}
 
     @abc.abstractmethod
     def invented(

@@ -6,7 +6,6 @@ Shapes: B rows, T tokens of this rank, H hidden, C classes."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,18 +104,6 @@ class Classes(Objective):
         rows = torch.arange(len(table))
         inputs = task.collate(table, settings)
         return Micro(inputs, labels=rows, count=torch.ones(1), key=0), rows
-
-    def sums(self, result: torch.Tensor, micro: Micro) -> torch.Tensor:
-        return result
-
-    def width(self, labels: Sequence[str]) -> int:
-        return len(labels)
-
-    def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
-        """`logits`."""
-        logits = sums.astype(np.float32)
-        starts = np.arange(len(encoded) + 1, dtype=np.int32) * logits.shape[1]
-        return {"logits": pa.ListArray.from_arrays(pa.array(starts), pa.array(logits.ravel()))}
 
     def invented(
         self, random: np.random.Generator, texts: list[list[int]], classes: int

@@ -18,8 +18,6 @@ from rekindle.train.objectives.base import Columns, Ints, Objective, by_length, 
 from rekindle.train.objectives.cross_entropy import logits_of, loss_of, taught
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rekindle.spec.layout import Layout
     from rekindle.tasks.base import Settings
     from rekindle.train.batches import Batches
@@ -77,18 +75,6 @@ class Tags(Objective):
 
     def places(self, encoded: pa.Table) -> Ints:
         return np.append(np.int64(0), np.cumsum(_lengths(encoded, "places")))
-
-    def sums(self, result: torch.Tensor, micro: Micro) -> torch.Tensor:
-        return result
-
-    def width(self, labels: Sequence[str]) -> int:
-        return len(labels)
-
-    def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
-        """`logits`, those of a word after those of the word before; zeros where it has no place."""
-        starts_N = self.places(encoded) * sums.shape[1]
-        logits = pa.array(sums.astype(np.float32).ravel())
-        return {"logits": pa.ListArray.from_arrays(pa.array(starts_N.astype(np.int32)), logits)}
 
     def invented(
         self, random: np.random.Generator, texts: list[list[int]], classes: int
