@@ -1,7 +1,7 @@
 """What lies around a workspace of Azure ML, as doctor asks: the workspace itself, a container of Data
 Lake Storage, a registry, a vault, and Entra's token endpoint for who logs in with a secret.
 
-It answers questions only; uploads, jobs and schedules are rest.py's. What nobody answers is a
+It answers questions only; uploads, jobs and schedules are rest.py's. A question it does not know is a
 404 and stands in `refused`. Authority: the REST references named in the code that asks."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a project on Google Cloud says of itself, as doctor asks: what one may do (cloudresourcemanager),
 which APIs and regions there are, buckets, images, secrets.
 
-It answers questions only; pipeline jobs and schedules are rest.py's. What nobody answers is a
+It answers questions only; pipeline jobs and schedules are rest.py's. A question it does not know is a
 404 and stands in `refused`. Authority: Google's REST references, named in the code that asks."""
 
 from __future__ import annotations
