@@ -13,10 +13,11 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 import pyarrow as pa
+import yaml
 
 from rekindle.data.columns import RawBatch
 from rekindle.data.files import split_of
@@ -128,6 +129,7 @@ class HubSource:
 
         config = self._options.get("config")
         try:
+            self._refuse_foreign_files()
             found = datasets.load_dataset(self._name, config, revision=self._pin(), streaming=True)
         except (OSError, ValueError) as error:
             raise _unreachable(self._name, error) from error
@@ -138,6 +140,49 @@ class HubSource:
                 f"{self._name} has no split `{absent[0]}`", where="data.source", fix=fix
             )
         return {split: found[split] for split in wanted}
+
+    def _refuse_foreign_files(self) -> None:
+        """DataError where a card names files outside its repository: `datasets` would read them,
+        on this machine or at any address, and no commit pins them."""
+        for card, configs in self._cards():
+            for name in _names(configs):
+                path = urlsplit(name)
+                outside = path.scheme or "::" in name or ".." in path.path.split("/")
+                if outside or name.startswith(("/", "~")):
+                    raise DataError(
+                        f"{card} names `{name}`, which is not a file of the data set",
+                        where=self._name, fix="use a data set whose card names its own files",
+                    )  # fmt: skip
+
+    def _cards(self) -> Iterator[tuple[str, Any]]:
+        """The `configs` of both files that may have them."""
+        from huggingface_hub import DatasetCard, hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+
+        for card in ("README.md", ".huggingface.yaml"):
+            try:
+                file = hf_hub_download(self._name, card, repo_type="dataset", revision=self._pin())
+            except EntryNotFoundError:
+                continue
+            try:
+                if card == "README.md":
+                    yield card, DatasetCard.load(file).data.to_dict().get("configs")
+                else:
+                    yield card, (yaml.safe_load(Path(file).read_bytes()) or {}).get("configs")
+            except (yaml.YAMLError, AttributeError) as error:
+                raise ValueError(f"{card} is not YAML of a card: {error}") from error
+
+
+def _names(configs: Any) -> Iterator[str]:
+    """Every file, pattern and folder that the configs of a card name."""
+    if isinstance(configs, str):
+        yield configs
+    elif isinstance(configs, list):
+        for part in configs:
+            yield from _names(part)
+    elif isinstance(configs, dict):
+        for key in ("data_files", "data_dir", "path"):
+            yield from _names(configs.get(key))
 
 
 def _arrays(table: pa.Table) -> dict[str, Any]:

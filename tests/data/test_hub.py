@@ -176,3 +176,34 @@ def test_chats_of_the_hub_keep_their_turns(tmp_path):
     first = dict(zip(*(examples.column(c).to_pylist() for c in ("id", "document")), strict=True))
     turns = [[t["role"], t["content"]] for t in dialogues()[0]["messages"]]
     assert json.loads(first["d0"]) == turns
+
+
+@pytest.mark.slow
+def test_a_card_that_names_files_elsewhere_is_refused_before_they_are_asked_for(tmp_path):
+    with HubServer(tmp_path / "elsewhere") as elsewhere, HubServer(tmp_path / "hub") as hub:
+        here = tmp_path / "private.csv"
+        here.write_text("text,label\nmine,good\n")
+        bad = {
+            "url": f"data_files: {elsewhere.url}/x.csv",
+            "chain": f"data_files: [{{split: train, path: ['x.csv::{elsewhere.url}/x.csv']}}]",
+            "absolute": f"data_files: [{here}]",
+            "above": f"data_files: ../../{here}",
+            "folder": f"data_dir: {tmp_path}",
+            "repository": "data_files: hf://datasets/acme/other/x.csv",
+        }
+        for name, files in bad.items():
+            folder = hub.folder / "datasets/acme" / name
+            folder.mkdir(parents=True)
+            (folder / "README.md").write_text(
+                f"---\nconfigs:\n- config_name: default\n  {files}\n---\n"
+            )
+        folder = hub.folder / "datasets/acme/yaml"  # what stands there replaces the card's
+        folder.mkdir()
+        (folder / "README.md").write_text("no front matter")
+        (folder / ".huggingface.yaml").write_text(
+            f"configs: [{{config_name: default, {bad['url']}}}]"
+        )
+        answers = ask(hub, tmp_path, *({"source": f"hub:acme/{name}"} for name in [*bad, "yaml"]))
+    for answer in answers:
+        assert "which is not a file of the data set" in answer["text"], answer
+    assert not elsewhere.requests
