@@ -81,7 +81,7 @@ def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: st
     try:
         spec = _strict(values)
     except ValidationError as error:
-        problems = [_problem(item, lines, origin) for item in error.errors(include_url=False)]
+        problems = _problems(error.errors(include_url=False), lines, origin)
         problems += _checks_of_the_rest(values, error, lines, origin)
         raise SpecError(problems) from None
     found = [_located(path, what, fix, lines, origin) for path, what, fix in check(spec)]
@@ -216,8 +216,24 @@ def _dotted(path: Iterable[str | int]) -> str:
     return ".".join(str(part) for part in path)
 
 
-def _problem(error: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str) -> Problem:
-    path = _key_path(error["loc"])
+def _problems(
+    errors: Iterable[Mapping[str, Any]], lines: Mapping[KeyPath, str], origin: str
+) -> list[Problem]:
+    """One a place: of the members of a union, those that a section's own errors leave."""
+    places: dict[KeyPath, list[Mapping[str, Any]]] = {}
+    for error in errors:
+        places.setdefault(_key_path(error["loc"]), []).append(error)
+    return [
+        _problem(path, members, lines, origin)
+        for path, members in places.items()
+        if not any(len(path) < len(other) and other[: len(path)] == path for other in places)
+    ]
+
+
+def _problem(
+    path: KeyPath, members: list[Mapping[str, Any]], lines: Mapping[KeyPath, str], origin: str
+) -> Problem:
+    error = members[0]
     if error["type"] == "extra_forbidden":
         return _unknown_key(path, lines, origin)
     if error["type"] == "missing":
@@ -226,11 +242,12 @@ def _problem(error: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str
         fix = f"{_hint(path[:-1]).rstrip(':')}; keep the value out of the config"
         return _located(path, "is not a secret reference", fix, lines, origin)
     shown = repr(error.get("input"))
-    message = str(error["msg"]).replace("Input should", "should").replace("String should", "should")
+    said = [str(e["msg"]).removeprefix("Input ").removeprefix("String ") for e in members]
+    message = " or ".join([said[0], *(text.removeprefix("should be ") for text in said[1:])])
     what = f"{message}, not {shown[:80]}"
     if error["type"] == "string_pattern_mismatch":
         what = f"{shown[:80]} has the wrong form"
-    return _located(path, what, _fix(error, path), lines, origin)
+    return _located(path, what, _fix(members, path), lines, origin)
 
 
 # what to write, by the beginning of pydantic's name of the error
@@ -256,19 +273,24 @@ _FORMS = {
 }  # fmt: skip
 
 
-def _fix(error: Mapping[str, Any], path: KeyPath) -> str:
+def _fix(errors: list[Mapping[str, Any]], path: KeyPath) -> str:
     """The word that was meant, or what to write, and what the field is."""
-    if error["type"] in ("literal_error", "enum"):
-        words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
-        near = difflib.get_close_matches(str(error.get("input")), words, n=1, cutoff=0.5)
-        return f"did you mean `{near[0]}`?" if near else f"write one of {', '.join(words)}"
-    if error["type"] == "string_pattern_mismatch":
-        return _FORMS.get(error["ctx"]["pattern"]) or _hint(path)
-    write = _WRITE.get(error["type"].partition("_")[0], "")
-    if error["type"] in _WITHIN:
-        word, name = _WITHIN[error["type"]]
-        bound = error["ctx"][name]
-        write = f"write a number {word} {int(bound) if bound == int(bound) else bound:,}"
+    writes = []
+    for error in errors:
+        if error["type"] in ("literal_error", "enum"):
+            words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
+            if near := difflib.get_close_matches(str(error.get("input")), words, n=1, cutoff=0.5):
+                return f"did you mean `{near[0]}`?"
+            writes.append(f"write one of {', '.join(words)}" if words[1:] else f"write {words[0]}")
+        elif error["type"] == "string_pattern_mismatch":
+            return _FORMS.get(error["ctx"]["pattern"]) or _hint(path)
+        elif error["type"] in _WITHIN:
+            word, name = _WITHIN[error["type"]]
+            bound = error["ctx"][name]
+            writes.append(f"write a number {word} {int(bound) if bound == int(bound) else bound:,}")
+        else:
+            writes.append(_WRITE.get(error["type"].partition("_")[0], ""))
+    write = ", or ".join(filter(None, writes)).replace(", or write ", ", or ")
     return ": ".join(filter(None, (write, _hint(path))))
 
 

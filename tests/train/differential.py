@@ -7,6 +7,7 @@ Used by test_layouts.py.
 
 import dataclasses
 import faulthandler
+import functools
 import importlib
 import json
 import os
@@ -268,6 +269,7 @@ def rank_of(case: dict, rank: int, out: Path) -> None:
             world_size=case["world"],
         )
         sabotage(case["fault"])
+        torch.compile = functools.partial(torch.compile, backend=case["backend"])
         found = checked(case) if case["check"] else run(case)
         if rank == 0:
             torch.save(found, out / f"{case['name']}.pt")
