@@ -24,7 +24,7 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.ir.placeholders import lower
 from rekindle.platforms.included import included
 from rekindle.spec import lock
-from rekindle.spec.identity import digest, file_sha256
+from rekindle.spec.identity import digest, large_file_sha256
 from rekindle.spec.imports import as_import, closure, contents, folders_of, own_folders
 from rekindle.spec.model import Spec
 
@@ -125,7 +125,7 @@ def included_hash(spec: Spec) -> str:
 
 
 def _included_hash(files: Iterable[Path], folder: Path) -> str:
-    found = sorted([os.path.relpath(file, folder), file_sha256(file)] for file in files)
+    found = sorted([os.path.relpath(file, folder), large_file_sha256(file)] for file in files)
     return digest(found) if found else ""
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import rekindle
 from rekindle.errors import RequestError
-from rekindle.spec.identity import file_sha256
+from rekindle.spec.identity import large_file_sha256
 
 _OURS = frozenset({"rekindle", "kfp"})
 _INSTALLED = frozenset({*sys.stdlib_module_names, *_OURS})
@@ -86,7 +86,7 @@ def contents(files: Mapping[Path, Path]) -> list[list[str]]:
     """What stands for the files that `closure` found, wherever they lie: the name under which each
     is imported, and a hash of its bytes."""
     return sorted(
-        [file.relative_to(top).as_posix(), file_sha256(file)] for file, top in files.items()
+        [file.relative_to(top).as_posix(), large_file_sha256(file)] for file, top in files.items()
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import RequestError
-from rekindle.spec.imports import closure, folders_of
+from rekindle.spec.imports import closure, contents, folders_of
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -83,3 +84,24 @@ def test_a_file_that_is_no_python_is_named_with_its_line(project: Path) -> None:
     with pytest.raises(RequestError) as caught:
         closure([task], {}, folders_of(task))
     assert caught.value.problems[0].where == f"{project / 'src' / 'beside.py'}:2"
+
+
+def read_bytes():
+    """What this process has read so far, from whatever file."""
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
+
+
+def test_a_large_file_is_read_once_and_again_when_it_changed(tmp_path):
+    data = tmp_path / "rows.bin"
+    data.write_bytes(bytes(65 << 20))
+    found = closure([data], {}, [])
+    start = read_bytes()
+    first = contents(found)
+    once = read_bytes() - start
+    assert contents(found) == first
+    assert once > 65 << 20 > read_bytes() - start - once
+    before = data.stat()
+    with data.open("r+b") as file:
+        file.write(b"x")
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))  # its ctime tells
+    assert contents(found) != first
