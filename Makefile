@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-all torture test-oldest trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
+.PHONY: help install demo test test-all torture fuzz test-oldest trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -59,6 +59,12 @@ test-all: install .venv/models  ## all tests, the slow ones too
 MINUTES ?= 8
 torture: install  ## kills, full disks, damaged files, concurrent runs: MINUTES=8, SEED=n
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# seeds of pipelines that `make fuzz` makes
+SEEDS ?= 1000:1200
+fuzz: install  ## many pipelines by chance on every platform, many examples of each property: SEEDS=1000:1200
+	$(BIN)/python -m pytest -q -n $(JOBS) tests/conformance/test_generated.py --seeds $(SEEDS)
+	$(BIN)/python -m pytest -q -n $(JOBS) -m hypothesis --hypothesis-profile=many --timeout=7200
 
 # the oldest torch that pyproject.toml allows, in an environment of its own
 .venv-oldest/installed: tests/requirements-oldest.txt tests/train/make_oldest.py .venv/installed

@@ -15,6 +15,9 @@ else:
     hypothesis.settings.register_profile(
         "rekindle", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
+    hypothesis.settings.register_profile(
+        "many", hypothesis.settings.get_profile("rekindle"), max_examples=20_000
+    )
     hypothesis.settings.load_profile("rekindle")
 
 FIRST = ("tests/e2e/", "tests/train/", "tests/docs/", "tests/launch/", "tests/platforms/")
@@ -24,6 +27,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--regenerate", action="store_true", help="rewrite golden files instead of comparing"
     )
+    parser.addoption("--seeds", default="", help="FIRST:END of tests/conformance/test_generated.py")
 
 
 def pytest_collection_modifyitems(items):
