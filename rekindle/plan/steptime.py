@@ -4,7 +4,7 @@ A roofline of what a rank computes (matrix products at an efficiency that falls 
 attention, everything else by its bytes), collectives on the real links, what of them hides behind
 computing, the bubble of a pipeline, the optimizer. Some twelve numbers of it are measured, not
 known: `Constants`, one set a GPU and software (constants.yaml), fitted by `python -m
-rekindle.plan.fit`. Attention after Dao 2023 (arXiv 2307.08691); pipelines after Narayanan et al.
+tests.plan.fit`. Attention after Dao 2023 (arXiv 2307.08691); pipelines after Narayanan et al.
 2021 (arXiv 2104.04473); sequence parallelism after Korthikanti et al. 2022 (arXiv 2205.05198)."""
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from rekindle.catalog.gpus import gpu
 from rekindle.plan.attention import unfused_seconds
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of
-from rekindle.plan.fit import mape
-from rekindle.plan.rows import decoder, read_rows
 from rekindle.plan.steptime import step_time
 from rekindle.plan.traffic import traffic
-from rekindle.plan.validate import error, report
 from rekindle.plan.work import Software, Work
 from rekindle.spec.layout import Layout
+from tests.plan.fit import mape
+from tests.plan.measured import decoder, read_rows
+from tests.plan.validate import error, report
 
 POINTS = Path(__file__).parent / "rows" / "attention.csv"
 SEVEN_B = decoder(32, 4096, 32, 32, 11008, 32000, gated=True)

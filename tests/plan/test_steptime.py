@@ -13,12 +13,12 @@ from rekindle.catalog.gpus import gpu
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of
-from rekindle.plan.fit import fit, left_out, mape
-from rekindle.plan.rows import decoder, gpu_of, read_rows
 from rekindle.plan.steptime import step_time
-from rekindle.plan.validate import error, report
 from rekindle.plan.work import Work
 from rekindle.spec.layout import Layout
+from tests.plan.fit import fit, left_out, mape
+from tests.plan.measured import decoder, gpu_of, read_rows
+from tests.plan.validate import error, report
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT.parent / "shared" / "data" / "llm-foundry-throughput.csv"
@@ -70,7 +70,7 @@ def test_model_sizes_that_were_left_out_are_predicted_within_five_and_a_half_per
 @needs_rows
 def test_the_command_prints_every_row_and_tells_the_gpus_and_fp8_apart():
     done = subprocess.run(
-        [sys.executable, "-m", "rekindle.plan.validate", PUBLISHED, "--even-odd"],
+        [sys.executable, "-m", "tests.plan.validate", PUBLISHED, "--even-odd"],
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     lines = done.stdout.splitlines()

@@ -1,8 +1,8 @@
-"""Predict every row of measured speeds: `python -m rekindle.plan.validate FILE.csv [--even-odd]`.
+"""Predict every row of measured speeds: `python -m tests.plan.validate FILE.csv [--even-odd]`.
 
 Prints each row with its error, then the mean absolute error, the median and the worst, by GPU and
 by stack, and the mean over the stacks; rows in fp8, which nothing was fitted to, apart. The columns
-are told in rows.py, which understands llm-foundry's tables, too."""
+are told in measured.py, which understands llm-foundry's tables, too."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rekindle.errors import RekindleError
 from rekindle.plan.constants import profile_of
-from rekindle.plan.fit import mape, predicted
-from rekindle.plan.rows import Row, read_rows
+from tests.plan.fit import mape, predicted
+from tests.plan.measured import Row, read_rows
 
 
 def error(row: Row) -> float:
@@ -70,7 +70,7 @@ def _summary(name: str, members: Sequence[tuple[Row, float]]) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m rekindle.plan.validate", description=__doc__,
+        prog="python -m tests.plan.validate", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("file", type=Path)

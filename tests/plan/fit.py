@@ -1,4 +1,4 @@
-"""Fit the constants of the time model to measured rows: `python -m rekindle.plan.fit FILE.csv
+"""Fit the constants of the time model to measured rows: `python -m tests.plan.fit FILE.csv
 [--write]`.
 
 Fits on the even bf16 rows (0, 2, ...), by the logarithm of the ratio, with a loss that outliers
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.plan.constants import FILE, profile_of
-from rekindle.plan.rows import Row, read_rows
 from rekindle.plan.steptime import Constants, step_time
+from tests.plan.measured import Row, read_rows
 
 # start, least, most; of each GPU, then of the software
 _GPU = {
@@ -109,7 +109,7 @@ def mape(errors: Iterable[float]) -> float:
 
 def main(words: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m rekindle.plan.fit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.plan.fit", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--write", action="store_true", help="into constants.yaml")
     asked = parser.parse_args(words)
