@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from rekindle.catalog.rows import rows
+from rekindle.catalog.tables import rows
 
 Verdict = Literal["native", "emulated", "ignored", "refused"]
 INTRO = """# What each platform does with what a pipeline uses

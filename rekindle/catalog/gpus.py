@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.catalog.nearest import unknown
-from rekindle.catalog.rows import rows
+from rekindle.catalog.tables import rows
 
 
 @dataclasses.dataclass(frozen=True)

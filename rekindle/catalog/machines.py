@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rekindle.catalog.nearest import unknown
-from rekindle.catalog.rows import rows
+from rekindle.catalog.tables import rows
 
 Cloud = Literal["aws", "gcp", "azure", "local"]
 THIS_CPU = "this-cpu"

@@ -18,7 +18,7 @@ from typing import Any
 
 from rekindle.catalog.machines import Cloud, machine
 from rekindle.catalog.nearest import unknown
-from rekindle.catalog.rows import rows
+from rekindle.catalog.tables import rows
 from rekindle.errors import Problem, RequestError, SpecError
 from rekindle.spec.yaml_document import Document, read_document
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.catalog.rows import rows
+from rekindle.catalog.tables import rows
 from rekindle.plan import risk
 from rekindle.plan.choice import Choice
 from rekindle.plan.spot import Needs, Offer, Spot, weigh

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from rekindle.catalog.gpus import Gpu, gpu
-from rekindle.catalog.limits import limits
 from rekindle.catalog.machines import THIS_CPU, Cloud, Machine, machine, machines
 from rekindle.catalog.prices import Price, PriceBook
+from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.here import here

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.catalog.gpus import Gpu
-from rekindle.catalog.models import known_configs
+from rekindle.catalog.tables import known_configs
 from rekindle.errors import RequestError
 from rekindle.plan.shape import ModelShape, shape_of
 from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, resolve

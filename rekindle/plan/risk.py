@@ -31,7 +31,7 @@ import difflib
 import math
 from typing import Literal
 
-from rekindle.catalog.hazards import presets
+from rekindle.catalog.tables import presets
 from rekindle.errors import RequestError
 
 Reclaims = Literal["independent", "together"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from rekindle.catalog.features import Carried, Feature, table
-from rekindle.catalog.images import lacks_python
+from rekindle.catalog.tables import lacks_python
 from rekindle.errors import Problem, RequestError, SpecError, UnsupportedError
 from rekindle.ir.features import Use, uses
 from rekindle.ir.graph import Graph, Step

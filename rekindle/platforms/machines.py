@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.catalog.gpus import gpu
-from rekindle.catalog.limits import limits
 from rekindle.catalog.machines import machine
+from rekindle.catalog.tables import limits
 from rekindle.errors import UnsupportedError
 from rekindle.ir.graph import Resources, Step
 from rekindle.platforms.feature_checks import beyond

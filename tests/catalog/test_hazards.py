@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
-from rekindle.catalog.hazards import presets
+from rekindle.catalog.tables import presets
 
 
 def test_the_four_presets_rise_from_calm_to_hostile() -> None:

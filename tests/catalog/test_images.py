@@ -2,7 +2,7 @@
 
 import pytest
 
-from rekindle.catalog.images import lacks_python
+from rekindle.catalog.tables import lacks_python
 
 ECR = "123456789012.dkr.ecr.eu-central-1.amazonaws.com"
 

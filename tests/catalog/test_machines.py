@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rekindle.catalog.gpus import gpu, gpus, peak_flops
-from rekindle.catalog.limits import limits
 from rekindle.catalog.machines import Link, Machine, machine, machines
+from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
 from rekindle.platforms.machines import with_gpus
 

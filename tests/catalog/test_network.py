@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rekindle.catalog import network as module
-from rekindle.catalog.limits import limits
-from rekindle.catalog.network import network
+from rekindle.catalog import tables as module
+from rekindle.catalog.tables import limits, network
 from rekindle.launch.nccl_profile import PROFILE
 
-ROWS = yaml.safe_load(Path(module.__file__).with_suffix(".yaml").read_text())
+ROWS = yaml.safe_load(Path(module.__file__).with_name("network.yaml").read_text())
 AZURE = {
     "NCCL_IB_PCI_RELAXED_ORDERING": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NCCL_SOCKET_IFNAME": "eth0",
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from rekindle.catalog.hazards import presets
+from rekindle.catalog.tables import presets
 from rekindle.plan.risk import Work, hazard
 from rekindle.plan.spot import Needs, Offer, Outlook, weigh
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.catalog.gpus import gpu
-from rekindle.catalog.models import known_configs
 from rekindle.catalog.prices import Price, PriceBook, shipped
+from rekindle.catalog.tables import known_configs
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.memory import needed, snapshot_bytes

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.catalog import models
-from rekindle.catalog.rows import rows
+from rekindle.catalog import tables
 from rekindle.errors import RequestError
 from rekindle.families import FAMILIES
 from rekindle.plan.shape import shape_of
@@ -71,7 +70,7 @@ def _count(tensors):
     return sum(tensor.numel() for tensor in tensors)
 
 
-ROWS = rows(Path(models.__file__).with_suffix(".yaml"))["models"]
+ROWS = tables.rows(Path(tables.__file__).with_name("models.yaml"))["models"]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -79,7 +78,7 @@ def test_configs_of_the_catalog_have_as_many_parameters_as_their_weights_say(nam
     row = ROWS[name]
     assert shape_of(row["config"]).parameters == row["parameters"]
     for alias in (name, *row.get("also", ())):
-        assert models.known_configs()[alias] == row["config"]
+        assert tables.known_configs()[alias] == row["config"]
 
 
 def test_an_architecture_nobody_knows_is_refused_with_the_nearest():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from rekindle.catalog.zones import azure_zone
+from rekindle.catalog.tables import azure_zone
 from rekindle.errors import UnsupportedError
 from rekindle.platforms.submission import Lowered
 from rekindle.spec.cron import cron_problem, next_times

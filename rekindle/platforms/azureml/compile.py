@@ -21,8 +21,7 @@ from typing import Any
 
 import yaml
 
-from rekindle.catalog.limits import limits
-from rekindle.catalog.network import network
+from rekindle.catalog.tables import limits, network
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit.rewrite import OWN_IMAGES

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.catalog.zones import azure_zone
+from rekindle.catalog.tables import azure_zone
 from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.platforms.azureml.client import connected, of_the_workspace, where, written
 from rekindle.platforms.definition import Definition

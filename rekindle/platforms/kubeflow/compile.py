@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from rekindle.catalog.network import network
+from rekindle.catalog.tables import network
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit.inputs import with_inputs

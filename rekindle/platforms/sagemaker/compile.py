@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rekindle.catalog.limits import limits
+from rekindle.catalog.tables import limits
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.flatten import Flat, Given, Kept, Output, flatten, read_by, sources
 from rekindle.ir.graph import Graph, Step

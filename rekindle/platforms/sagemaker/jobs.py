@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.catalog.limits import limits
-from rekindle.catalog.network import network
+from rekindle.catalog.tables import limits, network
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.flatten import Flat, Output
 from rekindle.ir.graph import Importer, Step

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rekindle.catalog.limits import limits
+from rekindle.catalog.tables import limits
 from rekindle.errors import Problem
 from rekindle.ir.edit.rewrite import (
     component_of,

@@ -16,7 +16,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from rekindle.catalog.limits import limits
+from rekindle.catalog.tables import limits
 from rekindle.errors import Problem
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.graph import Step

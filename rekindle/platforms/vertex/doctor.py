@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rekindle.catalog.limits import limits
+from rekindle.catalog.tables import limits
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, about
 from rekindle.platforms.definition import Definition

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from rekindle.catalog.network import network
+from rekindle.catalog.tables import network
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Step
 from rekindle.ir.placeholders import references

@@ -15,10 +15,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rekindle.catalog import prices
-from rekindle.catalog.limits import limits
 from rekindle.catalog.machines import Machine, machine
 from rekindle.catalog.prices import Price
-from rekindle.catalog.rows import rows
+from rekindle.catalog.tables import limits, rows
 from rekindle.errors import PlatformError, RequestError
 from rekindle.platforms.price_lists import pages
 

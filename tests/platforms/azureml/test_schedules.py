@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.catalog.zones import azure_zone
+from rekindle.catalog.tables import azure_zone
 from rekindle.errors import UnsupportedError
 from rekindle.platforms.azureml import schedule
 from rekindle.platforms.azureml.schedule import lowered, schedule_id

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.catalog.limits import limits
+from rekindle.catalog.tables import limits
 from rekindle.platforms.sagemaker.shapes import misfits
 from tests.platforms.sagemaker.excerpt import FILE, excerpt
 

@@ -11,7 +11,7 @@ from kfp import dsl
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 import rekindle
-from rekindle.catalog.limits import limits
+from rekindle.catalog.tables import limits
 from rekindle.errors import SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution

@@ -1,0 +1,98 @@
+"""The catalog's small tables: limits of platforms, Hugging Face configs, images without Python,
+presets of hazards, settings of networks, Azure's time zones. The rows of each are in a YAML file
+beside this module, with source and date."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_HUB = re.compile(r"(index\.|registry-1\.)?docker\.io/")
+
+
+def rows(path: Path) -> Any:
+    """What a YAML file of ours holds, read by PyYAML's parser in C where there is one."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), loader)  # noqa: S506 - a safe one
+
+
+@functools.cache
+def _table(name: str) -> Any:
+    return rows(Path(__file__).with_name(f"{name}.yaml"))
+
+
+def limits(platform: str) -> Mapping[str, Any]:
+    """What a platform takes: counts, lengths, patterns, names."""
+    found: Mapping[str, Any] = _table(platform)
+    return found
+
+
+@functools.cache
+def known_configs() -> Mapping[str, Mapping[str, Any]]:
+    """Hugging Face configs of models that many start from, what shapes a model and no more, by
+    every name that is known. `known_configs()["gpt2"]` is `{"model_type": "gpt2"}`."""
+    return {
+        name: row["config"]
+        for first, row in _table("models")["models"].items()
+        for name in (first, *row.get("also", ()))
+    }
+
+
+@functools.cache
+def _without_python() -> re.Pattern[str]:
+    patterns = _table("images")["without_python"]
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+
+
+def lacks_python(image: str) -> bool:
+    """Whether the image is one that is known to have no python3: `lacks_python("alpine:3.20")`."""
+    repository = _HUB.sub("", image.partition("@")[0])
+    host, slash, last = repository.rpartition("/")
+    repository = f"{host}{slash}{last.partition(':')[0]}"
+    mirrored = re.search(r"/(library/[^/]+)$", repository)
+    return _without_python().fullmatch(mirrored[1] if mirrored else repository) is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """How often spot machines are taken away: a named hazard, interruptions per node-hour of
+    running, and the figures it rests on."""
+
+    name: str
+    per_node_hour: float
+    measured: str
+    source: str
+    as_of: str
+
+
+@functools.cache
+def presets() -> Mapping[str, Preset]:
+    """All presets by name, from calm to hostile. `presets()["rough"].per_node_hour` is 0.1."""
+    return {row["name"]: Preset(**{**row, "as_of": str(row["as_of"])}) for row in _table("hazards")}
+
+
+def network(machine: str) -> Mapping[str, str]:
+    """The variables of NCCL and libfabric that several machines of this name need to talk to each
+    other; nothing for one that is not known. What a row `needs`, a step does not bring.
+    `network("ml.p5.48xlarge")["FI_PROVIDER"]` is `efa`."""
+    fitting = (row for row in _table("network") if re.fullmatch(row["machines"], machine))
+    found: Mapping[str, str] = next(fitting, {}).get("environment", {})
+    return found
+
+
+@functools.cache
+def _azure_zones() -> Mapping[str, str]:
+    zones = _table("azure_zones")["zones"]
+    return {zone: name for name, among in zones.items() for zone in among.split()}
+
+
+def azure_zone(zone: str) -> str | None:
+    """Azure's name of IANA's `zone`, None where it has none. `azure_zone("Europe/Berlin")` is `W.
+    Europe Standard Time`."""
+    return _azure_zones().get(zone)
