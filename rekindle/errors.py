@@ -49,6 +49,14 @@ class Problem:
         return "\n".join(lines)
 
 
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The question after the nearest of the `known`, as difflib finds it; "" where none is near."""
+    import difflib  # met only by what goes wrong
+
+    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"did you mean `{near[0]}`?" if near else ""
+
+
 def fix_of(error: OSError) -> str:
     """What to do about a file that cannot be read or written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

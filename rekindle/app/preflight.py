@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import glob
 import importlib.util
@@ -17,7 +16,7 @@ from typing import Any
 from rekindle.data.glance import column_names
 from rekindle.data.roles import wanted_columns
 from rekindle.data.validate import Findings
-from rekindle.errors import Problem, RekindleError, RequestError
+from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean
 from rekindle.launch.process import has_gpu
 from rekindle.plan.request import model_config
 from rekindle.platforms.docker import find
@@ -167,10 +166,9 @@ def _architecture(spec: Spec) -> Iterator[Problem]:
         return
     wanted, known = source["model_type"], model_types()
     if known and wanted not in known:
-        near = difflib.get_close_matches(str(wanted), known, 1)
         yield Problem(
             f"transformers has no architecture `{wanted}`", "model.source.model_type",
-            f"did you mean `{near[0]}`?" if near else "see transformers' list of models",
+            did_you_mean(str(wanted), known) or "see transformers' list of models",
         )  # fmt: skip
 
 

@@ -56,12 +56,11 @@ class _Verbs(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        import difflib
+        from rekindle.errors import did_you_mean
 
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, VERBS, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else "`rekindle --help` lists them"
+            hint = did_you_mean(name, VERBS) or "`rekindle --help` lists them"
             context.fail(f"There is no command `{name}`; {hint}")
         return super().resolve_command(context, args)
 

@@ -8,10 +8,9 @@ Problem for each kind. Memory does not grow with faults.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
-from rekindle.errors import DataError, Problem
+from rekindle.errors import DataError, Problem, did_you_mean
 
 SHOWN = 5
 _VALUE_LENGTH = 60
@@ -123,14 +122,10 @@ class Findings:
         """Whether `file` lacks wanted columns, each noted with the nearest that exists."""
         absent = [name for name in wanted if name not in present]
         for name in absent:
-            near = difflib.get_close_matches(name, present, n=1, cutoff=0.5)
             listed = ", ".join(f"`{shorten(column)}`" for column in present[:20]) or "none"
-            fix = (
-                f"did you mean `{near[0]}`? set it in data.columns"
-                if near
-                else f"it has {listed}; see data.columns"
-            )
-            self.note(f"there is no column `{name}`", where=file, fix=fix)
+            meant = did_you_mean(name, present, cutoff=0.5)
+            fix = f"{meant} set it in" if meant else f"it has {listed}; see"
+            self.note(f"there is no column `{name}`", where=file, fix=f"{fix} data.columns")
         return bool(absent)
 
     def problems(self) -> list[Problem]:

@@ -13,10 +13,10 @@ proto of kfp-kubernetes."""
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from rekindle.errors import did_you_mean
 from rekindle.ir.condition import Expression
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.placeholders import Argument, Template
@@ -343,9 +343,8 @@ class Graph:
             return matches[0]
         if matches:
             raise KeyError(f"`{name}` may be {' or '.join(f'`{node.path}`' for node in matches)}")
-        near = difflib.get_close_matches(name, [*by_path, *(n.name for n in by_path.values())], n=1)
-        hint = f"; did you mean `{near[0]}`?" if near else f"; there are {', '.join(by_path)}"
-        raise KeyError(f"no step `{name}`{hint}")
+        hint = did_you_mean(name, [*by_path, *(n.name for n in by_path.values())])
+        raise KeyError(f"no step `{name}`; {hint or 'there are ' + ', '.join(by_path)}")
 
     def spread(self, name: str, over: Distribution) -> Graph:
         """This, with the step `name` of the pipeline itself on the machines of `over`; KeyError if

@@ -9,13 +9,12 @@ hand over as JSON at run time keep their JSON type.
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import Problem, RequestError, did_you_mean
 from rekindle.ir.graph import Graph, Parameter, ParameterType
 
 _WORDS: Mapping[ParameterType, str] = {
@@ -138,8 +137,7 @@ def _argument_problem(value: Any, parameter: Parameter) -> str | None:
 
 def _unknown(name: str, graph: Graph) -> Problem:
     known = list(graph.inputs.parameters)
-    near = difflib.get_close_matches(name, known, n=1)
-    fix = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(known) or 'none'}"
+    fix = did_you_mean(name, known) or f"it takes {', '.join(known) or 'none'}"
     return Problem(f"the pipeline has no parameter `{name}`", name, fix)
 
 

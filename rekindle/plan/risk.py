@@ -27,12 +27,11 @@ FGCS 22 (2006), doi:10.1016/j.future.2004.11.016."""
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from typing import Literal
 
 from rekindle.catalog.tables import presets
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, did_you_mean
 
 Reclaims = Literal["independent", "together"]
 
@@ -68,9 +67,8 @@ def hazard(choice: str | float) -> Hazard:
         return Hazard(float(choice), "given")
     known = presets()
     if choice not in known:
-        near = difflib.get_close_matches(choice, known, n=1)
-        hint = f"did you mean `{near[0]}`? " if near else ""
-        fix = f"{hint}there are {', '.join(known)}, or a number per node-hour"
+        there = f"there are {', '.join(known)}, or a number per node-hour"
+        fix = " ".join(filter(None, (did_you_mean(choice, known), there)))
         raise RequestError(f"there is no hazard `{choice}`", fix=fix)
     return Hazard(known[choice].per_node_hour, f"preset {choice}")
 

@@ -9,11 +9,10 @@ matrices."""
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, did_you_mean
 from rekindle.families import FAMILIES, Config, Family, config_of
 from rekindle.families.family import Gelu, Norm
 
@@ -102,11 +101,10 @@ def shape_of(config: Mapping[str, Any], classes: int | None = None) -> ModelShap
     `shape_of({"model_type": "gpt2"}).parameters` is 124,439,808."""
     kind, known = str(config.get("model_type", "")), config_of(config)
     if known.family is None:
-        near = difflib.get_close_matches(kind, FAMILIES, 1)
         raise RequestError(
             f"the planner does not know the architecture `{kind}`",
             where="model.source",
-            fix=f"did you mean {near[0]}?" if near else f"it knows {', '.join(FAMILIES)}",
+            fix=did_you_mean(kind, FAMILIES) or f"it knows {', '.join(FAMILIES)}",
         )
     return _Reader(known.family, known).shape(kind, classes)
 

@@ -3,11 +3,11 @@ I/O; what is secret in the environment is asked for, to keep it out."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
+from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import rates, schedule
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
@@ -34,12 +34,8 @@ def _task(spec: Spec) -> Iterator[Finding]:
         if spec.pipeline is None:
             yield ("task",), "is missing", f"add `task:`, one of {', '.join(BUILTIN_TASKS)}"
     elif ":" not in spec.task and spec.task not in BUILTIN_TASKS:
-        near = difflib.get_close_matches(spec.task, BUILTIN_TASKS, n=1, cutoff=0.3)
-        fix = (
-            f"did you mean `{near[0]}`?"
-            if near
-            else f"one of {', '.join(BUILTIN_TASKS)}, or path.py:Class"
-        )
+        fix = did_you_mean(spec.task, BUILTIN_TASKS, cutoff=0.3)
+        fix = fix or f"one of {', '.join(BUILTIN_TASKS)}, or path.py:Class"
         yield ("task",), f"there is no task `{spec.task}`", fix
 
 

@@ -8,7 +8,6 @@ digest."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import shlex
@@ -18,7 +17,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from rekindle.errors import Problem, SpecError
+from rekindle.errors import Problem, SpecError, did_you_mean
 from rekindle.spec import lock
 from rekindle.spec.checks import check
 from rekindle.spec.model import BUILTIN_TASKS, Duration, Name, PartialDate, Spec
@@ -279,8 +278,8 @@ def _fix(errors: list[Mapping[str, Any]], path: KeyPath) -> str:
     for error in errors:
         if error["type"] in ("literal_error", "enum"):
             words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
-            if near := difflib.get_close_matches(str(error.get("input")), words, n=1, cutoff=0.5):
-                return f"did you mean `{near[0]}`?"
+            if meant := did_you_mean(str(error.get("input")), words, cutoff=0.5):
+                return meant
             writes.append(f"write one of {', '.join(words)}" if words[1:] else f"write {words[0]}")
         elif error["type"] == "string_pattern_mismatch":
             return _FORMS.get(error["ctx"]["pattern"]) or _hint(path)
@@ -351,13 +350,10 @@ def _field_docs(path: KeyPath) -> str:
 def _unknown_key(path: KeyPath, lines: Mapping[KeyPath, str], origin: str) -> Problem:
     section = _section_at(path[:-1])
     known = [f.alias or n for n, f in section.model_fields.items()] if section else []
-    nearest = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
-    elsewhere = [] if nearest else _elsewhere(str(path[-1]))
-    fix = (
-        f"did you mean `{nearest[0]}`?" if nearest
-        else f"did you mean `{elsewhere[0]}`?" if elsewhere
-        else f"known here: {', '.join(known)}"
-    )  # fmt: skip
+    fix = did_you_mean(str(path[-1]), known, cutoff=0.5)
+    if not fix and (elsewhere := _elsewhere(str(path[-1]))):
+        fix = f"did you mean `{elsewhere[0]}`?"
+    fix = fix or f"known here: {', '.join(known)}"
     return _located(path, "unknown key", fix, lines, origin)
 
 

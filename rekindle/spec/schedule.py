@@ -6,13 +6,13 @@ them."""
 
 from __future__ import annotations
 
-import difflib
 import zoneinfo
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
+from rekindle.errors import did_you_mean
 from rekindle.spec.cron import cron_problem
 from rekindle.spec.platforms import Section
 
@@ -47,6 +47,6 @@ def findings(schedule: ScheduleSpec) -> Iterator[tuple[str, str, str]]:
         fix = f"name {_FIXED[zone]}, or UTC"
         yield "timezone", f"`{zone}` is a fixed-offset zone without daylight saving time", fix
     elif zone not in known:
-        near = difflib.get_close_matches(zone, sorted(known - _FIXED.keys()), n=1, cutoff=0.75)
-        fix = f"did you mean `{near[0]}`?" if near else "name one of IANA's, such as Europe/Berlin"
+        fix = did_you_mean(zone, sorted(known - _FIXED.keys()), cutoff=0.75)
+        fix = fix or "name one of IANA's, such as Europe/Berlin"
         yield "timezone", f"there is no time zone `{zone}`", fix

@@ -3,13 +3,12 @@ hub name or a folder. Text tasks share it."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import Problem, RequestError, did_you_mean
 from rekindle.spec.heartbeat import beat
 
 if TYPE_CHECKING:
@@ -92,12 +91,10 @@ def _check_keys(model_type: str, given: dict[str, Any]) -> None:
     problems = [
         Problem(
             f"{model_type} has no setting `{key}`", "model.source",
-            f"did you mean `{near[0]}`?" if near else f"see the fields of {kind.__name__} in "
-            "transformers",
+            did_you_mean(key, names) or f"see the fields of {kind.__name__} in transformers",
         )
         for key in given
         if key not in known
-        for near in [difflib.get_close_matches(key, names, 1)]
     ]  # fmt: skip
     if problems:
         raise RequestError(problems)
