@@ -351,3 +351,43 @@ def test_the_index_lists_runs_newest_first_and_links_to_their_cards(reader: Read
     page.locator(".brand a").click()
     assert page.locator("h1").inner_text() == "Runs"
     page.context.close()
+
+
+def test_the_index_filters_and_sorts_without_a_server(reader: Reader) -> None:
+    page = reader.open("index.html").page
+    names = page.locator(".runs li:not(.head):visible .name a, .runs li:not(.head):visible .name")
+    shown = page.locator(".runs li:not(.head):visible")
+    everything = shown.all_inner_texts()
+    page.locator(".filter input").fill("Digits failed")
+    assert shown.count() == sum("digits" in t and "ailed" in t for t in everything) > 0
+    assert page.locator(".filter small").inner_text() == f"{shown.count()} of 10 runs"
+    page.locator(".filter input").fill("no such run")
+    assert shown.count() == 0
+    page.locator(".filter input").fill("")
+    assert shown.all_inner_texts() == everything
+    for column, name in enumerate(("Run", "Outcome", "Metric", "Model", "Took", "Started")):
+        button = page.locator(".runs .head button", has_text=name)
+        cell = f":scope > span:nth-child({column + 1})"
+        orders = []
+        for mark in ("up", "down"):
+            button.click()
+            assert button.get_attribute("data-order") == mark
+            orders.append(
+                [
+                    row.locator(cell).evaluate("e => e.dataset.sort ?? e.innerText")
+                    for row in shown.all()
+                ]
+            )
+        first, last = ([v for v in order if v not in ("–", "")] for order in orders)
+        assert len(first) > 1
+        if name in ("Metric", "Took"):
+            assert [*map(float, first)] == sorted(map(float, first))
+        elif name == "Started":
+            assert first == sorted(first)
+        assert [
+            v for v in orders[0][len(first) :] if v not in ("–", "")
+        ] == []  # the empty ones last
+        assert sorted(first) == sorted(last)
+        assert name == "Model" or first != last
+    assert names.count() >= 10
+    page.context.close()
