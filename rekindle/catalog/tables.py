@@ -81,9 +81,10 @@ def network(machine: str) -> Mapping[str, str]:
     """The variables of NCCL and libfabric that several machines of this name need to talk to each
     other; nothing for one that is not known. What a row `needs`, a step does not bring.
     `network("ml.p5.48xlarge")["FI_PROVIDER"]` is `efa`."""
-    fitting = (row for row in _table("network") if re.fullmatch(row["machines"], machine))
-    found: Mapping[str, str] = next(fitting, {}).get("environment", {})
-    return found
+    return next(
+        (row["environment"] for row in _table("network") if re.fullmatch(row["machines"], machine)),
+        {},
+    )
 
 
 @functools.cache
