@@ -1,10 +1,11 @@
-"""`rekindle schedule set|list|pause|delete CONFIG --platform P`: what a platform starts by
-itself."""
+"""`rekindle schedule set|list|pause|delete CONFIG --platform P`: what a platform, or this machine,
+starts by itself."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,13 +13,16 @@ import click
 
 from rekindle.app.plan import on_machines, planned
 from rekindle.app.plan_text import outlook
+from rekindle.app.preflight import preflight
 from rekindle.app.readiness import ready, refuse_early
+from rekindle.app.run import windows
 from rekindle.cli.options import agree, answer, config, overrides, shared, yes
-from rekindle.cli.submit import platform, show
+from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ScheduleDeleted, ScheduleRow, Schedules
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.platform import Platform
+from rekindle.platforms.local.schedule import Here, Job
+from rekindle.platforms.platform import PLATFORMS, Platform
 from rekindle.platforms.submission import Lowered, Schedule
 from rekindle.spec.cron import starts, unsteady
 from rekindle.spec.load import load_target
@@ -26,11 +30,15 @@ from rekindle.spec.model import Spec
 from rekindle.spec.schedule import ScheduleSpec
 
 _SHOWN = 3  # of the next starts
+platform = click.option(
+    "--platform", type=click.Choice(["local", *PLATFORMS]), required=True,
+    help="Target platform; local is this machine.",
+)  # fmt: skip
 
 
 @click.group("schedule")
 def command() -> None:
-    """Create, list, pause or delete a schedule on a platform."""
+    """Create, list, pause or delete a schedule on a platform or on this machine."""
 
 
 @command.command("set")
@@ -38,18 +46,38 @@ def command() -> None:
 @overrides
 @platform
 @yes
+@click.option(
+    "--print", "printed", is_flag=True, help="Only print what would be written on this machine."
+)
 @shared
 def set_(
-    config: Path, overrides: tuple[str, ...], platform: str, yes: bool, home: Path, as_json: bool
+    config: Path,
+    overrides: tuple[str, ...],
+    platform: str,
+    yes: bool,
+    printed: bool,
+    home: Path,
+    as_json: bool,
 ) -> int:
     """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
-    resumes."""
-    spec = on_machines(load_target(config, overrides), platform, home)
+    resumes.
+
+    On this machine (--platform local) it is a timer of your systemd or, where that does not answer,
+    a line of your crontab, which starts `rekindle run CONFIG` in this folder."""
+    spec = load_target(config, overrides)
     if spec.schedule is None:
         raise RequestError(
             "the config has no schedule", where="schedule",
             fix="add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}",
         )  # fmt: skip
+    if platform == "local":
+        words = ["run", str(config.absolute()), *(f"--set={each}" for each in overrides)]
+        return _set_here(spec, spec.schedule, words, home.absolute(), yes, printed, as_json)
+    if printed:
+        raise RequestError("--print shows what is written on this machine", where="--print",
+                           fix="use it with --platform local")  # fmt: skip
+    spec = on_machines(spec, platform, home)
+    assert spec.schedule is not None
     there = Platform.of(platform, spec.platforms)
     definition, lowered = _ready(there, spec, spec.schedule)
     show(there.outline(definition, ""), f"the schedule of {spec.name}")
@@ -70,7 +98,7 @@ def list_(
 ) -> int:
     """List the schedules that rekindle set where CONFIG runs, those of other configs too."""
     spec = load_target(config, overrides)
-    return _told(platform, Platform.of(platform, spec.platforms).list_schedules(), as_json)
+    return _told(platform, _place(platform, spec).list_schedules(), as_json)
 
 
 @command.command("pause")
@@ -83,7 +111,7 @@ def pause(
 ) -> int:
     """Pause the schedule; `schedule set` resumes it."""
     spec = load_target(config, overrides)
-    paused = Platform.of(platform, spec.platforms).pause_schedule(spec.name)
+    paused = _place(platform, spec).pause_schedule(spec.name)
     return _told(platform, [paused], as_json)
 
 
@@ -97,12 +125,35 @@ def delete(
 ) -> int:
     """Delete the schedule; its running runs continue."""
     spec = load_target(config, overrides)
-    deleted = Platform.of(platform, spec.platforms).delete_schedule(spec.name)
+    deleted = _place(platform, spec).delete_schedule(spec.name)
     if as_json:
         answer(ScheduleDeleted(platform=platform, deleted=deleted))
     else:
         click.echo("deleted" if deleted else "there was none")
     return 0
+
+
+def _place(platform: str, spec: Spec) -> Platform | Here:
+    return Here() if platform == "local" else Platform.of(platform, spec.platforms)
+
+
+def _set_here(
+    spec: Spec, schedule: ScheduleSpec, words: Sequence[str], home: Path, yes: bool, printed: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
+    here = Here()
+    lowered = here.lowered(schedule)
+    command = (sys.executable, "-m", "rekindle.cli.main", *words, f"--home={home}")
+    job = Job(spec.name, command, Path.cwd(), home)
+    for path, text in here.files(job, schedule).items():
+        click.echo(f"{path}:\n{text.rstrip()}\n", err=not printed)
+    if printed:
+        return 0
+    preflight(windows(spec)[-1], home)
+    for line in (*_said(schedule, lowered), *here.remarks()):
+        click.echo(line, err=True)
+    agree(yes, f"Start it at `{schedule.cron}` ({schedule.timezone})?")
+    return _told("local", [here.set_schedule(job, schedule)], as_json)
 
 
 def _ready(there: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definition, Lowered]:

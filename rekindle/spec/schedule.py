@@ -30,11 +30,12 @@ class ScheduleSpec(Section):
     """Time zone of `cron`, such as `Europe/Berlin`; its clocks are followed in summer, too."""
     overlap: Literal["skip", "queue", "parallel"] | None = None
     """`skip`, `queue` or `parallel`: a start that falls due during the previous run is left out,
-    waits for its end, or begins beside it. Null: `skip` on Vertex AI, `queue` on Kubeflow,
-    `parallel` on SageMaker and Azure ML. These two support only `parallel`."""
+    waits for its end, or begins beside it. Null: `skip` on Vertex AI and on this machine, `queue`
+    on Kubeflow, `parallel` on SageMaker and Azure ML. These two support only `parallel`, this
+    machine only `skip`."""
     catch_up: bool = False
-    """Whether missed starts, such as those while the schedule was paused, run later; on Kubeflow
-    and Vertex AI."""
+    """Whether missed starts, such as those while the schedule was paused, run later; on Kubeflow,
+    Vertex AI, and with systemd on this machine."""
 
 
 def findings(schedule: ScheduleSpec) -> Iterator[tuple[str, str, str]]:
