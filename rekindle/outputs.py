@@ -205,6 +205,25 @@ class ComparedMetric(Record):
     changes: tuple[Comparison | None, ...]
 
 
+class GridRow(Record):
+    """A training of a grid: what it has for itself (`settings`, as `--set` has them), its run, and
+    what the validation split said; null where the training failed or there is no such split."""
+
+    settings: tuple[str, ...]
+    run_id: str
+    status: RunStatus
+    seconds: float
+    validation_loss: float | None
+    validation_accuracy: float | None
+
+
+class Grid(Answer):
+    """`run` with several values of a field: every training, and the pipeline of the `best`."""
+
+    trainings: tuple[GridRow, ...]
+    best: RunSummary
+
+
 class Compared(Answer):
     """`compare`: `settings` and `data` hold what differs; `notes` say what could not be
     compared."""
@@ -427,6 +446,7 @@ ANSWERS: Mapping[str, type[Answer]] = MappingProxyType(
         "compiled": Compiled,
         "difference": Difference,
         "errors": Errors,
+        "grid": Grid,
         "image-built": ImageBuilt,
         "images-pushed": ImagesPushed,
         "laid-out": LaidOut,

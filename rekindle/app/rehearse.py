@@ -25,7 +25,6 @@ from rekindle.app.progress import Progress
 from rekindle.app.run import environment_of, resolved
 from rekindle.app.runs import new_record
 from rekindle.errors import PreemptedError, RekindleError, RequestError, StepError
-from rekindle.ir.graph import Graph
 from rekindle.launch import heartbeats
 from rekindle.launch.fault import FILLER, Fault
 from rekindle.platforms.local import execute as local
@@ -118,7 +117,14 @@ class _Stage:
         register = spec.registration.model_copy(update={"tracking_uri": ""})
         update = {"model": model, "train": train, "registration": register}
         self.spec, _ = planned_here(resolved(spec.model_copy(update=update), home), home)
-        self.graph = _until_training(graph_of(self.spec)[1])
+        graph = graph_of(self.spec)[1]
+        if TRAINING not in graph.dag.nodes:
+            raise RequestError(
+                f"the pipeline has no step `{TRAINING}` to rehearse",
+                where="pipeline",
+                fix="a rehearsal knows the shipped component `finetune` only",
+            )
+        self.graph = graph.until(TRAINING)
         self.home = home
         self.started = datetime.datetime.now(datetime.UTC)
         self.name = f"{spec.name}-{self.started:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -176,25 +182,6 @@ class _Stage:
         if disk.is_mount():
             subprocess.run(["umount", str(disk)], check=True)  # noqa: S607 - found on PATH
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _until_training(graph: Graph) -> Graph:
-    """The pipeline's step `finetune` and what it needs."""
-    nodes = graph.dag.nodes
-    if TRAINING not in nodes:
-        raise RequestError(
-            f"the pipeline has no step `{TRAINING}` to rehearse",
-            where="pipeline",
-            fix="a rehearsal knows the shipped component `finetune` only",
-        )
-    needed, waiting = set(), [TRAINING]
-    while waiting:
-        name = waiting.pop()
-        needed.add(name)
-        waiting += nodes[name].upstream
-    kept = {name: node for name, node in nodes.items() if name in needed}
-    dag = dataclasses.replace(graph.dag, nodes=kept, parameters={}, artifacts={})
-    return dataclasses.replace(graph, dag=dag)
 
 
 def _trained(record: RunRecord, attempts: int) -> Trained:

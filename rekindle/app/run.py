@@ -33,11 +33,12 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How to run, as opposed to what."""
+    """How to run, as opposed to what; `until` leaves out what that step does not need."""
 
     home: Path
     fresh: bool = False
     from_step: str | None = None
+    until: str | None = None
 
 
 def execute(
@@ -53,6 +54,8 @@ def execute(
     preflight(spec, options.home)
     spec, plan = planned_here(resolved(spec, options.home), options.home)
     _, graph = graph_of(spec)
+    if options.until is not None:
+        graph = graph.until(options.until)
     hashes(spec, graph)  # refuses what cannot be read before anything is written
     home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
     containers = prepare(graph, here.containers, env, tuple(here.secrets))

@@ -7,14 +7,15 @@ from pathlib import Path
 import click
 
 from rekindle import formats
+from rekindle.app.grid import points
 from rekindle.app.progress import Progress, RunConsole, step_table
 from rekindle.app.run import Options, execute, windows
 from rekindle.app.runs import summary
+from rekindle.cli.grid import gridded
 from rekindle.cli.options import answer, config, overrides, shared
 from rekindle.cli.rehearse import rehearsed
-from rekindle.errors import RekindleError
+from rekindle.errors import RekindleError, RequestError
 from rekindle.records import RunRecord, RunSummary
-from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
 
@@ -52,19 +53,33 @@ def command(
     from its last checkpoint when you rerun the command. A candidate that the gate refuses is a
     success: exit code 0.
 
+    Several values of a field (--set train.lr=1e-4,3e-4 --set train.seed=1,2) make a grid: a
+    training for each combination. Only the one with the lowest validation loss is judged on the
+    test split and registered.
+
     A rehearsal (--rehearse-preemption) proves that an interrupted training ends with the same
     losses and weights as an uninterrupted one: exit code 0 if so, else 1. It registers nothing and
     leaves only its record, in the home's folder `rehearsals`."""
-    spec = load_target(config, overrides)
+    found = points(config, overrides)
+    options = Options(home, fresh, from_step)
+    if len(found) > 1:
+        if fault is not None:
+            raise RequestError("a rehearsal takes one value of each field", where="--set")
+        best = gridded(found, options, as_json, carry_out)
+        return _exit_code(best, require_promotion)
+    spec = found[0].spec
     if fault is not None:
         return rehearsed(windows(spec)[-1], fault, home, as_json)
-    options = Options(home, fresh, from_step)
     results = [carry_out(one, options, as_json) for one in windows(spec)]
     last = results[-1]
     if as_json:
         earlier = tuple(result.run_id for result in results[:-1])
         answer(last.model_copy(update={"earlier": earlier}))
-    promoted = last.gate is not None and last.gate.promoted
+    return _exit_code(last, require_promotion)
+
+
+def _exit_code(result: RunSummary, require_promotion: bool) -> int:
+    promoted = result.gate is not None and result.gate.promoted
     return 1 if require_promotion and not promoted else 0
 
 

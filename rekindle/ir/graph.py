@@ -346,6 +346,16 @@ class Graph:
         hint = did_you_mean(name, [*by_path, *(n.name for n in by_path.values())])
         raise KeyError(f"no step `{name}`; {hint or 'there are ' + ', '.join(by_path)}")
 
+    def until(self, name: str) -> Graph:
+        """This, with the step `name` of the pipeline itself and what it needs, and no outputs."""
+        needed, waiting = set[str](), [name]
+        while waiting:
+            needed.add(step := waiting.pop())
+            waiting += self.dag.nodes[step].upstream
+        kept = {each: node for each, node in self.dag.nodes.items() if each in needed}
+        dag = dataclasses.replace(self.dag, nodes=kept, parameters={}, artifacts={})
+        return dataclasses.replace(self, dag=dag)
+
     def spread(self, name: str, over: Distribution) -> Graph:
         """This, with the step `name` of the pipeline itself on the machines of `over`; KeyError if
         there is none."""
