@@ -84,4 +84,4 @@ def test_configs_of_the_catalog_have_as_many_parameters_as_their_weights_say(nam
 def test_an_architecture_nobody_knows_is_refused_with_the_nearest():
     with pytest.raises(RequestError, match="does not know the architecture `lama`") as caught:
         shape_of({"model_type": "lama"})
-    assert caught.value.problems[0].fix == "did you mean llama?"
+    assert caught.value.problems[0].fix == "did you mean `llama`?"

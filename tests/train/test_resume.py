@@ -107,7 +107,8 @@ def test_a_killed_tree_resumes_and_changes_no_bit(gang, uninterrupted):
     assert not alive, "workers outlived their supervisor"
     gang.process.wait()
     gang.start().finish()
-    assert re.search(r"resumed from the checkpoint of step (20|30) of 60", gang.said)
+    # the kill comes some steps after the one that was waited for, on a busy machine many
+    assert re.search(r"resumed from the checkpoint of step [2-5]0 of 60", gang.said)
     same(gang, uninterrupted)
 
 
