@@ -29,6 +29,7 @@ import pytest
 import rekindle
 from rekindle import errors
 from rekindle.app.api import Run
+from rekindle.app.grid import points
 from rekindle.cli.main import VERBS, cli
 from rekindle.spec.load import load_spec
 from tests.docs.blocks import ROOT, blocks, commands, lay_out, pages
@@ -91,7 +92,9 @@ def _check_rekindle(verb, words, folder):
     command = cli.get_command(None, verb)
     assert command is not None, f"there is no verb {verb}"
     values = command.make_context(verb, list(words)).params
-    if "config" in values:
+    if verb == "run":
+        assert points(folder / values["config"], values["overrides"])
+    elif "config" in values:
         load_spec(folder / values["config"], values["overrides"])
 
 

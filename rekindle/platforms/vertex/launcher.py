@@ -44,6 +44,7 @@ PATIENCE_SECONDS = 900.0  # for reads, before this launcher fails and the next o
 LAST_WORDS_SECONDS = 8.0  # of the half minute between SIGTERM and SIGKILL
 CREATIONS = 6  # without an answer, or against a limit of calls
 PREEMPTED = 75
+TOLD_TO_END = 143  # the service ends the nodes beside one that ended, also before they can save
 _WATCH_POLLS = 8
 
 
@@ -148,7 +149,7 @@ class VertexLauncher(Launcher):
             return "cancelled" if job.state == "CANCELLED" else "expired"
         words = self.last_words(job)
         codes = {word["exit_code"] for word in words.values()}
-        if PREEMPTED in codes and (self.payload["spot"] or not codes - {0, PREEMPTED}):
+        if PREEMPTED in codes and (self.payload["spot"] or not codes - {0, PREEMPTED, TOLD_TO_END}):
             return "preempted"  # elsewhere nodes also save because another one failed
         silent = len(words) < self.payload["nodes"] and job.started is not None
         return "preempted" if self.payload["spot"] and silent else "failed"

@@ -29,7 +29,7 @@ def fit(  # noqa: C901 - a component is one function
         time.sleep(0.02)
     if told == "fail":
         raise ValueError(f"attempt {attempt} is bad")
-    if told == "preempt":
+    if told == "preempt" or (told == "alone" and rank == 0):
         Path(model.path).write_text("half a model")
         sys.exit(75)
     if rank:

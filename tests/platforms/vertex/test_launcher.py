@@ -117,6 +117,13 @@ def test_what_stopped_after_a_save_goes_on_in_the_next_attempt(task: Task) -> No
     assert sorted(models)[1] == "half a model", "each attempt has a place of its own"
 
 
+def test_a_node_that_is_ended_before_it_could_save_too_hides_no_save(task: Task) -> None:
+    task.behave = "alone,ok"  # the service ends node 1 when node 0 has ended
+    code, told = ended(task.launcher())
+    assert code == 0, told
+    assert [job.state for job in task.service.jobs.values()] == ["FAILED", "SUCCEEDED"]
+
+
 def test_spot_machines_that_were_taken_away_are_asked_for_again(task: Task) -> None:
     task.label, task.behave = "exec-fit-2", "wait,wait,wait,ok"
     launcher = task.launcher()
