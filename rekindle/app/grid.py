@@ -44,8 +44,9 @@ class Trained:
 
     @property
     def loss(self) -> float:
-        """Validation loss; infinite where there is none."""
-        return (self.summary.validation if self.summary else {}).get("loss", float("inf"))
+        """Validation loss; infinite where there is none that is a number."""
+        found = (self.summary.validation if self.summary else {}).get("loss", math.inf)
+        return found if math.isfinite(found) else math.inf
 
 
 def points(config: Path, overrides: Sequence[str]) -> list[Point]:
@@ -91,7 +92,7 @@ def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent
 def best_of(trained: Sequence[Trained]) -> Trained:
     """The one with the lowest validation loss, the first of equals; StepError where none has."""
     best = min(trained, key=lambda each: each.loss)
-    if best.loss == float("inf"):
+    if best.loss == math.inf:
         raise StepError(
             "no training of the grid has a validation loss",
             fix="see the logs of the runs above, or give data.split a validation share",

@@ -12,7 +12,7 @@ from rekindle import formats
 from rekindle.app.grid import Point, Trained, best_of, train
 from rekindle.app.pipeline import TRAINING
 from rekindle.app.progress import Progress, RunConsole
-from rekindle.app.run import Options
+from rekindle.app.run import Options, windows
 from rekindle.cli.options import answer
 from rekindle.errors import StepError
 from rekindle.outputs import Grid, GridRow
@@ -41,7 +41,8 @@ def gridded(
     best = best_of(trained)
     console.print("\non the validation split:")
     console.print(_table(trained, best), "")
-    result = carry_out(best.point.spec, options, as_json)
+    # what was trained above is not trained again, also where steps are to be fresh
+    result = carry_out(windows(best.point.spec)[-1], Options(options.home), as_json)
     if as_json:
         answer(Grid(trainings=tuple(map(_row, trained)), best=result))
     return result

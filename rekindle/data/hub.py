@@ -157,11 +157,13 @@ class HubSource:
     def _cards(self) -> Iterator[tuple[str, Any]]:
         """The `configs` of both files that may have them."""
         from huggingface_hub import DatasetCard, hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         for card in ("README.md", ".huggingface.yaml"):
             try:
                 file = hf_hub_download(self._name, card, repo_type="dataset", revision=self._pin())
+            except LocalEntryNotFoundError:
+                raise  # the hub did not answer, which says nothing
             except EntryNotFoundError:
                 continue
             try:

@@ -1,14 +1,15 @@
 """Several values of a field make a grid: what one is, and a real one of 2 x 2 on digits."""
 
 import json
+import math
 import subprocess
 import sys
 
 import pytest
 
-from rekindle.app.grid import points
-from rekindle.errors import RequestError, SpecError
-from rekindle.records import RunRecord
+from rekindle.app.grid import Trained, best_of, points
+from rekindle.errors import RequestError, SpecError, StepError
+from rekindle.records import RunRecord, TrainingSummary
 
 REKINDLE = [sys.executable, "-m", "rekindle.cli.main"]
 CONFIG = """
@@ -60,6 +61,18 @@ def test_a_grid_has_a_training_for_each_combination(config, overrides, settings)
 def test_a_grid_with_a_wrong_value_is_refused_whole(config, override, error, says):
     with pytest.raises(error, match=says):
         points(config, [override])
+
+
+@pytest.mark.parametrize(
+    "losses", [(math.nan, 0.5, 0.7), (0.5, math.nan, 0.7), (math.inf, 0.5, 0.5)]
+)
+def test_a_training_whose_loss_is_no_number_is_not_the_best(losses):
+    trained = [
+        Trained(None, None, TrainingSummary.model_construct(validation={"loss": x})) for x in losses
+    ]
+    assert best_of(trained) is trained[losses.index(0.5)]
+    with pytest.raises(StepError, match="no training of the grid"):
+        best_of([Trained(None, None, None)])
 
 
 def run(config, *words):

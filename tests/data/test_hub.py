@@ -207,3 +207,11 @@ def test_a_card_that_names_files_elsewhere_is_refused_before_they_are_asked_for(
     for answer in answers:
         assert "which is not a file of the data set" in answer["text"], answer
     assert not elsewhere.requests
+
+
+@pytest.mark.slow
+def test_a_card_that_cannot_be_read_is_no_card_without_names(hub, tmp_path):
+    hub.down.add(".huggingface.yaml")  # what stands there is not known
+    (refused,) = ask(hub, tmp_path, {"source": "hub:acme/reviews"})
+    assert "cannot read `acme/reviews` from the hub" in refused["text"]
+    assert not [line for line in hub.requests if ".parquet" in line]

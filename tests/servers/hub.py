@@ -32,6 +32,7 @@ class HubServer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.requests: list[str] = []
+        self.down: set[str] = set()  # files that are answered with 503
         handler = type("Handler", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -145,6 +146,9 @@ class _Handler(BaseHTTPRequestHandler):
         return sorted(shown, key=lambda entry: str(entry["path"]))
 
     def _file(self, kind: str, name: str, path: str) -> None:
+        if path in self.hub.down:
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, b"", {})
+            return
         file = self.hub.files(kind, name).get(path)
         if file is None:
             self._missing("Entry not found", "EntryNotFound")

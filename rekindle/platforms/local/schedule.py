@@ -120,6 +120,7 @@ class Here:
             _systemctl("daemon-reload")
             _systemctl("enable", f"rekindle-{job.name}.timer")
             _systemctl("restart", f"rekindle-{job.name}.timer")
+            _rewrite(job.name, lambda _: None)  # of a time when systemd did not answer
         else:
             (job.home / "schedules").mkdir(parents=True, exist_ok=True)
             _rewrite(job.name, lambda _: None, files["crontab"])
