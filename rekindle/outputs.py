@@ -10,14 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from rekindle.errors import RekindleError
-from rekindle.records import (
-    SCHEMA_VERSION,
-    Comparison,
-    Decision,
-    Record,
-    RunStatus,
-    RunSummary,
-)
+from rekindle.records import SCHEMA_VERSION, Comparison, Decision, Record, RunStatus, RunSummary
 
 
 class Answer(Record):

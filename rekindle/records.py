@@ -287,7 +287,9 @@ class TrainingSummary(Record):
     `device` (`cpu`, or a GPU as torch calls it) are empty where the user's own script trained.
     `deterministic`: kernels and collectives were those that repeat their bits. `attention`: what
     kept documents of a sequence apart in training steps, the `varlen` kernel, or one call of `sdpa`
-    a document, as attention dropout needs it; empty where the architecture's own attention ran."""
+    a document, as attention dropout needs it; empty where the architecture's own attention ran.
+    `best_step`: the step whose weights the model has, where the lowest validation loss decides;
+    `planned_steps`: how many there would have been, where early stopping ended it."""
 
     schema_version: int = SCHEMA_VERSION
     run_key: str
@@ -308,6 +310,8 @@ class TrainingSummary(Record):
     device: str = ""
     deterministic: bool = False
     attention: str = ""
+    best_step: int | None = None
+    planned_steps: int | None = None
 
 
 class HistoryRow(Record):

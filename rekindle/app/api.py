@@ -145,6 +145,27 @@ class Run:
         """
         return [row.model_dump() for row in self.findings.history]
 
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the losses of training and validation by epoch, with matplotlib, into `axes` or new
+        ones, which it returns."""
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError:
+            raise RequestError("matplotlib draws plots", fix="pip install matplotlib") from None
+        axes = axes or plt.subplots(figsize=(7, 3.5), layout="constrained")[1]
+        held_out = [row for row in self.history if row["validation_loss"] is not None]
+        colour = None
+        for kind, rows, key, style in (
+            ("training", self.history, "loss", "-"),
+            ("validation", held_out, "validation_loss", "o--"),
+        ):
+            values = [row["epoch"] for row in rows], [row[key] for row in rows]
+            (line,) = axes.plot(*values, style, color=colour, label=f"{self.id}, {kind}")
+            colour = line.get_color()
+        axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
+        axes.legend(frameon=False)
+        return axes
+
     @property
     def confusion(self) -> list[list[int]]:
         """Counts: row = true class, column = predicted class, in the order of `labels`."""
@@ -297,6 +318,12 @@ class Comparison:
             for i in range(len(self.runs))
         ]
         return [{**run.row, **given} for run, given in zip(self.runs, settings, strict=True)]
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the losses of all runs into one plot; as `Run.plot`."""
+        for run in self.runs:
+            axes = run.plot(axes)
+        return axes
 
     def save(self, path: str | Path) -> Path:
         """Write it as one HTML file, with the curves."""

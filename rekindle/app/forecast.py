@@ -22,27 +22,14 @@ GIB = 2**30
 _FOLDED = ("or", "not")
 
 COLOURS = {
-    "parameters": "#1f77d0",
-    "optimizer": "#d9730d",
-    "gradients": "#0f8a6a",
-    "gathered weights": "#7c6bd6",
-    "copies of weights": "#7c6bd6",
-    "pipeline buffers": "#9a7b00",
-    "activations": "#c0427a",
-    "temporaries": "#0e8ca0",
-    "teacher": "#4d7c0f",
-    "matrix products": "#1f77d0",
-    "attention": "#0e8ca0",
-    "memory traffic": "#7c6bd6",
-    "recomputation": "#0f8a6a",
-    "tensor parallel": "#b5483c",
-    "context parallel": "#9a7b00",
-    "weights and gradients": "#c0427a",
-    "between stages": "#4d7c0f",
-    "pipeline bubble": "#78716c",
-    "waiting for the host": "#5f7a8a",
-    "waiting for data": "#78716c",
-}
+    "parameters": "#1f77d0", "optimizer": "#d9730d", "gradients": "#0f8a6a",
+    "gathered weights": "#7c6bd6", "copies of weights": "#7c6bd6", "pipeline buffers": "#9a7b00",
+    "activations": "#c0427a", "temporaries": "#0e8ca0", "teacher": "#4d7c0f",
+    "matrix products": "#1f77d0", "attention": "#0e8ca0", "memory traffic": "#7c6bd6",
+    "recomputation": "#0f8a6a", "tensor parallel": "#b5483c", "context parallel": "#9a7b00",
+    "weights and gradients": "#c0427a", "between stages": "#4d7c0f", "pipeline bubble": "#78716c",
+    "waiting for the host": "#5f7a8a", "waiting for data": "#78716c",
+}  # fmt: skip
 _OTHER = "#78716c"
 _LINE = "1px solid color-mix(in srgb, currentColor 22%, transparent)"
 _STRIPES = "repeating-linear-gradient(135deg, currentColor 0 1px, transparent 1px 5px)"
@@ -141,27 +128,17 @@ class Forecast:
 def _row(layout: PlannedLayout, chosen: bool) -> dict[str, Any]:
     least, expected, most = layout.step_seconds
     return {
-        "layout": layout.layout,
-        "chosen": chosen,
-        "machines": f"{layout.nodes} x {layout.machine}",
-        "gpus": layout.nodes * layout.gpus_per_node,
-        "gpu": layout.gpu,
-        "region": layout.region,
-        "micro_batch_size": layout.micro_batch_size,
-        "accumulation": layout.accumulation,
-        "activation_checkpointing": layout.activation_checkpointing,
-        "step_seconds": expected,
-        "step_seconds_least": least,
-        "step_seconds_most": most,
-        "tokens_per_second": layout.tokens_per_second,
-        "mfu": layout.mfu,
-        "memory_gib": layout.memory_bytes / GIB,
-        "needed_gib": layout.needed_bytes / GIB,
+        "layout": layout.layout, "chosen": chosen, "machines": f"{layout.nodes} x {layout.machine}",
+        "gpus": layout.nodes * layout.gpus_per_node, "gpu": layout.gpu, "region": layout.region,
+        "micro_batch_size": layout.micro_batch_size, "accumulation": layout.accumulation,
+        "activation_checkpointing": layout.activation_checkpointing, "step_seconds": expected,
+        "step_seconds_least": least, "step_seconds_most": most,
+        "tokens_per_second": layout.tokens_per_second, "mfu": layout.mfu,
+        "memory_gib": layout.memory_bytes / GIB, "needed_gib": layout.needed_bytes / GIB,
         "device_gib": layout.device_bytes / GIB,
         "on_demand_usd_per_hour": layout.on_demand_usd_per_hour,
-        "spot_usd_per_hour": layout.spot_usd_per_hour,
-        "dominant": layout.dominant,
-    }
+        "spot_usd_per_hour": layout.spot_usd_per_hour, "dominant": layout.dominant,
+    }  # fmt: skip
 
 
 # The words of the command line, as rows
@@ -193,22 +170,12 @@ def _table(rows: Iterable[tuple[str, list[str], Markup | None]]) -> Markup:
 def _shown(head: str, texts: list[str], picture: Markup | None) -> Markup:
     cell = f"text-align:left;vertical-align:top;padding:.35em 0;border-top:{_LINE};background:none;"
     marked = "border-left:4px solid #d03a2f;padding-left:.6em;" if head == "refused" else ""
+    of_head = f"{cell}white-space:nowrap;font-weight:600;padding-right:1em;{marked}"
+    lines = (tag("div", text, style="margin-bottom:.2em") for text in texts)
     return tag(
-        "tr",
-        tag(
-            "th",
-            head,
-            scope="row",
-            style=f"{cell}white-space:nowrap;font-weight:600;padding-right:1em;{marked}",
-        ),
-        tag(
-            "td",
-            *(tag("div", text, style="margin-bottom:.2em") for text in texts),
-            picture or "",
-            style=f"{cell}width:100%",
-        ),
-        style="background:none",
-    )
+        "tr", tag("th", head, scope="row", style=of_head),
+        tag("td", *lines, picture or "", style=f"{cell}width:100%"), style="background:none",
+    )  # fmt: skip
 
 
 def _folded(rows: list[tuple[str, list[str], None]]) -> Markup:

@@ -24,12 +24,7 @@ from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
 from rekindle.spec.model import BUILTIN_TASKS, Spec
 
-NEEDED = {
-    "pyarrow": "data",
-    "numpy": "data",
-    "torch": "train",
-    "mlflow": "registry",
-}
+NEEDED = {"pyarrow": "data", "numpy": "data", "torch": "train", "mlflow": "registry"}
 REGISTRY_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 _PLACEHOLDER = re.compile(r"\{window(:[^}]*)?\}")
 

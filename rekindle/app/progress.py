@@ -111,7 +111,11 @@ class Progress:
             for name, line in self.lines.items()
             if self._running(name)
         ]
-        return Group(step_table(self.record), *live, Text(plain(self._place()), style="dim"))
+        return Group(
+            step_table(self.record, self.console.width),
+            *live,
+            Text(plain(self._place()), style="dim"),
+        )
 
     def _place(self) -> str:
         """Where the run is: steps done, of all, and since when."""
@@ -137,18 +141,20 @@ def ignored_table(ignored: Sequence[Ignored]) -> Table:
     return table
 
 
-def step_table(record: RunRecord) -> Table:
-    """Steps with their state, time and reason."""
+def step_table(record: RunRecord, width: int) -> Table:
+    """Steps with their state, time and reason, which has no place on a narrow terminal."""
+    longest = max((len(step.name) for step in record.steps), default=0)
+    roomy = longest + 30 <= width
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
     table.add_column("")
-    table.add_column("step", no_wrap=True)
+    table.add_column("step", overflow="fold", no_wrap=roomy)
     table.add_column("time", justify="right")
-    table.add_column("why", style="dim", overflow="fold")
+    if roomy:
+        table.add_column("why", style="dim", overflow="fold")
     for step in record.steps:
         mark, style = MARKS[step.status]
-        table.add_row(
-            Text(mark, style), Text(plain(step.name)), _seconds(step), Text(plain(_why(step)))
-        )
+        cells = Text(mark, style), Text(plain(step.name)), _seconds(step), Text(plain(_why(step)))
+        table.add_row(*cells[: len(table.columns)])
     return table
 
 

@@ -65,10 +65,7 @@ def _carried(cell: str | dict[str, str]) -> Carried:
 def as_markdown() -> str:
     """The table for people."""
     platforms = list(next(iter(table().values())).on)
-    lines = [
-        f"| feature | {' | '.join(platforms)} |",
-        "|---" * (len(platforms) + 1) + "|",
-    ]
+    lines = [f"| feature | {' | '.join(platforms)} |", "|---" * (len(platforms) + 1) + "|"]
     for feature in table().values():
         cells = [_cell(feature.on[platform]) for platform in platforms]
         lines.append(f"| {feature.what} | {' | '.join(cells)} |")

@@ -10,27 +10,26 @@ import dataclasses
 import datetime
 import functools
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from rekindle.catalog.machines import Cloud, machine
-from rekindle.catalog.nearest import unknown
 from rekindle.catalog.tables import rows
-from rekindle.errors import Problem, RequestError, SpecError
+from rekindle.errors import RequestError
+from rekindle.spec.platforms import Section
+from rekindle.spec.section_errors import checked
 from rekindle.spec.yaml_document import Document, read_document
 
 OLD_DAYS = 30
 _REGIONS: Mapping[Cloud, str] = {
     "aws": r"[a-z]{2,3}(-[a-z]+){1,2}-\d+", "gcp": r"[a-z]+-[a-z]+\d+", "azure": r"[a-z]+\d*",
 }  # fmt: skip
-_SECTIONS = ("sources", "factors", "prices")
-_KEYS = (
-    "machine", "region", "on_demand", "spot", "source", "as_of", "spot_source", "spot_as_of",
-)  # fmt: skip
-_FACTOR_KEYS = ("machines", "factor", "source", "as_of")
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Usd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +63,82 @@ class Price:
         return not -1 <= self.age_days(today, spot=spot) <= OLD_DAYS
 
 
-@dataclasses.dataclass(frozen=True)
-class Factor:
-    """What machines of SageMaker cost in terms of EC2's; `machines` is a regular expression."""
+class Factor(Section):
+    """What machines of SageMaker cost in terms of EC2's."""
 
-    machines: str
-    factor: float
-    source: str
+    machines: Text
+    """A regular expression of their names, such as `ml\\.p5.*`."""
+    factor: Usd
+    """What EC2's price is multiplied by."""
+    source: Text
+    """Where it was read, or what it was calculated from."""
     as_of: datetime.date
+    """The day when it was read."""
+
+    @field_validator("machines")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from None
+        return pattern
+
+
+class _Row(Section):
+    """A price as files have it."""
+
+    machine: Text
+    """The cloud's name of the machine."""
+    region: Text
+    """The cloud's name of the region."""
+    on_demand: Usd | None = None
+    """US dollars an hour, `~` where there is no price."""
+    spot: Usd | None = None
+    """US dollars an hour on spot, `~` where there is no price."""
+    source: Text
+    """Where it was read."""
+    as_of: datetime.date
+    """The day when it was read."""
+    spot_source: Text = ""
+    """Where the price of spot was read, if elsewhere."""
+    spot_as_of: datetime.date | None = None
+    """The day when the price of spot was read, if on another."""
+
+    @field_validator("machine")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        try:
+            machine(name)
+        except RequestError as error:
+            raise ValueError(f"{error.problems[0].what}, {error.problems[0].fix}") from None
+        return name
+
+    @field_validator("region")
+    @classmethod
+    def _has_its_form(cls, region: str, info: ValidationInfo) -> str:
+        name = info.data.get("machine")
+        cloud = machine(name).cloud if name else "local"
+        if cloud not in ("local", cloud_of(region)):
+            raise ValueError(f"`{region}` is not a region of {cloud}")
+        return region
+
+    @model_validator(mode="after")
+    def _says_all(self) -> Self:
+        if self.on_demand is None and self.spot is None:
+            raise ValueError("the row has no price; give it `on_demand` or `spot`")
+        if bool(self.spot_source) != (self.spot_as_of is not None):
+            raise ValueError("`spot_source` and `spot_as_of` belong together")
+        return self
+
+
+class _File(Section):
+    sources: Mapping[str, Any] = Field(default_factory=dict)
+    """Anchors for YAML's aliases."""
+    factors: tuple[Factor, ...] = ()
+    """What machines of SageMaker cost in terms of EC2's."""
+    prices: tuple[_Row, ...] = ()
+    """One row a line, each with a dash."""
 
 
 class PriceBook:
@@ -123,8 +190,7 @@ def refreshed_at(home: Path) -> Path:
 @functools.cache
 def shipped() -> PriceBook:
     """The rows that come with rekindle, of which a test knows that they are right."""
-    values = rows(Path(__file__).with_suffix(".yaml"))
-    return _Reader(Document(values, {})).book()
+    return _book(Document(rows(Path(__file__).with_suffix(".yaml")), {}), "prices.yaml")
 
 
 def read_book(paths: Iterable[Path]) -> PriceBook:
@@ -132,7 +198,7 @@ def read_book(paths: Iterable[Path]) -> PriceBook:
     that is wrong in the first wrong one."""
     found = PriceBook(())
     for path in paths:
-        found = _Reader(read_document(path)).book().over(found)
+        found = _book(read_document(path), str(path)).over(found)
     return found
 
 
@@ -156,6 +222,16 @@ def cloud_of(region: str) -> Cloud | None:
     return next((c for c, form in _REGIONS.items() if re.fullmatch(form, region)), None)
 
 
+def _book(document: Document, origin: str) -> PriceBook:
+    file = checked(_File, document.values, document.lines, origin)
+    prices = (
+        Price(r.machine, r.region, r.on_demand, r.spot, r.source, r.as_of, r.spot_source,
+              r.spot_as_of)
+        for r in file.prices
+    )  # fmt: skip
+    return PriceBook(prices, file.factors)
+
+
 def _reckoned(name: str, found: Price | None, below: Price, factor: Factor) -> Price:
     """A price of SageMaker by EC2's: all of it, or spot only where the rest was `found`."""
 
@@ -174,111 +250,3 @@ def _reckoned(name: str, found: Price | None, below: Price, factor: Factor) -> P
         found, spot_usd_per_hour=spot, spot_source=below.spot_source or below.source,
         spot_as_of=below.spot_as_of or below.as_of, assumed=f"spot: {how}",
     )  # fmt: skip
-
-
-class _Reader:
-    """Makes prices of a document and gathers what is wrong with it."""
-
-    def __init__(self, document: Document) -> None:
-        self.values, self.lines = document.values, document.lines
-        self.problems: list[Problem] = []
-
-    def book(self) -> PriceBook:
-        self._known(self.values, _SECTIONS, ())
-        prices = [self._price(row, path) for row, path in self._rows("prices", _KEYS)]
-        factors = [self._factor(row, path) for row, path in self._rows("factors", _FACTOR_KEYS)]
-        if self.problems:
-            raise SpecError(self.problems)
-        return PriceBook([p for p in prices if p], [f for f in factors if f])
-
-    def _rows(self, section: str, keys: Sequence[str]) -> Iterator[tuple[dict[str, Any], Any]]:
-        given = self.values.get(section) or []
-        if not isinstance(given, list):
-            self._wrong(
-                (section,), f"`{section}` is not a list", "one row a line, each with a dash"
-            )
-            return
-        for index, row in enumerate(given):
-            if not isinstance(row, dict):
-                self._wrong((section, index), "a row is not a mapping", f"{{{keys[0]}: ...}}")
-                continue
-            self._known(row, keys, (section, index))
-            yield row, (section, index)
-
-    def _price(self, row: dict[str, Any], path: tuple[Any, ...]) -> Price | None:
-        before = len(self.problems)
-        name, region = self._text(row, path, "machine"), self._text(row, path, "region")
-        usual, spot = self._usd(row, path, "on_demand"), self._usd(row, path, "spot")
-        source, day = self._text(row, path, "source"), self._day(row, path, "as_of")
-        where_spot, day_spot = row.get("spot_source"), None
-        if "spot_as_of" in row or where_spot is not None:
-            where_spot = self._text(row, path, "spot_source")
-            day_spot = self._day(row, path, "spot_as_of")
-        if name and region:
-            self._place(name, region, path)
-        if usual is None and spot is None:
-            fix = "on_demand: or spot: in US dollars an hour"
-            self._wrong(path, "the row has no price", fix)
-        if len(self.problems) > before or day is None:
-            return None
-        return Price(name, region, usual, spot, source, day, where_spot or "", day_spot)
-
-    def _factor(self, row: dict[str, Any], path: tuple[Any, ...]) -> Factor | None:
-        before = len(self.problems)
-        pattern, source = self._text(row, path, "machines"), self._text(row, path, "source")
-        factor, day = self._usd(row, path, "factor"), self._day(row, path, "as_of")
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            self._wrong((*path, "machines"), f"no regular expression: {error}", r"such as ml\.p5.*")
-        if len(self.problems) > before or factor is None or day is None:
-            return None
-        return Factor(pattern, factor, source, day)
-
-    def _place(self, name: str, region: str, path: tuple[Any, ...]) -> None:
-        """Whether there is such a machine, and its cloud may have such a region."""
-        try:
-            cloud = machine(name).cloud
-        except RequestError as error:
-            self._wrong((*path, "machine"), error.problems[0].what, error.problems[0].fix)
-            return
-        if cloud != "local" and cloud_of(region) != cloud:
-            self._wrong(
-                (*path, "region"), f"`{region}` is not a region of {cloud}", "correct the name"
-            )
-
-    def _known(self, row: Mapping[str, Any], keys: Sequence[str], path: tuple[Any, ...]) -> None:
-        for key in row:
-            if key not in keys:
-                error = unknown("field", key, keys).problems[0]
-                self._wrong((*path, key), f"a file of prices has no `{key}`", error.fix)
-
-    def _text(self, row: dict[str, Any], path: tuple[Any, ...], key: str) -> str:
-        text = row.get(key)
-        if isinstance(text, str) and text.strip():
-            return " ".join(text.split())
-        self._wrong((*path, key), f"the row has no `{key}`", f"{key}: as text")
-        return ""
-
-    def _usd(self, row: dict[str, Any], path: tuple[Any, ...], key: str) -> float | None:
-        number = row.get(key)
-        if number is None and key != "factor":
-            return None
-        is_number = not isinstance(number, bool) and isinstance(number, int | float)
-        if is_number and math.isfinite(usd := float(number or 0)) and usd > 0:
-            return usd
-        self._wrong((*path, key), f"`{key}` is {number!r}", "a number above zero, or ~ for none")
-        return None
-
-    def _day(self, row: dict[str, Any], path: tuple[Any, ...], key: str) -> datetime.date | None:
-        day = row.get(key)
-        try:
-            return day if isinstance(day, datetime.date) else datetime.date.fromisoformat(str(day))
-        except ValueError:
-            what = f"`{key}` is {day!r}" if day else f"the row has no `{key}`"
-            self._wrong((*path, key), what, f"{key}: when it was read, such as 2026-11-23")
-            return None
-
-    def _wrong(self, path: tuple[Any, ...], what: str, fix: str) -> None:
-        where = self.lines.get(path) or self.lines.get(path[:-1]) or ""
-        self.problems.append(Problem(what, where, fix))

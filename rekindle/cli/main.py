@@ -140,7 +140,8 @@ def report_errors(error: RekindleError, as_json: bool) -> None:
         answer(Errors(errors=rows_of(error)))
         return
     count = len(error.problems)
-    color = False if os.environ.get("NO_COLOR") else None  # no-color.org; None: click decides
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"  # no-color.org
+    color = False if plain else None  # None: click decides
     for problem in error.problems:
         click.secho("error: ", fg="red", bold=True, nl=False, err=True, color=color)
         # problems that a step printed stand below the step that failed
@@ -173,19 +174,16 @@ def _of_the_system(error: OSError) -> Any:
 
 
 def _refused(error: click.ClickException, as_json: bool) -> int:
-    from rekindle.masking import masked
+    if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its text is the help
+        error.show()
+        return 2
+    from rekindle.errors import Problem, RequestError
 
-    if as_json:
-        from rekindle.cli.options import answer
-        from rekindle.outputs import ErrorRow, Errors
-
-        what = masked(error.format_message())
-        answer(Errors(errors=(ErrorRow(code="E-USAGE", what=what, fix="see --help"),)))
-    else:
-        shown = io.StringIO()
-        error.show(shown)
-        click.echo(masked(shown.getvalue()), nl=False, err=True)
-    return 2
+    context = getattr(error, "ctx", None)
+    fix = f"see `{context.command_path if context else 'rekindle'} --help`"
+    refusal = RequestError([Problem(error.format_message(), "", fix, "E-USAGE")])
+    report_errors(refusal, as_json)
+    return refusal.exit_code
 
 
 def _verbose(words: list[str]) -> bool:

@@ -102,7 +102,7 @@ def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
 def conclude(record: RunRecord, result: RunSummary) -> None:
     """The step table, the gate, the model, the card."""
     console = RunConsole(soft_wrap=False)
-    console.print(step_table(record))
+    console.print(step_table(record, console.width))
     console.print()
     lines = [("run", f"{result.run_id}  {result.status} in {formats.duration(result.seconds)}")]
     if result.metrics:

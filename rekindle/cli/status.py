@@ -50,7 +50,7 @@ def show(record: RunRecord) -> None:
     where = "" if record.platform == "local" else f" on {record.platform}"
     console.print(f"{record.run_id}  {record.status}{where}", highlight=False)
     if record.steps:
-        console.print(step_table(record))
+        console.print(step_table(record, console.width))
     if record.submission and record.submission.url:
         click.echo(plain(record.submission.url))
     if record.error:

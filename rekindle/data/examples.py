@@ -30,7 +30,6 @@ SUMMARY = "summary.json"
 HASH_BYTES = 16
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 << 20
-_RESERVED = ("id", "hash", "split", "label", "text", "words", "image", "document")
 
 
 class ExamplesSummary(Record):
@@ -62,11 +61,6 @@ def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
         pa.field(modality, pa.binary() if modality == "image" else pa.string()),
     ]
     return pa.schema(fixed + [pa.field(name, pa.string()) for name in slices])
-
-
-def reserved(slices: tuple[str, ...]) -> list[str]:
-    """The slice columns whose names rekindle itself uses."""
-    return [name for name in slices if name in _RESERVED]
 
 
 class ExamplesWriter:

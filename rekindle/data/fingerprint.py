@@ -71,7 +71,7 @@ def fingerprint(
             "settings": [
                 data.model_dump(mode="json", exclude=_DATA_ASIDE),
                 {**model.model_dump(mode="json", exclude={"init_from"}), **_folders(model)},
-                train.model_dump(mode="json", exclude=_TRAIN_ASIDE),
+                {**train.model_dump(mode="json", exclude=_TRAIN_ASIDE), "best": train.exports_best},
             ],
             "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
             "code": source_hash(TRAINING),

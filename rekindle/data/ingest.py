@@ -24,7 +24,6 @@ from rekindle.data.examples import (
     ExamplesFile,
     ExamplesSummary,
     ExamplesWriter,
-    reserved,
     schema_of,
 )
 from rekindle.data.hashes import RecordsHash
@@ -37,6 +36,7 @@ from rekindle.data.times import Span, Times, inside, read_times
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import parse_window
 from rekindle.errors import DataError, RequestError
+from rekindle.spec.checks import RESERVED
 from rekindle.spec.identity import digest, file_sha256
 from rekindle.spec.model import DataSpec
 
@@ -54,7 +54,7 @@ def ingest(
     carry along (default: one of the examples written). Raises DataError with everything that is
     wrong with the source, at once, and where what was read has another fingerprint.
     """
-    if taken := reserved(data.slices):
+    if taken := [name for name in data.slices if name in RESERVED]:
         fix = f"rename the column; {', '.join(taken)} means something else in the examples"
         raise RequestError(f"`{taken[0]}` cannot be a slice", where="data.slices", fix=fix)
     out.mkdir(parents=True, exist_ok=True)

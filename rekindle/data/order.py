@@ -12,6 +12,9 @@ the epoch are shuffled.
 With `pack_length`, several rows share a sequence, which saves more: the permuted rows are cut into
 windows of `PACK_WINDOW` rows, `packing.py` fills sequences from each window, and the sequences of
 the epoch are shuffled. Epochs then differ a little in their number of sequences, and so of batches.
+
+With `classes`, an epoch has the same number of draws from each class. A class goes through its rows
+in a fixed random order, on and on, from one epoch to the next.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ Indices = npt.NDArray[np.int64]
 PADDING = -1
 BUCKET_BATCHES = 50
 PACK_WINDOW = 1 << 14
-_ROWS, _BATCHES = 0, 1
+_ROWS, _BATCHES, _CLASSES = 0, 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +67,10 @@ class SampleOrder:
         seed: int,
         lengths: npt.ArrayLike | None = None,
         pack_length: int | None = None,
+        classes: npt.ArrayLike | None = None,
     ) -> None:
-        """`lengths` are tokens, [rows]; ValueError for nonsense, such as a row above
-        `pack_length`."""
+        """`lengths` are tokens, [rows], and so are `classes`, to draw each equally often;
+        ValueError for nonsense, such as a row above `pack_length`."""
         if rows < 1 or global_batch_size < 1:
             raise ValueError(f"need rows and a batch size, got {rows} and {global_batch_size}")
         self.rows, self.global_batch_size, self.seed = rows, global_batch_size, seed
@@ -79,6 +83,11 @@ class SampleOrder:
             self._lengths is None or self._lengths.min() < 1 or self._lengths.max() > pack_length
         ):
             raise ValueError(f"packing needs lengths of 1 to {pack_length} tokens")
+        self._classes: list[Indices] = []
+        if classes is not None:
+            shuffled = _permutation(rows, seed, 0, _CLASSES)
+            of_row = np.asarray(classes)[shuffled]
+            self._classes = [shuffled[of_row == one] for one in np.unique(of_row)]
         self._number, self._epoch = -1, _Epoch(*(np.empty(0, np.int64),) * 3)
         self._packed_steps: list[int] = []
 
@@ -122,9 +131,21 @@ class SampleOrder:
             self._epoch = self._plain(number) if self.pack_length is None else self._packed(number)
         return self._epoch
 
+    def _drawn(self, number: int) -> Indices:
+        """The rows of an epoch, as many as there are, in random order."""
+        order = _permutation(self.rows, self.seed, number, _ROWS)
+        if not self._classes:
+            return order
+        share, more = divmod(self.rows, len(self._classes))
+        drawn = []
+        for turn, rows in enumerate(self._classes):
+            count = share + (turn < more)
+            drawn.append(rows[(number * count + np.arange(count)) % len(rows)])
+        return np.concatenate(drawn)[order]
+
     def _plain(self, number: int) -> _Epoch:
         size, steps = self.global_batch_size, self.steps_in_epoch(number)
-        order = _permutation(self.rows, self.seed, number, _ROWS)
+        order = self._drawn(number)
         if self._lengths is not None:
             window = size * BUCKET_BATCHES
             pieces = [order[i : i + window] for i in range(0, self.rows, window)]
@@ -142,7 +163,7 @@ class SampleOrder:
         assert self._lengths is not None
         assert self.pack_length is not None
         size = self.global_batch_size
-        order = _permutation(self.rows, self.seed, number, _ROWS)
+        order = self._drawn(number)
         pack_of, packs = np.empty(self.rows, np.int64), 0
         for start in range(0, self.rows, PACK_WINDOW):
             window = slice(start, start + PACK_WINDOW)

@@ -46,8 +46,7 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
     path = folder / (name or target)
     if path.suffix != ".py" or (name and not function.isidentifier()):
         raise RequestError(
-            f"`{target}` names no pipeline",
-            fix="write path.py:function, or the path of a .yaml",
+            f"`{target}` names no pipeline", fix="write path.py:function, or the path of a .yaml"
         )
     if not path.is_file():
         raise RequestError(f"file not found: {path}", fix="write path.py:function")

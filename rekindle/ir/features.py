@@ -31,13 +31,7 @@ from rekindle.ir.graph import (
     SubDag,
 )
 from rekindle.ir.origin import Origin, known_inputs, known_values, loop_origins
-from rekindle.ir.placeholders import (
-    PLATFORM_FACTS,
-    Argument,
-    Reference,
-    references,
-    templates,
-)
+from rekindle.ir.placeholders import PLATFORM_FACTS, Argument, Reference, references, templates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,8 +72,7 @@ def answered(
     found: dict[int, tuple[ReadinessCheck, ...]] = {}
     threads = [
         threading.Thread(  # a daemon: what hangs shall not keep the process
-            target=lambda i=i, check=check: found.update({i: _answer(check)}),
-            daemon=True,
+            target=lambda i=i, check=check: found.update({i: _answer(check)}), daemon=True
         )
         for i, check in enumerate(checks)
     ]

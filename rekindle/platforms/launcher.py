@@ -16,16 +16,7 @@ import threading
 
 from rekindle.errors import RekindleError
 from rekindle.http import HttpError
-from rekindle.platforms.attempts import (
-    Allowed,
-    Cause,
-    Finish,
-    Follow,
-    GiveUp,
-    Job,
-    Start,
-    decide,
-)
+from rekindle.platforms.attempts import Allowed, Cause, Finish, Follow, GiveUp, Job, Start, decide
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
+from rekindle.errors import PlatformError
+
+S = TypeVar("S")
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
 _MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
 
@@ -84,6 +88,21 @@ class Lowered:
     overlap: str
     missed: str
     clocks: str = "what then happens is not documented"
+
+
+def newest(found: Sequence[S], remove: Callable[[S], None]) -> S | None:
+    """The last of the schedules of one name, given from the oldest on, or None. The others, left by
+    whatever was cut off, go: all callers keep the same one."""
+    for older in found[:-1]:
+        remove(older)
+    return found[-1] if found else None
+
+
+def no_schedule(name: str, where: str = "") -> PlatformError:
+    """To raise where there is none of that name."""
+    return PlatformError(
+        f"there is no schedule `{name}`", where=where, fix="rekindle schedule list"
+    )
 
 
 def digest_of(files: Mapping[str, bytes], token: str = "") -> str:

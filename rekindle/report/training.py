@@ -101,16 +101,22 @@ def _facts(
     summary: TrainingSummary, history: tuple[HistoryRow, ...]
 ) -> tuple[tuple[str, str], ...]:
     rates = [row.samples_per_second for row in history if math.isfinite(row.samples_per_second)]
+    early = ""
+    if summary.planned_steps is not None:
+        early = f", stopped early: {formats.count(summary.planned_steps)} were planned"
     facts = [
         ("Task", summary.task.replace("_", " ")),
         ("Weights start from", summary.init_from),
         ("Parameters", formats.count(summary.parameters)),
         ("Rows trained on", formats.count(summary.train_rows)),
-        ("Optimizer steps", f"{formats.count(summary.steps)} ({summary.epochs:g} epochs)"),
+        ("Optimizer steps", f"{formats.count(summary.steps)} ({summary.epochs:g} epochs)" + early),
         ("Global batch", formats.count(summary.global_batch_size)),
         ("Ranks", formats.count(summary.world_size)),
         ("Engine and precision", ", ".join(filter(None, (summary.engine, summary.precision)))),
     ]
+    if summary.best_step is not None:
+        lowest = f"step {formats.count(summary.best_step)}, the lowest validation loss"
+        facts.append(("Weights of the model", lowest))
     if promise := _promise(summary):
         facts.append(("Trained again", promise))
     if rates:

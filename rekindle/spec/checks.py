@@ -16,6 +16,8 @@ from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
 
+RESERVED = ("id", "hash", "split", "label", "text", "words", "image", "document")
+
 _PASSWORD = re.compile(rf"://[^/?#@]*:[^/?#@]+@|{DATABASE_LOGIN}")
 _HTTP_USER = re.compile(r"https?://[^/?#@]+@", re.IGNORECASE)
 # name=value of a query, a fragment, or a part of a path; a value may hold such pairs itself
@@ -77,6 +79,9 @@ def _data(spec: Spec) -> Iterator[Finding]:
             "has a {window} but there is no data.window",
             "add data.window: {size: ...}",
         )
+    for name in set(data.slices).intersection(RESERVED):
+        what = f"`{name}` cannot be a slice: the examples have a column of this name"
+        yield ("data", "slices"), what, "rename the column"
     if len(set(data.labels)) != len(data.labels):
         yield ("data", "labels"), "duplicate label", "name each class once"
     if len(data.labels) == 1:
@@ -123,12 +128,37 @@ def _train(spec: Spec) -> Iterator[Finding]:
         for field, what, fix in rates.findings(spec.task, spec.model, train):
             yield ("train", field), what, fix
     yield from _rate(train)
+    yield from _objective(spec)
     if spec.resources.spot and train.checkpoint.every is None:
         yield (
             ("resources", "spot"),
             "a spot machine can be reclaimed at any time, and nothing would have been saved",
             "set train.checkpoint.every, or spot: false",
         )
+
+
+def _objective(spec: Spec) -> Iterator[Finding]:
+    """What is trained for, and which weights are kept."""
+    train, data = spec.train, spec.data
+    classless = ("causal_lm", "token_classification")
+    if train.sampling == "balanced" and spec.task in classless:
+        yield ("train", "sampling"), f"an example of {spec.task} has no class", "remove it"
+    if train.sampling == train.class_weights == "balanced":
+        what = "together with balanced weights, rare classes count too much"
+        yield ("train", "sampling"), what, "keep one of them"
+    if train.class_weights is not None and spec.task == "causal_lm":
+        yield ("train", "class_weights"), "a language model has no classes", "remove it"
+    patience = train.early_stopping_patience is not None
+    path = "early_stopping_patience" if patience else "checkpoint"
+    if train.exports_best and train.entrypoint:
+        yield ("train", path), "your own script decides what it saves", "remove it"
+    elif train.exports_best and data and not data.split.validation and data.split.by != "source":
+        what = "without a validation split no weights are the best"
+        yield ("train", path), what, "set data.split.validation, or remove it"
+    if isinstance(train.class_weights, dict) and data is not None and data.labels:
+        for label in set(train.class_weights) - set(data.labels):
+            fix = did_you_mean(label, data.labels) or f"one of {', '.join(data.labels[:20])}"
+            yield ("train", "class_weights", label), f"there is no class `{label}`", fix
 
 
 def _rate(train: TrainSpec) -> Iterator[Finding]:

@@ -8,19 +8,19 @@ digest."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from rekindle.errors import Problem, SpecError, did_you_mean
+from rekindle.errors import Problem, SpecError
 from rekindle.spec import lock
 from rekindle.spec.checks import check
-from rekindle.spec.model import BUILTIN_TASKS, Duration, Name, PartialDate, Spec
+from rekindle.spec.model import BUILTIN_TASKS, Spec
+from rekindle.spec.section_errors import Told, key_path, strict
 from rekindle.spec.yaml_document import Document, KeyPath, parse_value, read_document
 
 MAX_EXTENDS = 10
@@ -31,37 +31,25 @@ _PATH_FIELDS: tuple[KeyPath, ...] = (
 )  # fmt: skip
 
 
-def load_spec(path: str | Path, overrides: Sequence[str] = (), *, pinned: bool = True) -> Spec:
-    """The frozen `Spec` of the config `path` with `overrides` such as `train.lr=1e-4` applied.
-    Images are named as written unless `pinned`.
+def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bool = True) -> Spec:
+    """The frozen `Spec` of a config, or of a pipeline (`path.py:function`, or one compiled before),
+    with `overrides` such as `train.lr=1e-4` applied. Images are named as written unless `pinned`.
 
     Raises SpecError (exit code 2) with all problems: syntax, types, bounds, unknown keys with the
     nearest known one, and contradictions between fields."""
-    document = _with_extends(Path(path), ())
+    text, path = str(target), Path(target)
+    if _is_pipeline(text):
+        name = re.sub(r"[^a-z0-9_.-]+", "-", Path(text.partition(".py:")[0]).stem.lower())
+        pipeline = _anchored("pipeline", text, Path.cwd())
+        document = Document({"name": name.strip("-._") or "pipeline", "pipeline": pipeline}, {})
+    else:
+        document = _with_extends(path, ())
     values, lines = document.values, dict(document.lines)
-    for override in overrides:
-        _apply_override(values, lines, override)
-    spec = validate(values, lines, str(path))
-    spec._origin = (str(path), tuple(overrides))
-    return lock.pinned(spec, Path(path).parent) if pinned else spec
-
-
-def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bool = True) -> Spec:
-    """The `Spec` of a config, or of nothing but a pipeline: `path.py:function`, or a compiled one.
-
-    Raises SpecError as `load_spec` does."""
-    text = str(target)
-    if not _is_pipeline(text):
-        return load_spec(target, overrides, pinned=pinned)
-    name = re.sub(r"[^a-z0-9_.-]+", "-", Path(text.partition(".py:")[0]).stem.lower())
-    values: dict[str, Any] = {"name": name.strip("-._") or "pipeline"}
-    values["pipeline"] = _anchored("pipeline", text, Path.cwd())
-    lines: dict[KeyPath, str] = {}
     for override in overrides:
         _apply_override(values, lines, override)
     spec = validate(values, lines, text)
     spec._origin = (text, tuple(overrides))
-    return lock.pinned(spec, Path(text).parent) if pinned else spec
+    return lock.pinned(spec, path.parent) if pinned else spec
 
 
 def _is_pipeline(target: str) -> bool:
@@ -77,21 +65,16 @@ def _is_pipeline(target: str) -> bool:
 
 def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str) -> Spec:
     """`Spec` from plain values; `lines` says where each key stands."""
+    told = Told(Spec, lines, origin)
     try:
-        spec = _strict(values)
+        spec = strict(Spec, values)
     except ValidationError as error:
-        problems = _problems(error.errors(include_url=False), lines, origin)
-        problems += _checks_of_the_rest(values, error, lines, origin)
+        problems = told.problems(error)
+        problems += _checks_of_the_rest(values, error, told)
         raise SpecError(problems) from None
-    found = [_located(path, what, fix, lines, origin) for path, what, fix in check(spec)]
-    if found:
+    if found := [told.problem(*finding) for finding in check(spec)]:
         raise SpecError(found)
     return spec
-
-
-def _strict(values: Mapping[str, Any]) -> Spec:
-    """Validated as JSON: a list may fill a tuple, but "3" is not turned into a number."""
-    return Spec.model_validate_json(json.dumps(values), strict=True)
 
 
 def _with_extends(path: Path, seen: tuple[Path, ...]) -> Document:
@@ -198,189 +181,17 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
     _anchor_paths(values, Path.cwd())
 
 
-def _where(path: KeyPath, lines: Mapping[KeyPath, str], origin: str) -> str:
-    for end in range(len(path), 0, -1):
-        if path[:end] in lines:
-            return lines[path[:end]]
-    return origin
-
-
-def _located(
-    path: KeyPath, what: str, fix: str, lines: Mapping[KeyPath, str], origin: str
-) -> Problem:
-    return Problem(f"{_dotted(path)}: {what}" if path else what, _where(path, lines, origin), fix)
-
-
-def _dotted(path: Iterable[str | int]) -> str:
-    return ".".join(str(part) for part in path)
-
-
-def _problems(
-    errors: Iterable[Mapping[str, Any]], lines: Mapping[KeyPath, str], origin: str
-) -> list[Problem]:
-    """One a place: of the members of a union, those that a section's own errors leave."""
-    places: dict[KeyPath, list[Mapping[str, Any]]] = {}
-    for error in errors:
-        places.setdefault(_key_path(error["loc"]), []).append(error)
-    return [
-        _problem(path, members, lines, origin)
-        for path, members in places.items()
-        if not any(len(path) < len(other) and other[: len(path)] == path for other in places)
-    ]
-
-
-def _problem(
-    path: KeyPath, members: list[Mapping[str, Any]], lines: Mapping[KeyPath, str], origin: str
-) -> Problem:
-    error = members[0]
-    if error["type"] == "extra_forbidden":
-        return _unknown_key(path, lines, origin)
-    if error["type"] == "missing":
-        return _located(path, "is missing", f"add `{path[-1]}:`", lines, origin)
-    if "secrets" in path or path[-1:] == ("token",):  # it may be one, and errors end up in logs
-        fix = f"{_hint(path[:-1]).rstrip(':')}; keep the value out of the config"
-        return _located(path, "is not a secret reference", fix, lines, origin)
-    shown = repr(error.get("input"))
-    said = [str(e["msg"]).removeprefix("Input ").removeprefix("String ") for e in members]
-    message = " or ".join([said[0], *(text.removeprefix("should be ") for text in said[1:])])
-    what = f"{message}, not {shown[:80]}"
-    if error["type"] == "string_pattern_mismatch":
-        what = f"{shown[:80]} has the wrong form"
-    return _located(path, what, _fix(members, path), lines, origin)
-
-
-# what to write, by the beginning of pydantic's name of the error
-_WRITE = {
-    "int": "write a whole number", "float": "write a number", "bool": "write true or false",
-    "string": "write text", "dict": "write a mapping, {a: b}", "list": "write a list, [a, b]",
-    "tuple": "write a list, [a, b]", "model": "write a section, {field: value}",
-}  # fmt: skip
-# the same by the whole name, with the bound of the field
-_WITHIN = {
-    "greater_than": ("above", "gt"), "greater_than_equal": ("of at least", "ge"),
-    "less_than": ("below", "lt"), "less_than_equal": ("of at most", "le"),
-}  # fmt: skip
-# what a pattern asks for
-_FORMS = {
-    get_args(form)[1].pattern: words
-    for form, words in (
-        (Name, "use lower-case letters, digits, `.`, `_`, `-`, at most 63; begin and end with a "
-               "letter or digit"),
-        (Duration, "use a number and a unit, such as `6 months`"),
-        (PartialDate, "use `latest`, or a date such as 2026-06 or 2026-06-30"),
-    )
-}  # fmt: skip
-
-
-def _fix(errors: list[Mapping[str, Any]], path: KeyPath) -> str:
-    """The word that was meant, or what to write, and what the field is."""
-    writes = []
-    for error in errors:
-        if error["type"] in ("literal_error", "enum"):
-            words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
-            if meant := did_you_mean(str(error.get("input")), words, cutoff=0.5):
-                return meant
-            writes.append(f"write one of {', '.join(words)}" if words[1:] else f"write {words[0]}")
-        elif error["type"] == "string_pattern_mismatch":
-            return _FORMS.get(error["ctx"]["pattern"]) or _hint(path)
-        elif error["type"] in _WITHIN:
-            word, name = _WITHIN[error["type"]]
-            bound = error["ctx"][name]
-            writes.append(f"write a number {word} {int(bound) if bound == int(bound) else bound:,}")
-        else:
-            writes.append(_WRITE.get(error["type"].partition("_")[0], ""))
-    write = ", or ".join(filter(None, writes)).replace(", or write ", ", or ")
-    return ": ".join(filter(None, (write, _hint(path))))
-
-
-def _hint(path: KeyPath) -> str:
-    """The first sentence on the field, or on the list that it is in."""
-    while path and isinstance(path[-1], int):
-        path = path[:-1]
-    text = " ".join(_field_docs(path).split())
-    first = re.split(r"(?<=[.;]) (?![^(]*\))", text)[0]  # not inside parentheses
-    return first.rstrip(".;") if text else "see configs/README.md"
-
-
-def _key_path(location: tuple[str | int, ...]) -> KeyPath:
-    """Pydantic's location without the names it adds for the members of a union."""
-    prefixes = ("literal[", "dict[", "constrained-")
-    noise = {"str", "int", "float", "LayoutSpec", "TokenizerSpec", "[key]"}
-    return tuple(
-        part for part in location
-        if not (isinstance(part, str) and (part in noise or part.startswith(prefixes)))
-    )  # fmt: skip
-
-
-def _section_at(path: KeyPath) -> type[BaseModel] | None:
-    model: type[BaseModel] | None = Spec
-    for part in path:
-        if model is None:
-            return None
-        model = next(
-            (
-                _model_of(f.annotation)
-                for n, f in model.model_fields.items()
-                if (f.alias or n) == part
-            ),
-            None,
-        )
-    return model
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-
-
-def _field_docs(path: KeyPath) -> str:
-    section = _section_at(path[:-1]) if path else None
-    if section is None:
-        return ""
-    return next(
-        (
-            f.description or ""
-            for n, f in section.model_fields.items()
-            if (f.alias or n) == path[-1]
-        ),
-        "",
-    )
-
-
-def _unknown_key(path: KeyPath, lines: Mapping[KeyPath, str], origin: str) -> Problem:
-    section = _section_at(path[:-1])
-    known = [f.alias or n for n, f in section.model_fields.items()] if section else []
-    fix = did_you_mean(str(path[-1]), known, cutoff=0.5)
-    if not fix and (elsewhere := _elsewhere(str(path[-1]))):
-        fix = f"did you mean `{elsewhere[0]}`?"
-    fix = fix or f"known here: {', '.join(known)}"
-    return _located(path, "unknown key", fix, lines, origin)
-
-
-def _elsewhere(name: str) -> list[str]:
-    """Dotted names of fields called `name` in any section."""
-    return [
-        f"{section_field.alias or section}.{name}"
-        for section, section_field in Spec.model_fields.items()
-        if (model := _model_of(section_field.annotation)) and name in model.model_fields
-    ]
-
-
 def _checks_of_the_rest(
-    values: Mapping[str, Any], error: ValidationError, lines: Mapping[KeyPath, str], origin: str
+    values: Mapping[str, Any], error: ValidationError, told: Told
 ) -> list[Problem]:
     """Contradictions among the fields that are fine, so that one reading shows everything."""
-    bad = {_key_path(item["loc"]) for item in error.errors(include_url=False)}
+    bad = {key_path(item["loc"]) for item in error.errors(include_url=False)}
     try:
-        spec = _strict({"name": "x", "task": BUILTIN_TASKS[0], **_without(values, bad, ())})
+        spec = strict(Spec, {"name": "x", "task": BUILTIN_TASKS[0], **_without(values, bad, ())})
     except ValidationError:
         return []
     touched = {path[:2] for path in bad}
-    return [
-        _located(path, what, fix, lines, origin)
-        for path, what, fix in check(spec)
-        if path[:2] not in touched
-    ]
+    return [told.problem(*finding) for finding in check(spec) if finding[0][:2] not in touched]
 
 
 def _without(values: Mapping[str, Any], bad: set[KeyPath], path: KeyPath) -> dict[str, Any]:

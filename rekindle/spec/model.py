@@ -30,6 +30,7 @@ Duration = Annotated[
     str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+ClassWeight = Annotated[float, Field(gt=0, le=1_000_000)]
 PartialDate = Annotated[
     str,
     StringConstraints(pattern=r"^(latest|\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:\d{2}(:\d{2})?)?)?)?)?)$"),
@@ -206,7 +207,8 @@ class CheckpointSpec(Section):
     keep: int = Field(2, ge=1, le=100)
     """How many of the newest complete checkpoints are kept."""
     keep_best: bool = False
-    """Keep the one with the lowest validation loss, too."""
+    """Save whenever the validation loss is lower than ever before, keep that checkpoint, and make
+    the model of its weights instead of the last."""
     keep_every_hours: float | None = Field(None, gt=0)
     """Keep one for each such span of training time, too; null: none."""
 
@@ -235,6 +237,12 @@ class TrainSpec(Section):
     """Passes over the training split; default 3 unless `steps` is given."""
     steps: int | None = Field(None, ge=1, le=1_000_000_000)
     """Optimizer steps, instead of `epochs`."""
+    validate_every: int | None = Field(None, ge=1)
+    """Optimizer steps between two validations; null: at the end of each epoch. The last step is
+    always followed by one."""
+    early_stopping_patience: int | None = Field(None, ge=1)
+    """So many validations in a row without a lower loss end the training; null: none do. The model
+    has the weights of the lowest, as with `checkpoint.keep_best`."""
     global_batch_size: int = Field(64, ge=1, le=1_000_000)
     """Examples a step, over all ranks and accumulation."""
     micro_batch_size: int | Literal["auto"] = "auto"
@@ -266,6 +274,13 @@ class TrainSpec(Section):
     """Largest norm of the gradient; null does not clip."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of the target that is spread over all classes."""
+    class_weights: Literal["balanced"] | dict[str, ClassWeight] | None = None
+    """How much an example of each class counts in the training loss; a class that is not named
+    counts 1. `balanced` is examples / (classes x examples of the class), so that every class counts
+    the same."""
+    sampling: Literal["natural", "balanced"] = "natural"
+    """`balanced` draws every class equally often: examples of rare classes repeat within an epoch,
+    and those of frequent ones take turns from epoch to epoch."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Decides initial weights, data order and dropout."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
@@ -316,6 +331,11 @@ class TrainSpec(Section):
     """Your own torchrun script, instead of rekindle's loop; see the README of rekindle/launch for
     what it receives.
     """
+
+    @property
+    def exports_best(self) -> bool:
+        """Whether the model has the weights of the lowest validation loss, not the last ones."""
+        return self.checkpoint.keep_best or self.early_stopping_patience is not None
 
 
 AUTO = "auto"

@@ -75,11 +75,7 @@ class CausalLM(TokenTask):
         model: ModelSpec,
         assets: Path,
     ) -> Settings:
-        shape = {
-            "form": data.columns.form,
-            "max_length": data.max_length,
-            "packing": data.packing,
-        }
+        shape = {"form": data.columns.form, "max_length": data.max_length, "packing": data.packing}
         if isinstance(model.tokenizer, str) or isinstance(model.source, str):
             return {**shape, **_fetch_tokenizer(model, assets)}
         return {**shape, **_train_tokenizer(train, model.tokenizer or TokenizerSpec(), assets)}

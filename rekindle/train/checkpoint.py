@@ -75,9 +75,10 @@ def newest(root: str | Path, run_key: str) -> Checkpoint | None:
     return _choose(root, run_key, _Gang())
 
 
-def agreed(root: str | Path, run_key: str) -> Checkpoint | None:
-    """The same for all ranks together, which share the reading and hashing; all have to call it."""
-    return _choose(root, run_key, _Gang(dist.get_rank(), dist.get_world_size()))
+def agreed(root: str | Path, run_key: str, step: int | None = None) -> Checkpoint | None:
+    """The same for all ranks together, which share the reading and hashing; all have to call it.
+    With `step`, the newest of that step."""
+    return _choose(root, run_key, _Gang(dist.get_rank(), dist.get_world_size()), step)
 
 
 def load(
@@ -305,9 +306,13 @@ class _Gang:
         return values
 
 
-def _choose(root: str | Path, run_key: str, gang: _Gang) -> Checkpoint | None:
+def _choose(
+    root: str | Path, run_key: str, gang: _Gang, step: int | None = None
+) -> Checkpoint | None:
     storage = storage_of(root)
     found = offers(storage, run_key) if gang.rank == 0 else iter(())
+    if step is not None:
+        found = (offer for offer in found if offer[0].step == step)
     skipped = 0
     while True:
         offer = gang.told(_next(found))

@@ -151,7 +151,7 @@ class _Small:
     ) -> None:
         self.job, self.task, self.kind = job, task, type(network)
         layout = mesh.layout
-        self.config = _small_config(network.config, layout) if _has_config(network) else None
+        self.config = _small_config(network.config, layout) if hasattr(network, "config") else None
         # a pipeline is full with as many micro-batches as it has ranks, and goes around in rounds
         self.sequences = MICRO * layout.data * (layout.pp if layout.pp > 1 else 2)
         count = STEPS * 2 * self.sequences + 1
@@ -214,10 +214,6 @@ class _Small:
         return self.task.build(
             ModelSpec(source=quiet), manifest.labels, manifest.settings, self.shards.assets
         )
-
-
-def _has_config(network: nn.Module) -> bool:
-    return hasattr(network, "config")
 
 
 def _small_config(config: Any, layout: Layout) -> Any:

@@ -5,7 +5,7 @@ resuming.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -34,6 +34,13 @@ class History:
             f"the loss curve lacks {missing} of {step} steps: {self.path} was cut or damaged. The "
             "weights do not depend on it"
         )
+
+    def amend(self, step: int, found: Mapping[str, float]) -> None:
+        """Add to the row of `step`, if it is the last, what a later validation found."""
+        rows = list(read_history(self.path))
+        if rows and rows[-1].step == step:
+            rows[-1] = rows[-1].model_copy(update=found)
+            write_atomically(self.path, "".join(row.model_dump_json() + "\n" for row in rows))
 
     def append(self, row: HistoryRow) -> None:
         """Add a step."""

@@ -57,20 +57,42 @@ class Plan:
 
     steps: int
     order: SampleOrder
+    validate_every: int | None = None
 
     @classmethod
     def of(cls, train: TrainSpec, order: SampleOrder) -> Plan:
         """`steps` wins over `epochs`."""
-        return cls(train.steps or max(1, order.steps(train.epochs or DEFAULT_EPOCHS)), order)
+        steps = train.steps or max(1, order.steps(train.epochs or DEFAULT_EPOCHS))
+        return cls(steps, order, train.validate_every)
 
     def epoch(self, step: int) -> float:
         """Passes over the data after `step` steps: 1.5 in the middle of the second."""
         epoch, position = self.order.epoch_of(step)
         return epoch + position / self.order.steps_in_epoch(epoch)
 
-    def ends_epoch(self, step: int) -> bool:
-        """Whether the step before `step` was the last of an epoch."""
-        return self.order.epoch_of(step)[1] == 0
+    def validates(self, step: int) -> bool:
+        """Whether a validation follows `step` steps."""
+        if step == self.steps or self.validate_every is None:
+            return step == self.steps or self.order.epoch_of(step)[1] == 0
+        return step % self.validate_every == 0
+
+
+@dataclasses.dataclass
+class Best:
+    """The validation with the lowest loss so far, the first of equals; `step` is 0 before there is
+    one. `stale` validations followed it."""
+
+    step: int = 0
+    loss: float | None = None
+    stale: int = 0
+
+    def hears(self, step: int, loss: float) -> bool:
+        """Take in a validation; whether it is the best so far."""
+        if math.isfinite(loss) and (self.loss is None or loss < self.loss):
+            self.step, self.loss, self.stale = step, loss, 0
+        else:
+            self.stale += 1
+        return self.stale == 0
 
 
 class StopFlag:
@@ -127,6 +149,7 @@ class Trainer:
         self.feed = Feed(self.mesh.device, exact)
         self.behind = self.mesh.device.type != "cpu"
         self.bad_steps, self.seconds_before = 0, 0.0
+        self.best, self.owed = Best(), False
         if layout.only_replicates and layout.world > 2:  # a sum of two has no order
             self._warm_up()
 
@@ -146,11 +169,14 @@ class Trainer:
         self, checkpointer: Checkpointer, history: History, stop: StopFlag, start: int,
         clock: Clock, profiler: Profiler, ledger: Ledger | None = None,
     ) -> int:  # fmt: skip
-        """Train from step `start` to the end; returns the last step done, which is smaller after a
-        request to stop."""
+        """Train from step `start` until `done`, or a request to stop; returns the last step
+        done."""
         every, steps, began = self.spec.checkpoint.every, self.plan.steps, time.monotonic()
         reports = _Reports(self, history, clock, ledger)
         waiting: Launched | None = None
+        self._catch_up(start, checkpointer, history, stop)
+        if self.owed or self.done(start):
+            return start
         for step in range(start, steps):
             launched = self._launch(step, self.batches.work(step, steps), stop, checkpointer)
             profiler.step(self.batches.waited)
@@ -159,27 +185,53 @@ class Trainer:
                 row, stopping = self._read(waiting, checkpointer)
                 reports.append(waiting, row)
                 waiting = None
-            last, ends = step + 1 == steps, self.plan.ends_epoch(step + 1)
+            last, validates = step + 1 == steps, self.plan.validates(step + 1)
             due = every is not None and (step + 1) % every == 0
-            if self.behind and not (last or ends or due or stopping):
+            if self.behind and not (validates or due or stopping):
                 waiting = launched
                 continue
             row, asked = self._read(launched, checkpointer)
             stopping = stopping or asked
-            if last or (ends and not stopping):
-                found, interrupted = self.validate(step + 1, stop)
-                row, stopping = row | found, stopping or interrupted
+            improved, self.owed = False, validates and self.validation is not None
+            if last or (validates and not stopping):
+                found, self.owed = self.validate(step + 1, stop)
+                row, stopping = row | found, stopping or self.owed
+                improved = self._improved(step + 1, found)
             reports.append(launched, row)
-            if last or ((due or stopping) and self._fits(stopping, stop, checkpointer)):
+            due = due or stopping or improved
+            last = last or self.done(step + 1)
+            if last or (due and (not stopping or checkpointer.fits(stop.seconds_left()))):
                 self.beat(step + 1, "save")
                 seconds = self.seconds_before + time.monotonic() - began
                 checkpointer.save(step + 1, self.tensors(), self.state(step + 1, row, seconds))
-            if stopping and not last:
+            if stopping or last:
                 return step + 1
         return steps
 
-    def _fits(self, stopping: bool, stop: StopFlag, checkpointer: Checkpointer) -> bool:
-        return not stopping or checkpointer.fits(stop.seconds_left())
+    def _catch_up(
+        self, step: int, checkpointer: Checkpointer, history: History, stop: StopFlag
+    ) -> None:
+        """The validation of the step that it resumed from, where a request to stop came first."""
+        if not self.owed:
+            return
+        found, self.owed = self.validate(step, stop)
+        if self.rank == 0:
+            history.amend(step, found)
+        if self._improved(step, found):
+            checkpointer.save(step, self.tensors(), self.state(step, found, self.seconds_before))
+
+    def done(self, step: int) -> bool:
+        """Whether the training is over after `step` steps."""
+        if self.owed and self.spec.exports_best:
+            return False
+        patience = self.spec.early_stopping_patience
+        return step == self.plan.steps or (patience is not None and self.best.stale >= patience)
+
+    def _improved(self, step: int, found: Mapping[str, float]) -> bool:
+        """Whether the weights are to be kept for what a validation found."""
+        if not found:
+            return False
+        return self.best.hears(step, found["validation_loss"]) and self.spec.exports_best
 
     def _launch(
         self, step: int, work: Work, stop: StopFlag, checkpointer: Checkpointer
@@ -330,6 +382,10 @@ class Trainer:
         load(checkpoint, self.tensors(), self.mesh.replicas)
         self.seconds_before = float(checkpoint.state.get("train_seconds") or 0.0)
         self.optimizer.restored(checkpoint.state.get("loss_scale"))
+        self.best = Best(**checkpoint.state.get("best", {}))
+        validated = checkpoint.state.get("validation_loss") is not None
+        judges = self.validation is not None and self.plan.validates(checkpoint.step)
+        self.owed = judges and not validated
         return checkpoint.step
 
     def state(self, step: int, row: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -342,6 +398,7 @@ class Trainer:
             "precision": self.spec.precision,
             "steps": self.plan.steps,
             "validation_loss": row.get("validation_loss"),
+            "best": dataclasses.asdict(self.best),
             "train_seconds": seconds,
             "loss_scale": [float(scale.value), int(scale.good)] if scale else None,
         }

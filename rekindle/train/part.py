@@ -36,6 +36,8 @@ class Goal:
     teacher: nn.Module | None = None
     temperature: float = 1.0
     teacher_weight: float = 0.0
+    class_weights: torch.Tensor | None = None
+    """[C], on the rank's device."""
 
 
 class Part(nn.Module):

@@ -63,7 +63,7 @@ def retained(complete: Sequence[Facts], spec: CheckpointSpec) -> set[str]:
     ordered = sorted(complete, key=lambda facts: (step_of(facts.name), facts.name))
     kept = {facts.name for facts in ordered[-spec.keep :]}
     if spec.keep_best:
-        judged = [(f.validation_loss, f.name) for f in reversed(ordered) if f.judged]
+        judged = [(f.validation_loss, f.name) for f in ordered if f.judged]
         kept |= {min(judged, key=lambda pair: pair[0] or 0.0)[1]} if judged else set()
     if spec.keep_every_hours:
         last: dict[int, str] = {}

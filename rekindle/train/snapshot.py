@@ -112,9 +112,7 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _allocate(
-    tensors: Mapping[str, torch.Tensor],
-) -> tuple[dict[str, torch.Tensor], Pinned | None]:
+def _allocate(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Pinned | None]:
     """An uninitialised host tensor for each, each with a storage of its own size."""
     starts: dict[str, int] = {}
     total = 0

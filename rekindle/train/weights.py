@@ -127,10 +127,7 @@ def convert(module: nn.Module, dtype: torch.dtype) -> None:
     narrower = torch.finfo(dtype).bits < 32
     rotary = [m for m in module.modules() if type(m).__name__.endswith("RotaryEmbedding")]
     exact = {id(b) for m in rotary if narrower for b in m.buffers(recurse=False)}
-    transform(
-        module,
-        lambda t: t.to(dtype) if t.is_floating_point() and id(t) not in exact else t,
-    )
+    transform(module, lambda t: t.to(dtype) if t.is_floating_point() and id(t) not in exact else t)
 
 
 class Source:

@@ -13,19 +13,21 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from rekindle.data.manifest import Shards, open_shards
 from rekindle.data.order import SampleOrder
-from rekindle.errors import UnsupportedError
+from rekindle.errors import CheckpointError, RequestError, UnsupportedError
 from rekindle.launch.events import emit
 from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec import rates
 from rekindle.spec.layout import Layout, Shape, resolve, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
-from rekindle.spec.model import ModelSpec
+from rekindle.spec.model import CheckpointSpec, ModelSpec
 from rekindle.tasks import TASKS, Task, load_task
 from rekindle.train import (
     adapters,
@@ -37,7 +39,7 @@ from rekindle.train import (
     numerics,
     weights,
 )
-from rekindle.train.batches import TRAIN
+from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.dcp import pieces_of
 from rekindle.train.history import History, read_history
@@ -90,7 +92,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     if rank == 0:
         _begin(job, trainer, history, found, first)
     dist.barrier()
-    checkpointer = Checkpointer(job.checkpoints, job.train.checkpoint, job.run_key, history.path)
+    checkpointer = Checkpointer(job.checkpoints, _keeps(job, shards), job.run_key, history.path)
     checkpointer.check_memory(trainer.tensors())
     clock = Clock(plan.steps, cost, device, trainer.world, job.train)
     ledger = Ledger(job.working, rank) if job.train.ledger and _speaks(start.mesh) else None
@@ -101,13 +103,45 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     last = trainer.fit(checkpointer, history, stop, first, clock, profiler, ledger)
     vitals.beat(last, "finish")
     checkpointer.wait()
-    if last < plan.steps:
+    if not trainer.done(last):
         if rank == 0:
             say(Path(job.status), {"status": "preempted", "step": last})
     else:
+        best = _return_to_best(job, trainer, last) if job.train.exports_best else None
         start.save(parts, Path(job.output))
         if rank == 0:
-            _finish(job, trainer, history)
+            _finish(job, trainer, history, last, best)
+
+
+def _keeps(job: Job, shards: Shards) -> CheckpointSpec:
+    """Which checkpoints are kept; RequestError where the best is, and no validation finds it."""
+    if job.train.exports_best and not shards.rows(VALIDATION):
+        raise RequestError(
+            "without a validation split no weights are the best",
+            where="data.split.validation",
+            fix="give it rows, or remove early_stopping_patience and checkpoint.keep_best",
+        )
+    return job.train.checkpoint.model_copy(update={"keep_best": job.train.exports_best})
+
+
+def _return_to_best(job: Job, trainer: Trainer, last: int) -> int:
+    """Give the parts the weights of the lowest validation loss; returns its step, or that of the
+    last where none was a number."""
+    step = trainer.best.step or last
+    if step != last:
+        found = checkpoint.agreed(job.checkpoints, job.run_key, step)
+        if found is None:
+            raise CheckpointError(
+                f"the weights of step {step}, the best, are lost",
+                where=job.checkpoints,
+                fix="remove this folder, and train again",
+            )
+        checkpoint.load(found, trainer.tensors(), trainer.mesh.replicas)
+    if dist.get_rank() == 0:
+        steps = trainer.plan.steps
+        ended = f"stopped early, at step {last} of {steps}; " if last < steps else ""
+        emit("notice", text=f"{ended}the model has the weights of step {step}, the best")
+    return step
 
 
 def _begin(
@@ -161,6 +195,7 @@ def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
         seed=job.train.seed,
         lengths=shards.lengths(TRAIN) if padded or pack_length else None,
         pack_length=pack_length,
+        classes=_labels(shards) if job.train.sampling == "balanced" else None,
     )
 
 
@@ -299,8 +334,10 @@ def _shape(network: nn.Module) -> Shape | None:
 
 def _goal(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
     teacher, layout = job.model.teacher, mesh.layout
+    counts = class_weights(job, shards, mesh.device)
+    plain = Goal(job.train.label_smoothing, class_weights=counts)
     if teacher is None:
-        return Goal(job.train.label_smoothing)
+        return plain
     if layout.tp * layout.pp * layout.cp > 1:
         raise UnsupportedError(
             f"a teacher needs whole examples and scores, which no rank of {layout} has",
@@ -311,14 +348,43 @@ def _goal(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
     if (folder / modelfolder.DESCRIPTION).exists():
         modelfolder.check_start(folder, shards, "model.teacher.source", job.code)
     network = load_teacher(folder, job, task, shards, mesh)
-    return Goal(job.train.label_smoothing, network, teacher.temperature, teacher.weight)
+    return dataclasses.replace(
+        plain, teacher=network, temperature=teacher.temperature, teacher_weight=teacher.weight
+    )
 
 
-def _finish(job: Job, trainer: Trainer, history: History) -> None:
-    """Rank 0 writes the summary of a training that is done, then the word that says so."""
+def class_weights(job: Job, shards: Shards, device: torch.device) -> torch.Tensor | None:
+    """[C], on the device; a class without examples counts 1."""
+    wanted = job.train.class_weights
+    labels = shards.manifest.labels
+    if wanted is None or not labels:
+        return None
+    if isinstance(wanted, dict):
+        if unknown := sorted(set(wanted) - set(labels)):
+            raise RequestError(
+                f"there is no class {unknown[0]!r}",
+                where="train.class_weights",
+                fix=f"use some of {', '.join(labels[:20])}",
+            )
+        weights = np.array([wanted.get(label, 1.0) for label in labels])
+    else:
+        counts = np.bincount(_labels(shards), minlength=len(labels))
+        weights = np.where(counts, counts.sum() / (counts > 0).sum() / np.maximum(counts, 1), 1.0)
+    return torch.from_numpy(weights).to(device)
+
+
+def _labels(shards: Shards) -> np.ndarray:
+    """Classes of all training examples, or of all their words."""
+    column = shards.table(TRAIN).column("label").combine_chunks()
+    return np.asarray(column.flatten() if pa.types.is_list(column.type) else column)
+
+
+def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
+    """Rank 0 writes the summary of a training that is done after step `last`, then the word that
+    says so. `best`: the step whose weights were exported, if it was asked for."""
     output = Path(job.output)
     rows = list(read_history(history.path))
-    final = rows[-1] if rows else None
+    final = next((row for row in reversed(rows) if row.step <= (best or last)), None)
     validation = {
         "loss": final.validation_loss, "accuracy": final.validation_accuracy,
     } if final else {}  # fmt: skip
@@ -327,8 +393,8 @@ def _finish(job: Job, trainer: Trainer, history: History) -> None:
         task=job.task,
         engine="native",
         world_size=trainer.world,
-        steps=trainer.plan.steps,
-        epochs=trainer.plan.epoch(trainer.plan.steps),
+        steps=last,
+        epochs=trainer.plan.epoch(last),
         global_batch_size=job.train.global_batch_size,
         seed=job.train.seed,
         precision=job.train.precision,
@@ -341,6 +407,8 @@ def _finish(job: Job, trainer: Trainer, history: History) -> None:
         layout=str(trainer.mesh.layout),
         device=device_name(trainer.mesh.device),
         attention=trainer.parts.attention if trainer.parts.stages[0].part.ours else "",
+        best_step=best,
+        planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
     )
     target = Path(job.history)
     target.mkdir(parents=True, exist_ok=True)
@@ -351,7 +419,7 @@ def _finish(job: Job, trainer: Trainer, history: History) -> None:
     )
     if (job.working / PROFILE).exists():
         shutil.copyfile(job.working / PROFILE, target / PROFILE)
-    say(Path(job.status), {"status": "done", "step": trainer.plan.steps})
+    say(Path(job.status), {"status": "done", "step": last})
 
 
 if __name__ == "__main__":

@@ -260,12 +260,7 @@ def hand_written(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding)
     return by_hand(wish, rows, pad)
 
 
-LOOPS = {
-    "trainer": trainer,
-    "accelerate": accelerated,
-    "on_gpu": on_gpu,
-    "by_hand": hand_written,
-}
+LOOPS = {"trainer": trainer, "accelerate": accelerated, "on_gpu": on_gpu, "by_hand": hand_written}
 
 
 def main() -> None:

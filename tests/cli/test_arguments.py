@@ -12,7 +12,7 @@ from rekindle.errors import RequestError, SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.ir.values import bind
-from rekindle.spec.load import load_spec, load_target
+from rekindle.spec.load import load_target
 
 NAMES = {
     "name",
@@ -53,7 +53,7 @@ def graphs():
 def spec_of(folder: Path, text: str = ""):
     path = folder / "c.yaml"
     path.write_text(f"name: tickets\npipeline: p.yaml\n{text}")
-    return load_spec(path)
+    return load_target(path)
 
 
 def test_parameters_keep_their_defaults_whatever_they_are_called(graphs, tmp_path):
@@ -86,7 +86,7 @@ def test_all_is_each_parameter_of_the_pipeline_that_the_config_can_fill(graphs, 
 def test_the_shipped_pipeline_receives_everything(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("name: x\ntask: text_classification\ndata: {source: 'sklearn:digits'}\n")
-    spec = load_spec(path)
+    spec = load_target(path)
     assert arguments_of(spec, graph_of(spec)[1], "/root").keys() == NAMES
 
 

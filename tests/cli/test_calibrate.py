@@ -13,7 +13,7 @@ from rekindle.cli.main import invoke
 from rekindle.outputs import Calibration
 from rekindle.records import TrainingSummary
 from rekindle.report.collect import HISTORY, collect
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from tests.support.cli_compile import ROOT
 
 CHAT = str(ROOT / "configs" / "chat.yaml")
@@ -41,7 +41,7 @@ def test_a_run_here_is_planned_and_all_ranks_have_work(home):
     assert (chosen["gpu"], chosen["layout"], chosen["machine"]) == ("CPU", "dp 2", "this machine")
     assert chosen["micro_batch_size"] == run.spec["train"]["micro_batch_size"] == 2
     assert run.spec["train"]["layout"] == "auto", "as many ranks as there are"
-    given = settled(load_spec(CHAT, ["train.micro_batch_size=4"]), "local")
+    given = settled(load_target(CHAT, ["train.micro_batch_size=4"]), "local")
     assert given.train.micro_batch_size == 4
 
 

@@ -81,8 +81,7 @@ def test_a_source_with_all_its_columns_is_ready(say, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("source", "odd"),
-    [("d/*.csv", "d/_old.csv"), ("d/{window:%Y-%m}.csv", "d/2023-01.csv")],
+    ("source", "odd"), [("d/*.csv", "d/_old.csv"), ("d/{window:%Y-%m}.csv", "d/2023-01.csv")]
 )
 def test_only_what_the_run_reads_is_judged(say, tmp_path, source, odd):
     """No hidden file, and of partitions the window says which."""

@@ -17,7 +17,7 @@ from rekindle.catalog.prices import Price, PriceBook, shipped
 from rekindle.cli.main import invoke
 from rekindle.errors import RequestError
 from rekindle.plan.plan import make
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 from tests.platforms.azureml.conftest import service as service
 from tests.support.cli_compile import PLATFORMS, ROOT, TRACKED, sagemaker
@@ -28,7 +28,7 @@ ON = "resources.machine=ml.p4de.24xlarge"
 
 
 def spec(*overrides, config=SEVEN):
-    return load_spec(config, [ON, *overrides])
+    return load_target(config, [ON, *overrides])
 
 
 def test_what_is_compiled_has_the_layout_of_the_plan(tmp_path, capsys):
@@ -65,7 +65,7 @@ def test_what_the_planner_does_not_know_stays_as_it_is(overrides):
     unknown = spec(*overrides)
     assert settled(unknown, "sagemaker") == unknown
     assert planned(unknown, "sagemaker", Path("/nowhere")) is None
-    digits = load_spec(ROOT / "configs" / "digits.yaml", ["resources.gpus_per_node=1"])
+    digits = load_target(ROOT / "configs" / "digits.yaml", ["resources.gpus_per_node=1"])
     assert settled(digits, "sagemaker") == digits
 
 
@@ -119,7 +119,7 @@ def test_machines_that_the_config_leaves_open_are_those_of_its_plan(tmp_path, ca
 )  # fmt: skip
 def test_machines_that_nobody_can_choose_are_not_chosen(overrides, platform, says, tmp_path):
     with pytest.raises(RequestError, match=says):
-        on_machines(load_spec(SEVEN, overrides), platform, tmp_path)
+        on_machines(load_target(SEVEN, overrides), platform, tmp_path)
 
 
 def test_a_submission_shows_the_plan_and_leaves_it_on_record(

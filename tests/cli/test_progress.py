@@ -70,7 +70,7 @@ def test_a_step_that_was_tried_again_says_how_often() -> None:
         StepRecord(name="register", status="succeeded", attempts=2, cached=True),
     )
     console = Console(file=io.StringIO(), width=100)
-    console.print(step_table(RECORD.model_copy(update={"steps": steps})))
+    console.print(step_table(RECORD.model_copy(update={"steps": steps}), console.width))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert lines[1:] == [
         f"✓  finetune  1 min 1 s  2 attempts; {lost}",

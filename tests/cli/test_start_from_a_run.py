@@ -10,7 +10,7 @@ from rekindle.app.run import resolved
 from rekindle.errors import RequestError
 from rekindle.platforms.local.content import describe, digest
 from rekindle.records import ArtifactRecord, RunRecord, StepRecord
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 
 CONFIG = """
 name: m
@@ -23,7 +23,7 @@ train: {lr: 1e-4}
 
 def test_a_model_that_changed_since_its_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
-    spec, model = load_spec(tmp_path / "c.yaml"), tmp_path / "home" / "model"
+    spec, model = load_target(tmp_path / "c.yaml"), tmp_path / "home" / "model"
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(b"weights")
     artifact = ArtifactRecord(

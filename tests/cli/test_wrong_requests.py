@@ -220,7 +220,7 @@ CASES: dict[str, Wrong] = {
     ),
     "a setting without a value": Wrong("doctor", "azureml", "--set", "--set train.lr=1e-4", ("train.lr",), code="E-SPEC"),
     "a config that is not there": Wrong("submit", "vertex", "", "check the path", config="none.yaml", code="E-SPEC"),
-    "a platform that is not there": Wrong("submit", "slurm", "", "see --help", code="E-USAGE"),
+    "a platform that is not there": Wrong("submit", "slurm", "", "see `rekindle submit --help`", code="E-USAGE"),
     "an unknown run": Wrong("status nobody-knows", "", "", "`rekindle run CONFIG`, or name another --home", config=""),
     "a log of an unknown run": Wrong("logs nobody-knows", "", "", "`rekindle run CONFIG`, or name another --home", config=""),
 }  # fmt: skip

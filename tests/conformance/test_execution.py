@@ -34,10 +34,7 @@ from tests.support.sagemaker_compile import IMAGE as ECR
 from tests.support.sagemaker_execution import what_came_of_it as left_on_sagemaker
 from tests.support.samples import SAMPLES, needs_these_samples
 
-pytestmark = [
-    pytest.mark.slow,
-    needs_these_samples,
-]
+pytestmark = [pytest.mark.slow, needs_these_samples]
 
 # conditions, nested pipelines, loops, lists, artifacts, OneOf; what needs a network or pip is left out
 EVERYWHERE = [

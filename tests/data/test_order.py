@@ -180,3 +180,30 @@ def test_the_order_is_the_same_on_every_machine_and_numpy():
 def test_nonsense_is_refused(wrong):
     with pytest.raises(ValueError, match=r"."):
         SampleOrder(**{"rows": 3, "global_batch_size": 2, "seed": 0, **wrong})
+
+
+@settings(max_examples=100)
+@given(**SIZES, epoch=st.integers(0, 20), classes=st.integers(1, 5))
+def test_balanced_epochs_draw_every_class_equally_often_and_its_rows_in_turns(
+    rows, batch, seed, epoch, classes
+):
+    of_row = np.random.default_rng(seed).integers(0, classes, rows) ** 2
+    order = SampleOrder(rows=rows, global_batch_size=batch, seed=seed, classes=of_row)
+    steps = order.steps_in_epoch(0)
+    drawn = np.concatenate([order.batch(step).rows for step in range((epoch + 1) * steps)])
+    drawn = drawn[drawn != PADDING]
+    assert len(drawn) == (epoch + 1) * rows
+    times = np.bincount(drawn, minlength=rows)
+    for one in set(of_row.tolist()):
+        share = (epoch + 1) * rows / len(set(of_row.tolist()))
+        assert abs(times[of_row == one].sum() - share) <= epoch + 1
+        assert np.ptp(times[of_row == one]) <= 1
+
+
+def test_balanced_rows_that_share_sequences_all_fit():
+    lengths, of_row = lengths_of(300, 1), np.arange(300) % 7 == 0
+    order = SampleOrder(
+        rows=300, global_batch_size=8, seed=1, lengths=lengths, pack_length=128, classes=of_row
+    )
+    drawn = np.concatenate([order.batch(step).rows for step in range(order.steps_in_epoch(0))])
+    assert np.bincount(of_row[drawn[drawn != PADDING]].astype(int)).tolist() == [150, 150]

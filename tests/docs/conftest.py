@@ -18,6 +18,7 @@ from tests.docs.blocks import ROOT
 
 NOTEBOOK = ROOT / "notebooks" / "01_first_run.ipynb"
 PLANNED = NOTEBOOK.with_name("02_plan.ipynb")
+PLATFORMS = NOTEBOOK.with_name("03_platforms.ipynb")
 
 
 def environment() -> dict[str, str]:
@@ -54,9 +55,16 @@ def executed_plan(tmp_path_factory):
     return _executed(PLANNED, tmp_path_factory.mktemp("planned"))
 
 
+@pytest.fixture(scope="session")
+def executed_platforms(tmp_path_factory):
+    """The same of the notebook that compiles and submits."""
+    return _executed(PLATFORMS, tmp_path_factory.mktemp("platforms"))
+
+
 def _executed(path: Path, work: Path) -> tuple[Path, nbformat.NotebookNode]:
     shutil.copytree(ROOT / "configs", work / "configs")
-    (work / "notebooks").mkdir()
+    shutil.copytree(path.parent, work / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    (work / "tests").symlink_to(ROOT / "tests")  # where the servers are
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook, timeout=240, kernel_name="python3",

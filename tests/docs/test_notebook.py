@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 import rekindle
 from rekindle.app.api import Run
-from tests.docs.conftest import NOTEBOOK, PLANNED
+from tests.docs.conftest import NOTEBOOK, PLANNED, PLATFORMS
 
-LIBRARIES = {"matplotlib", "numpy", "pandas", "rekindle"}
+PLOTTING = {"matplotlib", "numpy", "pandas"}
 
 
-@pytest.fixture(scope="module", params=[NOTEBOOK, PLANNED], ids=lambda path: path.stem)
+@pytest.fixture(scope="module", params=[NOTEBOOK, PLANNED, PLATFORMS], ids=lambda path: path.stem)
 def path(request):
     return request.param
 
@@ -22,7 +24,9 @@ def path(request):
 @pytest.fixture(scope="module")
 def trees(path):
     notebook = nbformat.read(path, as_version=4)
-    return [ast.parse(cell.source) for cell in notebook.cells if cell.cell_type == "code"]
+    shell = TransformerManager()  # `!rekindle ...`
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return [ast.parse(shell.transform_cell(source)) for source in code]
 
 
 def _attributes_of(trees, *names):
@@ -43,7 +47,7 @@ def test_a_notebook_is_committed_without_outputs(path):
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
 
 
-def test_it_imports_rekindle_and_plotting_only(trees):
+def test_it_imports_rekindle_and_plotting_only(path, trees):
     imported = {
         alias.name.split(".")[0]
         for tree in trees
@@ -51,13 +55,19 @@ def test_it_imports_rekindle_and_plotting_only(trees):
         if isinstance(node, ast.Import)
         for alias in node.names
     }
-    assert imported == LIBRARIES
-    assert not [n for t in trees for n in ast.walk(t) if isinstance(n, ast.ImportFrom)]
+    more = {n.module for t in trees for n in ast.walk(t) if isinstance(n, ast.ImportFrom)}
+    if path == PLATFORMS:
+        assert (imported, more) == (
+            {"rekindle", "subprocess", "sys"},
+            {"IPython.display", "pathlib"},
+        )
+    else:
+        assert (imported, more) == ({"rekindle", *PLOTTING}, set())
 
 
 def test_it_uses_public_names_only(trees):
     assert _attributes_of(trees, "rekindle") <= set(rekindle.__all__)
-    runs = _attributes_of(trees, "run", "first", "second")
+    runs = _attributes_of(trees, "run", "first", "second", "sent")
     plans = _attributes_of(trees, "plan", "each", "late")
     assert runs | plans
     for names, kind in ((runs, Run), (plans, rekindle.Forecast)):
@@ -89,3 +99,24 @@ def test_a_plan_shows_itself_as_a_table_with_bars(executed_plan):
     assert "reason" in rejected
     assert sum("image/png" in data for data in outputs) == 1
     assert list(folder.glob(".rekindle")) == []
+
+
+@pytest.mark.slow
+def test_a_pipeline_is_compiled_for_all_and_submitted_to_a_server_that_runs_it(executed_platforms):
+    folder, notebook = executed_platforms
+    outputs = [out for c in notebook.cells for out in c.get("outputs", [])]
+    printed = "".join(out.get("text", "") for out in outputs)
+    shown = [str(out.get("data", {})) for out in outputs]
+    for file in (
+        "word-count.yaml",
+        "word-count.vertex.json",
+        "word-count.sagemaker.json",
+        "word-count.azureml.yaml",
+    ):
+        assert (folder / "compiled" / file).is_file()
+        assert f"compiled/{file}" in printed
+    assert any("text/markdown" in data and "| azureml |" in data for data in shown)
+    assert re.search(r"kubeflow:\n.*\bcount +cached .*\n.*\bmost +runs again", printed)
+    assert "6 words, 4 of them different" in printed
+    (run,) = rekindle.runs(folder / ".rekindle")
+    assert (run.status, run.record.platform) == ("succeeded", "kubeflow")

@@ -31,7 +31,7 @@ from rekindle import errors
 from rekindle.app.api import Run
 from rekindle.app.grid import points
 from rekindle.cli.main import VERBS, cli
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from tests.docs.blocks import ROOT, blocks, commands, lay_out, pages
 from tests.docs.conftest import environment
 
@@ -95,7 +95,7 @@ def _check_rekindle(verb, words, folder):
     if verb == "run":
         assert points(folder / values["config"], values["overrides"])
     elif "config" in values:
-        load_spec(folder / values["config"], values["overrides"])
+        load_target(folder / values["config"], values["overrides"])
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=_name)
@@ -150,8 +150,9 @@ def _lines_and_folders(folder):
     """Every line that can run here, with the folder it runs in; examples lie where they do in a
     clone."""
     shutil.copytree(ROOT / "configs" / "plan", folder / "configs" / "plan")
+    here, page = folder, None
     for block in blocks("bash"):
-        here = folder
+        here, page = here if block.readme == page else folder, block.readme
         for line in commands(block):
             if line.startswith("cd "):
                 here = here / line.removeprefix("cd ")

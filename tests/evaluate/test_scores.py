@@ -24,7 +24,7 @@ from rekindle.errors import DataError
 from rekindle.evaluate.evaluate import evaluate
 from rekindle.records import Scores
 from rekindle.registry.signature import log_model
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from rekindle.spec.model import EvaluateSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import linear_loss, scorer
@@ -63,7 +63,7 @@ def same(found, expected):
 
 @pytest.mark.parametrize("name", ["digits", "reviews", "chat"])
 def test_the_shipped_configs_are_judged_as_by_plain_transformers(name, tmp_path):
-    spec = load_spec(CONFIGS / f"{name}.yaml")
+    spec = load_target(CONFIGS / f"{name}.yaml")
     ingest(spec.data, load_task(spec.task).modality, "", tmp_path / "examples")
     shard(tmp_path / "examples", spec.data, spec.model, spec.task, tmp_path / "shards")
     shards = open_shards(tmp_path / "shards")

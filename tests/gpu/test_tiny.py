@@ -135,10 +135,7 @@ def small(here):
 
 @pytest.mark.parametrize(
     ("made", "expected"),
-    [
-        (boom, [("before", PASS), ("raised at", FAIL)]),
-        (small, [("", "skipped: needs 99.0 GiB")]),
-    ],
+    [(boom, [("before", PASS), ("raised at", FAIL)]), (small, [("", "skipped: needs 99.0 GiB")])],
 )
 def test_an_error_is_a_row_that_fails_and_too_little_memory_one_that_is_skipped(
     monkeypatch, made, expected

@@ -22,10 +22,7 @@ from rekindle.plan.steptime import Constants, step_time
 from tests.plan.measured import Row, read_rows
 
 # start, least, most; of each GPU, then of the software
-_GPU = {
-    "matrix_efficiency": (0.75, 0.2, 1.0),
-    "attention_efficiency": (0.4, 0.05, 1.0),
-}
+_GPU = {"matrix_efficiency": (0.75, 0.2, 1.0), "attention_efficiency": (0.4, 0.05, 1.0)}
 _SOFTWARE = {
     "attention_backward": (3.0, 2.0, 4.0),
     "operand_passes": (1.0, 0.0, 5.0),

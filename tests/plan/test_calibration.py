@@ -9,7 +9,7 @@ from rekindle.outputs import Calibration
 from rekindle.plan.calibration import Known, Speeds, job_of
 from rekindle.plan.constants import spread_of, stamp
 from rekindle.plan.plan import make
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from tests.support.plan import ROOT
 
 BASE = Calibration(
@@ -19,7 +19,7 @@ BASE = Calibration(
 
 
 def plan(*measured, **changes):
-    spec = load_spec(ROOT / "configs" / "plan" / "7b-spot.yaml")
+    spec = load_target(ROOT / "configs" / "plan" / "7b-spot.yaml")
     return make(spec.model_copy(update=changes), shipped(), known=Known(Speeds(measured)))
 
 

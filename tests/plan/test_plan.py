@@ -23,7 +23,7 @@ from rekindle.plan.shape import shape_of
 from rekindle.plan.told import told
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.layout_support import cell_of, require
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from rekindle.spec.model import LayoutSpec, Spec, TrainSpec
 from tests.support.plan import ROOT
 
@@ -32,7 +32,7 @@ LAMBDA_BOOK = shipped()
 
 
 def planned(name, *overrides, book=LAMBDA_BOOK, examples=60_000):
-    spec = load_spec(ROOT / "configs" / "plan" / f"{name}.yaml", overrides)
+    spec = load_target(ROOT / "configs" / "plan" / f"{name}.yaml", overrides)
     return make(spec, book, examples=examples)
 
 
@@ -172,7 +172,7 @@ def test_machines_are_chosen_for_a_budget():
 
 def test_the_copies_of_a_checkpoint_are_planned_and_a_host_that_cannot_hold_them_is_refused():
     plan = planned("7b-spot")
-    choice, spec = plan.chosen, load_spec(ROOT / "configs" / "plan" / "7b-spot.yaml")
+    choice, spec = plan.chosen, load_target(ROOT / "configs" / "plan" / "7b-spot.yaml")
     work = choice.option.work
     one = snapshot_bytes(work)
     # eight shards hold weights and two moments once, in fp32 or bf16
@@ -233,7 +233,7 @@ def test_an_unknown_price_is_told_and_ones_own_counts():
 
 
 def test_old_prices_and_what_spot_assumes_are_told():
-    spec = load_spec(ROOT / "configs" / "plan" / "7b-spot.yaml")
+    spec = load_target(ROOT / "configs" / "plan" / "7b-spot.yaml")
     read = shipped().find("p4de.24xlarge", "us-east-1").as_of
     fresh = make(spec, shipped(), region="us-east-1", today=read)
     old = make(spec, shipped(), region="us-east-1", today=read + datetime.timedelta(days=400))
@@ -258,4 +258,4 @@ def test_what_the_config_fixes_stays_as_it_is():
     assert (work.layout.tp, work.layout.shard, work.layout.dp) == (2, 4, 1)
     assert (work.layout.micro_batch_size, work.checkpointing) == (2, "full")
     assert plan.weighed == 1
-    assert asked_of(load_spec(SCENARIOS[0])).free
+    assert asked_of(load_target(SCENARIOS[0])).free

@@ -50,11 +50,7 @@ CASES: dict[str, tuple[list[Job], Action, list[Job]]] = {
         [],
     ),
     "two at once": ([DURING_A, A["RUNNING"]], Follow(A["RUNNING"]), [DURING_A]),
-    "two at once, one being cancelled": (
-        [A["RUNNING"], B["CANCELLING"]],
-        Follow(A["RUNNING"]),
-        [],
-    ),
+    "two at once, one being cancelled": ([A["RUNNING"], B["CANCELLING"]], Follow(A["RUNNING"]), []),
     "the older of two failed": ([A["FAILED"], DURING_A], Start(2, 95), [DURING_A]),
     "one gave way, the other failed": ([A["FAILED"], GAVE_WAY], Start(2, 95), []),
     "one gave way, the other runs": ([A["RUNNING"], GAVE_WAY], Follow(A["RUNNING"]), []),

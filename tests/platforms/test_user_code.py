@@ -16,7 +16,7 @@ from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.user_code import code_of, hashes, placed
 from rekindle.spec import lock
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from rekindle.spec.lock import Pin
 from rekindle.spec.model import Spec
 
@@ -78,14 +78,14 @@ def graph_of(spec: Spec) -> tuple[str, Graph]:
 
 
 def spec_of(project: Path, *overrides: str) -> Spec:
-    return load_spec(project / "configs" / "own.yaml", overrides)
+    return load_target(project / "configs" / "own.yaml", overrides)
 
 
 def pin(project: Path, *overrides: str) -> None:
     """Say of every image that it has the code that is here."""
     spec = spec_of(project, *overrides)
     code = code_of(spec, graph_of(spec)[1]).digest
-    plain = load_spec(project / "configs" / "own.yaml", overrides, pinned=False).platforms
+    plain = load_target(project / "configs" / "own.yaml", overrides, pinned=False).platforms
     images = [getattr(plain, platform).image for platform in PLATFORMS]
     pins = {image: Pin(digest=DIGEST, code=code) for image in images}
     lock.write(project / "configs", pins)

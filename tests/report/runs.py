@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rekindle.records import (
-    Check,
-    Comparison,
-    Evidence,
-    RunRecord,
-    Slice,
-    StepRecord,
-)
+from rekindle.records import Check, Comparison, Evidence, RunRecord, Slice, StepRecord
 from tests.report.homes import (
     Home,
     began,

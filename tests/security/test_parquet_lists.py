@@ -115,7 +115,6 @@ def test_nulls_and_empty_lists_stay_what_they_are(tmp_path):
     pq.write_table(table, tmp_path / "x.parquet")
     data = DataSpec.model_validate({"source": str(tmp_path / "x.parquet"), **COLUMNS})
     with pytest.raises(
-        DataError,
-        match=r"2 rows without a list of words[\s\S]*x\.parquet:2, x\.parquet:3 \(\[\]\)",
+        DataError, match=r"2 rows without a list of words[\s\S]*x\.parquet:2, x\.parquet:3 \(\[\]\)"
     ):
         ingest(data, "words", "", tmp_path / "out")

@@ -8,7 +8,7 @@ from rekindle.errors import DataError, SpecError
 from rekindle.masking import MASK, masked, plain, plain_but_colour
 from rekindle.platforms.local.store import slug
 from rekindle.report.texts import without_credentials
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 
 TITLE = "\x1b]0;owned\x07"
 STEERING = [TITLE, "\x1b[2J", "\x9b2J", "\r", "\x08", "\u202e", "\u2066", "\x00", "\x7f"]
@@ -124,7 +124,7 @@ def config(folder, field, uri):
 )
 def test_a_secret_in_a_uri_is_refused(tmp_path, field, uri):
     with pytest.raises(SpecError, match="a config is no place for one"):
-        load_spec(config(tmp_path, field, uri))
+        load_target(config(tmp_path, field, uri))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_secret_in_a_uri_is_refused_wherever_it_stands(tmp_path, sections):
     path = config(tmp_path, "data", "sklearn:digits")
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **sections}))
     with pytest.raises(SpecError, match="a config is no place for one"):
-        load_spec(path)
+        load_target(path)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_secret_in_a_uri_is_refused_wherever_it_stands(tmp_path, sections):
     ],
 )
 def test_a_uri_without_one_is_not(tmp_path, field, uri):
-    load_spec(config(tmp_path, field, uri))
+    load_target(config(tmp_path, field, uri))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_one_list_of_secrets_serves_messages_configs_and_the_card(tmp_path, text
     read = {**yaml.safe_load(path.read_text()), "pipeline": "p.py:p", "arguments": {"a": text}}
     path.write_text(yaml.safe_dump(read))
     with pytest.raises(SpecError, match="a config is no place for one"):
-        load_spec(path)
+        load_target(path)
 
 
 def test_a_password_without_a_uri_is_refused(tmp_path):
@@ -190,4 +190,4 @@ def test_a_password_without_a_uri_is_refused(tmp_path):
         read = {**yaml.safe_load(path.read_text()), "pipeline": "p.py:p", "arguments": {"a": text}}
         path.write_text(yaml.safe_dump(read))
         with pytest.raises(SpecError, match="a config is no place for one"):
-            load_spec(path)
+            load_target(path)

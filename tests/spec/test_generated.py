@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.spec.generate import generated
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -21,7 +21,7 @@ def test_the_shipped_configs_load_and_obey_the_schema(path):
     import jsonschema
     import yaml
 
-    load_spec(path)
+    load_target(path)
     values = yaml.safe_load(
         path.read_text()
         .replace("3e-3", "0.003")

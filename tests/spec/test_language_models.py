@@ -3,7 +3,7 @@
 import pytest
 
 from rekindle.errors import SpecError
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from rekindle.spec.model import ColumnsSpec
 
 BASE = "name: x\ntask: {task}\ndata: {{source: x.jsonl, columns: {{{columns}}}}}\n{more}"
@@ -26,7 +26,7 @@ def test_what_contradicts_itself_is_refused(task, columns, more, where, fix, tmp
     path = tmp_path / "c.yaml"
     path.write_text(BASE.format(task=task, columns=columns, more=more))
     with pytest.raises(SpecError) as caught:
-        load_spec(path)
+        load_target(path)
     (problem,) = caught.value.problems
     assert where in str(problem)
     assert fix in f"{problem.what} {problem.fix}"
@@ -36,7 +36,7 @@ def test_labels_are_none_of_a_language_model_s_business(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("name: x\ntask: causal_lm\ndata: {source: x.jsonl, labels: [a, b]}\n")
     with pytest.raises(SpecError, match="no classes"):
-        load_spec(path)
+        load_target(path)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,6 @@ def test_the_columns_say_the_form(columns, form):
 
 @pytest.mark.parametrize("name", ["reviews-lm", "chat"])
 def test_the_shipped_configs_are_in_order(name):
-    spec = load_spec(f"configs/{name}.yaml")
+    spec = load_target(f"configs/{name}.yaml")
     assert spec.task == "causal_lm"
     assert spec.data.packing

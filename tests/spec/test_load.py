@@ -3,7 +3,7 @@
 import pytest
 
 from rekindle.errors import SpecError
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 from rekindle.spec.platforms import Section
 
@@ -23,20 +23,20 @@ def write(tmp_path):
 
 def problems_of(path, overrides=()):
     with pytest.raises(SpecError) as caught:
-        load_spec(path, overrides)
+        load_target(path, overrides)
     assert caught.value.exit_code == 2
     return caught.value.problems
 
 
 def test_a_minimal_config_gets_the_defaults_of_the_fields(write):
-    spec = load_spec(write(MINIMAL))
+    spec = load_target(write(MINIMAL))
     assert spec.model_name == "x"
     assert (spec.train.lr, spec.train.precision) == (None, "auto")
     assert spec.data.split.train == 0.8
 
 
 def test_the_spec_is_frozen(write):
-    spec = load_spec(write(MINIMAL))
+    spec = load_target(write(MINIMAL))
     with pytest.raises(ValueError, match="frozen"):
         spec.train.lr = 1.0
 
@@ -44,7 +44,7 @@ def test_the_spec_is_frozen(write):
 def test_overrides_win_and_name_themselves_in_errors(write):
     path = write(MINIMAL)
     assert (
-        load_spec(
+        load_target(
             path, ["train.lr=1e-5", "data.split={train: 0.5, validation: 0.2, test: 0.3}"]
         ).train.lr
         == 1e-5
@@ -58,7 +58,7 @@ def test_extends_merges_mappings_and_replaces_the_rest(write):
         "name: base\ntask: text_classification\ndata: {source: sklearn:digits, slices: [a]}\ntrain: {lr: 0.1, seed: 3}\n",
         "base.yaml",
     )
-    spec = load_spec(
+    spec = load_target(
         write("extends: base.yaml\nname: child\ndata: {slices: [b]}\ntrain: {lr: 0.2}\n")
     )
     assert (spec.name, spec.train.lr, spec.train.seed, spec.data.slices) == (
@@ -83,13 +83,15 @@ def test_extends_in_a_circle_is_refused(write):
 def test_relative_paths_start_at_the_folder_of_the_config(write, tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "d.csv").write_text("text,label\n")
-    spec = load_spec(write(MINIMAL.replace("sklearn:digits", "d.csv"), "deep/c.yaml"))
+    spec = load_target(write(MINIMAL.replace("sklearn:digits", "d.csv"), "deep/c.yaml"))
     assert spec.data.source == str(tmp_path / "deep" / "d.csv")
 
 
 @pytest.mark.parametrize("source", ["sklearn:digits", "s3://b/x.csv", "hub:glue?config=sst2"])
 def test_uris_stay_as_they_are(write, source):
-    assert load_spec(write(MINIMAL.replace("sklearn:digits", f"'{source}'"))).data.source == source
+    assert (
+        load_target(write(MINIMAL.replace("sklearn:digits", f"'{source}'"))).data.source == source
+    )
 
 
 def test_all_problems_are_reported_at_once_each_at_its_line(write):
@@ -121,6 +123,7 @@ def test_unknown_keys_suggest_the_nearest(write, key, hint):
     assert hint in problem.fix
 
 
+NO_VALIDATION = "data.split={train: 0.9, validation: 0, test: 0.1}"
 CONTRADICTIONS = [
     ("spot without checkpoints", ["resources.spot=true", "train.checkpoint.every=null"], "resources.spot"),
     ("two lengths of training", ["train.epochs=1", "train.steps=2"], "train.steps"),
@@ -130,6 +133,7 @@ CONTRADICTIONS = [
     ("window without a time", ["data.window={size: 1 month}"], "data.window"),
     ("partition without a window", ["data.source=s3://b/{window}/x.csv"], "data.source"),
     ("the same label twice", ["data.labels=[a, a]"], "data.labels"),
+    ("a slice with a name of ours", ["data.slices=[label]"], "data.slices"),
     ("one label", ["data.labels=[a]"], "data.labels"),
     ("floor out of reach", ["evaluate.floor={accuracy: 1.5}"], "evaluate.floor.accuracy"),
     ("password in a URI", ["register.tracking_uri=https://me:pw@host"], "register.tracking_uri"),
@@ -143,6 +147,13 @@ CONTRADICTIONS = [
     ("warm-up and decay beyond all steps", ["train.lr_schedule=wsd", "train.warmup=0.5", "train.decay=0.6"], "train.decay"),
     ("a decay that no schedule has", ["train.decay=0.2"], "train.decay"),
     ("a least rate of a constant one", ["train.lr_schedule=constant", "train.min_lr_ratio=0.1"], "train.min_lr_ratio"),
+    ("patience without validation", ["train.early_stopping_patience=2", NO_VALIDATION], "train.early_stopping_patience"),
+    ("the best without validation", ["train.checkpoint.keep_best=true", NO_VALIDATION], "train.checkpoint"),
+    ("patience with a script", ["train.early_stopping_patience=2", "train.entrypoint=t.py"], "train.early_stopping_patience"),
+    ("classes of a language model", ["task=causal_lm", "train.class_weights=balanced"], "train.class_weights"),
+    ("classes of whole texts of tags", ["task=token_classification", "train.sampling=balanced"], "train.sampling"),
+    ("rare classes made up for twice", ["train.class_weights=balanced", "train.sampling=balanced"], "train.sampling"),
+    ("weight of an unknown class", ["data.labels=[a, b]", "train.class_weights={c: 2}"], "train.class_weights.c"),
 ]  # fmt: skip
 
 
@@ -174,7 +185,7 @@ def test_the_rate_that_is_missing_is_proposed_by_kind_of_model_and_adapters(
     (problem,) = problems_of(write(MINIMAL), overrides)
     assert proposed in problem.fix
     rate = proposed.strip("`").partition(" ")[2]
-    assert load_spec(write(MINIMAL), [*overrides, f"train.lr={rate}"]).train.lr == float(rate)
+    assert load_target(write(MINIMAL), [*overrides, f"train.lr={rate}"]).train.lr == float(rate)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +199,7 @@ def test_the_rate_that_is_missing_is_proposed_by_kind_of_model_and_adapters(
     ],
 )
 def test_rates_that_mean_something_are_taken(write, overrides):
-    load_spec(write(MINIMAL), overrides)
+    load_target(write(MINIMAL), overrides)
 
 
 TYPES = [

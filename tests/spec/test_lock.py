@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.errors import SpecError
 from rekindle.spec import lock
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from rekindle.spec.lock import Pin
 
 DIGEST = "sha256:" + "1" * 64
@@ -31,17 +31,17 @@ def config(tmp_path: Path) -> Path:
 
 def test_an_image_with_a_pin_is_its_digest_and_others_stay_as_written(config: Path) -> None:
     lock.write(config.parent, {"registry.example.com:5000/team/digits:1": Pin(digest=DIGEST)})
-    loaded = load_spec(config)
+    loaded = load_target(config)
     assert loaded.platforms.kubeflow.image == f"registry.example.com:5000/team/digits@{DIGEST}"
     assert loaded.platforms.vertex.image == "europe-docker.pkg.dev/p/r/digits"
-    assert load_spec(config, pinned=False).platforms.kubeflow.image == (
+    assert load_target(config, pinned=False).platforms.kubeflow.image == (
         "registry.example.com:5000/team/digits:1"
     )
 
 
 def test_an_override_is_pinned_too(config: Path) -> None:
     lock.write(config.parent, {"r.example.com/x:2": Pin(digest=DIGEST)})
-    loaded = load_spec(config, ["platforms.kubeflow.image=r.example.com/x:2"])
+    loaded = load_target(config, ["platforms.kubeflow.image=r.example.com/x:2"])
     assert loaded.platforms.kubeflow.image == f"r.example.com/x@{DIGEST}"
 
 
@@ -58,4 +58,4 @@ def test_pins_of_other_images_stay_and_the_same_pins_are_the_same_bytes(tmp_path
 def test_a_file_of_somebody_else_is_refused_by_name(config: Path, text: str) -> None:
     (config.parent / lock.NAME).write_text(text)
     with pytest.raises(SpecError, match=r"rekindle\.lock is not what `rekindle images push`"):
-        load_spec(config)
+        load_target(config)

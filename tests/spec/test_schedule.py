@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import SpecError
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from rekindle.spec.schedule import ScheduleSpec, findings
 
 HEAD = "name: digits\ntask: image_classification\ndata: {source: 'sklearn:digits'}\n"
@@ -23,13 +23,13 @@ def test_a_config_says_what_is_wrong_with_its_schedule_and_where(tmp_path: Path)
     config = tmp_path / "c.yaml"
     config.write_text(HEAD + "schedule:\n  cron: 0 25 * * *\n  timezone: Europe/Berlim\n")
     with pytest.raises(SpecError) as caught:
-        load_spec(config)
+        load_target(config)
     first, second = caught.value.problems
     assert (first.where, second.where) == (f"{config}:5", f"{config}:6")
     assert "hour: 25 is not in 0-23" in first.what
     assert "did you mean `Europe/Berlin`?" in second.fix
     config.write_text(HEAD + "schedule: {cron: 0 3 * * 1}\n")
-    assert load_spec(config).schedule == ScheduleSpec(cron="0 3 * * 1", timezone="UTC")
+    assert load_target(config).schedule == ScheduleSpec(cron="0 3 * * 1", timezone="UTC")
 
 
 @pytest.mark.parametrize("zone", ZONES)
@@ -60,5 +60,5 @@ def test_what_the_section_does_not_have_is_refused(line: str, says: str, tmp_pat
     config = tmp_path / "c.yaml"
     config.write_text(f"{HEAD}{line}\n")
     with pytest.raises(SpecError) as caught:
-        load_spec(config)
+        load_target(config)
     assert says in str(caught.value)

@@ -7,10 +7,7 @@ import functools
 
 from hypothesis import strategies as st
 
-from rekindle.plan.risk import (
-    Work,
-    interval,
-)
+from rekindle.plan.risk import Work, interval
 from tests.plan.events import Runs, simulate
 from tests.plan.scenarios import RUNS, SETTINGS
 

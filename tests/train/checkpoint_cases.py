@@ -21,11 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from rekindle.errors import CheckpointError
 from rekindle.spec.model import CheckpointSpec
@@ -721,8 +717,7 @@ def store_a_manifest_is_put_once(root):
         there.put_new("step-000000001.deadbeef/manifest.json", b"one")
         there.put_new("step-000000001.deadbeef/manifest.json", b"one")  # a repeated request
         error = raised(
-            CheckpointError,
-            lambda: there.put_new("step-000000001.deadbeef/manifest.json", b"two"),
+            CheckpointError, lambda: there.put_new("step-000000001.deadbeef/manifest.json", b"two")
         )
         assert "was written by another attempt" in str(error)
         assert there.read("step-000000001.deadbeef/manifest.json") == b"one"

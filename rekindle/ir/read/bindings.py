@@ -22,13 +22,7 @@ from rekindle.ir.graph import (
     Step,
     SubDag,
 )
-from rekindle.ir.placeholders import (
-    Argument,
-    has_templates,
-    parse_value,
-    references,
-    templates,
-)
+from rekindle.ir.placeholders import Argument, has_templates, parse_value, references, templates
 from rekindle.ir.read.fields import Fields, Refusals, malformed
 from rekindle.ir.values import from_ir
 

@@ -30,13 +30,7 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.feature_checks import (
-    admit,
-    beyond,
-    known_secrets,
-    python_problems,
-    refusal,
-)
+from rekindle.platforms.feature_checks import admit, beyond, known_secrets, python_problems, refusal
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.spec.platforms import AzureMLSpec
 

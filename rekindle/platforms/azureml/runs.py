@@ -19,14 +19,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import PlatformError
 from rekindle.platforms.azureml import history
-from rekindle.platforms.azureml.client import (
-    connected,
-    mark_of,
-    submit,
-    where,
-)
+from rekindle.platforms.azureml.client import connected, mark_of, submit, where
 from rekindle.platforms.azureml.compile import identifiers
 from rekindle.platforms.azureml.outline import SUFFIX
 from rekindle.platforms.definition import Definition
@@ -37,6 +31,7 @@ from rekindle.platforms.snapshot import (
     Log,
     RunSnapshot,
     TaggedRun,
+    not_resumable,
     step_times,
 )
 from rekindle.platforms.submission import RunTag, SubmittedRun
@@ -119,10 +114,7 @@ def resume(definition: Definition, place: AzureMLSpec, id: str, mark: RunTag) ->
     with connected(place) as client:
         status = _status_of(client, id)
     if _RUNS.get(status) not in _AGAIN:
-        raise PlatformError(
-            f"the job is {status}", where=where(place),
-            fix="only what failed or was stopped is tried again",
-        )  # fmt: skip
+        raise not_resumable(f"the job is {status}", where(place))
     return submit(definition, place, mark)
 
 
@@ -194,7 +186,7 @@ def _if_it_ran(client: MLClient, step: StepRecord) -> StepRecord:
     try:
         told = _result(client, history.outputs(client, step.log))
     except Exception as error:
-        if _is_denied(error):
+        if getattr(error, "status_code", None) == 403:
             return step  # the caller may not read: it succeeded, as far as the service knows
         raise
     if "skipped" not in told:
@@ -217,7 +209,3 @@ def _why(record: history.Record) -> str:
     """What a run says went wrong."""
     error = (record.get("error") or {}).get("error") or {}
     return str(error.get("message") or "").strip()
-
-
-def _is_denied(error: Exception) -> bool:
-    return getattr(error, "status_code", None) == 403

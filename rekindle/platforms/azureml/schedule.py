@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.catalog.tables import azure_zone
-from rekindle.errors import PlatformError, Problem, UnsupportedError
+from rekindle.errors import Problem, UnsupportedError
 from rekindle.platforms.azureml.client import connected, of_the_workspace, where, written
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.names import plain_name
-from rekindle.platforms.submission import Lowered, Schedule
+from rekindle.platforms.submission import Lowered, Schedule, no_schedule
 from rekindle.spec import cron
 from rekindle.spec.platforms import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
@@ -44,10 +44,7 @@ def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
     if problems or zone is None:
         raise UnsupportedError(problems)
     return Lowered(
-        cron.written(schedule.cron),
-        zone,
-        "begins beside the run",
-        "left out after a pause",
+        cron.written(schedule.cron), zone, "begins beside the run", "left out after a pause"
     )
 
 
@@ -85,9 +82,7 @@ def pause(place: AzureMLSpec, name: str) -> Schedule:
     """The schedule of the config `name`, which starts nothing until it is set again."""
     with connected(place) as client:
         if _found(client, name) is None:
-            raise PlatformError(
-                f"there is no schedule `{name}`", where=where(place), fix="rekindle schedule list"
-            )
+            raise no_schedule(name, where(place))
         paused = client.schedules.begin_disable(schedule_id(name))
         return _schedule(paused.result(timeout=_LONGEST_SECONDS))
 

@@ -22,11 +22,7 @@ from typing import Any
 
 import yaml
 
-from rekindle.errors import (
-    PlatformError,
-    SpecError,
-    UnreachableError,
-)
+from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.ir.compile import LOADER
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.outline import steps
@@ -107,8 +103,7 @@ def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> Submitt
             return SubmittedRun(found[0].run_id, page(place, found[0].run_id), anew=False)
         body = _run(definition, experiment, name, mark, place)
         made = server.created(
-            lambda: server.runs.run_service_create_run(run=body),
-            lambda: next(iter(named()), None),
+            lambda: server.runs.run_service_create_run(run=body), lambda: next(iter(named()), None)
         )
         first = server.call(named)[0]  # another process may have submitted it too
         if first.run_id != made.run_id:

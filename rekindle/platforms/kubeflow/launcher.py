@@ -34,21 +34,9 @@ from rekindle.ir.graph import Retry, Setting
 from rekindle.launch import staging
 from rekindle.platforms.attempts import ENDED_RUN, SUCCEEDED, Allowed, Cause, GiveUp, Job, Start
 from rekindle.platforms.kubeflow import trainjob
-from rekindle.platforms.kubeflow.cluster import (
-    ACCOUNT,
-    IN_CLUSTER,
-    Cluster,
-    Conflict,
-)
+from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Conflict
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
-from rekindle.platforms.kubeflow.job import (
-    Follower,
-    attempts,
-    failure,
-    is_for,
-    jobs_path,
-    state_of,
-)
+from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for, jobs_path, state_of
 from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit
 from rekindle.platforms.kubeflow.pods import Late
 from rekindle.platforms.kubeflow.settings import INPUT

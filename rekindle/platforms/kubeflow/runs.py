@@ -24,7 +24,7 @@ from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.executors import executors
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, not_resumable, step_times
 from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import (
     RECORD_FILES,
@@ -98,10 +98,7 @@ def resume(definition: Definition, place: KubeflowSpec, id: str, mark: RunTag) -
         if state not in _RUNS:  # tried again by the same call, whose answer was lost
             return SubmittedRun(id, page(place, id), anew=False)
         if _RUNS[state] == "succeeded":
-            raise PlatformError(
-                f"the run is {state}", where=where(place),
-                fix="only what failed or was stopped is tried again",
-            )  # fmt: skip
+            raise not_resumable(f"the run is {state}", where(place))
         server.created(
             lambda: server.runs.run_service_retry_run(id) or True,
             lambda: str(server.kfp.get_run(id).state) not in _RUNS,

@@ -13,6 +13,7 @@ Authority: kfp 2.17's client; kubeflow/pipelines, backend/src/crd/controller/sch
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +29,7 @@ from rekindle.platforms.kubeflow.client import (
     where,
     written,
 )
-from rekindle.platforms.submission import Lowered, Schedule, digest_of
+from rekindle.platforms.submission import Lowered, Schedule, digest_of, newest, no_schedule
 from rekindle.spec import cron
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
@@ -71,10 +72,10 @@ def set_(
         experiment = experiment_of(server, definition)
 
         def same() -> Any:
-            newest = next(reversed(_recurring(server, name)), None)
-            if newest is None or newest.description != described:
+            last = next(reversed(_recurring(server, name)), None)
+            if last is None or last.description != described:
                 return None
-            return newest if catch_up or str(newest.status) == "ENABLED" else None
+            return last if catch_up or str(last.status) == "ENABLED" else None
 
         for _ in range(_TURNS):
             made = server.call(same) or server.created(
@@ -112,9 +113,7 @@ def pause(place: KubeflowSpec, name: str) -> Schedule:
     with connected(place) as server:
         kept = _settled(server, name)
         if kept is None:
-            raise PlatformError(
-                f"there is no schedule `{name}`", where=where(place), fix="rekindle schedule list"
-            )
+            raise no_schedule(name, where(place))
         server.call(server.kfp.disable_recurring_run, kept.recurring_run_id)
         return _shown(server.call(server.kfp.get_recurring_run, kept.recurring_run_id), place)
 
@@ -144,11 +143,9 @@ def _problems(schedule: ScheduleSpec, place: KubeflowSpec) -> Iterator[Problem]:
 
 
 def _settled(server: Server, name: str) -> Any:
-    """The newest of that name, or None. The others go: all callers keep the same one."""
+    """The newest of that name, or None."""
     found = server.call(_recurring, server, name)
-    for older in found[:-1]:
-        _deleted(server, older)
-    return found[-1] if found else None
+    return newest(found, functools.partial(_deleted, server))
 
 
 def _recurring(server: Server, name: str = "") -> list[Any]:

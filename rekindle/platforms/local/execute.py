@@ -102,10 +102,7 @@ def execute(
         make_home(store.home)
         here = (step for step in graph.steps() if not containers.image_of(step))
         pythons = environments.prepare(here, store.home, env, on_event)
-        with (
-            store.hold_run(record.run_id),
-            fork_server_for(env, imports) as fork_server,
-        ):
+        with store.hold_run(record.run_id), fork_server_for(env, imports) as fork_server:
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
             around = Surroundings(
                 store, record.run_id, graph.name, record.started_at or utc_now(), env,
@@ -127,9 +124,7 @@ _IN_DOCKER = ("cpu_and_memory", "image_entry_points")
 
 
 def ignored(
-    graph: Graph,
-    containers: Containers = NO_CONTAINERS,
-    arguments: Mapping[str, Any] | None = None,
+    graph: Graph, containers: Containers = NO_CONTAINERS, arguments: Mapping[str, Any] | None = None
 ) -> tuple[Ignored, ...]:
     """What the pipeline asks for that this machine does not honour; UnsupportedError for what it
     refuses."""

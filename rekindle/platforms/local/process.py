@@ -123,11 +123,7 @@ class _Stopper:
     """Decides, tick by tick, whether the process has to go and how hard."""
 
     def __init__(
-        self,
-        process: Process,
-        control: Control,
-        timeout: float | None,
-        grace: float,
+        self, process: Process, control: Control, timeout: float | None, grace: float
     ) -> None:
         self.process, self.control, self.grace = process, control, grace
         self.deadline = time.monotonic() + timeout if timeout is not None else None
@@ -150,10 +146,7 @@ class _Stopper:
 
 
 def _pump(
-    process: Process,
-    log: Log,
-    on_event: Callable[[dict[str, Any]], None],
-    stopper: _Stopper,
+    process: Process, log: Log, on_event: Callable[[dict[str, Any]], None], stopper: _Stopper
 ) -> None:
     """Copy output to the log until it ends, picking out our events."""
     assert process.stdout is not None

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rekindle.errors import PlatformError, Problem, UnsupportedError
-from rekindle.platforms.submission import Lowered, Schedule
+from rekindle.platforms.submission import Lowered, Schedule, no_schedule
 from rekindle.records import write_atomically
 from rekindle.spec import cron
 from rekindle.spec.schedule import ScheduleSpec
@@ -147,7 +147,7 @@ class Here:
         for each in self.list_schedules():
             if each.id == name:
                 return each
-        raise PlatformError(f"there is no schedule `{name}`", fix="rekindle schedule list")
+        raise no_schedule(name)
 
     def delete_schedule(self, name: str) -> bool:
         """Whether there was one; a run that it started goes on."""

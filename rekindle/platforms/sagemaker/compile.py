@@ -166,12 +166,7 @@ class _Compiler:
             self.jobs.beyond("", self.graph.name, how, "join some of them in a struct")
         nested = self._nested(steps, ())
         self._check_count(len(steps), sum(map(_counted, nested)))
-        return {
-            "Version": "2020-12-01",
-            "Metadata": {},
-            "Parameters": parameters,
-            "Steps": nested,
-        }
+        return {"Version": "2020-12-01", "Metadata": {}, "Parameters": parameters, "Steps": nested}
 
     def _check_count(self, jobs: int, steps: int) -> None:
         """Conditions, loops and what is inside of them count as steps there."""

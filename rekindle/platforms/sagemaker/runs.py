@@ -17,11 +17,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rekindle.errors import PlatformError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.sagemaker.client import code_of, connected, page, pipeline_name, where
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, not_resumable, step_times
 from rekindle.platforms.submission import RunTag, SubmittedRun, digest_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import SageMakerSpec
@@ -101,10 +100,7 @@ def resume(definition: Definition, place: SageMakerSpec, id: str, mark: RunTag) 
         if status == "Executing":  # by the same call, whose answer was lost
             return SubmittedRun(id, page(place, id), anew=False)
         if _RUNS.get(status) not in _AGAIN:
-            raise PlatformError(
-                f"the execution is {status}", where=where(place),
-                fix="only what failed or was stopped is tried again",
-            )  # fmt: skip
+            raise not_resumable(f"the execution is {status}", where(place))
         sagemaker.retry_pipeline_execution(
             PipelineExecutionArn=id, ClientRequestToken=digest_of({id: b"retry"}, mark.token) * 2
         )

@@ -27,13 +27,7 @@ from rekindle.ir.edit.rewrite import (
 from rekindle.ir.graph import Graph, Secret, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.feature_checks import (
-    admit,
-    beyond,
-    known_secrets,
-    python_problems,
-    refusal,
-)
+from rekindle.platforms.feature_checks import admit, beyond, known_secrets, python_problems, refusal
 from rekindle.platforms.vertex import customjob, lowering, secrets
 from rekindle.spec.platforms import VertexSpec
 

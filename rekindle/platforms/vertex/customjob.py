@@ -66,11 +66,7 @@ def custom_job(step: Step, pipeline: str, image: str, place: VertexSpec) -> dict
     if place.network:
         job_spec["network"] = place.network
     name = f"{pipeline}-{step.name}"[: limits("vertex")["custom_job"]["display_name_characters"]]
-    job = {
-        "displayName": name,
-        "jobSpec": job_spec,
-        "labels": {"rekindle": "true", **place.labels},
-    }
+    job = {"displayName": name, "jobSpec": job_spec, "labels": {"rekindle": "true", **place.labels}}
     if place.kms_key:
         job["encryptionSpec"] = {"kmsKeyName": place.kms_key}
     return job

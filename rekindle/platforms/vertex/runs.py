@@ -21,9 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from rekindle.errors import PlatformError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, not_resumable, step_times
 from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.platforms.vertex.client import connected, page, submit, where
 from rekindle.platforms.vertex.labels import PRESENT, labels_of, mark_of
@@ -113,10 +112,7 @@ def resume(definition: Definition, place: VertexSpec, id: str, mark: RunTag) -> 
     with connected(place) as project:
         state = _state(_job(project, id))
     if _RUNS.get(state) not in _AGAIN:
-        raise PlatformError(
-            f"the job is {state.lower()}", where=where(place),
-            fix="only what failed or was stopped is tried again",
-        )  # fmt: skip
+        raise not_resumable(f"the job is {state.lower()}", where(place))
     return submit(definition, place, mark)
 
 

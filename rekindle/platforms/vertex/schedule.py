@@ -12,12 +12,13 @@ UpdateScheduleRequest). No project has run it."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import Lowered, Schedule
+from rekindle.platforms.submission import Lowered, Schedule, newest, no_schedule
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import Project, connected, job, may_succeed, where
 from rekindle.spec import cron
@@ -111,9 +112,7 @@ def pause(place: VertexSpec, name: str) -> Schedule:
     with connected(place) as project:
         found = _settled(project, name)
         if found is None:
-            raise PlatformError(
-                f"there is no schedule `{name}`", where=where(place), fix="rekindle schedule list"
-            )
+            raise no_schedule(name, where(place))
         project.schedules.pause_schedule(name=found.name, **project.patience)
         return _shown(project.schedules.get_schedule(name=found.name, **project.patience))
 
@@ -165,11 +164,8 @@ def _named(project: Project, name: str) -> list[api.Schedule]:
 
 
 def _settled(project: Project, name: str) -> api.Schedule | None:
-    """The newest of that name, or None. The others go: all callers keep the same one."""
-    found = _named(project, name)
-    for older in found[:-1]:
-        _deleted(project, older)
-    return found[-1] if found else None
+    """The newest of that name, or None."""
+    return newest(_named(project, name), functools.partial(_deleted, project))
 
 
 def _deleted(project: Project, one: api.Schedule) -> None:

@@ -38,8 +38,10 @@ def loss_of(
     weights_N: torch.Tensor, count: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """[1, 3]: a share of the mean loss over `count` targets, right predictions, targets."""
+    counts_C = part.goal.class_weights if part.training else None
     losses_N = F.cross_entropy(
         logits_NC, labels_N, reduction="none",
+        weight=None if counts_C is None else counts_C.to(logits_NC.dtype),
         label_smoothing=part.goal.label_smoothing if part.training else 0.0,
     )  # fmt: skip
     weights_N = weights_N.to(logits_NC.dtype)

@@ -257,10 +257,7 @@ def test_settings_of_a_cluster_keep_their_names_and_places() -> None:
     wishes = on_kubernetes(tolerations=[{"key": "x"}], podMetadata={"labels": {"a": "b"}})
     a = step(read(yaml.safe_dump_all([minimal(), wishes])), "a")
     places = {setting.name: setting.where.rpartition("executors.")[2] for setting in a.settings}
-    assert places == {
-        "podMetadata": "exec-a.podMetadata",
-        "tolerations": "exec-a.tolerations",
-    }
+    assert places == {"podMetadata": "exec-a.podMetadata", "tolerations": "exec-a.tolerations"}
     assert a.settings[1].value == [{"key": "x"}]
 
 

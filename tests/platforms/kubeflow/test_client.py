@@ -11,11 +11,7 @@ from rekindle.errors import PlatformError, SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow import client
-from rekindle.platforms.kubeflow.client import (
-    outline,
-    run_name,
-    submit,
-)
+from rekindle.platforms.kubeflow.client import outline, run_name, submit
 from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.submission import Planned
 from rekindle.spec.platforms import KubeflowSpec

@@ -14,12 +14,7 @@ from tests.platforms.local.runs import graph, run
 def main(home: str, run_id: str, name: str) -> int:
     pipeline = graph(name, "containers")
     try:
-        run(
-            pipeline,
-            Path(home),
-            run_id=run_id,
-            containers=prepare(pipeline, "auto", os.environ),
-        )
+        run(pipeline, Path(home), run_id=run_id, containers=prepare(pipeline, "auto", os.environ))
     except RekindleError as error:
         print(f"{type(error).__name__}: {error}")
         return error.exit_code

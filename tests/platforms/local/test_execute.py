@@ -16,7 +16,7 @@ from rekindle.platforms.local.execute import ignored
 from rekindle.platforms.local.results import outputs
 from rekindle.platforms.local.store import is_alive
 from rekindle.records import Ignored, RunRecord
-from rekindle.spec.load import load_spec
+from rekindle.spec.load import load_target
 from tests.platforms.local.runs import graph, run, stored
 from tests.support.local_execute import alive
 from tests.support.read_pipeline import executor, minimal
@@ -261,7 +261,7 @@ def test_what_this_machine_does_not_honour_is_said() -> None:
 
 
 def test_the_image_of_the_shipped_pipeline_is_no_news() -> None:
-    _, shipped = graph_of(load_spec(Path(__file__).parents[3] / "configs" / "digits.yaml"))
+    _, shipped = graph_of(load_target(Path(__file__).parents[3] / "configs" / "digits.yaml"))
     assert [row for row in ignored(shipped) if "mage" in row.what] == []
 
 

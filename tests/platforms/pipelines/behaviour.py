@@ -372,14 +372,11 @@ def leaves(folder: str, fail: bool):
 @dsl.container_component
 def picks_up(text: dsl.OutputPath(str)):
     return dsl.ContainerSpec(
-        image="busybox",
-        command=["cp", f"{dsl.WORKSPACE_PATH_PLACEHOLDER}/left.txt", text],
+        image="busybox", command=["cp", f"{dsl.WORKSPACE_PATH_PLACEHOLDER}/left.txt", text]
     )
 
 
-@dsl.pipeline(
-    pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")),
-)
+@dsl.pipeline(pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
 def shares_workspace(fail: bool = False) -> str:
     left = leaves(folder=dsl.WORKSPACE_PATH_PLACEHOLDER, fail=fail)
     return picks_up().after(left).outputs["text"]

@@ -11,11 +11,7 @@ import botocore
 import botocore.session
 
 FILE = Path(__file__).parents[3] / "rekindle" / "catalog" / "sagemaker_shapes.json"
-REQUESTS = (
-    "CreateProcessingJobRequest",
-    "CreateTrainingJobRequest",
-    "CreateModelPackageInput",
-)
+REQUESTS = ("CreateProcessingJobRequest", "CreateTrainingJobRequest", "CreateModelPackageInput")
 KEPT = ("type", "required", "members", "member", "key", "value", "min", "max", "pattern", "enum")
 
 

@@ -9,11 +9,7 @@ import json
 import pytest
 
 from rekindle.errors import PlatformError, SpecError
-from rekindle.platforms.vertex.client import (
-    job_id,
-    outline,
-    submit,
-)
+from rekindle.platforms.vertex.client import job_id, outline, submit
 from rekindle.platforms.vertex.labels import labels_of
 from rekindle.spec.platforms import VertexSpec
 from tests.platforms.marks import mark

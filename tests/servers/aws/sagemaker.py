@@ -20,16 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.servers.aws.container import (
-    Failed,
-    Host,
-    download,
-    inside,
-    read,
-    start,
-    upload,
-    wait,
-)
+from tests.servers.aws.container import Failed, Host, download, inside, read, start, upload, wait
 
 _GET = re.compile(
     r"Steps\.([\w-]+)\.ProcessingOutputConfig\.Outputs\['([\w-]+)'\]\.S3Output\.S3Uri"

@@ -260,9 +260,7 @@ class Workspace(Troubled):
         url = f"https://ml.azure.com/runs/{name}?wsid={self.root}"
         properties |= {
             "status": "NotStarted",
-            "services": {
-                "Studio": {"jobServiceType": "Studio", "endpoint": url, "status": None},
-            },
+            "services": {"Studio": {"jobServiceType": "Studio", "endpoint": url, "status": None}},
         }
         made = self.resource(f"jobs/{name}", properties)
         self.jobs[name] = {"asked": asked.json(), "resource": made}

@@ -5,6 +5,8 @@ Unknown paths, fields and filters are refused and stand in `refused`; a pipeline
 KFP's proto; cron has six fields. `faults` are answered in place of, or after, the next call that
 they fit.
 
+    python -m tests.servers.kubeflow.rest FOLDER    serves until its input ends, and says where and to whom
+
 Authority: kfp_server_api 2.17's models."""
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import copy
 import datetime
 import json
 import re
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -278,3 +281,15 @@ def _known(where: dict[str, dict[str, Any]], id: str) -> dict[str, Any]:
     if id not in where:
         raise Refused(404, f"there is no {id}")
     return where[id]
+
+
+def main(folder: str) -> None:
+    """Run what is submitted, in a folder; print the URL and the token."""
+    with serving(Server(Path(folder))) as url:
+        sys.stdout.write(f"{url} {TOKEN}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
