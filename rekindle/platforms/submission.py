@@ -99,7 +99,7 @@ def newest(found: Sequence[S], remove: Callable[[S], None]) -> S | None:
 
 
 def no_schedule(name: str, where: str = "") -> PlatformError:
-    """To raise where there is none of that name."""
+    """To raise for a name that no schedule has."""
     return PlatformError(
         f"there is no schedule `{name}`", where=where, fix="rekindle schedule list"
     )

@@ -493,8 +493,9 @@ def test_a_wrong_file_is_named_with_its_line(
     )
     assert invoke(["prices", "--prices", str(own), "--json"]) == 2
     errors = json.loads(capsys.readouterr().out)["errors"]
-    assert {"code": "E-SPEC", "what": "`on_demand` is 'a lot'", "where": f"{own}:4",
-            "fix": "a number above zero, or ~ for none"} in errors  # fmt: skip
+    what = "prices.0.on_demand: should be a valid number, not 'a lot'"
+    fix = "write a number: US dollars an hour, `~` where there is no price"
+    assert {"code": "E-SPEC", "what": what, "where": f"{own}:4", "fix": fix} in errors
 
 
 def test_a_wrong_file_of_the_last_time_is_told_before_anybody_is_asked(
