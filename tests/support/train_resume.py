@@ -146,8 +146,14 @@ class Gang:
         )  # fmt: skip
 
     def kill_ranks(self):
-        """Kill all ranks at once; what supervises them lives on."""
-        killed = [sign.pid for sign in heartbeats.read(self.status) if is_running(sign.pid)]
+        """Kill all ranks at once, as soon as there are any; what supervises them lives on."""
+        killed = []
+
+        def alive():
+            killed[:] = [s.pid for s in heartbeats.read(self.status) if is_running(s.pid)]
+            return killed
+
+        self.until(alive, "a rank")
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         return self.until(lambda: not any(is_running(pid) for pid in killed), "the death of the ranks")  # fmt: skip
