@@ -43,6 +43,18 @@ def test_a_curve_that_was_cut_or_damaged_is_repaired_and_said_to_lack_steps(
     assert all(json.loads(line) for line in history.path.read_text().splitlines())
 
 
+def test_a_validation_that_came_late_is_added_to_the_last_row_only(tmp_path):
+    history = History(tmp_path / "history.jsonl")
+    history.path.write_text(rows(1, 2, 3))
+    history.amend(2, {"validation_loss": 9.0})
+    history.amend(3, {"validation_loss": 0.5, "validation_accuracy": 0.75})
+    found = [
+        (row.step, row.validation_loss, row.validation_accuracy)
+        for row in read_history(history.path)
+    ]
+    assert found == [(1, None, None), (2, None, None), (3, 0.5, 0.75)]
+
+
 def test_a_ledger_with_a_damaged_line_says_so_and_is_repaired(tmp_path):
     ledger = Ledger(tmp_path, 0)
     for step in (1, 2, 3):
