@@ -124,11 +124,11 @@ def _keeps(job: Job, shards: Shards) -> CheckpointSpec:
     return job.train.checkpoint.model_copy(update={"keep_best": job.train.exports_best})
 
 
-def _return_to_best(job: Job, trainer: Trainer, last: int) -> int:
-    """Give the parts the weights of the lowest validation loss; returns its step, or that of the
-    last where none was a number."""
-    step = trainer.best.step or last
-    if step != last:
+def _return_to_best(job: Job, trainer: Trainer, last: int) -> int | None:
+    """Give the parts the weights of the lowest validation loss; returns its step, or None where
+    none was a number: then they keep the last."""
+    step = trainer.best.step
+    if step not in (0, last):
         found = checkpoint.agreed(job.checkpoints, job.run_key, step)
         if found is None:
             raise CheckpointError(
@@ -140,8 +140,9 @@ def _return_to_best(job: Job, trainer: Trainer, last: int) -> int:
     if dist.get_rank() == 0:
         steps = trainer.plan.steps
         ended = f"stopped early, at step {last} of {steps}; " if last < steps else ""
-        emit("notice", text=f"{ended}the model has the weights of step {step}, the best")
-    return step
+        which = f"{step}, the best" if step else f"{last}: no validation loss is a number"
+        emit("notice", text=f"{ended}the model has the weights of step {which}")
+    return step or None
 
 
 def _begin(

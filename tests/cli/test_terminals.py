@@ -36,7 +36,7 @@ def make_the_numbers() -> int:
     return 4
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def wait_for_somebody(number: int, folder: str):
+def wait_for_a_file(number: int, folder: str):
     import pathlib, time
     pathlib.Path(folder, "waits").touch()
     while not pathlib.Path(folder, "go").exists():
@@ -44,7 +44,7 @@ def wait_for_somebody(number: int, folder: str):
 
 @dsl.pipeline(name="two")
 def two(folder: str):
-    wait_for_somebody(number=make_the_numbers().output, folder=folder)
+    wait_for_a_file(number=make_the_numbers().output, folder=folder)
 """
 
 
@@ -137,8 +137,8 @@ def test_lists_and_tables_cut_nothing(home, columns):
 
 @pytest.mark.parametrize("columns", [20, 60, 120])
 def test_an_error_is_whole(home, columns):
-    said = on(columns, ["status", "nobody-knows", f"--home={home}"], 2).flat
-    for text in ("error: ", "nobody-knows", f"the latest is {BROKEN}", "`rekindle gc` left"):
+    said = on(columns, ["status", "unknown-run", f"--home={home}"], 2).flat
+    for text in ("error: ", "unknown-run", f"the latest is {BROKEN}", "`rekindle gc` left"):
         assert text in said
 
 
@@ -150,7 +150,7 @@ def test_a_run_leaves_whole_lines_and_no_trace_of_its_live_table(tmp_path, colum
         ["run", "two.py:two", "--set", f"arguments.folder={tmp_path}"], columns, tmp_path
     )
     assert terminal.finish() == 0, terminal.rows
-    for step in ("make-the-numbers", "wait-for-somebody"):
+    for step in ("make-the-numbers", "wait-for-a-file"):
         assert sum(step in row for row in terminal.rows) == 1, terminal.rows
     assert not [row for row in terminal.rows if "steps done" in row or "…" in row], terminal.rows
     assert "\x1b[?25h" in terminal.written.decode()  # the cursor is back
@@ -171,7 +171,7 @@ def test_control_c_leaves_the_table_and_the_cursor(tmp_path):
             os.killpg(terminal.process.pid, signal.SIGKILL)
     rows = "\n".join(terminal.rows)
     assert re.search(r"✓ +make-the-numbers", rows), rows
-    assert re.search(r"■ +wait-for-somebody", rows), rows
+    assert re.search(r"■ +wait-for-a-file", rows), rows
     assert "interrupted" in rows
     assert "rekindle resume" in rows or "same command" in rows, rows
     assert terminal.written.decode().rindex("\x1b[?25h") > terminal.written.decode().rindex(
@@ -208,7 +208,7 @@ def test_a_progress_line_is_redrawn_in_place(tmp_path):
     ids=["NO_COLOR", "dumb", "ascii"],
 )
 def test_plain_terminals_get_plain_text(home, environment):
-    for words, code in ((["runs"], 0), (["status", REVIEWS], 0), (["status", "nobody-knows"], 2)):
+    for words, code in ((["runs"], 0), (["status", REVIEWS], 0), (["status", "unknown-run"], 2)):
         terminal = on(80, [*words, f"--home={home}"], code, **environment)
         assert terminal.rows
         if "PYTHONIOENCODING" in environment:

@@ -64,6 +64,11 @@ def written(folder, task, model):
         {"text": " ".join(made.choices(words, k=made.randint(3, 40))), "label": made.choice("xyz")}
         for _ in range(400)
     ]
+    return sharded(folder, rows, task, model)
+
+
+def sharded(folder, rows, task, model):
+    """Shards of rows with a text."""
     (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataSpec(source=str(folder / "texts.jsonl"), max_length=64)
     ingest(data, load_task(task).modality, "", folder / "examples")

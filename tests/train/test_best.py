@@ -6,7 +6,6 @@ Texts with classes at random: what is learnt of them is learnt by heart, so the 
 
 import json
 import math
-import os
 import signal
 
 import psutil
@@ -20,23 +19,13 @@ from rekindle.tasks import load_task
 from rekindle.train.checkpoint import newest
 from rekindle.train.history import read_history
 from rekindle.train.loop import Best
-from tests.support.train_resume import DISTILBERT, STARTED, Gang, written
+from tests.support.train_resume import DISTILBERT, Gang, written
 
 STEPS, PATIENCE = 120, 6
 TRAIN = TrainSpec(
     steps=STEPS, global_batch_size=16, lr=1e-2, validate_every=2, early_stopping_patience=PATIENCE,
     checkpoint={"every": 5, "keep": 1},
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    yield
-    for process in STARTED:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    STARTED.clear()
 
 
 @pytest.fixture(scope="module")

@@ -3,23 +3,20 @@
 Classes that nothing in a text tells apart: what a network learns of them is how often they are, as training shows it.
 """
 
-import json
 import random
 
 import numpy as np
 import pytest
 import torch
 
-from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
-from rekindle.data.shard import shard
 from rekindle.errors import RequestError
-from rekindle.spec.model import DataSpec, TrainSpec
+from rekindle.spec.model import TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
 from rekindle.train.worker import class_weights
-from tests.support.train_resume import DISTILBERT, STARTED, Gang
+from tests.support.train_resume import DISTILBERT, Gang, sharded
 
 TASK = "text_classification"
 TRAIN = TrainSpec(steps=60, global_batch_size=16, lr=2e-3, checkpoint={"every": None})
@@ -37,17 +34,12 @@ def shards(tmp_path_factory):
         }
         for n in range(600)
     ]
-    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = DataSpec(source=str(folder / "texts.jsonl"), max_length=16)
-    ingest(data, load_task(TASK).modality, "", folder / "examples")
-    shard(folder / "examples", data, DISTILBERT, TASK, folder / "shards")
-    return folder / "shards"
+    return sharded(folder, rows, TASK, DISTILBERT)
 
 
 def trained(folder, shards, ranks=1, **update):
     gang = Gang(folder, shards, ranks, TRAIN.model_copy(update=update), TASK, DISTILBERT)
     gang.start().finish()
-    STARTED.clear()
     return gang
 
 

@@ -31,22 +31,11 @@ from tests.support.train_resume import (
     LM_EVERY,
     LM_STEPS,
     LM_TRAIN,
-    STARTED,
     STEPS,
     TRAIN,
     Gang,
     written,
 )
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    yield
-    for process in STARTED:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    STARTED.clear()
 
 
 @pytest.fixture
