@@ -26,7 +26,8 @@ def mlflow_server(folder: Path, host: str = "127.0.0.1") -> Iterator[str]:
                f"--artifacts-destination={folder}/a"]  # fmt: skip
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with subprocess.Popen(
-        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, cwd=folder, env=environment, text=True, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as server:  # fmt: skip
         assert server.stderr is not None
         for line in server.stderr:

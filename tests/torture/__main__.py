@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.torture.chaos import Chaos, Counts, left_in, send
+from tests.torture.emulated import Emulated
 from tests.torture.heavy import Heavy
 from tests.torture.light import Light
 from tests.torture.oracle import Failure
 from tests.torture.store import Store
 
-ROUNDS = {"light": Light, "heavy": Heavy, "store": Store}
+ROUNDS = {"light": Light, "heavy": Heavy, "store": Store, "emulated": Emulated}
 SHOWN = (
     "rounds", "runs", "kill tree", "kill one", "kill main", "ask to stop", "hold up",
-    "stores held up", "concurrent runs", "files damaged", "full disks", "limits on file size", "homes moved",
+    "spot machines taken away", "executions stopped", "stores held up", "concurrent runs", "files damaged", "full disks", "limits on file size", "homes moved",
     "homes copied", "failures",
 )  # fmt: skip
 
@@ -63,7 +64,7 @@ def torture(
         if time.monotonic() >= end:
             break
         mishaps = Chaos(seed + number, counts)
-        drawn = mishaps.random.choices(list(ROUNDS), [5, 4, 1])[0]
+        drawn = mishaps.random.choices(list(ROUNDS), [10, 8, 2, 1])[0]
         which = only or drawn
         counts["rounds"] += 1
         began = time.monotonic()

@@ -100,7 +100,7 @@ class Store:
                 child.ended(DISTURBED)
                 nothing_left(place)
             if mishaps.random.random() < 0.4:
-                self._damage(lake, mishaps)
+                damage(lake, mishaps)
             began = time.monotonic()
             several = [self._start(place, environment, mishaps)]
             if mishaps.random.random() < 0.3:
@@ -124,18 +124,19 @@ class Store:
         chaos.send(server, signal.SIGCONT)
         child.poll()
 
-    def _damage(self, lake: Any, mishaps: Chaos) -> None:
-        """A bit of an object flips, or an object is gone."""
-        listed = lake.list_objects_v2(Bucket="lake").get("Contents", [])
-        names = sorted(one["Key"] for one in listed)
-        for name in mishaps.random.sample(names, min(2, len(names))):
-            mishaps.did("files damaged", name)
-            content = bytearray(lake.get_object(Bucket="lake", Key=name)["Body"].read())
-            if content and mishaps.random.random() < 0.7:
-                content[mishaps.random.randrange(len(content))] ^= 1
-                lake.put_object(Bucket="lake", Key=name, Body=bytes(content))
-            else:
-                lake.delete_object(Bucket="lake", Key=name)
+
+def damage(lake: Any, mishaps: Chaos, prefix: str = "") -> None:
+    """A bit of an object flips, or an object is gone."""
+    listed = lake.list_objects_v2(Bucket="lake", Prefix=prefix).get("Contents", [])
+    names = sorted(one["Key"] for one in listed)
+    for name in mishaps.random.sample(names, min(2, len(names))):
+        mishaps.did("files damaged", name)
+        content = bytearray(lake.get_object(Bucket="lake", Key=name)["Body"].read())
+        if content and mishaps.random.random() < 0.7:
+            content[mishaps.random.randrange(len(content))] ^= 1
+            lake.put_object(Bucket="lake", Key=name, Body=bytes(content))
+        else:
+            lake.delete_object(Bucket="lake", Key=name)
 
 
 @contextlib.contextmanager
