@@ -30,23 +30,20 @@ _PLACEHOLDER = re.compile(r"\{window(:[^}]*)?\}")
 
 
 def preflight(spec: Spec, home: Path) -> None:
-    """Raise RequestError with everything that would make a local run of `spec` fail at once; writes
-    nothing.
-    """
-    problems = [
-        *_packages(spec),
-        *_files(spec),
-        *_task(spec),
-        *_columns(spec),
-        *_architecture(spec),
-        *_layout(spec),
-        *_secrets(spec),
-        *_docker(spec),
-        *_registry(spec),
-        *_home(home),
-    ]
-    if problems:
+    """Raise RequestError with everything that would make a local run of `spec` fail at once."""
+    if problems := [problem for found in looks(spec, home).values() for problem in found]:
         raise RequestError(problems)
+
+
+def looks(spec: Spec, home: Path) -> dict[str, list[Problem]]:
+    """What was looked at, and what is wrong with it; writes nothing."""
+    found = {
+        "packages": _packages(spec), "files": _files(spec), "task": _task(spec),
+        "columns of the data": _columns(spec), "architecture": _architecture(spec),
+        "layout": _layout(spec), "secrets": _secrets(spec), "docker": _docker(spec),
+        "registry": _registry(spec), "home": _home(home),
+    }  # fmt: skip
+    return {name: list(problems) for name, problems in found.items()}
 
 
 def _packages(spec: Spec) -> Iterator[Problem]:
@@ -258,7 +255,6 @@ def _home(home: Path) -> Iterator[Problem]:
 
 def _writable(folder: Path) -> bool:
     """By mount and mode, without writing; root passes every mode check, so a read-only mount is
-    asked for, too.
-    """
+    asked for, too."""
     read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
     return os.access(folder, os.W_OK | os.X_OK) and not read_only

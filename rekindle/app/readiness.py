@@ -3,12 +3,13 @@ with its fix; nothing is made or changed."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
-from rekindle.app.preflight import preflight
+from rekindle.app.preflight import looks
 from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.platforms.checks import problems as wrong_ones
@@ -42,11 +43,16 @@ def refuse_early(platform: Platform, definition: Definition) -> None:
 
 def ready_here(spec: Spec, home: Path) -> Readiness:
     """What this machine and the config lack for a run here."""
-    try:
-        preflight(spec, home)
-    except RequestError as error:
-        return Readiness(platform=LOCAL, errors=rows_of(error))
-    return Readiness(platform=LOCAL)
+    found = looks(spec, home)
+    problems = list(itertools.chain.from_iterable(found.values()))
+    return Readiness(
+        platform=LOCAL,
+        checks=tuple(
+            ReadinessCheck(name=name, where="", state="problem" if wrong else "ok", said="")
+            for name, wrong in found.items()
+        ),
+        errors=rows_of(RequestError(problems)) if problems else (),
+    )
 
 
 def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:

@@ -124,5 +124,5 @@ _WORDS = {
     "promoted": "promoted",
     "pending": "passed, but the promotion did not happen",
     "approval_needed": "passed, waits for `rekindle promote {run}`",
-    "refused": "not promoted",
+    "refused": "refused",
 }

@@ -136,7 +136,7 @@ def _registered(registration: Registration, found: Findings) -> Verdict:
                 f"Waiting for approval: {model} passed the gate"
                 " and becomes champion when a person promotes it."
             )
-            return Verdict("wait", "needs approval", sentence, reason)
+            return Verdict("wait", "approval needed", sentence, reason)
         case _:
             return Verdict("bad", "refused", _refusal(model, found), reason)
 

@@ -23,7 +23,9 @@ def test_a_config_that_can_run_here_is_ready(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(GOOD)
     assert invoke(["doctor", "c.yaml"]) == 0
-    assert capsys.readouterr().err == "local is ready\n"
+    looked, ready = capsys.readouterr().err.splitlines()
+    assert looked.startswith("ok        packages, files, task, columns of the data, architecture, layout")
+    assert ready == "local is ready"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml"], "nothing is written"
 
 
@@ -33,10 +35,12 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path, capsys, monkeypatch)
     wrong = "\nplatforms: {local: {secrets: {HF_TOKEN: env:NOT_THERE}}}\nregister: {tracking_uri: nowhere}\n"
     (tmp_path / "c.yaml").write_text(GOOD + wrong)
     assert invoke(["doctor", "c.yaml", "--json"]) == 2
-    errors = json.loads(capsys.readouterr().out)["errors"]
+    found = json.loads(capsys.readouterr().out)
+    errors = found["errors"]
     assert [error["where"] for error in errors] == [
         "platforms.local.secrets.HF_TOKEN", "register.tracking_uri",
     ]  # fmt: skip
+    assert [c["name"] for c in found["checks"] if c["state"] == "problem"] == ["secrets", "registry"]
     assert all(error["fix"] for error in errors)
 
 

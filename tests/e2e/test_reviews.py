@@ -15,7 +15,7 @@ train: {epochs: 1}
 register: {approval: manual}
 platforms: {local: {ranks: 1}}
 """
-WAITS = re.compile("needs approval|Waiting for approval")  # a card shows `approval: manual`, too
+WAITS = re.compile("approval needed|Waiting for approval")  # a card shows `approval: manual`, too
 QUICK = [
     "--set",
     "train.epochs=1",

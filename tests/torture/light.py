@@ -100,7 +100,7 @@ class Light:
         self.folder, self.damaged = folder, 0
         graph()
         began = time.monotonic()
-        self.expected = self._final(self._fresh("whole"), 7)
+        self.expected = self._final(self._fresh("whole-light"), 7)
         self.seconds = time.monotonic() - began
 
     def _fresh(self, name: str) -> Path:
