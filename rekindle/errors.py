@@ -32,8 +32,7 @@ from rekindle.masking import masked, plain
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """One thing that is wrong: `what` happened, `where` (file:line, row, IR path), and the
-    `fix`.
-    """
+    `fix`."""
 
     what: str
     where: str = ""

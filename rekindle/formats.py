@@ -119,3 +119,9 @@ def date(text: str) -> str:
     """An ISO 8601 time for people; 2026-11-21T09:08:00Z -> 21 Nov 2026, 09:08 UTC."""
     moment = instant(text)
     return f"{moment.day} {moment:%b %Y, %H:%M} UTC" if moment else text
+
+
+def window(text: str) -> str:
+    """A window of data without midnights; 2026-07-01T00:00:00/2026-08-01T12:00:00 ->
+    2026-07-01/2026-08-01T12:00:00."""
+    return text.replace("T00:00:00", "")

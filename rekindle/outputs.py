@@ -153,9 +153,11 @@ class ImagesPushed(Answer):
 
 
 class RunRow(RunSummary):
-    """A run in the ledger. `killed`: no process works on it, and none closed it."""
+    """A run in the ledger. `killed`: no process works on it, and none closed it. `champion`: its
+    model is the last that became champion, as far as this home knows."""
 
     name: str
+    champion: bool
     started_at: str
     status: RunStatus | Literal["killed"]  # type: ignore[assignment]
 

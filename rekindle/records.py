@@ -33,8 +33,7 @@ Decision = Literal["promoted", "pending", "approval_needed", "refused"]
 
 class Record(BaseModel):
     """Base of all records: frozen, unknown keys refused, JSON in and out; NaN and infinity survive,
-    as strings.
-    """
+    as strings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -45,8 +44,7 @@ class Record(BaseModel):
 
     def write(self, path: str | Path) -> None:
         """Store the record at `path` atomically: a reader sees the old file or the new one, never a
-        part.
-        """
+        part."""
         write_atomically(path, self.to_json(indent=2) + "\n")
 
     def to_json(self, indent: int | None = None) -> str:
@@ -97,8 +95,7 @@ def moved(value: Any, before: str, now: str) -> Any:
 
 def canonical_json(value: Any) -> str:
     """One text for one value: sorted keys, no spaces, no NaN. What hashes and keys are made
-    from.
-    """
+    from."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
@@ -106,8 +103,7 @@ def canonical_json(value: Any) -> str:
 
 class ArtifactRecord(Record):
     """An output artifact of a step: `uri` (here a path), KFP `schema_title`, `metadata`, and the
-    content `digest`. `kept` is a folder with the records in one that lies elsewhere.
-    """
+    content `digest`. `kept` is a folder with the records in one that lies elsewhere."""
 
     uri: str
     kept: str = ""
@@ -372,8 +368,7 @@ class Check(Record):
 
 class Slice(Record):
     """Metrics of the examples whose `column` holds `value`; `champion` is empty when there is
-    none.
-    """
+    none."""
 
     column: str
     value: str
@@ -384,8 +379,7 @@ class Slice(Record):
 
 class CalibrationBin(Record):
     """Predictions whose top probability falls in [`lower`, `upper`): how many, how confident, how
-    often right.
-    """
+    often right."""
 
     lower: float
     upper: float
@@ -396,8 +390,7 @@ class CalibrationBin(Record):
 
 class Comparison(Record):
     """Paired bootstrap of candidate minus champion on the same examples: estimate and the two-sided
-    interval.
-    """
+    interval."""
 
     metric: str
     estimate: float
@@ -561,8 +554,8 @@ class StepSummary(Record):
 
 class RunSummary(Record):
     """The object that `rekindle run --json` ends with. `gate` and `model` are null where a pipeline
-    has neither; `ignored` is what this machine did not honour; `earlier` names the runs of a
-    backfill; `warnings` are those of the evidence."""
+    has neither; `window` of the data ("": all); `ignored` is what this machine did not honour;
+    `earlier` names the runs of a backfill; `warnings` are those of the evidence."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
@@ -575,6 +568,7 @@ class RunSummary(Record):
     model: ModelSummary | None
     card: str
     warnings: tuple[str, ...] = ()
+    window: str = ""
     ignored: tuple[IgnoredRow, ...] = ()
     earlier: tuple[str, ...] = ()
 

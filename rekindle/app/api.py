@@ -1,8 +1,7 @@
 """The notebook's way in: the same objects as the command line, as values to look at.
 
 spec = rekindle.load("configs/digits.yaml", ["train.epochs=5"])
-run = rekindle.run(spec)
-"""
+run = rekindle.run(spec)"""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ class Run:
     @property
     def row(self) -> dict[str, Any]:
         """One flat row, for a table of runs: `pandas.DataFrame([run.row for run in
-        rekindle.runs()])`.
-        """
+        rekindle.runs()])`."""
         evidence = self.findings.evidence
         return {
             "run": self.id,
@@ -132,8 +130,7 @@ class Run:
     @property
     def evidence(self) -> Evidence:
         """Why the candidate was promoted or not; raises LookupError for a run that did not
-        evaluate.
-        """
+        evaluate."""
         if self.findings.evidence is None:
             raise LookupError(f"the run {self.id} evaluated nothing")
         return self.findings.evidence
@@ -141,8 +138,7 @@ class Run:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One dict an optimizer step: step, epoch, loss, lr, ...; `pandas.DataFrame(run.history)`
-        is a table.
-        """
+        is a table."""
         return [row.model_dump() for row in self.findings.history]
 
     def plot(self, axes: Any = None) -> Any:
@@ -217,8 +213,7 @@ def _why(step: StepRecord) -> str:
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     """The frozen spec of a config with `overrides` such as `train.lr=1e-4`; raises SpecError with
-    all problems.
-    """
+    all problems."""
     return load_target(path, overrides)
 
 

@@ -1,8 +1,7 @@
 """What a person sees while a run goes on: a step table with one live line, or plain lines where
 there is no terminal.
 
-All of it goes to stderr; stdout belongs to the result.
-"""
+All of it goes to stderr; stdout belongs to the result."""
 
 from __future__ import annotations
 

@@ -152,8 +152,7 @@ def _ignored(spec: Spec) -> tuple[Ignored, ...]:
 
 def windows(spec: Spec) -> Sequence[Spec]:
     """The spec for each window to run: `backfill` earlier ones, oldest first, then the one asked
-    for.
-    """
+    for."""
     if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
         return [spec]
     window = spec.data.window

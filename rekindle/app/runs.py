@@ -27,8 +27,7 @@ DEFAULT_HOME = Path(".rekindle")
 
 def all_runs(home: Path, name: str = "") -> list[RunRecord]:
     """All runs under `home`, or those of a name, in the order in which they began; a record that
-    cannot be read is left out, with a warning.
-    """
+    cannot be read is left out, with a warning."""
     return list(newest_first(home, name))[::-1]
 
 

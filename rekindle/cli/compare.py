@@ -21,8 +21,7 @@ def command(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool)
     """Compare runs: config, data, metrics, gate and time. The first run is the one that the others
     are compared with; an interval says whether a model is better than the first beyond chance.
 
-    RUN is a run id, a unique prefix of one, or `latest`.
-    """
+    RUN is a run id, a unique prefix of one, or `latest`."""
     pairs, found = side_by_side(home, runs)
     if html is not None:
         render_comparison(html, pairs, found)

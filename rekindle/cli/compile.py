@@ -1,6 +1,5 @@
 """`rekindle compile CONFIG|PIPELINE --platform P[,P] -o DIR`: the pipeline as each platform wants
-it; sends nothing.
-"""
+it; sends nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """`rekindle diff CONFIG --platform P`: which steps will run again, and why, against what was
-submitted last or a folder; sends nothing.
-"""
+submitted last or a folder; sends nothing."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ from rekindle.outputs import LaidOut
 @shared
 def command(folder: Path, home: Path, as_json: bool) -> int:
     """Copy configs/, pipelines/ and components/ into FOLDER (default: here). Never overwrites a
-    file.
-    """
+    file."""
     files = {
         Path(part) / path.relative_to(shipped(part)): path
         for part in ("configs", "pipelines", "components")

@@ -1,6 +1,5 @@
 """The command line: a file a verb, loaded when it is called, and one place where errors become text
-and exit codes.
-"""
+and exit codes."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ from rekindle.report.index import render_index
 @shared
 def command(run: str, home: Path, as_json: bool) -> int:
     """Write the card of RUN (default: the latest) and the index of all runs; prints where they
-    are.
-    """
+    are."""
     record = find_run(home, run)
     card, index = render_card(home, record), render_index(home)
     if as_json:

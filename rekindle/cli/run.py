@@ -105,6 +105,8 @@ def conclude(record: RunRecord, result: RunSummary) -> None:
     console.print(step_table(record, console.width))
     console.print()
     lines = [("run", f"{result.run_id}  {result.status} in {formats.duration(result.seconds)}")]
+    if result.window:
+        lines.append(("window", formats.window(result.window)))
     if result.metrics:
         lines.append(("metrics", "  ".join(f"{k} {v:.4f}" for k, v in result.metrics.items())))
     if result.gate:

@@ -54,7 +54,8 @@ def command(
     home: Path,
     as_json: bool,
 ) -> int:
-    """List runs, newest first: start, status, time, metric, gate, model version."""
+    """List runs, newest first: start, window of the data, status, time, metric, gate, model version
+    and which is champion."""
     folder = f"{os.path.realpath(home)}/runs"
     if recover is not None:
         if platform is None:
@@ -68,7 +69,14 @@ def command(
         for run_id in recovered(load_target(recover, overrides), platform, home):
             click.echo(f"found {run_id}", err=True)
     entries = [entry for entry in ledger(home).entries[::-1] if name in (None, entry.name)]
-    shown = [(entry, _row(entry, home, folder)) for entry in entries]
+    champions = dict[str, Entry]()
+    for entry in entries:
+        if entry.is_champion:
+            champions.setdefault(entry.name, entry)
+    shown = [
+        (entry, _row(entry, home, folder) | {"champion": champions.get(entry.name) is entry})
+        for entry in entries
+    ]
     shown = [(entry, row) for entry, row in shown if not status or row["status"] in status]
     shown = sorted(shown, key=lambda pair: KEYS[sort](pair[0]))[:limit]
     if as_json:
@@ -104,8 +112,10 @@ def _table(shown: list[tuple[Entry, dict[str, Any]]]) -> None:
     if not shown:
         click.echo("no runs match; run `rekindle run CONFIG`, or change --name or --status")
         return
-    head = ("run", "started", "status", "time", "metric", "gate", "model")
-    lines = [head, *(_cells(entry, row) for entry, row in shown)]
+    head = ("run", "started", "window", "status", "time", "metric", "gate", "model")
+    rows = [_cells(entry, row) for entry, row in shown]
+    empty = {2} if not any(row[2] for row in rows) else set[int]()  # most data has no windows
+    lines = [[c for i, c in enumerate(line) if i not in empty] for line in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = "  ".join(f"{{:{width}}}" for width in widths).format
     click.echo("\n".join(plain(aligned(*line)).rstrip() for line in lines))
@@ -113,13 +123,14 @@ def _table(shown: list[tuple[Entry, dict[str, Any]]]) -> None:
 
 def _cells(entry: Entry, row: dict[str, Any]) -> tuple[str, ...]:
     headline, gate, model = entry.headline, row["gate"], row["model"]
-    began = formats.instant(entry.started_at)
+    began, champion = formats.instant(entry.started_at), ", champion" * row["champion"]
     return (
         row["run_id"],
         f"{began.astimezone():%Y-%m-%d %H:%M}" if began else "",
+        formats.window(row["window"]),
         row["status"],
         formats.duration(row["seconds"]),
         f"{headline.name} {formats.metric(headline.value)}" if headline else "",
-        gate["decision"] if gate else "",
-        f"{model['name']} v{model['version']}" if model else "",
+        gate["decision"].replace("_", " ") if gate else "",
+        f"{model['name']} v{model['version']}{champion}" if model else "",
     )

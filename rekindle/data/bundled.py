@@ -3,8 +3,7 @@
 `digits` are images: 1,797 grey ones of 8 x 8 pixels, whose 17 intensities are spread over 0..255.
 `iris`, `wine` and `breast_cancer` are tables of measurements; a row becomes a text such as
 `sepal length (cm) 5.1; sepal width (cm) 3.5; ...` with the name of its class. `diabetes` has no
-classes and is refused, like the sets that scikit-learn downloads.
-"""
+classes and is refused, like the sets that scikit-learn downloads."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 `RawBatch` is what every reader yields; `texts` turns a column of any admissible type into strings,
 and notes what is not admissible. Integers and booleans become their usual text, whole floats
-integers (a column of integers with a gap).
-"""
+integers (a column of integers with a gap)."""
 
 from __future__ import annotations
 

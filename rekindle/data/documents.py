@@ -1,8 +1,7 @@
 """What a language model reads, in one form whatever its source: JSON, a list of [role, content].
 
 A plain text has the role `text`, a pair `prompt` and `completion`, and the turns of a chat have
-their own roles. A row that makes no such document is noted and left out.
-"""
+their own roles. A row that makes no such document is noted and left out."""
 
 from __future__ import annotations
 

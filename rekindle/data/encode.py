@@ -4,8 +4,7 @@
 answer an Arrow stream on stdout (what a task prints goes to stderr). It is a program of its own and
 not a forked or spawned copy of the parent, so it imports neither the parent's main module nor
 torch. A full pipe is what holds a fast worker back, so memory is bounded; batches arrive in their
-order, so the result does not depend on the number of workers.
-"""
+order, so the result does not depend on the number of workers."""
 
 from __future__ import annotations
 

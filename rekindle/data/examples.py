@@ -4,8 +4,7 @@
 `ExamplesWriter` decides where a batch ends: after `BATCH_ROWS` rows or `BATCH_BYTES` bytes of
 content, counted row by row, so that the bytes of a file depend on the examples alone and not on the
 blocks they were read in. A batch is what a worker encodes at once and what is in memory at once.
-Files are lz4-compressed; `summary.json` is written last.
-"""
+Files are lz4-compressed; `summary.json` is written last."""
 
 from __future__ import annotations
 

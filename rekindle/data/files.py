@@ -3,8 +3,7 @@ tell.
 
 Any fsspec URI will do. A name is the path below the fixed part of the pattern (`data/*/x.csv` ->
 `2026-03/x.csv`): what rows are called by, the same wherever the folder lies. Files are sorted by
-name. Hidden files (`.x`, `_x`) are left out of folders and globs.
-"""
+name. Hidden files (`.x`, `_x`) are left out of folders and globs."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@
 
 With a window over a time column only the records in it are hashed, so new data outside of it
 retrains nothing. Settings that cannot change the weights (where the source lies, how often a
-checkpoint is made) are left out.
-"""
+checkpoint is made) are left out."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ numbers.
 The first image decides height, width and channels (1 grey, 3 colour); `data.image_size` scales all
 of them instead. A grey image among coloured ones becomes coloured; a coloured one among grey ones
 is refused. Alpha and palettes become RGB, and EXIF rotation is applied. Numbers must be whole and
-lie in 0..255.
-"""
+lie in 0..255."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 `ingest` writes one Arrow file a split and, last, `summary.json`; the same source gives the same
 bytes. Anything unfit makes it raise a single DataError with all that was found, and leaves no
 summary behind. A split by time takes a second pass over the examples, which wait in a scratch file
-until the cuts are known.
-"""
+until the cuts are known."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ def ingest(
 
     `window` is the text of a resolved window, empty for all records; `source` the fingerprint to
     carry along (default: one of the examples written). Raises DataError with everything that is
-    wrong with the source, at once, and where what was read has another fingerprint.
-    """
+    wrong with the source, at once, and where what was read has another fingerprint."""
     if taken := [name for name in data.slices if name in RESERVED]:
         fix = f"rename the column; {', '.join(taken)} means something else in the examples"
         raise RequestError(f"`{taken[0]}` cannot be a slice", where="data.slices", fix=fix)

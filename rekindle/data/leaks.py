@@ -2,8 +2,7 @@
 
 Hashes are read back from the examples just written. Few enough fit into memory at once; more are
 dealt into buckets on disk by their first bits, so that memory stays bounded by `BUCKET_ROWS`
-however many rows there are.
-"""
+however many rows there are."""
 
 from __future__ import annotations
 

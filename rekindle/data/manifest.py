@@ -3,8 +3,7 @@
 `shard` writes `manifest.json` last; `open_shards` believes nothing else: every file it names must
 be there, of the size and SHA-256 it states, and hold the rows it states. Files are memory-mapped,
 so that all ranks of a machine share one copy. Row numbers count through the shards of a split in
-the manifest's order.
-"""
+the manifest's order."""
 
 from __future__ import annotations
 

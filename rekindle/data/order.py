@@ -14,8 +14,7 @@ windows of `PACK_WINDOW` rows, `packing.py` fills sequences from each window, an
 the epoch are shuffled. Epochs then differ a little in their number of sequences, and so of batches.
 
 With `classes`, an epoch has the same number of draws from each class. A class goes through its rows
-in a fixed random order, on and on, from one epoch to the next.
-"""
+in a fixed random order, on and on, from one epoch to the next."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 the fullest sequence that still has room for it (Johnson 1974; at most 11/9 of the optimum).
 
 Texts of one length are placed together, so that the work grows with the number of different lengths
-rather than of texts.
-"""
+rather than of texts."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ where it can.
 A file is read in blocks of `BLOCK_BYTES`, of the wanted columns only. A block of JSON lines is
 parsed by pyarrow when it is regular (one object a line, each column of one type); else by Python,
 line by line, which gives the same values and knows which line is at fault. What cannot be parsed is
-noted and skipped.
-"""
+noted and skipped."""
 
 from __future__ import annotations
 

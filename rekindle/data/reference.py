@@ -3,8 +3,7 @@
 A row is data. Its author must not choose what is read with the credentials, from the network
 or from the disk of those who train on it: not another scheme or bucket, not a chained URI
 (`a::b`, whose filesystems render templates), not a path through `..`, a hidden name or a link, and
-not one whose folders are replaced by links between the check and the reading.
-"""
+not one whose folders are replaced by links between the check and the reading."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 The task learns what it must from the training split (`fit`), then worker processes encode the
 batches of each split, and this process cuts them into Arrow files of at most `data.shard_rows`
 rows. The bytes depend on examples, task and settings only. Shards are not compressed, because they
-are memory-mapped. `manifest.json` is written last and is the commit.
-"""
+are memory-mapped. `manifest.json` is written last and is the commit."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def shard(
 
     `workers` is the number of encoding processes: by default as many as this process may use cores,
     fewer when the data is small. Raises DataError for a folder of examples that is incomplete,
-    StepError when a worker fails.
-    """
+    StepError when a worker fails."""
     summary = read_summary(examples)
     task = load_task(task_name)
     if task.modality != summary.modality:

@@ -3,8 +3,7 @@
 By `hash`: 64 bits of a hash of the record's key, or of its content, against the shares; no other
 record has a say, so a record stays where it is when others come and go, and equal contents share a
 split. By `time`: oldest to train, newest to test; the cuts are exact order statistics, found in
-memory that does not grow, and records of one time stay together.
-"""
+memory that does not grow, and records of one time stay together."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def time_cuts(times: Callable[[], Iterable[Times]], shares: SplitSpec) -> tuple[
     them.
 
     Ten months of 150 records each and shares of 0.8, 0.1, 0.1 give the starts of the ninth and the
-    tenth month.
-    """
+    tenth month."""
     total = sum(len(block) for block in times())
     ranks = [round(total * shares.train), round(total * (shares.train + shares.validation))]
     first, second = (order_statistic(times, min(rank, total - 1)) for rank in ranks)

@@ -2,8 +2,7 @@
 
 A row with a fault is counted, up to `SHOWN` of a kind are remembered with their place
 (`reviews.jsonl:17`) and value, and reading goes on; `raise_if_any` then raises one DataError with a
-Problem for each kind. Memory does not grow with faults.
-"""
+Problem for each kind. Memory does not grow with faults."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ URI.
 Decides the half-open interval [start, end) that `data.window` stands for. Times are naive UTC; a
 time with an offset is converted, a partial one (`2026-03`) is the first instant of its period.
 Months and years are calendar months, and a day that a shorter month lacks becomes its last one.
-Pure arithmetic: who lists files or reads columns is elsewhere.
-"""
+Pure arithmetic: who lists files or reads columns is elsewhere."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = Non
 
     `latest` ends with the calendar unit that holds the newest record: that of `every`, or `unit`
     (of partitions, whose names tell it). `size: 3 months` and a newest record of 2026-05-17 give
-    2026-03-01T00:00:00/2026-06-01T00:00:00.
-    """
+    2026-03-01T00:00:00/2026-06-01T00:00:00."""
     every = step(spec)
     if spec.end != "latest":
         end = _end_of(spec.end)

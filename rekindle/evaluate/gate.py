@@ -67,8 +67,7 @@ def judge(
 
 def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Comparison:
     """Candidate minus champion in `metric`, turned so that more is better, with its bootstrap
-    interval.
-    """
+    interval."""
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     generator = np.random.default_rng(spec.seed)
     differences: list[Floats] = []

@@ -28,8 +28,7 @@ def accuracy(probabilities_NC: Floats, labels_N: Ints) -> float:
 
 def log_loss(probabilities_NC: Floats, labels_N: Ints) -> float:
     """Mean negative log-probability of the true class, in nats. Certain and right: 0; a coin flip:
-    0.693.
-    """
+    0.693."""
     picked = probabilities_NC[np.arange(len(labels_N)), labels_N]
     return float(-np.log(np.clip(picked, EPSILON, 1.0)).mean())
 
@@ -37,8 +36,7 @@ def log_loss(probabilities_NC: Floats, labels_N: Ints) -> float:
 def macro_f1(probabilities_NC: Floats, labels_N: Ints) -> float:
     """Mean over classes of the harmonic mean of precision and recall.
 
-    A class that no example has and no prediction names is left out.
-    """
+    A class that no example has and no prediction names is left out."""
     return float(np.nanmean(_f1_per_class(confusion(probabilities_NC, labels_N)[None])[0]))
 
 
@@ -106,8 +104,7 @@ def resampled(
     metric: str, probabilities_NC: Floats, labels_N: Ints, picks_RN: NDArray[np.int64]
 ) -> Floats:
     """[R] values of `metric` on each resample; `picks_RN` holds row indices. Vectorised where the
-    metric is a mean.
-    """
+    metric is a mean."""
     if metric == "accuracy":
         right_N = (probabilities_NC.argmax(1) == labels_N).astype(np.float64)
         return np.asarray(right_N[picks_RN].mean(1), np.float64)

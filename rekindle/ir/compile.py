@@ -5,8 +5,7 @@ The file is loaded in a process of its own, so that neither a name in it nor wha
 collide with anything here, an edited file is always seen, and our own process needs no kfp. The
 folder of the file, the folder above it (where `components/` lies beside `pipelines/`) and the
 working folder are importable. The same file gives the same bytes: hash seed fixed, no times in the
-IR. `python -m rekindle.ir.compile PATH.py:FUNCTION` is that process.
-"""
+IR. `python -m rekindle.ir.compile PATH.py:FUNCTION` is that process."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
     does not compile.
 
     `target` is `path.py:function`, or the path of a compiled `.yaml` or `.json`, which is returned
-    as it is.
-    """
+    as it is."""
     folder = (cwd or Path.cwd()).absolute()
     if target.endswith(_COMPILED):
         return _read(folder / target)
@@ -101,8 +99,7 @@ def compile_function(pipeline: Any) -> str:
     """IR text of a `@dsl.pipeline` or component that is already loaded (in a notebook).
 
     Written here and not by KFP's compiler: the comments it puts on top break the YAML where a
-    default has a line break in it.
-    """
+    default has a line break in it."""
     from google.protobuf.json_format import MessageToDict
 
     documents = [MessageToDict(pipeline.pipeline_spec)]

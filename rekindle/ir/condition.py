@@ -12,8 +12,7 @@ where the left term of a comparison always reads a parameter.
 
 KFP does not escape quotes in a literal, so text with a quote in it cannot be told from an
 expression; whatever does not fit the grammar is refused, and a value at run time is never parsed.
-Text and numbers do not compare: that is an error, not False.
-"""
+Text and numbers do not compare: that is an error, not False."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ class Distribution:
     `accelerator` is the GPU's name in the catalog, such as `H100`; `machine` the platform's own
     name of a machine, which decides where it is given. `spot` machines may be taken away at any
     time: `checkpoint` names the input of the component that says where it saves and resumes.
-    `max_run_hours` ends the step.
-    """
+    `max_run_hours` ends the step."""
 
     nodes: int
     gpus_per_node: int = 0
@@ -83,8 +82,7 @@ def distribute(
     container (a nested pipeline, an importer), and for numbers that make no sense.
 
         trained = rekindle.distribute(train(data=made.output, save_to=root),
-                                      nodes=4, gpus_per_node=8, spot=True, checkpoint="save_to")
-    """
+                                      nodes=4, gpus_per_node=8, spot=True, checkpoint="save_to")"""
     name = str(getattr(task, "name", task))
     where = f"distribute({name})"
     implementation = getattr(getattr(task, "component_spec", None), "implementation", None)

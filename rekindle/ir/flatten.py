@@ -5,8 +5,7 @@ where its value comes from in the end: a constant, a parameter of the pipeline, 
 or a list of such. The conditions around a step become its guards; where a loop has a limit, a turn
 waits for an earlier one. Steps keep the paths that a run here gives them (`for-loop-1/0/train`).
 What cannot be flattened (loops over what a step gives, exit handlers) is for the feature table to
-refuse before.
-"""
+refuse before."""
 
 from __future__ import annotations
 
@@ -127,8 +126,7 @@ def flatten(
 
     `values` are the arguments: those that loops go over are constants from here on, others stay
     what a run gives. `kept` are the paths of loops over arguments that the platform runs itself;
-    no other step reads what their steps give.
-    """
+    no other step reads what their steps give."""
     flattening = _Flattening(kept)
     over = looped_over(graph, kept)
     settled = {name: Constant(values[name]) for name in over if name in values}

@@ -4,8 +4,7 @@ Concat, IfPresent.
 A text becomes a `Template`: literal pieces and references, which are looked up side by side at run
 time, so that a value which happens to contain a placeholder is never expanded again. `lower` gives
 the plain JSON that `launch/shim.py` renders; it is the only thing the two share. What is unknown is
-refused with its place in the IR.
-"""
+refused with its place in the IR."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ def parse_argument(text: str, where: str) -> Argument:
 def parse_value(value: Any, where: str) -> Any:
     """A constant with every text in it that holds a placeholder turned into a Template.
 
-    Such a text may only refer to parameters of its own step and to facts of the run.
-    """
+    Such a text may only refer to parameters of its own step and to facts of the run."""
     if isinstance(value, str):
         template = parse(value, where)
         if any(

@@ -4,8 +4,7 @@ arguments.
 In the IR every number is a double. Where a parameter is NUMBER_INTEGER the value is cast to int;
 inside a LIST or STRUCT, where the IR has no types, a number without a fraction becomes an int
 (`[1.0, 2.5]` reads as `[1, 2.5]`), as KFP's own backend shows it to a component. Values that steps
-hand over as JSON at run time keep their JSON type.
-"""
+hand over as JSON at run time keep their JSON type."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
     problem at once.
 
     Tuples count as lists, whole numbers as doubles; an optional parameter without a value is left
-    out.
-    """
+    out."""
     problems = [_unknown(name, graph) for name in arguments if name not in graph.inputs.parameters]
     values: dict[str, Any] = {}
     for name, parameter in graph.inputs.parameters.items():

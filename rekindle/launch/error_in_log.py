@@ -3,8 +3,7 @@ traceback.
 
 Knows how logs of steps look: chained tracebacks (the last one counts), torchrun's prefixes
 (`[rank0]:`) and the error it raises itself because a worker died, which says nothing. Standard
-library only.
-"""
+library only."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def error_in_log(text: str) -> tuple[str, str]:
     """Type name (without its module) and message of the last exception in `text`; message lines
     stay lines.
 
-    A log without a traceback gives `("", its last lines that are not empty)`.
-    """
+    A log without a traceback gives `("", its last lines that are not empty)`."""
     lines = text.splitlines()
     starts = [i for i, line in enumerate(lines) if _bare(line) == _TRACEBACK]
     found = [failure for start in starts if (failure := _read_traceback(lines, start))]

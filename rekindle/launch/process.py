@@ -25,8 +25,7 @@ def die_with_parent() -> None:
     """Ask Linux to kill this process when its parent dies, so that a killed run leaves no trainer
     behind.
 
-    Nothing happens on other systems. A process whose parent is already gone exits at once.
-    """
+    Nothing happens on other systems. A process whose parent is already gone exits at once."""
     if sys.platform != "linux":
         return
     parent = os.getppid()
@@ -115,8 +114,7 @@ def owned(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     waits for it.
 
     The lock is the kernel's (flock), so it is released however the owner ends. `rekindle gc` may
-    remove the folder while a process waits: that one makes it again.
-    """
+    remove the folder while a process waits: that one makes it again."""
     lock = folder / ".lock"
     while True:
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,7 @@ exit code is the process's own (75 stays 75), 128 + n where signal n ended it. S
 on to the process's group; SIGQUIT kills everything it started. Whatever outlives the process is
 killed, whatever its parent is by then (Linux; elsewhere the process group only).
 
-Standard library only, and nothing of rekindle: a platform may ship this one file.
-"""
+Standard library only, and nothing of rekindle: a platform may ship this one file."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ The launcher asks this at every poll, so it does not matter which launcher start
 whether it lived to hear of it. Jobs are put in the order in which they were created. One that was
 created while an older one was alive is surplus: two launchers, or one that was killed in the middle
 of `create` and its successor, did not know of each other; every launcher comes to the same
-conclusion, cancels it and follows the older one. The others are the attempts.
-"""
+conclusion, cancels it and follows the older one. The others are the attempts."""
 
 from __future__ import annotations
 

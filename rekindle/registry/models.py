@@ -50,8 +50,7 @@ PACKAGES = (
 @dataclasses.dataclass(frozen=True)
 class Registry:
     """Where: `spec.tracking_uri`, or the embedded database under `artifact_root`; `name` is the
-    registered model.
-    """
+    registered model."""
 
     spec: RegisterSpec
     name: str
@@ -174,8 +173,7 @@ def register(
     code: str = "",
 ) -> Registration:
     """Put the model into the registry as `challenger` with its lineage; finds the version of an
-    exact rerun again. Raises RegistryError where the model is not the one that was judged.
-    """
+    exact rerun again. Raises RegistryError where the model is not the one that was judged."""
     evidence, digest = Evidence.read(evidence_file), digest_of(model)
     if digest != evidence.model_digest:
         raise RegistryError(
@@ -264,8 +262,7 @@ def _new_version(
 
 def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping[str, str]) -> None:
     """Update what may have changed since, such as the champion it was compared with; the world it
-    came from stays.
-    """
+    came from stays."""
     old = dict(version.tags)
     for key, value in tags.items():
         if old.get(key) != value and not key.endswith(("code_commit", "versions")):

@@ -22,8 +22,7 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     Input: a table with a column `text` or `words` (lists of them), or uint8 pixels [N, H, W, C].
     Output: `label` and its `probability`; for words `tags` and their `probabilities`, null where a
     word was cut off; of a language model `text`, the answer to each (a chat's first question, a
-    prompt, or the beginning of a text), at most `max_new_tokens` long.
-    """
+    prompt, or the beginning of a text), at most `max_new_tokens` long."""
 
     def load_context(self, context: Any) -> None:
         self.model = open_model(Path(context.artifacts["model"]), ANY_CODE)

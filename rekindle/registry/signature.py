@@ -1,6 +1,5 @@
 """The model as MLflow keeps it: our folder plus a few lines of code, never a pickle, with the shape
-of inputs and outputs.
-"""
+of inputs and outputs."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ def axis(
     values: Sequence[float], *, ticks: int = 5, zero: bool = False, tight: bool = False
 ) -> Axis:
     """An axis that holds all drawable `values`; it includes zero with `zero`, and ends at the data
-    instead of at a tick with `tight`. 0.3 and 9.1 give 0 to 10 with ticks 0, 2, ... 10.
-    """
+    instead of at a tick with `tight`. 0.3 and 9.1 give 0 to 10 with ticks 0, 2, ... 10."""
     shown = [value for value in values if abs(value) < _LARGEST] or [0.0, 1.0]
     low, high = min(shown), max(shown)
     if zero:
@@ -57,8 +56,7 @@ def time_axis(total: float) -> Axis:
 def ratio_axis(ratios: Sequence[float]) -> Axis:
     """An axis of the logarithms (base 2) of positive ratios, a half to the double at least, with
     ticks at round ones: 0.7, 1 and 1.4 on a short axis, halves and doubles on a longer one, powers
-    of ten on a long one.
-    """
+    of ten on a long one."""
     places = [math.log2(ratio) for ratio in ratios if 0 < ratio < math.inf]
     low, high = min([*places, -1.0]), max([*places, 1.0])
     ticks = [math.log2(each) for each in (0.5, 0.7, 1.0, 1.4, 2.0)]
@@ -87,8 +85,7 @@ def drawable(point: Point) -> bool:
 
 def thin(points: Sequence[Point], most: int) -> list[Point]:
     """At most about `most` points that look the same: of each stretch the lowest and the highest,
-    so spikes stay. A stretch that has a gap keeps one.
-    """
+    so spikes stay. A stretch that has a gap keeps one."""
     if len(points) <= most:
         return list(points)
     width = 2 * len(points) / most

@@ -2,8 +2,7 @@
 promoted or not.
 
 A section without a record is left out. A run that failed opens with the step that failed and how to
-go on.
-"""
+go on."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from rekindle.report.collect import Findings, collect
 
 def render_card(home: Path, run: RunRecord) -> Path:
     """Writes `home/runs/<run_id>/card.html` and returns its path. The same records give the same
-    bytes.
-    """
+    bytes."""
     folder = run_folder(home, run.run_id)
     found = collect(run)
     target = folder / "card.html"

@@ -4,8 +4,7 @@ prints.
 A step's output artifact says what it holds in `metadata["record"]`; its URI is a file, or a folder
 with the file of that kind in it. A run of a user's own pipeline may have none: every field of
 `Findings` is optional. A record that is missing, unreadable or of another version becomes a
-sentence in `notes`, never an error.
-"""
+sentence in `notes`, never an error."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Findings:
     """The records of one run, as far as they exist; `history` by ascending step; `plan` from before
     it; `notes` says what could not be read.
 
-    `files` holds the file behind each record, by kind.
-    """
+    `files` holds the file behind each record, by kind."""
 
     fingerprint: Fingerprint | None = None
     shards: ShardManifest | None = None
@@ -62,8 +60,7 @@ def collect(run: RunRecord, *, history: bool = True) -> Findings:
     """Everything the steps of `run` recorded; where two steps wrote the same kind, the later step's
     record.
 
-    `history=False` leaves out the training history, the one file that can be long.
-    """
+    `history=False` leaves out the training history, the one file that can be long."""
     files = dict(_locate(run))
     notes: list[str] = []
     rows = history_beside(files["training"], notes) if history and "training" in files else ()

@@ -1,6 +1,5 @@
 """The evidence as the card shows it: gate and interval, metrics against the champion, confusion,
-calibration, slices.
-"""
+calibration, slices."""
 
 from __future__ import annotations
 
@@ -196,8 +195,7 @@ def _interval(run: RunRecord, evidence: Evidence, comparison: Comparison) -> tup
 
 def _direction(evidence: Evidence, comparison: Comparison) -> int:
     """1 if a positive difference is better. A gate may have turned a lower-is-better metric round
-    already: then the estimate and the plain difference of the two metrics have opposite signs.
-    """
+    already: then the estimate and the plain difference of the two metrics have opposite signs."""
     if not texts.lower_is_better(comparison.metric):
         return 1
     name = comparison.metric
@@ -261,8 +259,7 @@ def _slice_row(part: Slice, metric: str, top: float, smallest: float | None) -> 
 
 def _badness(row: Compared, metric: str) -> float:
     """Ascending from the worst: by the change against the champion where there is one, else by the
-    value.
-    """
+    value."""
     sign = -1 if texts.lower_is_better(metric) else 1
     value = row.change if row.change is not None else row.candidate
     return sign * value if value is not None and math.isfinite(value) else -math.inf

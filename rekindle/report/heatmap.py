@@ -3,8 +3,7 @@ coloured by its shares.
 
 Unlike the plots in `plots.py` it has a size of its own: cells stay square, small matrices shrink
 with the page and large ones scroll in their own box. Counts stand in the cells up to `_NUMBERS`
-classes, and always show on hover.
-"""
+classes, and always show on hover."""
 
 from __future__ import annotations
 

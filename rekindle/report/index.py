@@ -1,6 +1,5 @@
 """The page over all runs under a home: what each came to, and how the metric moved from run to run
-of the same job.
-"""
+of the same job."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from rekindle.report.summary import summarised
 log = logging.getLogger(__name__)
 
 INDEX = ".index.jsonl"
-_FORMAT = [3, rekindle.__version__]
+_FORMAT = [4, rekindle.__version__]
 
 
 class Entry(NamedTuple):

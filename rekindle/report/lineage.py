@@ -1,6 +1,5 @@
 """Where a model comes from: the data it saw, the keys and hashes that identify the work, and how to
-do it again.
-"""
+do it again."""
 
 from __future__ import annotations
 
@@ -128,7 +127,7 @@ def _data_facts(
     if manifest:
         facts.append(("Source", manifest.source))
     window = (fingerprint and fingerprint.window) or (manifest and manifest.window)
-    facts.append(("Window", window or "everything the source holds"))
+    facts.append(("Window", formats.window(window) if window else "everything the source holds"))
     if fingerprint:
         files = f"{formats.count(fingerprint.files)} file{'' if fingerprint.files == 1 else 's'}"
         facts.append(("At the source", f"{files}, {formats.size(fingerprint.bytes)}"))

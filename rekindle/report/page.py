@@ -2,8 +2,7 @@
 
 Style and script are written into the page and named in its Content-Security-Policy by their hashes;
 everything remote, every other script and every inline style is forbidden by it. Values are escaped
-by jinja2's autoescape.
-"""
+by jinja2's autoescape."""
 
 from __future__ import annotations
 

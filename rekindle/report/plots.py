@@ -3,8 +3,7 @@
 Positions are per cent and text has its natural size, so a plot fits a phone without shrinking its
 labels; only lines lie on a stretched layer. Axis labels stand in the margin that the style sheet
 gives the class, and colours are classes: the style sheet owns light, dark and print. Every plot
-has a label in words; details show on hover.
-"""
+has a label in words; details show on hover."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ _NOTHING = Markup("")
 @dataclasses.dataclass(frozen=True)
 class Series:
     """A line. `css` picks its colour (`a`, `b`; `faint` for raw data behind a mean); `marks` draws
-    dots; `quiet` is not read out on hover. Points ascend in x.
-    """
+    dots; `quiet` is not read out on hover. Points ascend in x."""
 
     name: str
     points: Sequence[Point]
@@ -94,8 +92,7 @@ def interval(
     better: int = 1,
 ) -> Markup:
     """A confidence interval on an axis with zero and the threshold; the side that promotes is
-    shaded. `better` is 1 if larger differences are better, -1 if smaller ones are.
-    """
+    shaded. `better` is 1 if larger differences are better, -1 if smaller ones are."""
     marks = [0.0, lower, estimate, upper] + ([threshold] if threshold is not None else [])
     if not all(drawable((mark, 0.0)) for mark in marks):
         return _NOTHING
@@ -166,8 +163,7 @@ def planned(
     lower: float, upper: float, happened: float | None, scale: Axis, *, label: str, css: str
 ) -> Markup:
     """One row of a comparison: the planned interval as a bar, what was expected as a tick and what
-    happened as a dot, all as ratios to what was expected, on a `ratio_axis`.
-    """
+    happened as a dot, all as ratios to what was expected, on a `ratio_axis`."""
     places = [share(scale.at(tick)) for tick in scale.ticks]
     parts = [tag("line", css="grid", x1=p, x2=p, y1=-9, y2=29) for p in places]
     if 0 < lower < upper:

@@ -25,6 +25,7 @@ def summarised(record: RunRecord, findings: Findings | None = None, card: str = 
         model=model_of(found),
         card=card,
         warnings=found.evidence.warnings if found.evidence else (),
+        window=found.fingerprint.window if found.fingerprint else "",
         ignored=record.ignored,
     )
 

@@ -62,8 +62,7 @@ def number_setting(spec: Mapping[str, Any], *path: str) -> float | None:
 
 def plain(text: str) -> str:
     """Terminal output as text: no colour codes, of a line that was rewritten in place its last
-    state.
-    """
+    state."""
     lines = _ESCAPES.sub("", text).replace("\r\n", "\n").split("\n")
     last = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines)
     return "\n".join(_CONTROL.sub("", line) for line in last)
@@ -72,8 +71,7 @@ def plain(text: str) -> str:
 def without_credentials(text: str) -> str:
     """`text` with passwords in URLs and well-known kinds of tokens blotted out.
 
-    A net under the rule that records hold no secrets, not a substitute for it.
-    """
+    A net under the rule that records hold no secrets, not a substitute for it."""
     return LOOKS_SECRET.sub("•••", text)
 
 

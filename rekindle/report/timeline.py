@@ -1,6 +1,5 @@
 """What ran: the steps on a timeline, and for a run that did not succeed which step to look at, with
-its last words.
-"""
+its last words."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ _LONGEST_VALUE = 600
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One row of the timeline. `outputs` are (name, what it is, value); `log_link` is relative to
-    the card.
-    """
+    the card."""
 
     name: str
     parent: str
@@ -103,8 +101,7 @@ def run_error(run: RunRecord, failures: tuple[Failure, ...]) -> str:
 
 def last_lines(path: Path) -> tuple[str, bool]:
     """The end of a log as plain text that a person reads, and whether something before it is left
-    out. Reads the last 32 kB at most.
-    """
+    out. Reads the last 32 kB at most."""
     try:
         with path.open("rb") as file:
             whole = file.seek(0, os.SEEK_END)

@@ -31,8 +31,7 @@ class Curve:
 @dataclasses.dataclass(frozen=True)
 class Training:
     """Facts as (name, value), the figures, where they come from if not from this run, how to read
-    them, and what a profile said.
-    """
+    them, and what a profile said."""
 
     facts: tuple[tuple[str, str], ...]
     curves: tuple[Curve, ...]
@@ -235,8 +234,7 @@ def window(points: int) -> int:
 
 def running_mean(points: list[Point], window: int) -> list[Point]:
     """The mean of the last `window` finite values at each point; not a number where the value
-    itself is not.
-    """
+    itself is not."""
     recent: list[float] = []
     result: list[Point] = []
     total = 0.0

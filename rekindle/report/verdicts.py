@@ -1,8 +1,7 @@
 """What came of a run, in one plain sentence, and the one number that stands for it.
 
 The registry's record has the last word, then the gate's evidence, then the run's own status.
-Nothing is claimed that no record says: a run that failed after its gate passed is a failure.
-"""
+Nothing is claimed that no record says: a run that failed after its gate passed is a failure."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def headline(run: RunRecord, found: Findings) -> Headline | None:
 
 def failed_steps(run: RunRecord) -> tuple[StepRecord, ...]:
     """The steps to look at when a run did not succeed: failed ones, else those that were under
-    way.
-    """
+    way."""
     failed = tuple(step for step in run.steps if step.status == "failed")
     return failed or tuple(
         step for step in run.steps if step.status in ("running", "cancelled") and step.started_at

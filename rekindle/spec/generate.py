@@ -2,8 +2,7 @@
 [FOLDER]`.
 
 `configs/schema.json` for editors, `configs/README.md` for people, `configs/schemas/` for programs
-that read records and `--json`. A test compares them with what this module makes.
-"""
+that read records and `--json`. A test compares them with what this module makes."""
 
 from __future__ import annotations
 
@@ -119,8 +118,7 @@ _COLUMNS: dict[str, Mapping[str, Any]] = {
 
 def generated(configs: Path) -> dict[str, str]:
     """Relative path -> text of every generated file; `configs` is read for the list of
-    scenarios.
-    """
+    scenarios."""
     schema = Spec.model_json_schema(by_alias=True)
     schema["properties"]["extends"] = {
         "type": "string", "description": "Another config to start from.", "title": "Extends",

@@ -124,8 +124,7 @@ def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
 
 def _anchored(field: str, value: str, folder: Path) -> str:
     """An absolute path where `value` means a local file; hub names, URIs and registered names stay
-    as they are.
-    """
+    as they are."""
     if field == "entrypoint":
         return _anchored_script(value, folder)
     if "://" in value or value.startswith(("sklearn:", "hub:", "run:")):

@@ -52,8 +52,7 @@ VaultSecret = Annotated[
 
 class Section(BaseModel):
     """Base of every section: frozen, unknown keys refused, field docstrings kept as
-    descriptions.
-    """
+    descriptions."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, serialize_by_alias=True

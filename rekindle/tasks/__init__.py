@@ -1,6 +1,5 @@
 """Learning objectives, one file each, registered by name; `load_task` also takes a user's
-`path.py:Class`.
-"""
+`path.py:Class`."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ TASKS = {
 
 def load_task(name: str) -> Task:
     """The task registered under `name`, or the class that `path.py:Class` names; raises
-    RequestError.
-    """
+    RequestError."""
     target, _, attribute = TASKS.get(name, name).rpartition(":")
     if name in TASKS:
         module = importlib.import_module(target)

@@ -47,16 +47,14 @@ Settings = Mapping[str, Any]
 
 class Task(abc.ABC):
     """One learning objective. Subclass it in a file of your own and name it `path.py:Class` in the
-    YAML.
-    """
+    YAML."""
 
     modality: ClassVar[Modality]
     objective: ClassVar[Objective] = "classes"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         """Raise RequestError for a config that this task can never work with, before anything is
-        read or written.
-        """
+        read or written."""
         return
 
     # Data side: no torch.
@@ -111,8 +109,7 @@ class Task(abc.ABC):
         self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
     ) -> None:
         """Write weights as safetensors and the configuration beside them, in Hugging Face layout
-        where there is one.
-        """
+        where there is one."""
 
     @abc.abstractmethod
     def load(self, folder: Path) -> torch.nn.Module:
@@ -122,8 +119,7 @@ class Task(abc.ABC):
 
     def encode_raw(self, inputs: list[Any], settings: Settings, assets: Path) -> pa.Table:
         """Shard rows for inputs as a user has them: texts, lists of words, or arrays of uint8
-        pixels (H, W) or (H, W, C).
-        """
+        pixels (H, W) or (H, W, C)."""
         import numpy as np
         import pyarrow as pa
 

@@ -3,8 +3,7 @@
 The tokenizer's own template decides the text (Jinja, in the sandbox that transformers prescribes
 for it); tokenizers without one get `TEMPLATE`. An answer begins where the template's prompt for it
 ends, and ends with what the template puts behind it, such as the end-of-text token. A template that
-asks for today's date gets `_DATE`, because the same chats must give the same tokens every day.
-"""
+asks for today's date gets `_DATE`, because the same chats must give the same tokens every day."""
 
 from __future__ import annotations
 

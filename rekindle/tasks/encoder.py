@@ -142,8 +142,7 @@ def _train_tokenizer(
 
 def _fetch_tokenizer(model: ModelSpec, max_length: int, assets: Path) -> Settings:
     """The tokenizer of a hub name or folder, stored as files that `tokenizers` reads without
-    transformers.
-    """
+    transformers."""
     tokenizer = fetch_tokenizer(model)
     tokenizer.backend_tokenizer.enable_truncation(max_length)
     tokenizer.save_pretrained(assets)

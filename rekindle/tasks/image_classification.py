@@ -79,8 +79,7 @@ class ImageClassification(Task):
 
 def _architecture(model: ModelSpec) -> dict[str, Any]:
     """`model.source` with the defaults filled in; raises RequestError for what the network does not
-    know.
-    """
+    know."""
     source = model.source
     if isinstance(source, str):
         raise RequestError(

@@ -7,8 +7,7 @@ deterministic.
 
 **Applying.** A text is cut at spaces, and each different word goes through the tokenizer once. That
 gives exactly the ids of the whole text where nothing in the tokenizer looks across a space;
-`is_separable` says where that is known.
-"""
+`is_separable` says where that is known."""
 
 from __future__ import annotations
 

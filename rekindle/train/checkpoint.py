@@ -70,8 +70,7 @@ _MARGIN = 1.5  # a save in the grace period may take so much longer than those b
 
 def newest(root: str | Path, run_key: str) -> Checkpoint | None:
     """The newest checkpoint under `root` whose files all match its manifest, or None. Broken ones
-    are reported. Raises CheckpointError for one of another run key or schema.
-    """
+    are reported. Raises CheckpointError for one of another run key or schema."""
     return _choose(root, run_key, _Gang())
 
 
@@ -158,8 +157,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Finish the save in flight, if there is one; it is committed then. Raises CheckpointError
-        on every rank if it failed on any.
-        """
+        on every rank if it failed on any."""
         if self.pending is not None:
             self._settle(self.pending)
 

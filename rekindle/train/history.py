@@ -1,6 +1,5 @@
 """The loss curve on disk: one JSON line an optimizer step, appended while training, cut back when
-resuming.
-"""
+resuming."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ what it was trained on.
     task.py                          a user's own task, so that the folder loads anywhere
     trained_on.npy                   uint64 [rows], sorted: the first 8 bytes of the hash of each
                                      example that the weights were trained on, those included of the
-                                     models that they began from or learned from
-"""
+                                     models that they began from or learned from"""
 
 from __future__ import annotations
 

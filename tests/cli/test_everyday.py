@@ -57,6 +57,19 @@ def test_the_list_says_when_and_how_long_and_never_cuts_a_word(home, capsys, mon
     assert line.endswith("failed  2 h 5 min")
 
 
+def test_the_list_says_which_window_and_which_version_is_champion(home, capsys):
+    assert invoke(["runs", f"--home={home}", "--json"]) == 0
+    runs = {run["name"]: run for run in json.loads(capsys.readouterr().out)["runs"]}
+    assert [name for name, run in runs.items() if run["champion"]] == ["digits"]
+    assert invoke(["runs", f"--home={home}"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    said = {line.split()[0]: line for line in lines}
+    assert said[runs["digits"]["run_id"]].endswith("v1, champion")
+    assert "champion" not in said[runs["reviews"]["run_id"]]
+    assert "window" in head
+    assert "  2026-04-01/2026-10-01  " in said[runs["reviews"]["run_id"]]
+
+
 @pytest.mark.parametrize("words", [("--limit", "0"), ("--status", "fine"), ("--sort", "colour")])
 def test_what_cannot_be_asked_of_runs_is_refused(home, capsys, words):
     assert invoke(["runs", f"--home={home}", *words]) == 2

@@ -238,14 +238,17 @@ def refused_reviews(home: Home, run_id: str = "20261121-101500-reviews-c3d4") ->
         "configs/data/reviews.jsonl",
         labels,
         {"train": 900, "validation": 150, "test": 450},
-        window="2026-04 to 2026-09",
+        window="2026-04-01T00:00:00/2026-10-01T00:00:00",
         tokenizer="wordpiece 4096, trained on this data",
         slices=("category", "month"),
         tokens=31,
     )
     artifacts = {
         "fingerprint": home.artifact(
-            run_id, "fingerprint", "fingerprint", fingerprint("reviews", "2026-04 to 2026-09", "3")
+            run_id,
+            "fingerprint",
+            "fingerprint",
+            fingerprint("reviews", "2026-04-01T00:00:00/2026-10-01T00:00:00", "3"),
         ),
         "shard": home.artifact(run_id, "shard", "shards", shards),
         "finetune": home.artifact(

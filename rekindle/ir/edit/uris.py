@@ -10,8 +10,7 @@ a few lines of `sh` (which the image needs, and `sed`); an importer's URI is pas
 parameter takes the artifact's route through nested pipelines and branches. What has no single place
 (OneOf, what a loop collects, lists) is refused.
 
-KFP's lineage no longer shows what such a step read; its parameters do.
-"""
+KFP's lineage no longer shows what such a step read; its parameters do."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ dropped in silence.
 
 `Fields` wraps one mapping of the IR with its place in it. Refusals are collected in a `Refusals`,
 which raises all of them together when the reading is over; a document that is not a pipeline at all
-raises RequestError at once.
-"""
+raises RequestError at once."""
 
 from __future__ import annotations
 

@@ -55,8 +55,7 @@ def read(text: str) -> Graph:
     settings).
 
     UnsupportedError lists everything that is refused, each with its IR path; RequestError if this
-    is not a KFP pipeline.
-    """
+    is not a KFP pipeline."""
     spec, platform = _documents(text)
     refusals = Refusals()
     try:

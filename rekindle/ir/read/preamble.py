@@ -3,8 +3,7 @@
 The first installs packages with pip, the second writes the component's source to a file and starts
 KFP's executor on it (kfp/dsl/component_factory.py). Recognised, they need no shell: the
 requirements can be checked before anything runs, and the executor gets our signals itself. Scripts
-that differ are left alone, to be run as they are.
-"""
+that differ are left alone, to be run as they are."""
 
 from __future__ import annotations
 

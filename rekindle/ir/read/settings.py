@@ -3,8 +3,7 @@ of a platform.
 
 `kubernetes` is what kfp-kubernetes writes (kubernetes_executor_config.proto): timeouts and secrets
 in the environment are typed, everything else stays a `Setting` under the name that it has there,
-for each platform to take or to refuse by name. `rekindle` is what `distribute()` writes.
-"""
+for each platform to take or to refuse by name. `rekindle` is what `distribute()` writes."""
 
 from __future__ import annotations
 

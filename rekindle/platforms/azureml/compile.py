@@ -53,8 +53,7 @@ def compile(
     `bundles/<hash>/...`, the code of its steps.
 
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
-    something in the pipeline does not run there, RequestError if the arguments do not fit it.
-    """
+    something in the pipeline does not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: _knows_secrets(step, place))
     admit(graph, "azureml", known, arguments=arguments)
     compiler = _Compiler(graph, bind(graph, arguments), place)

@@ -59,8 +59,7 @@ def compile(
     """One YAML file, named after the pipeline, that `kfp.Client` and the KFP UI take.
 
     RequestError if the arguments do not fit the pipeline, SpecError with everything that `place`
-    lacks, UnsupportedError if something in it does not run there.
-    """
+    lacks, UnsupportedError if something in it does not run there."""
     admit(graph, "kubeflow", arguments=arguments)
     if problems := list(_problems(graph, place)):
         raise SpecError(problems)

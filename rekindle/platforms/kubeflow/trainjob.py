@@ -6,8 +6,7 @@ only the run knows: the name, the owner, and what the nodes are to do. Quantitie
 node starts one process, rekindle's, whatever `numProcPerNode` says: Trainer only passes that number
 on, as PET_NPROC_PER_NODE, from which rendezvous.py takes the ranks of a node. Authority: the API of
 trainer.kubeflow.org/v1alpha1 in v2.3 (kubeflow_trainer_api 2.3.0), whose CRD allows 128 arguments
-of 65,536 characters. No cluster has run one of these yet.
-"""
+of 65,536 characters. No cluster has run one of these yet."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ The key of a step hashes what goes into it: the component (source, command, args
 inputs by content, the types of its outputs, and the hash of rekindle's own code. Paths, times and
 run ids are not part of it. An entry lists the outputs with every file's size and sha256, and holds
 a hash of itself; it is believed only while the files are still as listed. Paths under the home
-count relative to it, so that a home can be moved, and a copy of a home uses its own files.
-"""
+count relative to it, so that a home can be moved, and a copy of a home uses its own files."""
 
 from __future__ import annotations
 

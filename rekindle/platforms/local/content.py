@@ -8,8 +8,7 @@ a user imports, as the folder: what a step left may name anything of this machin
 A recorded file is hashed again, the smallest files first, up to `_READ_AGAIN_BYTES` per artifact.
 Beyond that, a file whose size, times and inode are as recorded keeps its hash: every write changes
 the ctime. Only bits that the disk itself loses go unnoticed there; files of that size are weights
-and shards, whose own hashes are checked where they are loaded.
-"""
+and shards, whose own hashes are checked where they are loaded."""
 
 from __future__ import annotations
 

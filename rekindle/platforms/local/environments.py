@@ -3,8 +3,7 @@
 A step whose packages are installed here runs in this environment, which is never changed. Every
 other step gets an environment of its own, `environments/<key>` in the home: pip installs its
 packages there, and what is installed here can be imported behind them. The key covers the packages,
-pip's options, this interpreter and what is installed here, since pip leaves out what it finds.
-"""
+pip's options, this interpreter and what is installed here, since pip leaves out what it finds."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ change on record.
 
 The calling thread schedules and alone writes the record and calls the callbacks; a thread a running
 step watches its processes and reports through one queue. When a step fails nothing new begins but
-exit handlers, what runs is let finish, the rest is skipped.
-"""
+exit handlers, what runs is let finish, the rest is skipped."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ def execute(
 
     Raises RequestError before anything runs; StepError if a step failed; PreemptedError if one
     saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on SIGTERM when nothing
-    was saved, after the steps had `grace_seconds` to end (a second Ctrl-C kills them).
-    """
+    was saved, after the steps had `grace_seconds` to end (a second Ctrl-C kills them)."""
     unheeded, env = ignored(graph, containers, arguments), {**_PRINTING, **env}
     values = bind(graph, arguments)
     forced = _forced(graph, fresh, from_step)

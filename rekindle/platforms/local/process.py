@@ -3,8 +3,7 @@ runs the step), copy its output to the log, and stop it when it has to.
 
 The shim runs under this interpreter without site-packages, in a session of its own, so that a
 Ctrl-C in the terminal reaches only us. Stopping is SIGTERM, then after a grace period SIGQUIT, on
-which the shim kills everything it started.
-"""
+which the shim kills everything it started."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@
 
 An attempt marks its folder with `<folder>.partial`, locked for as long as it runs; an unlocked
 marker is a killed attempt's, and the next attempt of the same step clears both away. Folders
-are not renamed when complete: their paths stand in what steps wrote and returned.
-"""
+are not renamed when complete: their paths stand in what steps wrote and returned."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ to `advance`, tells it what succeeded or failed, and it opens nested Dags and th
 decides conditions and carries values along on its own. Each turn of a loop has steps of its own:
 the second of `for-loop-1/train` is called `for-loop-1/1/train`.
 
-After a failure nothing begins but nodes that run `always` (exit handlers) and what follows them.
-"""
+After a failure nothing begins but nodes that run `always` (exit handlers) and what follows them."""
 
 from __future__ import annotations
 

@@ -61,8 +61,7 @@ def compile(
     """`<pipeline>.sagemaker.json`, and `bundles/<hash>/...` that belong under `artifact_root`.
 
     SpecError with everything that `place` lacks or the service would refuse, UnsupportedError if
-    something in the pipeline does not run there, RequestError if the arguments do not fit it.
-    """
+    something in the pipeline does not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: gets_secrets(step, place))
     admit(graph, "sagemaker", known, place.unproven, arguments)
     if problems := list(_of_place(graph, place)):

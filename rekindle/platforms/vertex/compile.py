@@ -44,8 +44,7 @@ def compile(
     for `place.project` and `place.region`.
 
     SpecError with everything that `place` lacks, UnsupportedError if something in the pipeline does
-    not run there, RequestError if the arguments do not fit it.
-    """
+    not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: bool(_asked(step, place)))
     admit(graph, "vertex", known, arguments=arguments)
     if found := list(problems(graph, place)):

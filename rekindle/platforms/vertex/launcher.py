@@ -9,8 +9,7 @@ loop with equal inputs share a job. The exit code is 143 after SIGTERM and when 
 when the step gave up because its machines were taken away, 1 when it failed. What launchers of all
 platforms do is in rekindle/platforms/launcher.py.
 
-What no account has run yet: all of it; see docs/vertex.md.
-"""
+What no account has run yet: all of it; see docs/vertex.md."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ has to know in one JSON argument.
 The user's own image, command and arguments are inside, lowered as for the shim, which fills in the
 placeholders on the node from the ExecutorInput. What the service fills in stands in arguments of
 its own, whole: `{{$}}`, and after it the facts of the run as pairs of name and value. So no text is
-escaped into another, and nothing that the user wrote is taken for a placeholder.
-"""
+escaped into another, and nothing that the user wrote is taken for a placeholder."""
 
 from __future__ import annotations
 

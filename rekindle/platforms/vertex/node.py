@@ -14,8 +14,7 @@ Only node rank 0 has the step's places for artifacts, on the mount; what the oth
 scratch. No node writes what KFP reads: the launcher does, from result.json, once the job as a whole
 succeeded.
 Node rank 0 also looks after the run: when that is over, the launcher that should have cancelled
-this job is gone, and it ends the job itself.
-"""
+this job is gone, and it ends the job itself."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ that are repeated where that is safe.
 Repeated, with growing pauses and for a bounded time, are reads and what may be said twice (cancel):
 after 429, 5xx and broken connections. `create` is never repeated here: whether it took effect is
 for the caller to find out. Standard library only, for it runs on nodes with any image.
-Authority: cloud.google.com/compute/docs/metadata/querying-metadata, google.rpc.Status.
-"""
+Authority: cloud.google.com/compute/docs/metadata/querying-metadata, google.rpc.Status."""
 
 from __future__ import annotations
 
