@@ -1,4 +1,5 @@
-"""`rekindle init [DIR]`: a starter config, the shipped pipeline and components to change."""
+"""`rekindle init [DIR]`: a config to start from; with --full, the shipped pipeline and components,
+too."""
 
 from __future__ import annotations
 
@@ -16,13 +17,19 @@ from rekindle.outputs import LaidOut
 
 @click.command("init")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
+@click.option(
+    "--full",
+    is_flag=True,
+    help="All example configs with their data, and the pipeline and components to change.",
+)
 @shared
-def command(folder: Path, home: Path, as_json: bool) -> int:
-    """Copy configs/, pipelines/ and components/ into FOLDER (default: here). Never overwrites a
-    file."""
+def command(folder: Path, full: bool, home: Path, as_json: bool) -> int:
+    """Copy a config to start from, with sample data and a README, into FOLDER (default: here).
+    Never overwrites a file."""
+    parts = ("configs", "pipelines", "components") if full else ("configs/starter",)
     files = {
-        Path(part) / path.relative_to(shipped(part)): path
-        for part in ("configs", "pipelines", "components")
+        Path(part if full else "") / path.relative_to(shipped(part)): path
+        for part in parts
         for path in sorted(shipped(part).rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
@@ -38,6 +45,9 @@ def command(folder: Path, home: Path, as_json: bool) -> int:
     click.echo(f"laid out {len(files)} files in {folder.absolute()}")
     if folder.resolve() != Path.cwd():
         click.echo(f"  cd {shlex.quote(str(folder))}")
+    if not full:
+        click.echo("  rekindle run tickets.yaml     README.md says how to change it to your data")
+        return 0
     click.echo("  rekindle run configs/digits.yaml          the demo")
     own = f"--set pipeline={PIPELINE} --set receives=all"
     click.echo(f"  rekindle run configs/digits.yaml {own}   your copy of it")

@@ -24,7 +24,7 @@ from rekindle.platforms.vertex.prices import ask as of_google
 from rekindle.records import write_atomically
 
 CLOUDS = ("aws", "gcp", "azure")
-_NUMBERS = (2, 3, 4)  # columns
+_NUMBERS = (3, 4, 5)  # columns
 Ask = Callable[[Sequence[str], Sequence[str], datetime.date], list[Price]]
 
 
@@ -59,6 +59,11 @@ def command(
         return None
     known = prices.book(home, own)
     found = [each for each in _settled(known) if _is_wanted(each, clouds, regions)]
+    if not found:
+        there = ", ".join(sorted({each.region for each in _settled(known)}))
+        raise RequestError("there is no price of these", where="--cloud, --region",
+                           fix=f"choose of {there}; `rekindle prices refresh --region R` asks for "
+                           "another region")  # fmt: skip
     today = _today()
     rows = [_row(each, today) for each in sorted(found, key=lambda p: _order(p))]
     if as_json:
@@ -253,20 +258,22 @@ def _row(each: Price, today: datetime.date) -> PriceRow:
 
 def _table(rows: Sequence[PriceRow]) -> None:
     """A line each, never cut, so that other programs can read columns."""
-    lines = [("machine", "region", "on demand", "spot", "days ago", "")]
+    lines = [("machine", "GPUs", "region", "on demand $/h", "spot $/h", "days ago", "note")]
     for row in rows:
         marks = ["old"] if row.old else ["spot is old"] if row.spot_old else []
         if row.assumed:
             marks.append("spot assumed" if row.assumed.startswith("spot") else "assumed")
+        kind = machine(row.machine)
         lines.append((
-            row.machine, row.region, _shown(row.on_demand_usd_per_hour),
-            _shown(row.spot_usd_per_hour), str(row.age_days), ", ".join(marks),
+            row.machine, f"{kind.gpus} {kind.gpu}" if kind.gpu else "-", row.region,
+            _shown(row.on_demand_usd_per_hour), _shown(row.spot_usd_per_hour),
+            str(row.age_days), ", ".join(marks),
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines if rows else [("there is no price of these",)]:
+    for line in lines:
         cells = (
             cell.rjust(width) if i in _NUMBERS else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=False))
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         click.echo("  ".join(cells).rstrip())
     if any(row.old or row.spot_old for row in rows):

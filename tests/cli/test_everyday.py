@@ -134,15 +134,32 @@ def test_a_prefix_of_many_runs_lists_the_newest(tmp_path, capsys):
     assert f"`digits` matches 7 runs, the newest first: {shown}, ...\n" in said
 
 
-def test_init_prints_commands_that_work_as_they_stand(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("more", [(), ("--full",)])
+def test_init_prints_commands_that_work_as_they_stand(more, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert invoke(["init", "my work"]) == 0
+    assert invoke(["init", "my work", *more]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "  cd 'my work'"
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert invoke(["init"]) == 0
+    assert invoke(["init", *more]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == lines[2:]
+    (command,) = [line.split("  ")[1] for line in lines[2:3]]
+    config = command.removeprefix("rekindle run ")
+    assert invoke(["doctor", config]) == 0
+    assert invoke(["init", *more]) == 2, "never over what is there"
+
+
+@pytest.mark.slow
+def test_what_init_lays_out_trains_a_model_that_is_promoted(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["init"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "README.md", "tickets.csv", "tickets.yaml",
+    ]  # fmt: skip
+    capsys.readouterr()
+    assert invoke(["run", "tickets.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gate"]["decision"] == "promoted"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -465,11 +465,21 @@ def test_the_book_is_shown_with_its_ages(
     assert invoke(["prices", "--region", "eu-west-3", "--prices", str(own)]) == 0
     shown = capsys.readouterr()
     assert [line.split() for line in shown.out.splitlines()] == [
-        ["machine", "region", "on", "demand", "spot", "days", "ago"],
-        ["g5.xlarge", "eu-west-3", "2.0000", "1.0000", "3"],
-        ["g6.xlarge", "eu-west-3", "2.0000", "1.0000", "31", "old"],
+        ["machine", "GPUs", "region", "on", "demand", "$/h", "spot", "$/h", "days", "ago", "note"],
+        ["g5.xlarge", "1", "A10G", "eu-west-3", "2.0000", "1.0000", "3"],
+        ["g6.xlarge", "1", "L4", "eu-west-3", "2.0000", "1.0000", "31", "old"],
     ]  # fmt: skip
     assert "of more than 30 days ago" in shown.err
+
+
+def test_a_region_without_prices_is_told_with_those_that_have_some(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke(["prices", "--region", "eu-nowhere-9"]) == 2
+    said = capsys.readouterr()
+    assert "no price of these" in said.err
+    assert ", eastus, eastus2, " in said.err
+    assert not said.out
 
 
 def test_the_book_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ from tests.docs.conftest import environment
 
 HEAVY = "rekindle run "
 NOT_RUN = ("make ", "python -m pip ", "python3 ")  # python3: only where there is a GPU
+STARTER = ROOT / "configs" / "starter"
 PAGES = pages()
 RUN_HERE, OWN_CODE = ROOT / "docs" / "run.md", ROOT / "docs" / "own-code.md"
 
@@ -56,6 +57,8 @@ def test_every_block_is_of_a_kind_that_is_tested():
 @pytest.mark.parametrize("block", blocks("bash"), ids=_name)
 def test_every_line_of_a_bash_block_is_understood(block, tmp_path):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    if block.readme.parent == STARTER:
+        shutil.copytree(STARTER, tmp_path, dirs_exist_ok=True)
     for line in commands(block):
         words = shlex.split(line)
         match words:
@@ -150,9 +153,11 @@ def _lines_and_folders(folder):
     """Every line that can run here, with the folder it runs in; examples lie where they do in a
     clone."""
     shutil.copytree(ROOT / "configs" / "plan", folder / "configs" / "plan")
+    shutil.copytree(STARTER, folder / "starter")
     here, page = folder, None
     for block in blocks("bash"):
-        here, page = here if block.readme == page else folder, block.readme
+        first = folder / "starter" if block.readme.parent == STARTER else folder
+        here, page = here if block.readme == page else first, block.readme
         for line in commands(block):
             if line.startswith("cd "):
                 here = here / line.removeprefix("cd ")

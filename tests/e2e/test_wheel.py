@@ -71,7 +71,7 @@ def test_init_and_run_in_an_empty_folder(wheel, tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "laid out" in rekindle("init")
+    assert "laid out" in rekindle("init", "--full")
     assert (work / "pipelines" / "continuous_training.py").is_file()
     result = json.loads(
         rekindle(

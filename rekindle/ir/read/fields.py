@@ -109,5 +109,6 @@ def malformed(value: Any, wanted: str, where: str) -> RequestError:
         f"this is not a KFP pipeline: {shown} stands where {wanted} belongs",
         where=where,
         fix="compile it with kfp 2.x; if that wrote it, its compiler went wrong here, as it does "
-        "for a loop in a condition whose item no step reads: write the pipeline otherwise",
+        "for a loop in a condition whose item no step reads, or a OneOf that only "
+        "conditions read: write the pipeline otherwise",
     )
