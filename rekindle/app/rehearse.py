@@ -166,7 +166,7 @@ class _Stage:
         record = RehearsalRecord(
             rehearsal_id=self.name,
             config=self.spec.origin[0],
-            started_at=self.started.isoformat(timespec="seconds"),
+            started_at=self.started.isoformat(timespec="milliseconds"),
             seconds=seconds,
             ranks=self.spec.platforms.local.ranks,
             attempts=attempts,

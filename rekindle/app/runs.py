@@ -93,7 +93,7 @@ def new_record(
         name=spec.name,
         platform=platform,
         status="running",
-        started_at=now.isoformat(timespec="seconds"),
+        started_at=now.isoformat(timespec="milliseconds"),
         config=config,
         command=shlex.join(words),
         spec=spec.model_dump(mode="json"),

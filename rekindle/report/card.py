@@ -10,7 +10,16 @@ from pathlib import Path
 
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord, write_atomically
-from rekindle.report import evaluation, lineage, page, plan_vs_actual, timeline, training, verdicts
+from rekindle.report import (
+    artifacts,
+    evaluation,
+    lineage,
+    page,
+    plan_vs_actual,
+    timeline,
+    training,
+    verdicts,
+)
 from rekindle.report.collect import Findings, collect
 
 
@@ -33,6 +42,7 @@ def run_folder(home: Path, run_id: str) -> Path:
 
 def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:
     failures = timeline.failures(run, folder)
+    shown = artifacts.shown(run)
     return {
         "run": run,
         "notes": found.notes,
@@ -50,6 +60,8 @@ def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:
         "training": training.training(run, found),
         "planned": plan_vs_actual.compared(run, found),
         "timeline": timeline.timeline(run, folder),
+        "shown": shown,
+        "foreign": any(one.html for one in shown),
         "data": lineage.data(found),
         "lineage": lineage.lineage(run, found),
         "configuration": lineage.configuration(run),

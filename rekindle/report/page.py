@@ -1,8 +1,9 @@
 """Turns a template into one HTML file that needs nothing else and may load nothing else.
 
 Style and script are written into the page and named in its Content-Security-Policy by their hashes;
-everything remote, every other script and every inline style is forbidden by it. Values are escaped
-by jinja2's autoescape."""
+everything remote, every other script and every inline style is forbidden by it (inline styles are
+allowed where a page frames a document that a step wrote). Values are escaped by jinja2's
+autoescape."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ def _environment() -> jinja2.Environment:
     )
     style, script = _asset("style.css"), _asset("page.js")
     environment.globals.update(style=Markup(style), script=Markup(script))  # noqa: S704 - files of ours
-    environment.globals.update(policy=_policy(style, script))
+    policy = f"'{_hash(style)}'"
+    environment.globals.update(policy=_policy(policy, script), foreign=False)
+    # frames take over the page's policy, and documents of others have styles of their own
+    environment.globals.update(foreign_policy=_policy("'unsafe-inline'", script))
     for name in ("metric", "signed", "count", "percent", "duration", "date"):
         environment.filters[name] = getattr(formats, name)
     environment.filters.update(metric_name=texts.metric_name, shorten=texts.shorten)
@@ -50,10 +54,10 @@ def _asset(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
+def _policy(styles: str, script: str) -> str:
     return (
         f"default-src 'none'; img-src data:;"
-        f" style-src '{_hash(style)}'; script-src '{_hash(script)}';"
+        f" style-src {styles}; script-src '{_hash(script)}';"
         " base-uri 'none'; form-action 'none'"
     )
 

@@ -98,8 +98,7 @@ class WindowSpec(Section):
     partition."""
     end: PartialDate = "latest"
     """Where the window ends: a date (that day, month or year is included) or `latest`, the newest
-    period that has records.
-    """
+    period that has records."""
     offset: int = Field(0, ge=0, le=10_000)
     """How many steps of `every` before `end` the window lies."""
     backfill: int = Field(0, ge=0, le=1_000)
@@ -119,8 +118,7 @@ class DataSpec(Section):
     """Which column plays which role."""
     labels: tuple[str, ...] = ()
     """The classes in index order; a record with another label is refused. Empty: the labels found,
-    sorted.
-    """
+    sorted."""
     slices: tuple[ColumnName, ...] = ()
     """Columns by whose values evaluation is broken down."""
     split: SplitSpec = SplitSpec()
@@ -134,8 +132,7 @@ class DataSpec(Section):
     each a sequence of its own (causal_lm)."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels that images are scaled to; without it, all must have one size
-    (image tasks).
-    """
+    (image tasks)."""
     shard_rows: int = Field(50_000, ge=1, le=10_000_000)
     """Most rows in one shard file."""
 
@@ -191,8 +188,7 @@ class ModelSpec(Section):
     there is none), `run:ID`, or the URI or path of a model folder."""
     tokenizer: str | TokenizerSpec | None = None
     """A hub name or folder, or a mapping to train one; default: that of `source`, or a trained one
-    for an inline config.
-    """
+    for an inline config."""
     lora: LoraSpec | None = None
     """Train low-rank adapters instead of all weights."""
     teacher: TeacherSpec | None = None
@@ -329,8 +325,7 @@ class TrainSpec(Section):
     """How often a worker group that lost a rank is restarted from the last checkpoint."""
     entrypoint: str | None = None
     """Your own torchrun script, instead of rekindle's loop; see the README of rekindle/launch for
-    what it receives.
-    """
+    what it receives."""
 
     @property
     def exports_best(self) -> bool:
@@ -422,8 +417,7 @@ class RegisterSpec(Section):
     """Name in the registry; default: the config's `name`."""
     tracking_uri: str = ""
     """MLflow tracking URI; empty: an embedded sqlite database in the home folder. Credentials
-    belong in the environment.
-    """
+    belong in the environment."""
     approval: Literal["auto", "manual"] = "auto"
     """`manual`: a candidate that passed the gate waits for `rekindle promote RUN`."""
     trust_code: bool = False
@@ -453,18 +447,15 @@ class Spec(Section):
     """Name of the job: lower-case letters, digits, `.`, `_`, `-`."""
     task: str = Field("", pattern=r"^([a-z0-9_]*|.+\.py:[A-Za-z_][A-Za-z0-9_]*)$")
     """What is learned: `causal_lm`, `image_classification`, `text_classification`,
-    `token_classification`, or `path.py:Class` for your own.
-    """
+    `token_classification`, or `path.py:Class` for your own."""
     pipeline: str | None = Field(
         None, pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$|^.+\.(ya?ml|json)$"
     )
     """Your own pipeline as `path.py:function`, or a compiled one as YAML; default: the shipped
-    one.
-    """
+    one."""
     receives: Literal["all"] | tuple[Received, ...] = ()
     """Parameters of your own pipeline that rekindle fills in from this config, each under its own
-    name; `all`: each of them that the pipeline has. A section arrives as JSON.
-    """
+    name; `all`: each of them that the pipeline has. A section arrives as JSON."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Values of all other parameters of your own pipeline."""
     data: DataSpec | None = None

@@ -217,6 +217,42 @@ def own_pipeline(home: Home, run_id: str = "20261121-141500-hello-1111") -> RunR
     )
 
 
+def artifacts(home: Home, run_id: str = "20261121-143000-shows-1212") -> RunRecord:
+    """Somebody's own pipeline whose steps show more than they should."""
+    folder = home.root / "artifacts" / "shows"
+    folder.mkdir(parents=True)
+    page = "<style>h1 { color: teal }</style><h1>Errors</h1><img src='https://evil.example/x.png'>"
+    (folder / "page").write_text(f"{page}<script>document.body.innerHTML = 'pwned'</script>")
+    text = "# Notes\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n<b onclick=pwned()>raw</b> [go](javascript:pwned())"
+    (folder / "text").write_text(f"{text} ![x](https://evil.example/y.png)")
+    (folder / "long").write_bytes(b"#" * 2_000_001)
+    matrix = {
+        "annotationSpecs": [{"displayName": "cat"}, {"displayName": "dog"}],
+        "rows": [{"row": [8, 2]}, {"row": [1, 9]}],
+    }
+    curve = [
+        {"confidenceThreshold": t, "falsePositiveRate": x, "recall": y}
+        for t, x, y in ((1, 0, 0), (0.5, 0.2, 0.8), (0, 1, 1))
+    ]
+    shown = {
+        "page": ("HTML", {}), "text": ("Markdown", {}), "long": ("Markdown", {}),
+        "gone": ("HTML", {}), "quality": ("Metrics", {"auc": 0.9, "name": "<i>best</i>"}),
+        "classes": ("ClassificationMetrics", {"confusionMatrix": matrix, "confidenceMetrics": curve}),
+        "broken": ("ClassificationMetrics", {"confusionMatrix": {"rows": 3}}),
+    }  # fmt: skip
+    records = {
+        name: ArtifactRecord(
+            uri=str(folder / name), schema_title=f"system.{kind}", metadata=metadata
+        )
+        for name, (kind, metadata) in shown.items()
+    }
+    done = steps(home, run_id, {}, {"judge": 1.0}, judge={"artifacts": records})
+    return home.run(
+        run_id=run_id, name="shows", status="succeeded", started_at=began(run_id), seconds=2.0,
+        steps=done,
+    )  # fmt: skip
+
+
 def empty(home: Home, run_id: str = "20261121-150000-nothing-2222") -> RunRecord:
     """A run that ended before its first step."""
     return home.run(run_id=run_id, name="nothing", status="cancelled", started_at="")
@@ -225,7 +261,9 @@ def empty(home: Home, run_id: str = "20261121-150000-nothing-2222") -> RunRecord
 def build(root: Path) -> dict[str, RunRecord]:
     """All runs, and a damaged run.json, in one home."""
     home = Home(root)
-    makers = (promoted_digits, refused_reviews, failed, killed, hostile, own_pipeline, empty)
+    makers = (
+        promoted_digits, refused_reviews, failed, killed, hostile, own_pipeline, artifacts, empty,
+    )  # fmt: skip
     runs = {make.__name__: make(home) for make in makers}
     for i, accuracy in enumerate((0.9784, 0.9833, 0.9889), 2):
         promoted_digits(home, f"2026112{i}-080000-digits-000{i}", accuracy, str(i))

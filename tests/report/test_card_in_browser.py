@@ -130,6 +130,7 @@ FAILED = "runs/20261121-111500-digits-e5f6/card.html"
 KILLED = "runs/20261121-121500-digits-9a9a/card.html"
 HOSTILE = "runs/20261121-131500-hostile-0666/card.html"
 OWN = "runs/20261121-141500-hello-1111/card.html"
+SHOWS = "runs/20261121-143000-shows-1212/card.html"
 EMPTY = "runs/20261121-150000-nothing-2222/card.html"
 PAGES = (DIGITS, REVIEWS, FAILED, KILLED, HOSTILE, OWN, EMPTY, PLANNED, MISPLANNED, "index.html")
 
@@ -258,7 +259,7 @@ def test_the_plan_lies_beside_what_came_of_it(reader: Reader, width: int) -> Non
     ("name", "sections", "verdict"),
     [
         (KILLED, ["failure", "steps", "lineage", "again"], "Still running, or killed"),
-        (OWN, ["steps", "lineage", "again"], "Finished: 2 steps done, and no gate"),
+        (OWN, ["steps", "shown", "lineage", "again"], "Finished: 2 steps done, and no gate"),
         (EMPTY, ["failure", "lineage"], "Cancelled. No model was promoted."),
     ],
 )
@@ -284,6 +285,31 @@ def test_what_a_user_writes_stays_text(reader: Reader) -> None:
     assert "unsafe" not in policy
     assert page.evaluate(FORBIDDEN) == ["script-src-elem", "img-src"]
     assert page.evaluate("window.pwned") is None
+    page.context.close()
+
+
+def test_what_steps_show_is_drawn_and_neither_runs_nor_loads_anything(reader: Reader) -> None:
+    shown = reader.open(SHOWS)
+    page = shown.page
+    section = page.locator("#shown")
+    section.locator("iframe").scroll_into_view_if_needed()
+    frame = page.frame_locator("#shown iframe")
+    assert frame.locator("h1").inner_text() == "Errors"
+    assert frame.locator("h1").evaluate("e => getComputedStyle(e).color") == "rgb(0, 128, 128)"
+    assert frame.locator("body").inner_text() != "pwned"
+    assert [url for url in shown.requests if "evil" in url] == [], "stopped before it was asked for"
+    assert section.locator(".prose td").all_inner_texts() == ["1", "2"]
+    assert section.locator(".prose b, .prose img, .prose a[href^=javascript]").count() == 0
+    said = section.inner_text()
+    assert "<b onclick=pwned()>raw</b>" in said
+    assert "auc\t0.9000" in said
+    assert "<i>best</i>" in said
+    assert "ROC curve, area 0.8000" in said
+    assert said.count("cannot be shown") == 3, "too long, gone, of another form"
+    assert section.locator("svg.heat, svg.line").count() == 2
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
+    page.set_viewport_size({"width": 375, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
     page.context.close()
 
 
@@ -339,7 +365,7 @@ def test_the_index_lists_runs_newest_first_and_links_to_their_cards(reader: Read
     ids = [
         text.split("\n")[-1] for text in page.locator(".runs li:not(.head) .name").all_inner_texts()
     ]
-    assert len(ids) == 10
+    assert len(ids) == 11
     dated = [run_id for run_id in ids if "hostile" not in run_id and "nothing" not in run_id]
     assert dated == sorted(dated, reverse=True)
     assert page.locator(".jobs .spark").count() == 3
@@ -360,7 +386,7 @@ def test_the_index_filters_and_sorts_without_a_server(reader: Reader) -> None:
     everything = shown.all_inner_texts()
     page.locator(".filter input").fill("Digits failed")
     assert shown.count() == sum("digits" in t and "ailed" in t for t in everything) > 0
-    assert page.locator(".filter small").inner_text() == f"{shown.count()} of 10 runs"
+    assert page.locator(".filter small").inner_text() == f"{shown.count()} of 11 runs"
     page.locator(".filter input").fill("no such run")
     assert shown.count() == 0
     page.locator(".filter input").fill("")

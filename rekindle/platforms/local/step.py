@@ -426,4 +426,4 @@ def _error_text(ended: Ended, last_words: bytes) -> str:
 
 def utc_now() -> str:
     """Now, in ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
