@@ -30,6 +30,7 @@ def fingerprint(
         ("init_digest", str),
         ("champion", str),
         ("champion_digest", str),
+        ("registry", str),
     ],
 ):
     """Resolve the data window, hash the bytes in it, and derive the keys of the work.
@@ -53,6 +54,7 @@ def fingerprint(
         init_digest: Hash of the files there, or empty for the base model.
         champion: Registry version to beat, or empty.
         champion_digest: Hash of its files, or empty.
+        registry: `register` but for who approves, on which no result before the gate depends.
     """
     from collections import namedtuple
 
@@ -71,7 +73,8 @@ def fingerprint(
     found.write(record.path)
     record.metadata["record"] = "fingerprint"
     names = "window data_key tokenizing run_key init_from init_digest champion champion_digest"
-    return namedtuple("Keys", names)(
+    registry = where.spec.model_copy(update={"approval": "auto"})
+    return namedtuple("Keys", f"{names} registry")(
         found.window,
         found.data,
         found.tokenizing,
@@ -80,4 +83,5 @@ def fingerprint(
         found.init_digest,
         found.champion,
         found.champion_digest,
+        registry.model_dump_json(),
     )

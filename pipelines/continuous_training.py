@@ -52,14 +52,14 @@ def continuous_training(
         task=task, data=data, model=model, tokenizing=keys.outputs["tokenizing"], examples=examples
     )
     trained = finetune_step(
-        name=name, task=task, model=model, train=train, register=register,
+        name=name, task=task, model=model, train=train, register=keys.outputs["registry"],
         run_key=keys.outputs["run_key"], init_from=keys.outputs["init_from"],
         init_digest=keys.outputs["init_digest"], artifact_root=artifact_root,
         shards=sharded.outputs["shards"],
     )  # fmt: skip
     scored = score_step(
-        name=name, task=task, train=train, register=register, champion=keys.outputs["champion"],
-        champion_digest=keys.outputs["champion_digest"],
+        name=name, task=task, train=train, register=keys.outputs["registry"],
+        champion=keys.outputs["champion"], champion_digest=keys.outputs["champion_digest"],
         artifact_root=artifact_root, network=trained.outputs["network"], examples=examples,
     )  # fmt: skip
     judged = evaluate_step(data=data, evaluate=evaluate, scores=scored.outputs["scores"])

@@ -50,6 +50,9 @@ def test_a_person_approves_what_the_gate_let_pass(cli, registry):
     assert not [page for page in pages if WAITS.search(page.read_text())]
     twice = cli("promote", "latest", "--home", "manual").stdout
     assert "version 1 is already the champion; nothing changed" in twice
+    again = cli.json("run", "manual.yaml", "--set", "register.approval=auto", "--home", "manual")
+    ran = [s["name"] for s in again["steps"] if s["status"] == "succeeded" and not s["cached"]]
+    assert not {"ingest", "shard", "finetune"} & {*ran}, "who approves is no reason to train"
 
 
 @pytest.mark.slow
