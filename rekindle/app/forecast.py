@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from rekindle import formats
-from rekindle.app.plan_text import facts, lines, title
+from rekindle.app.plan_text import facts, lines, per, title
 from rekindle.outputs import Planned, PlannedLayout, PlannedTerm
 from rekindle.report.svg import join, tag
 
@@ -214,7 +214,7 @@ def _memory(plan: Planned) -> Markup:
     ):
         if amount > 0:
             parts.append(_Part(name, amount, formats.binary(amount), fill))
-    return _bar(f"Memory of {formats.binary(chosen.device_bytes)} a GPU", parts)
+    return _bar(f"Memory of {formats.binary(chosen.device_bytes)} {per(chosen)}", parts)
 
 
 def _time(plan: Planned) -> Markup:

@@ -74,10 +74,9 @@ def _files(spec: Spec) -> Iterator[Problem]:
     for field, value in fields.items():
         if isinstance(value, str) and value.startswith("/") and not Path(value).exists():
             yield Problem(
-                f"folder not found: {value}",
-                f"model.{field}",
+                f"folder not found: {value}", f"model.{field}",
                 "check the path; a hub name has no leading slash",
-            )
+            )  # fmt: skip
 
 
 def _source(source: str) -> Iterator[Problem]:
@@ -88,19 +87,17 @@ def _source(source: str) -> Iterator[Problem]:
     if Path(pattern).exists() or glob.glob(pattern, recursive=True):  # noqa: PTH207
         return
     yield Problem(
-        f"no such file or folder: {source}",
-        "data.source",
+        f"no such file or folder: {source}", "data.source",
         "check the path; relative ones start at the config's folder",
-    )
+    )  # fmt: skip
 
 
 def _file(path: str, field: str) -> Iterator[Problem]:
     if not Path(path).is_file():
         yield Problem(
-            f"file not found: {path}",
-            field,
+            f"file not found: {path}", field,
             "check the path; relative ones start at the config's folder",
-        )
+        )  # fmt: skip
 
 
 def _entrypoint(words: str) -> Iterator[Problem]:
@@ -247,10 +244,9 @@ def _home(home: Path) -> Iterator[Problem]:
         yield Problem(f"{existing} is a file, not a folder", "--home", "name another folder")
     elif not _writable(existing):
         yield Problem(
-            f"the folder {existing} is not writable",
-            "--home",
+            f"the folder {existing} is not writable", "--home",
             "correct its permissions, or name another --home",
-        )
+        )  # fmt: skip
 
 
 def _writable(folder: Path) -> bool:

@@ -62,7 +62,7 @@ def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:
         "timeline": timeline.timeline(run, folder),
         "shown": shown,
         "foreign": any(one.html for one in shown),
-        "data": lineage.data(found),
+        "data": lineage.data(run, found),
         "lineage": lineage.lineage(run, found),
         "configuration": lineage.configuration(run),
     }

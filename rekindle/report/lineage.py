@@ -56,12 +56,12 @@ class Lineage:
     versions: tuple[tuple[str, str], ...]
 
 
-def data(found: Findings) -> Data | None:
+def data(run: RunRecord, found: Findings) -> Data | None:
     """The data section, from the shards' manifest and the fingerprint, whichever exists."""
     manifest, fingerprint = found.shards, found.fingerprint
     if not manifest and not fingerprint:
         return None
-    facts = _data_facts(manifest, fingerprint)
+    facts = _data_facts(run, manifest, fingerprint)
     if not manifest:
         return Data(facts, (), (), (), ())
     total = sum(manifest.rows.values())
@@ -121,11 +121,12 @@ def configuration(run: RunRecord) -> str:
 
 
 def _data_facts(
-    manifest: ShardManifest | None, fingerprint: Fingerprint | None
+    run: RunRecord, manifest: ShardManifest | None, fingerprint: Fingerprint | None
 ) -> tuple[tuple[str, str], ...]:
     facts: list[tuple[str, str]] = []
     if manifest:
-        facts.append(("Source", manifest.source))
+        named = (run.spec.get("data") or {}).get("source")  # of files here, shards know a hash
+        facts.append(("Source", str(named or manifest.source)))
     window = (fingerprint and fingerprint.window) or (manifest and manifest.window)
     facts.append(("Window", formats.window(window) if window else "everything the source holds"))
     if fingerprint:
