@@ -63,9 +63,8 @@ def spread(spec: Spec, graph: Graph) -> Graph:
     if spec.pipeline is not None:
         raise RequestError(
             "`resources` are for the steps of rekindle's own pipeline that train and score",
-            where="resources",
-            fix="call rekindle.distribute(task, nodes=...) in your pipeline",
-        )
+            where="resources", fix="call rekindle.distribute(task, nodes=...) in your pipeline",
+        )  # fmt: skip
     wanted = Distribution(checkpoint=_CHECKPOINT, **machines)
     if problems := wanted.problems(frozenset([_CHECKPOINT]), "resources"):
         raise RequestError(problems)
@@ -100,14 +99,12 @@ def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
         return
     if what := _only_here(spec.registration.tracking_uri):
         yield Problem(
-            f"{what} is on this machine; a cluster cannot reach it",
-            "register.tracking_uri",
+            f"{what} is on this machine; a cluster cannot reach it", "register.tracking_uri",
             "name a tracking server, such as https://mlflow.example.com",
-        )
+        )  # fmt: skip
     root = getattr(spec.platforms, platform).artifact_root
     if platform in _ROOTS and "://" not in root and not root.startswith("/"):
         yield Problem(
-            "checkpoints need a place that outlives a step",
-            f"platforms.{platform}.artifact_root",
+            "checkpoints need a place that outlives a step", f"platforms.{platform}.artifact_root",
             f"set platforms.{platform}.artifact_root: {_ROOTS[platform]}",
-        )
+        )  # fmt: skip

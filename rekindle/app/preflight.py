@@ -211,9 +211,8 @@ def _secrets(spec: Spec) -> Iterator[Problem]:
         if variable not in os.environ:
             yield Problem(
                 f"the environment variable {variable} is not set",
-                f"platforms.local.secrets.{name}",
-                f"export {variable}=...",
-            )
+                f"platforms.local.secrets.{name}", f"export {variable}=...",
+            )  # fmt: skip
 
 
 def _docker(spec: Spec) -> Iterator[Problem]:

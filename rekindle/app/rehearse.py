@@ -120,10 +120,9 @@ class _Stage:
         graph = graph_of(self.spec)[1]
         if TRAINING not in graph.dag.nodes:
             raise RequestError(
-                f"the pipeline has no step `{TRAINING}` to rehearse",
-                where="pipeline",
+                f"the pipeline has no step `{TRAINING}` to rehearse", where="pipeline",
                 fix="a rehearsal knows the shipped component `finetune` only",
-            )
+            )  # fmt: skip
         self.graph = graph.until(TRAINING)
         self.home = home
         self.started = datetime.datetime.now(datetime.UTC)

@@ -121,16 +121,14 @@ def resolved(spec: Spec, home: Path) -> Spec:
                 if path and artifact.digest and digest(describe(path)) != artifact.digest:
                     raise RequestError(
                         f"the model of the run {run.run_id} changed on disk, or is gone",
-                        where=str(path),
-                        fix="run that run's config again: the model is made again",
-                    )
+                        where=str(path), fix="run that run's config again: the model is made again",
+                    )  # fmt: skip
                 model = spec.model.model_copy(update={"init_from": artifact.uri})
                 return spec.model_copy(update={"model": model})
     raise RequestError(
-        f"the run {run.run_id} left no model",
-        where="model.init_from",
+        f"the run {run.run_id} left no model", where="model.init_from",
         fix="name a run whose finetune step succeeded",
-    )
+    )  # fmt: skip
 
 
 def _ignored(spec: Spec) -> tuple[Ignored, ...]:

@@ -38,17 +38,15 @@ class BundledSource:
         if self._name not in _IMAGES | _TABLES:
             names = ", ".join(PREFIX + name for name in _IMAGES | _TABLES)
             raise RequestError(
-                f"scikit-learn bundles no set of classes `{self._name}`",
-                where="data.source",
+                f"scikit-learn bundles no set of classes `{self._name}`", where="data.source",
                 fix=f"use one of {names}",
-            )
+            )  # fmt: skip
         held = "image" if self._name in _IMAGES else "text"
         if modality != held:
             raise RequestError(
-                f"{data.source} holds {held}s, and the task reads {modality}s",
-                where="data.source",
+                f"{data.source} holds {held}s, and the task reads {modality}s", where="data.source",
                 fix=f"use task {held}_classification, or another source",
-            )
+            )  # fmt: skip
         self._content = data.columns.image if held == "image" else data.columns.text
 
     def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:

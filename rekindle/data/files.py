@@ -34,6 +34,10 @@ _FORMATS = {
     "parquet": (".parquet", ".pq"),
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
 }
+# what people leave beside data
+_NOTE = re.compile(
+    r"(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$", re.IGNORECASE
+)
 _SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
@@ -190,9 +194,8 @@ class Files:
             span = f"{starts[0].isoformat()} to {starts[-1].isoformat()}"
             raise DataError(
                 f"the window {window} holds none of the partitions, which start {span}",
-                where="data.window",
-                fix="move data.window.end, or lower data.window.offset",
-            )
+                where="data.window", fix="move data.window.end, or lower data.window.offset",
+            )  # fmt: skip
         return dataclasses.replace(self, files=chosen)
 
     def fingerprint(self, *, named: bool, seen: bool = False) -> str:
@@ -223,16 +226,15 @@ def locate(data: DataSpec) -> Files:
         raise DataError(
             f"cannot list {data.source}: {error}", where="data.source", fix=fix
         ) from error
-    files = _source_files(filesystem, found, root)
+    files = [f for f in _source_files(filesystem, found, root) if not _NOTE.search(f.name)]
     if partitions:
         files = _partitioned(files, partitions)
     if not files:
         what = "names no partition that exists" if partitions else "names no file"
         raise DataError(
-            f"{data.source} {what}",
-            where="data.source",
+            f"{data.source} {what}", where="data.source",
             fix="check the path; * stands for any name",
-        )
+        )  # fmt: skip
     if data.split.by == "source":
         files = [dataclasses.replace(file, split=split_of(file.name)) for file in files]
     kind = _format_of(files, data)

@@ -178,10 +178,9 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
     hashed, rows = _hash_records(source, data, modality, window)
     if not rows:
         raise DataError(
-            f"the window {window} selects none of {span.rows:,} records",
-            where=f"they span {span}",
+            f"the window {window} selects none of {span.rows:,} records", where=f"they span {span}",
             fix="move data.window.end, or lower data.window.offset",
-        )
+        )  # fmt: skip
     return window, hashed, source.extent()
 
 
@@ -190,10 +189,9 @@ def _span(source: Source, data: DataSpec) -> Span:
     column, findings, span = data.columns.time, Findings(), Span()
     if column is None:
         raise RequestError(
-            "a window needs to know a record's time",
-            where="data.window",
+            "a window needs to know a record's time", where="data.window",
             fix="set data.columns.time",
-        )
+        )  # fmt: skip
     for raw in source.read({column: "scalar"}, findings):
         times, known = read_times(raw, column, findings)
         span.include(times[known])

@@ -61,10 +61,9 @@ class FileSource:
         if self._files.format == "images" and modality != "image":
             fix = "use task image_classification, or set data.format"
             raise RequestError(
-                f"the source holds images, and the task reads {modality}s",
-                where="data.source",
+                f"the source holds images, and the task reads {modality}s", where="data.source",
                 fix=fix,
-            )
+            )  # fmt: skip
         if self._files.format not in ("images", *READERS):
             fix = f"use one of {', '.join(('auto', 'images', *READERS))}"
             what = f"format `{self._files.format}` does not go with {data.source}"

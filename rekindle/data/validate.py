@@ -56,7 +56,7 @@ _FAULTS = {
     "image": ("with an image that cannot be read", "replace or remove them"),
     "image size": (
         "with an image of another size than the first",
-        "set data.image_size: [height, width]",
+        "set data.image_size: [height, width], or one number",
     ),
     "image colour": (
         "with a colour image after grey ones",

@@ -307,9 +307,8 @@ def _check_compare(compare: Compare, types: Mapping[str, str], where: str) -> No
     if left is None or left != right:
         raise UnsupportedError(
             f"`{compare}` compares {left or 'a list or struct'} with {right or 'a list or struct'}",
-            where=where,
-            fix="give both sides the same type, or compute a bool in a component",
-        )
+            where=where, fix="give both sides the same type, or compute a bool in a component",
+        )  # fmt: skip
     if left == "boolean" and compare.operator not in ("==", "!="):
         raise UnsupportedError(f"`{compare}`: booleans have no order", where=where)
 

@@ -199,10 +199,9 @@ def _reference(body: str, whole: str, where: str) -> Reference:
         if match["key"] is None or match["field"] == "metadata":
             return Reference((match["side"], match["kind"], match["name"], *fields))
     raise UnsupportedError(
-        f"the placeholder {whole} is none that KFP writes",
-        where=where,
+        f"the placeholder {whole} is none that KFP writes", where=where,
         fix="pass the value as a parameter of the pipeline",
-    )
+    )  # fmt: skip
 
 
 def _structure(node: Any, where: str) -> Argument:

@@ -20,6 +20,10 @@ _AFTERWARDS = re.compile(
 )
 # Raised by a parent because its child failed: the child's own exception, further up, is the reason.
 _MESSENGERS = ("ChildFailedError", "CalledProcessError")
+# What we say of a rank that ended without a word to us, as scripts of others do, and what torchrun
+# printed when it saw that: the script's own words stand before it.
+_EXIT = re.compile(r"rank \d+ ended with exit code \d+")
+_SEEN = re.compile(r"multiprocessing/api\.py:\d+\] failed \(exitcode")
 
 
 def error_in_log(text: str) -> tuple[str, str]:
@@ -32,7 +36,13 @@ def error_in_log(text: str) -> tuple[str, str]:
     found = [failure for start in starts if (failure := _read_traceback(lines, start))]
     told = [failure for failure in found if failure[0] not in _MESSENGERS]
     if told or found:
-        return (told or found)[-1]
+        kind, message = (told or found)[-1]
+        seen = [i for i, line in enumerate(lines) if _SEEN.search(line)]
+        if seen and (exit_code := _EXIT.match(message)):
+            own, said = error_in_log("\n".join(lines[: seen[-1]]))
+            said = f"{own}: {said}" if own else said.rpartition("\n")[2]
+            message = f"{exit_code[0]}: {said}{message[exit_code.end() :]}" if said else message
+        return kind, message
     return "", "\n".join(_spoken(lines)[-5:])
 
 

@@ -43,10 +43,9 @@ class Fault:
         kind = next((kind for kind in kinds if match and kind == match["kind"]), None)
         if match is None or kind is None or int(match["step"]) < 1:
             raise RequestError(
-                f"{text!r} is not a fault",
-                where="--rehearse-preemption",
+                f"{text!r} is not a fault", where="--rehearse-preemption",
                 fix=f"one of {', '.join(kinds)}, then @step=N with N from 1: kill@step=5",
-            )
+            )  # fmt: skip
         return cls(kind, int(match["step"]))
 
     def environment(self) -> dict[str, str]:

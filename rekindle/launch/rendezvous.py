@@ -66,20 +66,18 @@ class Rendezvous:
             )
         if not 0 <= self.node_rank < self.nodes:
             raise RequestError(
-                f"this is node {self.node_rank} of {self.nodes}, counted from 0",
-                where=source,
+                f"this is node {self.node_rank} of {self.nodes}, counted from 0", where=source,
                 fix="give the rank of the node, not that of a process among all nodes",
-            )
+            )  # fmt: skip
         if self.nodes > 1 and not (self.address and 0 < self.port < 65_536):
             raise RequestError(
                 f"nodes cannot meet at {self.address or 'no address'}:{self.port}", where=source
             )
         if self.secret and len(self.secret) < SHORTEST_SECRET:
             raise RequestError(
-                f"the nodes' secret has less than {SHORTEST_SECRET} characters",
-                where=source,
+                f"the nodes' secret has less than {SHORTEST_SECRET} characters", where=source,
                 fix="make one with `openssl rand -hex 32`",
-            )
+            )  # fmt: skip
         return self
 
     def keyed(self, environment: MutableMapping[str, str], job: str = "") -> Self:

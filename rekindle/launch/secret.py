@@ -47,7 +47,6 @@ def _agreed(place: Rendezvous, uri: str) -> str:
             if time.monotonic() > deadline:
                 raise PreemptedError(
                     f"node {place.node_rank} waited {place.patience_seconds:g} s for node 0",
-                    where=uri,
-                    fix="all nodes have to read and write below the artifact root",
-                ) from None
+                    where=uri, fix="all nodes have to read and write below the artifact root",
+                ) from None  # fmt: skip
         time.sleep(_POLL_SECONDS)

@@ -73,12 +73,10 @@ def torchrun(
             if starved_at is not None and starved_at == before:
                 raise StepError(f"{what}, twice in the same step", where=where, fix=fix)
             if restart >= train.max_restarts:
-                raise StepError(
-                    f"{what}; after {restart} restarts",
-                    where=where,
-                    fix=f"{fix}; {RESUMES} from the last checkpoint. "
-                    "Raise train.max_restarts if machines are this unstable",
-                )
+                lost = verdict.cause is None or verdict.cause.kind != "ended"  # by a script itself
+                more = ". Raise train.max_restarts if machines are this unstable" if lost else ""
+                fix = f"{fix}; {RESUMES} from the last checkpoint{more}"
+                raise StepError(f"{what}; after {restart} restarts", where=where, fix=fix)
             restart += 1
             text = f"{what}; restarting all ranks ({restart} of {train.max_restarts})"
             log.warning("%s\n  where: %s\n  fix: %s", text, where, fix)
@@ -93,9 +91,8 @@ def _check_loopback() -> None:
     except OSError as error:
         raise StepError(
             f"ranks cannot reach each other over the loopback interface: {error.strerror or error}",
-            where="127.0.0.1",
-            fix="bring it up (ip link set lo up), and allow connections to it",
-        ) from error
+            where="127.0.0.1", fix="bring it up (ip link set lo up), and allow connections to it",
+        ) from error  # fmt: skip
 
 
 def _same_bits(train: TrainSpec) -> dict[str, str]:
@@ -160,10 +157,9 @@ def _give_up(verdict: Report, train: TrainSpec) -> None:
     if verdict.expired:
         saved = "the state was saved" if verdict.ending == "preempted" else "what was saved is kept"
         raise StepError(
-            f"train.max_hours ({train.max_hours:g} h) are over; {saved}",
-            where="train.max_hours",
+            f"train.max_hours ({train.max_hours:g} h) are over; {saved}", where="train.max_hours",
             fix=f"raise train.max_hours; {RESUMES}, and the time starts again at zero",
-        )
+        )  # fmt: skip
     if verdict.ending == "preempted":
         raise PreemptedError("stopped from outside after a save", fix=RESUMES)
     if verdict.asked:

@@ -70,10 +70,9 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
     except Exception as error:
         # MLflow lets SQLAlchemy's, requests' and the file system's errors through as they are
         raise RegistryError(
-            f"cannot {doing}: {_first_line(error)}",
-            where=without_password(uri),
+            f"cannot {doing}: {_first_line(error)}", where=without_password(uri),
             fix=_fix(tracking_uri, error),
-        ) from error
+        ) from error  # fmt: skip
 
 
 def _asked(uri: str) -> MlflowClient:

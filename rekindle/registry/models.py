@@ -125,10 +125,9 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
     found = sorted(folder.rglob(DESCRIPTION))
     if not found:
         raise RegistryError(
-            f"version {version} of {where.name} holds no model of rekindle",
-            where=where.shown_uri,
+            f"version {version} of {where.name} holds no model of rekindle", where=where.shown_uri,
             fix="move the champion alias to a version that rekindle registered",
-        )
+        )  # fmt: skip
     model = found[0].parent
     if digest_of(model) != digest:
         if tags.get("model_digest") == digest:

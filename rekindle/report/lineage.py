@@ -82,12 +82,9 @@ def data(run: RunRecord, found: Findings) -> Data | None:
 def lineage(run: RunRecord, found: Findings) -> Lineage:
     """Everything that says which work this was."""
     entries = [("Run", run.run_id)]
-    if found.fingerprint:
-        entries += [
-            ("Run key", found.fingerprint.run_key),
-            ("Work key", found.fingerprint.work_key),
-            ("Data fingerprint", found.fingerprint.data),
-        ]
+    if keys := found.fingerprint:
+        entries += [("Run key", keys.run_key), ("Work key", keys.work_key)]
+        entries.append(("Data fingerprint", keys.data))
     elif found.training:
         entries.append(("Run key", found.training.run_key))
     if found.shards and found.shards.examples:

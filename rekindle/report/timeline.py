@@ -128,19 +128,12 @@ def _step(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> S
         track = plots.track(start, seconds, scale, label=said, css=word)
     log = _log_path(step, folder)
     inside = log is not None and log.is_file() and log.is_relative_to(folder)
+    link = quote(log.relative_to(folder).as_posix()) if log and inside else ""
     return Step(
-        name=name,
-        parent=parent,
-        status=step.status,
-        word=word,
-        cached=step.cached,
-        reason=step.reason,
-        seconds=step.seconds,
-        attempts=step.attempts,
-        track=track,
-        outputs=_outputs(step),
-        log_link=quote(log.relative_to(folder).as_posix()) if log and inside else "",
-    )
+        name=name, parent=parent, status=step.status, word=word, cached=step.cached,
+        reason=step.reason, seconds=step.seconds, attempts=step.attempts, track=track,
+        outputs=_outputs(step), log_link=link,
+    )  # fmt: skip
 
 
 def _offset(run: RunRecord, step: StepRecord) -> float | None:

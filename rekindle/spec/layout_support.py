@@ -223,10 +223,9 @@ def require(cell: Cell, untested: Untested = "check") -> Level:
 
     near = sorted((c for c in tested() if c.kind == cell.kind), key=distance)[:3]
     raise UnsupportedError(
-        f"{cell} is refused: {why}",
-        where="train",
+        f"{cell} is refused: {why}", where="train",
         fix="use " + "; or ".join(str(c).partition(": ")[2] for c in near) + more,
-    )
+    )  # fmt: skip
 
 
 def refusal(cell: Cell, untested: Untested = "check") -> str:

@@ -90,10 +90,9 @@ def _with_extends(path: Path, seen: tuple[Path, ...]) -> Document:
         return document
     if not isinstance(base_name, str):
         raise SpecError(
-            "`extends` is the path of one YAML file",
-            where=document.lines[("extends",)],
+            "`extends` is the path of one YAML file", where=document.lines[("extends",)],
             fix="extends: base.yaml",
-        )
+        )  # fmt: skip
     base = _with_extends(path.parent / base_name, (*seen, path.resolve()))
     return Document(_merge(base.values, document.values), {**base.lines, **document.lines})
 
@@ -163,10 +162,9 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
         raise SpecError(
-            f"`--set {override[:20]}` is not of the form a.b=c",
-            where="--set",
+            f"`--set {override[:20]}` is not of the form a.b=c", where="--set",
             fix="--set train.lr=1e-4",
-        )
+        )  # fmt: skip
     section: dict[str, Any] = values
     for part in path[:-1]:
         child = section.get(part)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints
+from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
 
 from rekindle.spec.platforms import ImageSpec, PlatformsSpec, Section
 from rekindle.spec.schedule import ScheduleSpec
@@ -28,6 +28,13 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Duration = Annotated[
     str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")
+]
+Pixels = Annotated[int, Field(ge=1, le=10_000)]
+ImageSize = Annotated[
+    tuple[Pixels, Pixels],
+    BeforeValidator(
+        lambda n: (n, n) if type(n) is int else n, json_schema_input_type=int | list[int]
+    ),
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 ClassWeight = Annotated[float, Field(gt=0, le=1_000_000)]
@@ -130,9 +137,9 @@ class DataSpec(Section):
     packing: bool = True
     """Short texts share a sequence of `max_length` tokens without seeing each other; `false` gives
     each a sequence of its own (causal_lm)."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels that images are scaled to; without it, all must have one size
-    (image tasks)."""
+    image_size: ImageSize | None = None
+    """Height and width in pixels that images are scaled to, or one number for both; without it, all
+    must have one size (image tasks)."""
     shard_rows: int = Field(50_000, ge=1, le=10_000_000)
     """Most rows in one shard file."""
 

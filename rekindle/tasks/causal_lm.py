@@ -64,9 +64,8 @@ class CausalLM(TokenTask):
         if isinstance(tokenizer, TokenizerSpec) and tokenizer.vocab_size < bpe.SMALLEST:
             raise RequestError(
                 f"{tokenizer.vocab_size} tokens are fewer than the bytes and special tokens",
-                where="model.tokenizer.vocab_size",
-                fix=f"at least {bpe.SMALLEST}",
-            )
+                where="model.tokenizer.vocab_size", fix=f"at least {bpe.SMALLEST}",
+            )  # fmt: skip
 
     def fit(
         self,
@@ -305,10 +304,9 @@ def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
     tokenizer = fetch_tokenizer(model)
     if tokenizer.eos_token_id is None:
         raise RequestError(
-            "the tokenizer has no token that ends a text",
-            where="model.tokenizer",
+            "the tokenizer has no token that ends a text", where="model.tokenizer",
             fix="name the tokenizer of a causal language model",
-        )
+        )  # fmt: skip
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     source = tokenizer.get_chat_template() if tokenizer.chat_template else TEMPLATE
     tokenizer.chat_template = source
@@ -330,9 +328,8 @@ def _check_fit(config: PretrainedConfig, settings: Settings) -> None:
     if config.vocab_size < settings["vocab_size"]:
         raise RequestError(
             f"the model knows {config.vocab_size} tokens, the tokenizer {settings['vocab_size']}",
-            where="model.tokenizer",
-            fix="use the model's own tokenizer",
-        )
+            where="model.tokenizer", fix="use the model's own tokenizer",
+        )  # fmt: skip
     for name in _SCALES:
         if getattr(config, name, None) not in (None, 1, 1.0):
             raise _unsupported(config, f"changes the scores ({name})")

@@ -27,10 +27,9 @@ def check_source(model: ModelSpec, example: str, longest: int) -> None:
     room for texts of `longest` tokens."""
     if isinstance(model.source, dict) and "model_type" not in model.source:
         raise RequestError(
-            "an inline config needs to say which architecture it configures",
-            where="model.source",
+            "an inline config needs to say which architecture it configures", where="model.source",
             fix=f"add model_type: {example}",
-        )
+        )  # fmt: skip
     if isinstance(model.source, dict):
         given = model.source.get("max_position_embeddings") or model.source.get("n_positions")
         check_positions(given, longest)
@@ -59,9 +58,8 @@ def configuration(
         except (OSError, ValueError) as error:
             raise RequestError(
                 f"cannot load the configuration of `{model.source}`: {_first_line(error)}",
-                where="model.source",
-                fix=_NETWORK,
-            ) from error
+                where="model.source", fix=_NETWORK,
+            ) from error  # fmt: skip
     given = {key: value for key, value in model.source.items() if key != "model_type"}
     _check_keys(model.source["model_type"], given)
     try:
@@ -69,9 +67,8 @@ def configuration(
     except (ValueError, TypeError) as error:
         raise RequestError(
             f"not a configuration of {model.source['model_type']}: {_first_line(error)}",
-            where="model.source",
-            fix="see the fields of its configuration class in transformers",
-        ) from error
+            where="model.source", fix="see the fields of its configuration class in transformers",
+        ) from error  # fmt: skip
 
 
 def _check_keys(model_type: str, given: dict[str, Any]) -> None:
@@ -122,9 +119,8 @@ def weights_folder(model: ModelSpec) -> Path | None:
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise RequestError(
             f"cannot fetch the weights of `{model.source}`: {_first_line(error)}",
-            where="model.source",
-            fix=_NETWORK,
-        ) from error
+            where="model.source", fix=_NETWORK,
+        ) from error  # fmt: skip
     return Path(found)
 
 
@@ -151,16 +147,14 @@ def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=None if own else model.revision)
     except (OSError, ValueError) as error:
         raise RequestError(
-            f"cannot load the tokenizer `{name}`: {_first_line(error)}",
-            where="model.tokenizer",
+            f"cannot load the tokenizer `{name}`: {_first_line(error)}", where="model.tokenizer",
             fix="check the name and the network, or train one: `tokenizer: {vocab_size: 4096}`",
-        ) from error
+        ) from error  # fmt: skip
     if not tokenizer.is_fast:
         raise RequestError(
-            f"the tokenizer `{name}` has no fast version",
-            where="model.tokenizer",
+            f"the tokenizer `{name}` has no fast version", where="model.tokenizer",
             fix="name one with a tokenizer.json, or train one: `tokenizer: {vocab_size: 4096}`",
-        )
+        )  # fmt: skip
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
     return tokenizer

@@ -34,16 +34,14 @@ def check(source: dict[str, Any]) -> None:
     library, name = _parts(str(source["architecture"]))
     if set(source) != {"architecture"} or name not in _SHAPES or library not in ("", *LIBRARIES):
         raise RequestError(
-            f"not a network this task can build: {source}",
-            where="model.source",
+            f"not a network this task can build: {source}", where="model.source",
             fix=f"{{architecture: {' or '.join(_SHAPES)}}}, timm: or torchvision: before it or not",
-        )
+        )  # fmt: skip
     if library and importlib.util.find_spec(library) is None:
         raise RequestError(
-            f"{library} is not installed",
-            where="model.source",
+            f"{library} is not installed", where="model.source",
             fix=f"pip install {library}, or leave out `{library}:`",
-        )
+        )  # fmt: skip
 
 
 def check_size(height: int, width: int) -> None:
@@ -95,9 +93,8 @@ def _body(architecture: str, depth: int, classes: int) -> torch.nn.Module:
         if depth != 3:
             raise RequestError(
                 f"torchvision:{name} reads images in colour, and these have {depth} channel(s)",
-                where="model.source",
-                fix=f"set architecture: {name}",
-            )
+                where="model.source", fix=f"set architecture: {name}",
+            )  # fmt: skip
         known: torch.nn.Module = getattr(torchvision.models, name)(
             num_classes=classes, norm_layer=_norm
         )

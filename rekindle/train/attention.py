@@ -127,9 +127,8 @@ def attend(
     if attention_mask is not None and sliding_window and length > sliding_window:
         raise UnsupportedError(
             f"{type(module).__name__} has a sliding window, and its sequences are padded",
-            where="data.packing",
-            fix="set data.packing: true",
-        )
+            where="data.packing", fix="set data.packing: true",
+        )  # fmt: skip
     # under torch.compile a comparison of sizes is a SymBool, which sdpa rejects; branch on it
     if attention_mask is not None or length == 1:  # the mask hides what comes later, too
         causal = False

@@ -64,9 +64,8 @@ def _window(known: Mapping[str, Any], window_size: tuple[int, int]) -> dict[str,
     if window_size not in (EVERYTHING, NOT_LATER):
         raise UnsupportedError(
             f"varlen attention of torch {torch.__version__} has no sliding window",
-            where="model.source",
-            fix="use torch 2.11 or later",
-        )
+            where="model.source", fix="use torch 2.11 or later",
+        )  # fmt: skip
     return {"is_causal": window_size == NOT_LATER}
 
 
@@ -88,9 +87,8 @@ def require_newest(what: str, where: str, fix: str) -> None:
     if Version(torch.__version__).release[:2] < NEWEST:
         raise UnsupportedError(
             f"{what} needs torch {NEWEST[0]}.{NEWEST[1]}, this is torch {torch.__version__}",
-            where=where,
-            fix=fix,
-        )
+            where=where, fix=fix,
+        )  # fmt: skip
 
 
 def check_schedule(layout: Layout) -> None:

@@ -83,10 +83,9 @@ def _entrypoint(job: Job) -> list[str]:
         return [word.format(**values) for word in shlex.split(job.train.entrypoint or "")]
     except (KeyError, IndexError, ValueError) as error:
         raise RequestError(
-            f"cannot fill in {job.train.entrypoint!r}: {error}",
-            where="train.entrypoint",
+            f"cannot fill in {job.train.entrypoint!r}: {error}", where="train.entrypoint",
             fix=f"use only {', '.join('{' + name + '}' for name in values)}",
-        ) from error
+        ) from error  # fmt: skip
 
 
 def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:

@@ -99,10 +99,9 @@ def offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
             continue
         if not problem and found != run_key:
             raise CheckpointError(
-                f"checkpoint {name} is of the run key {found}, not of {run_key}",
-                where=where,
+                f"checkpoint {name} is of the run key {found}, not of {run_key}", where=where,
                 fix="data, settings or code differ: train into another folder, or remove this one",
-            )
+            )  # fmt: skip
         yield Checkpoint(storage.root, name, step, state, files), problem
 
 

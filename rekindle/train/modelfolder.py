@@ -254,10 +254,9 @@ def _own_task(folder: Path, name: str, code: str) -> str:
     if may_run(_code(copy, name), code):
         return code
     raise DataError(
-        f"the model in {folder} brings code that is not the task of this config",
-        where=str(copy),
+        f"the model in {folder} brings code that is not the task of this config", where=str(copy),
         fix="read it, and if it may run here, set register.trust_code: true",
-    )
+    )  # fmt: skip
 
 
 def check_start(
@@ -278,9 +277,8 @@ def check_start(
     if ours.exists() and its.exists() and file_sha256(ours) != file_sha256(its):
         raise StepError(
             f"{folder} has another tokenizer than this run: its embeddings would mean other tokens",
-            where=where,
-            fix=f"set model.tokenizer: {folder}, or name another model",
-        )
+            where=where, fix=f"set model.tokenizer: {folder}, or name another model",
+        )  # fmt: skip
     return model
 
 

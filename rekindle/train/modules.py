@@ -72,10 +72,9 @@ def required(network: nn.Module, what: str) -> Modules:
     found = known(network)
     if found is None:
         raise UnsupportedError(
-            f"there is no {what} plan for {model_type(network)}",
-            where="train.layout",
+            f"there is no {what} plan for {model_type(network)}", where="train.layout",
             fix=f"use dp, or shard; {what} knows {', '.join(DIVISIBLE)}",
-        )
+        )  # fmt: skip
     return found
 
 

@@ -177,10 +177,9 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         scored = _scored(job, turn).filter(pa.array(keep_N))
         if scored.column("hash").to_pylist() != hashes:
             raise DataError(
-                "the scores are those of other examples",
-                where=turn.kept,
+                "the scores are those of other examples", where=turn.kept,
                 fix=f"delete {turn.kept} and run the step `score` again",
-            )
+            )  # fmt: skip
         nats = None
         if "target_ids" in scored.column_names:
             cuts.append(scored.column("cut").combine_chunks())

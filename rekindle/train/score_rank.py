@@ -195,10 +195,9 @@ def _compare_nodes(train: TrainSpec) -> None:
     if len(set(everyone)) > 1:
         found = " and ".join(sorted({precision for precision, _ in everyone}))
         raise UnsupportedError(
-            f"the nodes that score differ: they would compute in {found}",
-            where="train.precision",
+            f"the nodes that score differ: they would compute in {found}", where="train.precision",
             fix="give all nodes the same GPUs, or set train.precision to fp32, which trains again",
-        )
+        )  # fmt: skip
 
 
 def _last(turns: list[tuple[str, str]]) -> str:

@@ -256,8 +256,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
         if source.fresh:
             raise DataError(
-                f"the model lacks {', '.join(source.fresh[:5])}",
-                where=str(folder),
+                f"the model lacks {', '.join(source.fresh[:5])}", where=str(folder),
                 fix="train it again: its folder is not complete",
-            )
+            )  # fmt: skip
     return parts

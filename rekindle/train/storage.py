@@ -169,10 +169,9 @@ class ObjectStore:
             self.fs, path = fsspec.core.url_to_fs(self.root, use_listings_cache=False)
         except (ImportError, ValueError) as error:
             raise CheckpointError(
-                f"cannot open {uri}: {error}",
-                where=uri,
+                f"cannot open {uri}: {error}", where=uri,
                 fix="use a path or an fsspec URI, and install the driver of its protocol",
-            ) from None
+            ) from None  # fmt: skip
         self.prefix = str(path).rstrip("/")
 
     def folders(self) -> list[str]:

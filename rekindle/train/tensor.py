@@ -161,9 +161,8 @@ def _divide_layers(network: nn.Sequential, whole: nn.Module, peers: Peers) -> No
     if not layers:
         raise UnsupportedError(
             f"there is no matrix to divide in {modules.model_type(network)}",
-            where="train.layout.tp",
-            fix="use dp, or shard",
-        )
+            where="train.layout.tp", fix="use dp, or shard",
+        )  # fmt: skip
     for name in layers:
         layer = network.get_submodule(name)
         if isinstance(layer, nn.Linear):  # not another stage's

@@ -178,9 +178,8 @@ class Source:
         if bad is not None:
             raise DataError(
                 f"cannot build the starting value of {name} one tensor at a time ({bad.func})",
-                where="model.source",
-                fix="start from a checkpoint with this weight",
-            )
+                where="model.source", fix="start from a checkpoint with this weight",
+            )  # fmt: skip
         original = self.recorder.originals.get(storage)
         if original is not None and not any(n.size.numel() == shape.numel() for n in notes):
             whole = original.clone()
@@ -232,10 +231,9 @@ def _files(folder: Path) -> dict[str, str]:
             found |= dict.fromkeys(file.keys(), path.name)
     if not found:
         raise DataError(
-            f"there are no safetensors weights in {folder}",
-            where="model.source",
+            f"there are no safetensors weights in {folder}", where="model.source",
             fix="convert the checkpoint: model.save_pretrained(folder) writes safetensors",
-        )
+        )  # fmt: skip
     return found
 
 

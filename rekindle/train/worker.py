@@ -117,10 +117,9 @@ def _keeps(job: Job, shards: Shards) -> CheckpointSpec:
     """Which checkpoints are kept; RequestError where the best is, and no validation finds it."""
     if job.train.exports_best and not shards.rows(VALIDATION):
         raise RequestError(
-            "without a validation split no weights are the best",
-            where="data.split.validation",
+            "without a validation split no weights are the best", where="data.split.validation",
             fix="give it rows, or remove early_stopping_patience and checkpoint.keep_best",
-        )
+        )  # fmt: skip
     return job.train.checkpoint.model_copy(update={"keep_best": job.train.exports_best})
 
 
@@ -132,10 +131,9 @@ def _return_to_best(job: Job, trainer: Trainer, last: int) -> int | None:
         found = checkpoint.agreed(job.checkpoints, job.run_key, step)
         if found is None:
             raise CheckpointError(
-                f"the weights of step {step}, the best, are lost",
-                where=job.checkpoints,
+                f"the weights of step {step}, the best, are lost", where=job.checkpoints,
                 fix="remove this folder, and train again",
-            )
+            )  # fmt: skip
         checkpoint.load(found, trainer.tensors(), trainer.mesh.replicas)
     if dist.get_rank() == 0:
         steps = trainer.plan.steps
@@ -342,9 +340,8 @@ def _goal(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
     if layout.tp * layout.pp * layout.cp > 1:
         raise UnsupportedError(
             f"a teacher needs whole examples and scores, which no rank of {layout} has",
-            where="model.teacher",
-            fix="use dp and shard",
-        )
+            where="model.teacher", fix="use dp and shard",
+        )  # fmt: skip
     folder = task.weights(ModelSpec(source=teacher.source)) or Path(teacher.source)
     if (folder / modelfolder.DESCRIPTION).exists():
         modelfolder.check_start(folder, shards, "model.teacher.source", job.code)
@@ -363,10 +360,9 @@ def class_weights(job: Job, shards: Shards, device: torch.device) -> torch.Tenso
     if isinstance(wanted, dict):
         if unknown := sorted(set(wanted) - set(labels)):
             raise RequestError(
-                f"there is no class {unknown[0]!r}",
-                where="train.class_weights",
+                f"there is no class {unknown[0]!r}", where="train.class_weights",
                 fix=f"use some of {', '.join(labels[:20])}",
-            )
+            )  # fmt: skip
         weights = np.array([wanted.get(label, 1.0) for label in labels])
     else:
         counts = np.bincount(_labels(shards), minlength=len(labels))

@@ -24,7 +24,8 @@ def image_folder(root, count=60, shape=(4, 6, 3), change=lambda i, image: image)
 
 def test_a_folder_of_images_takes_its_labels_from_sub_folders(tmp_path):
     image_folder(tmp_path / "photos")
-    (tmp_path / "photos/cat/.DS_Store").write_bytes(b"x")
+    for beside in ("cat/.DS_Store", "cat/Thumbs.db", "README.txt", "LICENSE"):
+        (tmp_path / "photos" / beside).write_bytes(b"x")
     summary = ingested(text_spec(tmp_path / "photos"), tmp_path / "out", modality="image")
     assert (summary.labels, summary.image_shape) == (("cat", "dog"), (4, 6, 3))
     assert sum(summary.rows.values()) == 60
@@ -43,11 +44,12 @@ def test_folders_may_name_the_splits(tmp_path):
     assert summary.labels == ("cat", "dog")
 
 
-def test_images_are_scaled_on_request(tmp_path):
+@pytest.mark.parametrize(("size", "shape"), [([8, 5], (8, 5, 3)), (10, (10, 10, 3))])
+def test_images_are_scaled_on_request(size, shape, tmp_path):
     image_folder(tmp_path / "p", change=lambda i, image: image[: 2 + i % 3])
-    data = text_spec(tmp_path / "p", image_size=[8, 5])
+    data = text_spec(tmp_path / "p", image_size=size)
     summary = ingested(data, tmp_path / "out", modality="image")
-    assert summary.image_shape == (8, 5, 3)
+    assert summary.image_shape == shape
 
 
 def test_the_same_pixels_in_any_form_are_the_same_examples(tmp_path):

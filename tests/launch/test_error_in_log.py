@@ -34,6 +34,30 @@ LOGS = {
 }
 
 
+LOST = (
+    "{said}\nE1125 21:29:44.340000 7914 torch/distributed/elastic/multiprocessing/api.py:1002] failed"
+    " (exitcode: 1) local_rank: 0 (pid: 7927) of binary: python\n{ours}"
+)
+OURS = "from rekindle.errors import StepError\nraise StepError('rank 0 ended with exit code 1; after 3 restarts', fix='look')"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "import sys; print('epoch 1'); sys.stdout.flush(); raise SystemExit('no rate')",
+            "no rate",
+        ),
+        ("raise ValueError('no luck')", "ValueError: no luck"),
+    ],
+)
+def test_what_a_script_said_before_it_left_is_the_reason_that_its_rank_ended(code, words) -> None:
+    log = LOST.format(said=log_of(code), ours=log_of(OURS))
+    told = f"rank 0 ended with exit code 1: {words}; after 3 restarts\n  fix:   look"
+    assert error_in_log(log) == ("StepError", told)
+    assert error_in_log(log_of(OURS))[1].startswith("rank 0 ended with exit code 1; after 3")
+
+
 @pytest.mark.parametrize(("code", "expected"), LOGS.items())
 def test_the_last_exception_and_its_whole_message(code: str, expected: tuple[str, str]) -> None:
     assert error_in_log(log_of(code)) == expected

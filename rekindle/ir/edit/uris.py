@@ -227,7 +227,6 @@ def _path(dag: str) -> str:
 
 def _refuse(what: str, where: str) -> NoReturn:
     raise UnsupportedError(
-        f"{what}, whose place cannot be passed as a string",
-        where=where,
+        f"{what}, whose place cannot be passed as a string", where=where,
         fix="read it in a step on one node, which hands on one artifact",
-    )
+    )  # fmt: skip

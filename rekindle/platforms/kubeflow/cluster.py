@@ -129,10 +129,9 @@ class Cluster:
             if isinstance(error, Stopped) or not _passing(error):
                 raise
             raise StepError(
-                f"the API server does not answer: {error}",
-                where=f"{method} {self.server}{path}",
+                f"the API server does not answer: {error}", where=f"{method} {self.server}{path}",
                 fix=f"it was asked for {self.patience_seconds:g} s; look at the cluster",
-            ) from None
+            ) from None  # fmt: skip
 
     def _connection(self, timeout_seconds: float) -> http.client.HTTPConnection:
         place, tls = urlsplit(self.server), self._tls()

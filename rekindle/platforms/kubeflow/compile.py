@@ -143,6 +143,5 @@ def _twice(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
         if said and (secret.name, secret.key) != (Constant(name), key):
             yield Problem(
                 f"`{step.path}` takes {secret.env} from a secret, and the config from {said}",
-                secret.where,
-                f"take it out, or platforms.kubeflow.secrets.{secret.env}",
-            )
+                secret.where, f"take it out, or platforms.kubeflow.secrets.{secret.env}",
+            )  # fmt: skip

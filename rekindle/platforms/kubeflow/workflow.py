@@ -53,10 +53,9 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
     node = metadata.get("annotations", {}).get(NODE_NAME, "")
     if not owners or not node:
         raise StepError(
-            "this pod does not belong to an Argo Workflow",
-            where=f"pod {namespace}/{pod_name}",
+            "this pod does not belong to an Argo Workflow", where=f"pod {namespace}/{pod_name}",
             fix="run the pipeline on Kubeflow Pipelines with Argo",
-        )
+        )  # fmt: skip
     retries = _RETRY.findall(node)
     return Run(
         namespace=namespace,

@@ -86,9 +86,8 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
     if place.artifact_root and not place.artifact_root.startswith("s3://"):
         yield Problem(
             f"`{place.artifact_root}` is out of reach for SageMaker, which keeps everything in S3",
-            f"{_SECTION}.artifact_root",
-            "name a folder of a bucket: s3://my-bucket/rekindle",
-        )
+            f"{_SECTION}.artifact_root", "name a folder of a bucket: s3://my-bucket/rekindle",
+        )  # fmt: skip
     python = [s for s in graph.steps() if s.container.source]
     ours = [s for s in python if not ECR.fullmatch(s.container.image)]
     if ours and not ECR.fullmatch(place.image or ""):
@@ -108,10 +107,9 @@ def _of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
         )
     if place.image and "@sha256:" not in place.image:
         yield Problem(
-            f"`{place.image}` is a mutable tag",
-            f"{_SECTION}.image",
+            f"`{place.image}` is a mutable tag", f"{_SECTION}.image",
             "rekindle images push CONFIG notes its digest; or say ...amazonaws.com/NAME@sha256:...",
-        )
+        )  # fmt: skip
 
 
 def _promotes(graph: Graph) -> bool:

@@ -99,9 +99,8 @@ def problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
     elif how == "standard" and machine.name in rules["not_on_demand"]:
         yield Problem(
             f"`{step.path}` runs on {machine.name}, which is there as spot or flex-start only",
-            step.where,
-            "set platforms.vertex.provisioning: flex-start, or take 8 GPUs a node",
-        )
+            step.where, "set platforms.vertex.provisioning: flex-start, or take 8 GPUs a node",
+        )  # fmt: skip
     elif how == "flex-start" and machine.gpu not in rules["flex_start"]:
         yield Problem(
             f"`{step.path}` runs on {machine.name}, which flex-start does not offer",
@@ -110,16 +109,14 @@ def problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
         )
     if how == "spot" and not wanted.spot:
         yield Problem(
-            f"`{step.path}` is not marked as interruptible",
-            "platforms.vertex.provisioning",
+            f"`{step.path}` is not marked as interruptible", "platforms.vertex.provisioning",
             "distribute(..., spot=True, checkpoint='NAME') in the pipeline, or take standard",
-        )
+        )  # fmt: skip
     if (step.time_limit_seconds or 0) > rules["longest_hours"] * 3_600:
         yield Problem(
-            f"`{step.path}` may run longer than a job does, {rules['longest_hours']} h",
-            step.where,
+            f"`{step.path}` may run longer than a job does, {rules['longest_hours']} h", step.where,
             f"set max_run_hours to {rules['longest_hours']} at most",
-        )
+        )  # fmt: skip
 
 
 def _of_container(step: Step) -> Iterator[Problem]:
@@ -127,22 +124,19 @@ def _of_container(step: Step) -> Iterator[Problem]:
     if not step.container.source and not step.container.command:
         yield Problem(
             f"`{step.path}` has no command, and nodes cannot start what its image starts by itself",
-            step.where,
-            "name the command in the component",
-        )
+            step.where, "name the command in the component",
+        )  # fmt: skip
     yield from python_problems("vertex", step, step.container.image)
     if step.container.resources.accelerator_type:
         yield Problem(
             f"`{step.path}` asks for accelerators as a task, but its machines are those of nodes",
-            step.where,
-            "say it in distribute(): gpus_per_node and accelerator",
-        )
+            step.where, "say it in distribute(): gpus_per_node and accelerator",
+        )  # fmt: skip
     if any(setting.name == "lifecycle" for setting in step.settings):
         yield Problem(
             f"`{step.path}` has a lifecycle hook, which is not for a step on several nodes",
-            step.where,
-            "take it out",
-        )
+            step.where, "take it out",
+        )  # fmt: skip
 
 
 def _distribution(step: Step) -> Distribution:
