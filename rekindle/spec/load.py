@@ -36,7 +36,11 @@ def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bo
     with `overrides` such as `train.lr=1e-4` applied. Images are named as written unless `pinned`.
 
     Raises SpecError (exit code 2) with all problems: syntax, types, bounds, unknown keys with the
-    nearest known one, and contradictions between fields."""
+    nearest known one, and contradictions between fields; TypeError for arguments of other types."""
+    if not isinstance(target, str | Path):
+        raise TypeError(f"a config is named by its path, not by a {type(target).__name__}")
+    if isinstance(overrides, str | Mapping):
+        raise TypeError(f"overrides are a list such as ['train.lr=1e-4'], not {overrides!r}")
     text, path = str(target), Path(target)
     if _is_pipeline(text):
         name = re.sub(r"[^a-z0-9_.-]+", "-", Path(text.partition(".py:")[0]).stem.lower())

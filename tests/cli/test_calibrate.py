@@ -8,9 +8,10 @@ import pytest
 
 from rekindle.app.history import known
 from rekindle.app.plan import settled
+from rekindle.app.plan_text import facts
 from rekindle.app.runs import find_run
 from rekindle.cli.main import invoke
-from rekindle.outputs import Calibration
+from rekindle.outputs import Calibration, Planned
 from rekindle.records import TrainingSummary
 from rekindle.report.collect import HISTORY, collect
 from rekindle.spec.load import load_target
@@ -39,6 +40,9 @@ def test_a_run_here_is_planned_and_all_ranks_have_work(home):
     run = find_run(home, "latest")
     chosen = run.plan["chosen"]
     assert (chosen["gpu"], chosen["layout"], chosen["machine"]) == ("CPU", "dp 2", "this machine")
+    (memory,) = (text for head, text in facts(Planned.model_validate(run.plan)) if head == "memory")
+    assert " a process, " in memory
+    assert "GPU" not in memory
     assert chosen["micro_batch_size"] == run.spec["train"]["micro_batch_size"] == 2
     assert run.spec["train"]["layout"] == "auto", "as many ranks as there are"
     given = settled(load_target(CHAT, ["train.micro_batch_size=4"]), "local")

@@ -37,6 +37,7 @@ from tests.docs.conftest import environment
 
 HEAVY = "rekindle run "
 NOT_RUN = ("make ", "python -m pip ", "python3 ")  # python3: only where there is a GPU
+TRAINS = r"rekindle\.run\(|models:/"  # what a block of Python says that takes long
 STARTER = ROOT / "configs" / "starter"
 PAGES = pages()
 RUN_HERE, OWN_CODE = ROOT / "docs" / "run.md", ROOT / "docs" / "own-code.md"
@@ -133,15 +134,18 @@ def test_a_python_block_uses_names_that_exist(block):
 @pytest.mark.parametrize(
     "block",
     [
-        pytest.param(b, marks=[pytest.mark.slow] if "rekindle.run(" in b.text else [])
+        pytest.param(b, marks=[pytest.mark.slow] if re.search(TRAINS, b.text) else [])
         for b in blocks("python")
         if not b.file
     ],
     ids=_name,
 )
-def test_a_python_block_without_a_file_name_runs(block, tmp_path):
+def test_a_python_block_without_a_file_name_runs(block, tmp_path, sh):
     for folder in ("configs", "components"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    if "models:/tickets" in block.text:
+        shutil.copytree(STARTER, tmp_path, dirs_exist_ok=True)
+        assert "promoted: first model" in sh(tmp_path, "rekindle run tickets.yaml")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", block.text], cwd=tmp_path, env=environment(), text=True,
         stderr=subprocess.STDOUT, stdout=subprocess.PIPE, timeout=240,

@@ -38,6 +38,14 @@ def test_all_records_of_a_run_are_found(tmp_path: Path) -> None:
     assert collect(run, history=False).history == ()
 
 
+def test_the_source_of_the_data_is_named_as_the_config_names_it(tmp_path: Path) -> None:
+    run, home = promoted_digits(Home(tmp_path)), tmp_path
+    files = {"data": {"source": "tickets.csv"}}  # of which shards know a hash
+    page = render_card(home, run.model_copy(update={"spec": {**run.spec, **files}})).read_text()
+    section = page.partition('<section id="data">')[2].partition("</section>")[0]
+    assert "<dt>Source</dt><dd>tickets.csv</dd>" in section
+
+
 def test_an_artifact_may_be_the_file_itself_or_a_file_uri(tmp_path: Path) -> None:
     run = promoted_digits(Home(tmp_path / "a b"))
     file = artifact(run, "evaluate") / "evidence.json"

@@ -35,6 +35,19 @@ def test_a_minimal_config_gets_the_defaults_of_the_fields(write):
     assert spec.data.split.train == 0.8
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (({"name": "x"},), "named by its path, not by a dict"),
+        (("c.yaml", "train.epochs=3"), "a list such as"),
+        (("c.yaml", {"train.epochs": 3}), "a list such as"),
+    ],
+)
+def test_arguments_of_other_types_are_told_as_python_tells_them(arguments, said):
+    with pytest.raises(TypeError, match=said):
+        load_target(*arguments)
+
+
 def test_the_spec_is_frozen(write):
     spec = load_target(write(MINIMAL))
     with pytest.raises(ValueError, match="frozen"):

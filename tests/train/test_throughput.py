@@ -9,15 +9,19 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rekindle.catalog.gpus import peak_flops
+from rekindle.data.ingest import ingest
+from rekindle.data.shard import shard
 from rekindle.records import Profile
 from rekindle.spec import layout_support
 from rekindle.spec.layout import Layout
 from rekindle.spec.layout_support import Cell
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import DataSpec, TrainSpec
 from rekindle.train import modules
 from rekindle.train.batches import Work
+from rekindle.train.history import read_history
 from rekindle.train.profile import exposed_seconds, is_collective, tips, verdict
 from rekindle.train.throughput import Clock, Cost
+from tests.support.train_resume import CNN, Gang
 
 
 def network(kind, **fields):
@@ -178,3 +182,29 @@ def test_advice_names_nothing_that_is_so_already_and_nothing_that_would_be_refus
     assert dataclasses.replace(pictures, compile=True) not in layout_support.tested()
     said = tips(train, divided, pictures)
     assert "compile" not in said["compute"] + said["host"]
+
+
+SLOW = """
+import time
+from rekindle.tasks.image_classification import ImageClassification
+
+class Slow(ImageClassification):
+    def logits(self, network, inputs):
+        if not network.training:
+            time.sleep(2.0)
+        return super().logits(network, inputs)
+"""
+
+
+@pytest.mark.slow
+def test_the_time_of_a_validation_is_in_no_step(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    task, data = f"{tmp_path / 'slow.py'}:Slow", DataSpec(source="sklearn:digits")
+    ingest(data, "image", "", tmp_path / "examples")
+    shard(tmp_path / "examples", data, CNN, task, tmp_path / "shards")
+    train = TrainSpec(steps=4, validate_every=2, lr=1e-3, global_batch_size=32)
+    gang = Gang(tmp_path / "g", tmp_path / "shards", ranks=1, train=train, task=task).start()
+    rows = list(read_history(gang.finish().folder / "training-1" / "history.jsonl"))
+    assert [row.step for row in rows if row.validation_loss is not None] == [2, 4]
+    assert max(row.step_seconds for row in rows) < 2.0
+    assert min(row.samples_per_second for row in rows) > 32 / 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ from tests.support.read_pipeline import executor, minimal
 def test_independent_steps_run_at_the_same_time(home: Path, folder: Path) -> None:
     record = run("meeting", home, {"folder": str(folder)})
     assert [step.parameters["Output"] for step in record.steps] == ["met", "met"]
+
+
+def test_the_card_can_tell_the_order_of_steps_that_take_less_than_a_second(
+    home: Path, folder: Path
+) -> None:
+    record = run("meeting", home, {"folder": str(folder)})
+    assert all(re.fullmatch(r".*:\d\d\.\d{3}\+00:00", step.started_at) for step in record.steps)
 
 
 def test_every_wrong_argument_is_named_at_once_and_nothing_is_written(home: Path) -> None:
