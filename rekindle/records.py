@@ -465,6 +465,9 @@ class Scores(Record):
     samples: tuple[Sample, ...] = ()
 
 
+_MOST_NAMED = 5  # classes in a warning
+
+
 class Evidence(Record):
     """Kind `evidence`: `evidence.json`, why a candidate is or is not promoted. `promote` is what
     the pipeline branches on.
@@ -504,8 +507,11 @@ class Evidence(Record):
         never = [part for part in self.classes if part.rows and not part.predicted]
         if not never:
             return ()
-        names = ", ".join(f"`{part.label}` ({part.rows:,} held out)" for part in never)
-        return (f"the model never predicts {names}",)
+        first = sorted(never, key=lambda part: -part.rows)[:_MOST_NAMED]
+        names = ", ".join(f"`{part.label}` ({part.rows:,} held out)" for part in first)
+        more = len(never) - len(first)
+        rest = f" and {more:,} more of {len(self.classes):,} classes" if more else ""
+        return (f"the model never predicts {names}{rest}",)
 
 
 class Registration(Record):

@@ -103,12 +103,13 @@ def _facts(
     early = ""
     if summary.planned_steps is not None:
         early = f", stopped early: {formats.count(summary.planned_steps)} were planned"
+    epochs = f"{summary.epochs:.3g} epoch{'' if summary.epochs == 1 else 's'}"
     facts = [
         ("Task", summary.task.replace("_", " ")),
         ("Weights start from", summary.init_from),
         ("Parameters", formats.count(summary.parameters)),
         ("Rows trained on", formats.count(summary.train_rows)),
-        ("Optimizer steps", f"{formats.count(summary.steps)} ({summary.epochs:g} epochs)" + early),
+        ("Optimizer steps", f"{formats.count(summary.steps)} ({epochs}){early}"),
         ("Global batch", formats.count(summary.global_batch_size)),
         ("Ranks", formats.count(summary.world_size)),
         ("Engine and precision", ", ".join(filter(None, (summary.engine, summary.precision)))),

@@ -49,6 +49,20 @@ def test_a_class_that_is_never_predicted_is_warned_of_and_an_absent_one_is_not()
     assert evidence_of(predicted(labels, labels)).warnings == ()
 
 
+def test_of_many_classes_that_are_never_predicted_the_most_frequent_are_named():
+    part = evidence_of(predicted(np.zeros(4, int), np.array([0, 1, 2, 3]))).classes[0]
+    never = [
+        part.model_copy(update={"label": f"c{n}", "rows": n, "predicted": 0}) for n in range(1, 101)
+    ]
+    evidence = Evidence(
+        run_key="k", promote=False, reason="", checks=(), metrics={}, classes=tuple(never), rows=1, examples="e",
+    )  # fmt: skip
+    assert evidence.warnings == (
+        "the model never predicts `c100` (100 held out), `c99` (99 held out), `c98` (98 held out), "
+        "`c97` (97 held out), `c96` (96 held out) and 95 more of 100 classes",
+    )
+
+
 def test_the_champions_f1_stands_beside_each_class():
     labels = np.array([0, 1, 2, 3])
     ours, theirs = predicted(labels, labels), predicted(np.zeros(4, int), labels)
