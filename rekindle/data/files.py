@@ -221,7 +221,7 @@ def locate(data: DataSpec) -> Files:
     partitions = Partitions.of(path, data.window) if data.window and "{window" in path else None
     try:
         found, root = _list(filesystem, partitions.glob if partitions else path)
-    except OSError as error:
+    except Exception as error:  # fsspec lets the errors of its stores' clients through
         fix = "check the path, the credentials and the network"
         raise DataError(
             f"cannot list {data.source}: {error}", where="data.source", fix=fix

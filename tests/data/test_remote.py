@@ -10,7 +10,9 @@ import sys
 import fsspec
 import pytest
 
+from rekindle.data.files import locate
 from rekindle.data.fingerprint import fingerprint
+from rekindle.errors import DataError
 from rekindle.spec.model import ModelSpec, TrainSpec
 from tests.data.corpora import TASKS, content, ingested, rows, text_spec, write_jsonl
 
@@ -54,3 +56,13 @@ def test_a_bucket_is_read_like_a_folder(tmp_path, bucket):
     assert remote == local
     assert remote[0].files == 2
     assert os.environ["AWS_ENDPOINT_URL"].startswith("http://127.0.0.1")
+
+
+def test_a_store_without_credentials_is_told_with_what_to_check(bucket, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    fsspec.filesystem("s3").clear_instance_cache()
+    with pytest.raises(DataError, match=r"cannot list s3://lake/.*: Unable to locate credentials"):
+        locate(text_spec(f"{bucket}/d/x.jsonl"))
