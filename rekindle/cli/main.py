@@ -59,8 +59,8 @@ class _Verbs(click.Group):
 
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            hint = did_you_mean(name, VERBS) or "`rekindle --help` lists them"
-            context.fail(f"There is no command `{name}`; {hint}")
+            hint = did_you_mean(name, VERBS)
+            context.fail(f"there is no command `{name}`" + f"; {hint}" * bool(hint))
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

@@ -118,7 +118,7 @@ REFUSED = [
     ("a home that is a file", read_only_home, ["run", "c.yaml"], "is a file"),
     ("a home that is a link to itself", looped_home, ["run", "c.yaml"], "leads nowhere"),
     ("an unknown step to start from", config(), ["run", "c.yaml", "--from", "fintune"], "finetune"),
-    ("an unknown verb", config(), ["rum", "c.yaml"], "There is no command `rum`; did you mean `run`?"),
+    ("an unknown verb", config(), ["rum", "c.yaml"], "there is no command `rum`; did you mean `run`?"),
     ("an unknown option", config(), ["run", "c.yaml", "--frsh"], "--fresh"),
     ("a run that is not there", config(), ["status", "none"], "there are no runs"),
     ("a card of nothing", config(), ["report"], "there are no runs"),
