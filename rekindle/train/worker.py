@@ -13,15 +13,13 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from rekindle.data.manifest import Shards, open_shards
 from rekindle.data.order import SampleOrder
-from rekindle.errors import CheckpointError, RequestError, UnsupportedError
+from rekindle.errors import CheckpointError, RequestError
 from rekindle.launch.events import emit
 from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec import rates
@@ -42,6 +40,7 @@ from rekindle.train import (
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.dcp import pieces_of
+from rekindle.train.goal import goal_of, labels_of
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
 from rekindle.train.ledger import Ledger, forget
@@ -49,12 +48,10 @@ from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import DTYPES, Parts, build, settle
-from rekindle.train.part import Goal
 from rekindle.train.probe import probe_packing
 from rekindle.train.profile import FILE as PROFILE
 from rekindle.train.profile import Profiler, tips
 from rekindle.train.rank import connect, live, say
-from rekindle.train.teacher import load_teacher
 from rekindle.train.throughput import Clock, Cost, device_name
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Recorder, Source
@@ -194,7 +191,7 @@ def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
         seed=job.train.seed,
         lengths=shards.lengths(TRAIN) if padded or pack_length else None,
         pack_length=pack_length,
-        classes=_labels(shards) if job.train.sampling == "balanced" else None,
+        classes=labels_of(shards) if job.train.sampling == "balanced" else None,
     )
 
 
@@ -279,7 +276,7 @@ class Start:
             weights.convert(self.network, dtype)
         parts = build(
             self.task, self.network, self.origins, job.train,
-            _goal(job, self.task, self.shards, self.mesh), self.mesh, lora,
+            goal_of(job, self.task, self.shards, self.mesh), self.mesh, lora,
         )  # fmt: skip
         if self.source is not None and (fresh or lora is not None):
             weights.fill([s.part.network for s in parts.stages], self.source, parts.origins)
@@ -329,51 +326,6 @@ def _origin(job: Job, task: Task) -> tuple[ModelSpec, Path | None]:
 def _shape(network: nn.Module) -> Shape | None:
     config = getattr(network, "config", None)
     return Shape.of(config.to_dict()) if config is not None else None
-
-
-def _goal(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
-    teacher, layout = job.model.teacher, mesh.layout
-    counts = class_weights(job, shards, mesh.device)
-    plain = Goal(job.train.label_smoothing, class_weights=counts)
-    if teacher is None:
-        return plain
-    if layout.tp * layout.pp * layout.cp > 1:
-        raise UnsupportedError(
-            f"a teacher needs whole examples and scores, which no rank of {layout} has",
-            where="model.teacher", fix="use dp and shard",
-        )  # fmt: skip
-    folder = task.weights(ModelSpec(source=teacher.source)) or Path(teacher.source)
-    if (folder / modelfolder.DESCRIPTION).exists():
-        modelfolder.check_start(folder, shards, "model.teacher.source", job.code)
-    network = load_teacher(folder, job, task, shards, mesh)
-    return dataclasses.replace(
-        plain, teacher=network, temperature=teacher.temperature, teacher_weight=teacher.weight
-    )
-
-
-def class_weights(job: Job, shards: Shards, device: torch.device) -> torch.Tensor | None:
-    """[C], on the device; a class without examples counts 1."""
-    wanted = job.train.class_weights
-    labels = shards.manifest.labels
-    if wanted is None or not labels:
-        return None
-    if isinstance(wanted, dict):
-        if unknown := sorted(set(wanted) - set(labels)):
-            raise RequestError(
-                f"there is no class {unknown[0]!r}", where="train.class_weights",
-                fix=f"use some of {', '.join(labels[:20])}",
-            )  # fmt: skip
-        weights = np.array([wanted.get(label, 1.0) for label in labels])
-    else:
-        counts = np.bincount(_labels(shards), minlength=len(labels))
-        weights = np.where(counts, counts.sum() / (counts > 0).sum() / np.maximum(counts, 1), 1.0)
-    return torch.from_numpy(weights).to(device)
-
-
-def _labels(shards: Shards) -> np.ndarray:
-    """Classes of all training examples, or of all their words."""
-    column = shards.table(TRAIN).column("label").combine_chunks()
-    return np.asarray(column.flatten() if pa.types.is_list(column.type) else column)
 
 
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:

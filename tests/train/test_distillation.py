@@ -21,9 +21,10 @@ from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, linear_loss, worker
+from rekindle.train import attention, linear_loss
 from rekindle.train.batches import Batches
 from rekindle.train.feed import Feed
+from rekindle.train.goal import goal_of
 from rekindle.train.job import Job
 from rekindle.train.live import Live
 from rekindle.train.mesh import Mesh
@@ -62,7 +63,7 @@ class Lesson:
                 source=STUDENTS[kind], teacher={"source": str(folder), "temperature": WARMTH, "weight": SHARE}
             ),
         )  # fmt: skip
-        goal = worker._goal(job, self.task, self.shards, self.mesh)
+        goal = goal_of(job, self.task, self.shards, self.mesh)
         if kind == "tokens":
             attention.install(self.student, attention.Peers())
         self.part = Part(self.task, self.student.train(), goal)

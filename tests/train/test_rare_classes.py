@@ -13,9 +13,9 @@ from rekindle.data.manifest import open_shards
 from rekindle.errors import RequestError
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks import load_task
+from rekindle.train.goal import class_weights
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
-from rekindle.train.worker import class_weights
 from tests.support.train_resume import DISTILBERT, Gang, sharded
 
 TASK = "text_classification"
