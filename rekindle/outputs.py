@@ -391,7 +391,7 @@ class Calibration(Answer):
     """`plan --calibrate`: a measured training, kept as `speeds/RUN.json`. Seconds are those of a
     step, measured as the median of `steps` of them, without the first `left_out`; `predicted` with
     the numbers called `constants`, uncorrected; `ratio` is measured over predicted. `job` names the
-    work and the machines."""
+    work and the machines; an example had `sequence` tokens (0: not known)."""
 
     run_id: str
     gpu: str
@@ -404,6 +404,7 @@ class Calibration(Answer):
     left_out: int
     job: str
     constants: str
+    sequence: int = 0
 
 
 class Prices(Answer):

@@ -54,7 +54,7 @@ def calibrate(home: Path, wanted: str) -> Calibration:
     kept = Calibration(
         run_id=run.run_id, gpu=cluster.gpu.name, compiled=work.compile, layout=str(work.layout),
         measured=seconds, predicted=predicted, ratio=seconds / predicted, steps=len(rows),
-        left_out=left_out, job=job_of(work, cluster), constants=stamp(),
+        left_out=left_out, job=job_of(work, cluster), constants=stamp(), sequence=trained.sequence,
     )  # fmt: skip
     kept.write(home / SPEEDS / f"{run.run_id}.json")
     return kept

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import datetime
 import logging
+import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -117,15 +119,23 @@ def chosen(record: RunRecord, wanted: str | None) -> StepRecord:
     """The step called `wanted`, or the one to look at; RequestError where that printed nothing."""
     ran = [one for one in record.steps if one.log]
     try:
-        found = record.step(wanted) if wanted else first_failed(ran) or ran[-1]
-    except (KeyError, IndexError):
+        found = record.step(wanted) if wanted else first_failed(ran) or max(ran, key=_seconds)
+    except (KeyError, ValueError):
         found = None
     if found is None or not found.log:
         which = f"a step `{wanted}`" if wanted else "any step"
+        if found is not None and found.cached and (of := re.search(r"in run (\S+)", found.reason)):
+            why, there = f"{found.name} was taken from the cache", f"rekindle logs {of[1]}"
+            raise RequestError(why, fix=f"{there} --step {found.name}")
         raise RequestError(
             f"the run {record.run_id} has no log of {which}", fix=steps_with_a_log(record)
         )
     return found
+
+
+def _seconds(step: StepRecord) -> float:
+    """Of what runs more than of all that has ended."""
+    return math.inf if step.status == "running" else step.seconds or 0.0
 
 
 def steps_with_a_log(record: RunRecord) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rekindle.data.glance import column_names
 from rekindle.data.roles import wanted_columns
-from rekindle.data.validate import Findings
+from rekindle.data.validate import TO_UTF8, Findings
 from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean
 from rekindle.launch.process import has_gpu
 from rekindle.plan.request import model_config
@@ -142,6 +142,9 @@ def _columns(spec: Spec) -> Iterator[Problem]:
             f"{file} looks as if `;` separated its columns", "data.source",
             "write it with commas, or with tabs as .tsv",
         )  # fmt: skip
+        return
+    if any("\ufffd" in name for name in names):
+        yield Problem(f"the names of the columns of {file} are not UTF-8", "data.source", TO_UTF8)
         return
     findings = Findings()
     findings.missing_columns(file, wanted_columns(spec.data, load_task(spec.task).modality), names)

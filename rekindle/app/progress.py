@@ -111,10 +111,9 @@ class Progress:
             if self._running(name)
         ]
         return Group(
-            step_table(self.record, self.console.width),
-            *live,
+            step_table(self.record, self.console.width), *live,
             Text(plain(self._place()), style="dim"),
-        )
+        )  # fmt: skip
 
     def _place(self) -> str:
         """Where the run is: steps done, of all, and since when."""

@@ -62,11 +62,9 @@ def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     found = run_checks(there.checks(definition))
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))
     return Readiness(
-        platform=platform,
-        permissions=there.permissions(),
-        checks=found,
+        platform=platform, permissions=there.permissions(), checks=found,
         errors=rows_of(RequestError(errors)) if errors else (),
-    )
+    )  # fmt: skip
 
 
 def _compiled(

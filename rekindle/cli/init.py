@@ -35,7 +35,7 @@ def command(folder: Path, full: bool, home: Path, as_json: bool) -> int:
     }
     taken = [str(folder / target) for target in files if (folder / target).exists()]
     if taken:
-        raise RequestError(f"{', '.join(taken[:5])} exists already", fix="choose an empty folder")
+        raise RequestError(f"already here: {', '.join(taken[:5])}", fix="choose an empty folder")
     for target, source in files.items():
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / target)

@@ -45,7 +45,8 @@ class _Since(click.ParamType):  # type: ignore[type-arg]
 @click.command("logs")
 @click.argument("run", default="latest")
 @click.option(
-    "--step", help="Name of the step; default: the first that failed, or the last that ran."
+    "--step",
+    help="Name of the step; default: the first that failed, or the one that runs or took longest.",
 )
 @click.option("--node", type=click.IntRange(min=0), metavar="N",
               help="The log of one node only; default: those of all, merged by time.")  # fmt: skip

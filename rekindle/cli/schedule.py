@@ -188,6 +188,8 @@ def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> int:
     if as_json:
         rows = tuple(ScheduleRow(**dataclasses.asdict(one)) for one in found)
         answer(Schedules(platform=platform, schedules=rows))
+    elif not found:
+        click.echo(f"rekindle set no schedule on {platform}", err=True)
     for one in () if as_json else found:
         state = "on" if one.enabled else "paused"
         click.echo(f"{one.id}  {state}  {one.cron}  {one.timezone}")

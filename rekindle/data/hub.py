@@ -193,7 +193,6 @@ def _arrays(table: pa.Table) -> dict[str, Any]:
 def _unreachable(name: str, error: Exception) -> DataError:
     fix = "check the name, the config, the network and, for a private one, HF_TOKEN"
     return DataError(
-        f"cannot read `{name}` from the hub: {str(error).splitlines()[0]}",
-        where="data.source",
+        f"cannot read `{name}` from the hub: {str(error).splitlines()[0]}", where="data.source",
         fix=fix,
-    )
+    )  # fmt: skip

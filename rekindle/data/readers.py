@@ -25,7 +25,7 @@ import pyarrow.parquet
 from rekindle.data.columns import RawBatch
 from rekindle.data.files import SourceFile
 from rekindle.data.roles import Kind
-from rekindle.data.validate import Findings
+from rekindle.data.validate import TO_UTF8, Findings
 
 BLOCK_BYTES = 4 << 20
 MOST_LINE_BYTES = 64 << 20
@@ -281,6 +281,9 @@ def _csv_header_fits(
     if header is None:
         fix = "the first line must name the columns"
         findings.note("the file is empty", where=file.name, fix=fix)
+        return False
+    if any("\ufffd" in name for name in header):
+        findings.note("the names of the columns are not UTF-8", where=file.name, fix=TO_UTF8)
         return False
     if findings.missing_columns(file.name, columns, header):
         return False

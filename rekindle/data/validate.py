@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rekindle.errors import DataError, Problem, did_you_mean
 
+TO_UTF8 = "convert the file, such as by iconv -f CP1252 -t UTF-8"
 SHOWN = 5
 _VALUE_LENGTH = 60
 

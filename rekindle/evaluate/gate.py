@@ -117,7 +117,7 @@ def _better(spec: GateSpec, comparison: Comparison) -> Check:
     interval = f"[{comparison.lower:+.4f}, {comparison.upper:+.4f}] at {spec.confidence:.0%}"
     relation = "lies above" if passed else "does not lie above"
     detail = (
-        f"{comparison.metric} is better by {comparison.estimate:+.4f} {interval}, "
+        f"the gain in {comparison.metric} is {comparison.estimate:+.4f} {interval}, "
         f"whose lower bound {relation} {spec.min_delta:g}"
     )
     return Check(

@@ -69,9 +69,8 @@ def _ended(process: subprocess.CompletedProcess[str], path: Path) -> RekindleErr
         why = "; was the memory full?" if number == signal.SIGKILL else ""
         return RekindleError(
             f"the process that loaded the pipeline was killed by signal {number}{why}",
-            where=str(path),
-            fix="run the same command again; nothing was changed",
-        )
+            where=str(path), fix="run the same command again; nothing was changed",
+        )  # fmt: skip
     printed = (process.stderr or process.stdout).strip().splitlines()[-1:]
     what = f"loading it ended the process with exit code {process.returncode}"
     last = f"; the last line that it printed: {printed[0]}" if printed else ""

@@ -42,7 +42,6 @@ def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
 
 def _failed(script: str, why: str) -> StepError:
     return StepError(
-        f"the script that tells NCCL of this machine's network failed: {why}",
-        where=script,
+        f"the script that tells NCCL of this machine's network failed: {why}", where=script,
         fix=f"correct what is mounted there, or set {PROFILE} to nothing in the step's environment",
-    )
+    )  # fmt: skip

@@ -60,7 +60,11 @@ class Speeds:
         ]  # fmt: skip
         if factors:
             profile = dataclasses.replace(profile, factor=factors[0])
-        return [_at(option, profile, job) for option, job in zip(options, jobs, strict=True)]
+        met = next((job.sequence for job in jobs if job), 0)
+        return [
+            dataclasses.replace(_at(option, profile, job), met=met)
+            for option, job in zip(options, jobs, strict=True)
+        ]
 
     def stale(self, gpu: str, compiled: bool) -> tuple[str, ...]:
         """Runs that were measured against other constants."""

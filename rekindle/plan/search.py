@@ -25,7 +25,8 @@ SHARED = 1 / 3
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A layout that can train there; `proven` as support.level has it, composed otherwise."""
+    """A layout that can train there; `proven` as support.level has it, composed otherwise. `met` is
+    how many tokens an example had where this work was measured, 0 where it was not."""
 
     work: Work
     cluster: Cluster
@@ -34,11 +35,17 @@ class Option:
     profile: Profile
     examples: int
     proven: bool = True
+    met: int = 0
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of an example: as many as were met, or as it may have."""
+        return self.met or self.work.sequence
 
     @property
     def tokens_per_second(self) -> float:
         """Of the whole cluster."""
-        return self.examples * self.work.sequence / self.step.seconds
+        return self.examples * self.sequence / self.step.seconds
 
     @property
     def seconds_between(self) -> tuple[float, float]:

@@ -118,13 +118,9 @@ def weigh(
         return dataclasses.replace(found, reasons=reasons)
 
     return Spot(
-        every=chosen,
-        hazard=hazard,
-        on_demand_hours=hours + offer.on_demand_wait_seconds / 3600,
-        on_demand_usd=on_demand_usd,
-        independent=at("independent"),
-        together=at("together"),
-    )
+        every=chosen, hazard=hazard, on_demand_hours=hours + offer.on_demand_wait_seconds / 3600,
+        on_demand_usd=on_demand_usd, independent=at("independent"), together=at("together"),
+    )  # fmt: skip
 
 
 def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> int:
@@ -217,11 +213,9 @@ def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:
     late = found.in_time is not None and found.in_time < needs.chance
     if late and limit is not None and latest > limit:
         yield Reason(
-            "late",
-            f"{found.in_time:.0%} chance to take at most {limit:g} h",
-            found.in_time or 0.0,
+            "late", f"{found.in_time:.0%} chance to take at most {limit:g} h", found.in_time or 0.0,
             needs.chance,
-        )
+        )  # fmt: skip
     if found.in_budget is not None:
         chance = max(0.0, found.in_budget - (rescue.chance if rescue else 0.0))
         if chance < needs.chance:

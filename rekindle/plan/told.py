@@ -33,7 +33,7 @@ def told(plan: Plan, refused: Iterable[Problem] = (), rest: PlannedRest | None =
     usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours
     return Planned(
         name=plan.name, parameters=plan.asked.shape.parameters,
-        tokens_per_step=plan.asked.train.global_batch_size * plan.asked.sequence,
+        tokens_per_step=plan.asked.train.global_batch_size * plan.chosen.option.sequence,
         steps=plan.steps, chosen=_layout(plan.chosen),
         memory=_terms(option.memory.terms.items()), time=_terms(option.step.terms.items()),
         hours=hours,
@@ -56,7 +56,7 @@ def _layout(choice: Choice) -> PlannedLayout:
     fleet, option = choice.fleet, choice.option
     work, layout = option.work, option.work.layout
     low, high = option.seconds_between
-    flops = work.shape.flops_per_token(work.sequence) * option.tokens_per_second
+    flops = work.shape.flops_per_token(option.sequence) * option.tokens_per_second
     tflops = option.cluster.gpu.product_tflops(work.precision, work.software.tf32) or 0.0
     peak = tflops * 1e12 * option.cluster.gpus
     return PlannedLayout(

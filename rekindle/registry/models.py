@@ -326,11 +326,6 @@ def registration(
     """What the registry holds now for a version."""
     fresh: Any = client.get_model_version(where.name, version.version)
     return Registration(
-        name=where.name,
-        version=str(fresh.version),
-        aliases=tuple(sorted(fresh.aliases)),
-        created=created,
-        decision=decision,
-        tracking_uri=where.shown_uri,
-        tags=tags_of(fresh),
-    )
+        name=where.name, version=str(fresh.version), aliases=tuple(sorted(fresh.aliases)),
+        created=created, decision=decision, tracking_uri=where.shown_uri, tags=tags_of(fresh),
+    )  # fmt: skip

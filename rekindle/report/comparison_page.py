@@ -4,7 +4,7 @@ their trainings in one plot."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -14,7 +14,7 @@ from rekindle.outputs import Compared, ComparedMetric
 from rekindle.records import write_atomically
 from rekindle.report import page, plots, texts, verdicts
 from rekindle.report.comparison import Pair
-from rekindle.report.comparison_text import change_text, facts, is_certain, value_text
+from rekindle.report.comparison_text import certainly, change_text, facts, value_text
 from rekindle.report.plots import Series
 from rekindle.report.training import running_mean, window
 
@@ -28,6 +28,9 @@ class Curves:
     title: str
     plot: Markup
     legend: tuple[tuple[str, str], ...]
+
+
+_TONES: Mapping[str, verdicts.Tone] = {"better": "good", "worse": "bad", "": "quiet"}
 
 
 def render_comparison(target: Path, runs: Sequence[Pair], found: Compared) -> None:
@@ -49,9 +52,7 @@ def _cells(metric: ComparedMetric) -> list[tuple[str, str, verdicts.Tone]]:
     """Of each run the value, the change and its tone."""
     cells = []
     for value, change in zip(metric.values, metric.changes, strict=True):
-        tone: verdicts.Tone = "quiet"
-        if change is not None and is_certain(change):
-            tone = "good" if change.lower > 0 else "bad"
+        tone = _TONES[certainly(change)]
         cells.append((formats.metric(value), change_text(change), tone))
     return cells
 

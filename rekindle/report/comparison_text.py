@@ -9,7 +9,7 @@ from rekindle import formats
 from rekindle.masking import plain
 from rekindle.outputs import Compared, ComparedFact, ComparedRun
 from rekindle.records import Comparison
-from rekindle.report.texts import shorten_middle
+from rekindle.report.texts import lower_is_better, shorten_middle
 
 Row = tuple[str, ...]
 _MOST_LETTERS = 60
@@ -22,7 +22,9 @@ def lines(found: Compared) -> list[str]:
     about += [
         (rows[0][0].lower(), *(value for _, value in rows)) for rows in zip(*columns, strict=True)
     ]
-    title = "metrics, and changes from the first run (95% interval, more is better; * is certain)"
+    title = (
+        "metrics, and changes from the first run (with 95% interval; marked where it holds no zero)"
+    )
     tables = {
         "": about,
         title: _metrics(found),
@@ -53,21 +55,28 @@ def value_text(value: Any) -> str:
     """A setting as a config would have it; "–" for one that is not there."""
     if value is None:
         return "–"
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:g}"
     is_line = isinstance(value, str) and "\n" not in value
     return value if is_line else json.dumps(value, ensure_ascii=False)
 
 
 def change_text(change: Comparison | None) -> str:
-    """The change and its interval, more being better; "" for none."""
+    """The change of the value and its interval; "" for none."""
     if change is None:
         return ""
-    lower, upper = formats.signed(change.lower), formats.signed(change.upper)
-    return f"{formats.signed(change.estimate)} [{lower}, {upper}]"
+    ends = [change.estimate, change.lower, change.upper]
+    if lower_is_better(change.metric):  # a comparison is turned so that more is better
+        ends = [-change.estimate, -change.upper, -change.lower]
+    middle, lower, upper = map(formats.signed, ends)
+    return f"{middle} [{lower}, {upper}]"
 
 
-def is_certain(change: Comparison | None) -> bool:
-    """Whether the interval holds no zero."""
-    return change is not None and (change.lower > 0 or change.upper < 0)
+def certainly(change: Comparison | None) -> str:
+    """`better` or `worse` where the interval holds no zero, else nothing."""
+    if change is None or change.lower <= 0 <= change.upper:
+        return ""
+    return "better" if change.lower > 0 else "worse"
 
 
 def _metrics(found: Compared) -> list[Row]:
@@ -75,9 +84,7 @@ def _metrics(found: Compared) -> list[Row]:
     for metric in found.metrics:
         rows.append((metric.name, *(formats.metric(value) for value in metric.values)))
         if any(metric.changes):
-            marks = ["*" if is_certain(change) else "" for change in metric.changes]
-            texts = [change_text(change) for change in metric.changes]
-            rows.append(("", *(text + mark for text, mark in zip(texts, marks, strict=True))))
+            rows.append(("", *(f"{change_text(c)} {certainly(c)}".strip() for c in metric.changes)))
     return rows or [("no run was evaluated",)]
 
 

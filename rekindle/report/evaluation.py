@@ -247,7 +247,7 @@ def _slice_table(
 
 def _slice_row(part: Slice, metric: str, top: float, smallest: float | None) -> Compared:
     candidate, champion = part.candidate.get(metric), part.champion.get(metric)
-    row = _compare(part.value, metric, candidate, champion)
+    row = _compare(part.value or "(empty)", metric, candidate, champion)
     small = smallest is not None and part.rows < smallest
     said = f"{part.value}: {formats.metric(candidate)}"
     said += f", champion {formats.metric(champion)}" if champion is not None else ""

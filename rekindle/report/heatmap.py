@@ -87,12 +87,9 @@ def _frame(names: Sequence[str]) -> _Frame:
     slanted = longest > cell - 6
     lean = round(longest * _SLANT)
     return _Frame(
-        cell=cell,
-        left=round(longest + 34),
-        top=lean + 36 if slanted else 44,
-        right=lean if slanted else 2,
-        slanted=slanted,
-    )
+        cell=cell, left=round(longest + 34), top=lean + 36 if slanted else 44,
+        right=lean if slanted else 2, slanted=slanted,
+    )  # fmt: skip
 
 
 def _row(i: int, row: Sequence[int], names: Sequence[str], frame: _Frame) -> Markup:

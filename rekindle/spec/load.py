@@ -42,6 +42,9 @@ def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bo
     if isinstance(overrides, str | Mapping):
         raise TypeError(f"overrides are a list such as ['train.lr=1e-4'], not {overrides!r}")
     text, path = str(target), Path(target)
+    if text.endswith(".py"):
+        what, fix = f"{text} is a module, not a config", f"name its pipeline: {text}:FUNCTION"
+        raise SpecError(what, fix=fix)
     if _is_pipeline(text):
         name = re.sub(r"[^a-z0-9_.-]+", "-", Path(text.partition(".py:")[0]).stem.lower())
         pipeline = _anchored("pipeline", text, Path.cwd())

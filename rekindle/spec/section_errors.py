@@ -24,6 +24,12 @@ _WRITE = {
     "date": "write a date, such as 2026-11-23", "finite": "write a number",
 }  # fmt: skip
 # the same by the whole name, with the bound of the field
+# what other trainers call a field
+_ELSEWHERE = {
+    "learning_rate": "lr", "batch_size": "global_batch_size", "num_epochs": "epochs",
+    "num_train_epochs": "epochs", "max_steps": "steps", "patience": "early_stopping_patience",
+    "max_seq_length": "max_length", "warmup_ratio": "warmup", "bf16": "precision",
+}  # fmt: skip
 _WITHIN = {
     "greater_than": ("above", "gt"), "greater_than_equal": ("of at least", "ge"),
     "less_than": ("below", "lt"), "less_than_equal": ("of at most", "le"),
@@ -141,7 +147,8 @@ class Told:
 
     def _unknown_key(self, path: KeyPath) -> Problem:
         name, known = str(path[-1]), list(_fields(self._section_at(path[:-1])))
-        fix = did_you_mean(name, known, cutoff=0.5)
+        meant = _ELSEWHERE.get(name, "")
+        fix = f"did you mean `{meant}`?" if meant in known else did_you_mean(name, known)
         elsewhere = [
             f"{section}.{name}"
             for section, field in _fields(self.root).items()

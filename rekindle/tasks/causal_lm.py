@@ -342,6 +342,5 @@ def _positions(config: Any) -> int | None:
 def _unsupported(config: PretrainedConfig, what: str) -> UnsupportedError:
     return UnsupportedError(
         f"{config.model_type} {what}, which the chunked loss does not compute",
-        where="model.source",
-        fix="use a Llama, Mistral, Qwen or GPT-2 architecture",
-    )
+        where="model.source", fix="use a Llama, Mistral, Qwen or GPT-2 architecture",
+    )  # fmt: skip

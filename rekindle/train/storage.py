@@ -91,10 +91,9 @@ def write_error(error: OSError, root: str, needed_bytes: int) -> CheckpointError
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_room(root, needed_bytes)
     return CheckpointError(
-        f"cannot write a checkpoint to {root}: {error.strerror or error}",
-        where=root,
+        f"cannot write a checkpoint to {root}: {error.strerror or error}", where=root,
         fix="the same command goes on from the checkpoint before",
-    )
+    )  # fmt: skip
 
 
 class Folder:
@@ -288,10 +287,9 @@ class _PatientFile:
 
 def _exists(root: str, path: str) -> CheckpointError:
     return CheckpointError(
-        f"{root}/{path} was written by another attempt",
-        where=root,
+        f"{root}/{path} was written by another attempt", where=root,
         fix="stop the other attempt at the same work",
-    )
+    )  # fmt: skip
 
 
 def _sync_folder(folder: Path) -> None:

@@ -86,10 +86,9 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
     for cause in _chain(error):
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             return Problem(
-                f"the disk is full: {cause.strerror}",
-                str(cause.filename or ""),
+                f"the disk is full: {cause.strerror}", str(cause.filename or ""),
                 "free some space or lower train.checkpoint.keep; the same command resumes",
-            )
+            )  # fmt: skip
         if exhausted.is_out_of_memory(cause):
             return exhausted.explain(cause, held or {})
     return Problem(f"{kind}: {error}", fix="see the step's log for the traceback")

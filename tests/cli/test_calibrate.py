@@ -68,8 +68,12 @@ def test_the_next_plan_is_what_was_measured(home, capsys):
     assert found == Calibration.read(home / "speeds" / f"{found.run_id}.json")
     assert (found.steps, found.left_out, found.gpu) == (21, 5, "CPU")
     assert found.ratio == pytest.approx(found.measured / found.predicted)
-    after = said(capsys, *words)["chosen"]["step_seconds"]
+    again = said(capsys, *words)
+    after = again["chosen"]["step_seconds"]
     assert after[1] == pytest.approx(found.measured)
+    tokens = again["tokens_per_step"]  # as many as there were, not as many as there may be
+    assert tokens % found.sequence == 0 < found.sequence
+    assert again["chosen"]["tokens_per_second"] == pytest.approx(tokens / found.measured)
     assert after[2] / after[0] < before[2] / before[0]
     assert said(capsys, *words, "--calibrate", found.run_id[:20])["chosen"]["step_seconds"] == after
     assert len(list((home / "speeds").iterdir())) == 1, "measured again, it says the same"

@@ -57,12 +57,9 @@ class TagScores(Scores):
         picked_W = softmax(logits_WC)[np.arange(len(true_W)), true_W]
         known_W = logits_WC.max(1) != logits_WC.min(1)
         return cls(
-            true_W,
-            np.where(known_W, logits_WC.argmax(1), NO_TAG),
-            -np.log(np.clip(picked_W, EPSILON, 1.0)),
-            lengths_N,
-            Scheme.of(contender.labels),
-        )
+            true_W, np.where(known_W, logits_WC.argmax(1), NO_TAG),
+            -np.log(np.clip(picked_W, EPSILON, 1.0)), lengths_N, Scheme.of(contender.labels),
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.lengths_N)

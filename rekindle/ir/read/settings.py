@@ -63,10 +63,9 @@ def _wishes(executor: Fields) -> Wishes:
     secrets = tuple(s for one in executor.list_of("secretAsEnv") for s in _secrets(one))
     taken = {"activeDeadlineSeconds", "secretAsEnv"}
     return Wishes(
-        timeout_seconds=float(seconds) if seconds is not None else None,
-        secrets=secrets,
+        timeout_seconds=float(seconds) if seconds is not None else None, secrets=secrets,
         settings=tuple(_settings(executor, taken)),
-    )
+    )  # fmt: skip
 
 
 def _settings(fields: Fields, taken: set[str]) -> list[Setting]:

@@ -397,7 +397,7 @@ def _failure(step: Step, ended: Ended, last_words: bytes) -> Outcome | None:
     if ended.timed_out:
         return Outcome(step, "failed", error=f"timed out after {step.time_limit_seconds:g} s")
     if ended.stopped and ended.exit_code == PREEMPTED:
-        reason = "the run was interrupted; the step saved its state first"
+        reason = "the run was interrupted; what the step saved last is kept"
         return Outcome(step, "preempted", reason=reason)
     if ended.stopped:  # even with exit code 0: who knows what it did not get to do
         return Outcome(step, "cancelled", reason="the run was interrupted")

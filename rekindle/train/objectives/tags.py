@@ -41,13 +41,9 @@ class Tags(Objective):
         words_N, targets_N = _targets(table, starts_B, real_W)
         labels_W = table.column("label").combine_chunks().flatten().to_numpy()
         return Micro(
-            inputs=inputs,
-            labels=torch.from_numpy(labels_W[words_N].astype(np.int64)),
-            targets=torch.from_numpy(targets_N),
-            documents=documents,
-            key=key,
-            count=count,
-        )
+            inputs=inputs, labels=torch.from_numpy(labels_W[words_N].astype(np.int64)),
+            targets=torch.from_numpy(targets_N), documents=documents, key=key, count=count,
+        )  # fmt: skip
 
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         assert micro.targets is not None

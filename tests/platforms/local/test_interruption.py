@@ -93,7 +93,7 @@ def test_a_step_may_save_before_it_goes(home: Path, folder: Path) -> None:
     assert process.wait(10) == 75
     assert stored(home, "r").status == "preempted"
     assert (folder / "saved").exists()
-    assert "saved its state first" in stored(home, "r").steps[0].reason
+    assert "what the step saved last is kept" in stored(home, "r").steps[0].reason
 
 
 def test_kill_9_leaves_no_process_and_a_run_that_resumes(home: Path, folder: Path) -> None:
