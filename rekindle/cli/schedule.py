@@ -141,7 +141,7 @@ def _set_here(
     spec: Spec, schedule: ScheduleSpec, words: Sequence[str], home: Path, yes: bool, printed: bool,
     as_json: bool,
 ) -> int:  # fmt: skip
-    here = Here()
+    here = Here(printed)
     lowered = here.lowered(schedule)
     command = (sys.executable, "-m", "rekindle.cli.main", *words, f"--home={home}")
     job = Job(spec.name, command, Path.cwd(), home)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from rekindle.data.validate import Findings
 
@@ -89,7 +89,11 @@ def _numbers(value: pa.Scalar) -> Any:
 
 
 def _decode(data: bytes) -> Pixels:
-    with Image.open(io.BytesIO(data)) as opened:
+    try:
+        found = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:
+        raise ValueError("no image of a known kind") from None
+    with found as opened:
         if opened.mode.startswith(("I", "F")):
             raise ValueError(f"mode {opened.mode}: more than 8 bits a channel; convert it to 8")
         picture = ImageOps.exif_transpose(opened)

@@ -62,10 +62,13 @@ class Job:
 
 
 class Here:
-    """This machine's schedules, with the names that a `Platform` has for its own."""
+    """This machine's schedules, with the names that a `Platform` has for its own. What is only
+    `printed` may be for another machine: where this one has neither, systemd's files."""
 
-    def __init__(self) -> None:
+    def __init__(self, printed: bool = False) -> None:
         self.systemd = shutil.which("systemctl") is not None and _answers("show-environment")
+        self.lacking = [each for each in ("crontab", "flock") if shutil.which(each) is None]
+        self.systemd = self.systemd or (printed and bool(self.lacking))
 
     def lowered(self, schedule: ScheduleSpec) -> Lowered:
         """The schedule in words of systemd or cron; UnsupportedError with what is not heeded."""
@@ -170,10 +173,11 @@ class Here:
             )  # fmt: skip
         if self.systemd:
             return
-        for program in ("crontab", "flock"):
-            if shutil.which(program) is None:
-                fix = f"log in where systemd runs, or install {program}"
-                yield Problem(f"there is no systemd of this user here, and no {program}", "", fix)
+        for program in self.lacking:
+            fix = f"log in where systemd runs, or install {program}"
+            yield Problem(f"there is no systemd of this user here, and no {program}", "", fix)
+        if self.lacking:
+            return
         if schedule.catch_up:
             fix = "leave it out, or log in where systemd runs"
             yield Problem("crontab knows no start that it missed", "schedule.catch_up", fix)

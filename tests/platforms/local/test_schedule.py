@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from rekindle.cli.main import invoke
 from rekindle.platforms.local.schedule import on_calendar
 from rekindle.spec.cron import next_times, written
 from rekindle.spec.schedule import ScheduleSpec
@@ -212,3 +213,17 @@ def test_a_timer_of_systemd_is_set_paused_and_deleted(tmp_path):
     assert desk.schedule("delete").stdout == "deleted\n"
     assert not [*desk.units.glob("*rekindle*")]
     assert desk.schedule("list").stdout == ""
+
+
+def test_what_is_only_printed_needs_neither_systemd_nor_crontab(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "p.py").write_text(PIPELINE)
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    words = ["schedule", "set", "c.yaml", "--platform", "local"]
+    assert invoke([*words, "--print"]) == 0
+    assert "OnCalendar=Mon,Tue,Wed,Thu,Fri *-*-* 04:30:00 Europe/Berlin" in capsys.readouterr().out
+    assert invoke([*words, "--yes"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("there is no systemd of this user here") == 2
+    assert "follows this machine's clock" not in said, "there is no crontab to have one"
