@@ -53,7 +53,8 @@ def _cells(metric: ComparedMetric) -> list[tuple[str, str, verdicts.Tone]]:
     cells = []
     for value, change in zip(metric.values, metric.changes, strict=True):
         tone = _TONES[certainly(change)]
-        cells.append((formats.metric(value), change_text(change), tone))
+        text = f"{change_text(change)} {certainly(change)}".strip()
+        cells.append((formats.metric(value), text, tone))
     return cells
 
 
