@@ -124,11 +124,8 @@ def chosen(record: RunRecord, wanted: str | None) -> StepRecord:
         found = None
     if found is None or not found.log:
         which = f"a step `{wanted}`" if wanted else "any step"
-        if found is not None and found.cached and (of := re.search(r"in run (\S+)", found.reason)):
-            why, there = f"{found.name} was taken from the cache", f"rekindle logs {of[1]}"
-            raise RequestError(why, fix=f"{there} --step {found.name}")
         raise RequestError(
-            f"the run {record.run_id} has no log of {which}", fix=steps_with_a_log(record)
+            f"the run {record.run_id} has no log of {which}", fix=steps_with_a_log(record, found)
         )
     return found
 
@@ -138,8 +135,10 @@ def _seconds(step: StepRecord) -> float:
     return math.inf if step.status == "running" else step.seconds or 0.0
 
 
-def steps_with_a_log(record: RunRecord) -> str:
-    """Their names, for who looks for a log."""
+def steps_with_a_log(record: RunRecord, wanted: StepRecord | None) -> str:
+    """Their names, for who looks for a log; or the run that has that of a cached step."""
+    if wanted is not None and wanted.cached and (of := re.search(r"in run (\S+)", wanted.reason)):
+        return f"rekindle logs {of[1]} --step {wanted.name}"
     names = ", ".join(one.name for one in record.steps if one.log and Path(one.log).is_file())
     return f"steps with a log: {names}" if names else "no step has begun yet; rekindle status"
 

@@ -107,6 +107,9 @@ def _logs(
     record: RunRecord, step: StepRecord, home: Path, node: int | None, follow: bool
 ) -> dict[int, Iterator[str]]:
     """The text of each node's log, in pieces; RequestError where there is none."""
+    while follow and not Path(step.log).is_file() and _runs(home, record.run_id, step.name):
+        time.sleep(_PAUSE_SECONDS)  # it waits for another run that does the same
+        step = read_run(home, record.run_id).step(step.name)
     if Path(step.log).is_file():
         files = {0: Path(step.log)}
         for path in Path(step.log).parent.glob("node-*/log.txt"):
@@ -120,7 +123,9 @@ def _logs(
         return {n: _of_file(record, step, files[n], home, follow) for n in wanted}
     if record.platform == "local":
         why = f": {step.reason}" if step.reason else ""
-        raise RequestError(f"the step {step.name} has no log{why}", fix=steps_with_a_log(record))
+        raise RequestError(
+            f"the step {step.name} has no log{why}", fix=steps_with_a_log(record, step)
+        )
     if node is not None:
         raise RequestError(
             f"{record.platform} gives the logs of all nodes of a step together", where="--node",

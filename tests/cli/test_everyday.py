@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.cli.main import VERBS, invoke
+from rekindle.records import StepRecord
 from tests.report.homes import Home
 from tests.report.runs import promoted_digits, refused_reviews
 
@@ -119,6 +120,21 @@ def test_a_command_that_changes_nothing_says_so(home, tmp_path, capsys):
     assert capsys.readouterr() == ("", "nothing to remove\n")
     assert invoke(["runs", f"--home={tmp_path / 'empty'}"]) == 0
     assert capsys.readouterr().out.startswith("no runs match; run `rekindle run CONFIG`")
+
+
+def test_the_log_of_a_cached_step_is_in_the_run_that_made_it(tmp_path, capsys):
+    step = StepRecord(
+        name="fit", status="succeeded", cached=True, log="nowhere/log.txt",
+        reason="same inputs and code as in run digits-20261122-080000-aaaa",
+    )  # fmt: skip
+    Home(tmp_path / "home").run(
+        run_id="digits-2", name="digits", number=2, status="succeeded", steps=(step,),
+        started_at="2026-11-22T08:00:00+00:00",
+    )  # fmt: skip
+    for words in (("--step", "fit"), ()):
+        assert invoke(["logs", "latest", *words, f"--home={tmp_path / 'home'}"]) == 2
+        fix = "fix:   rekindle logs digits-20261122-080000-aaaa --step fit"
+        assert fix in capsys.readouterr().err
 
 
 def test_a_prefix_of_many_runs_lists_the_newest(tmp_path, capsys):
