@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 SEED, TICKETS = 11, 600
-WRONG = 0.06  # share of tickets whose team somebody guessed
+WRONG = 0.06  # share of tickets whose team is a guess
 CHANNELS = ("mail", "chat", "phone")
 
 # a sentence of any team names a {thing}; every fourth ticket ends with one that tells nothing

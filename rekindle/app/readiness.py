@@ -48,7 +48,9 @@ def ready_here(spec: Spec, home: Path) -> Readiness:
     return Readiness(
         platform=LOCAL,
         checks=tuple(
-            ReadinessCheck(name=name, where="", state="problem" if wrong else "ok", said="")
+            ReadinessCheck(name=name, where="", state="problem", said="")
+            if wrong
+            else ReadinessCheck(name=name, where="", state="ok", said="no problem found")
             for name, wrong in found.items()
         ),
         errors=rows_of(RequestError(problems)) if problems else (),

@@ -23,6 +23,8 @@ _MESSENGERS = ("ChildFailedError", "CalledProcessError")
 # What we say of a rank that ended without a word to us, as scripts of others do, and what torchrun
 # printed when it saw that: the script's own words stand before it.
 _EXIT = re.compile(r"rank \d+ ended with exit code \d+")
+_RESTARTS = "; restarting all ranks ("
+_TORCHRUN = re.compile(r"[EWIF]\d{4} \d\d:")
 _SEEN = re.compile(r"multiprocessing/api\.py:\d+\] failed \(exitcode")
 
 
@@ -39,7 +41,9 @@ def error_in_log(text: str) -> tuple[str, str]:
         kind, message = (told or found)[-1]
         seen = [i for i, line in enumerate(lines) if _SEEN.search(line)]
         if seen and (exit_code := _EXIT.match(message)):
-            own, said = error_in_log("\n".join(lines[: seen[-1]]))
+            again = [i for i, line in enumerate(lines[: seen[-1]]) if _RESTARTS in line]
+            last = lines[again[-1] + 1 if again else 0 : seen[-1]]  # the last attempt's own
+            own, said = error_in_log("\n".join(one for one in last if not _TORCHRUN.match(one)))
             said = f"{own}: {said}" if own else said.rpartition("\n")[2]
             message = f"{exit_code[0]}: {said}{message[exit_code.end() :]}" if said else message
         return kind, message

@@ -37,11 +37,12 @@ class Shown:
 def shown(run: RunRecord) -> tuple[Shown, ...]:
     """In the order of the steps; those with a record have sections of their own."""
     steps = [s for s in run.steps if not any("record" in a.metadata for a in s.artifacts.values())]
-    found = (_shown(s.name, name, one) for s in steps for name, one in s.artifacts.items())
+    here = run.platform == "local"  # what a platform says names no file of this machine
+    found = (_shown(s.name, name, a, here) for s in steps for name, a in s.artifacts.items())
     return tuple(one for one in found if one is not None)
 
 
-def _shown(step: str, name: str, artifact: ArtifactRecord) -> Shown | None:
+def _shown(step: str, name: str, artifact: ArtifactRecord, here: bool) -> Shown | None:
     kind = artifact.schema_title.rpartition(".")[2]
     try:
         if kind == "Metrics" and artifact.metadata:
@@ -50,9 +51,9 @@ def _shown(step: str, name: str, artifact: ArtifactRecord) -> Shown | None:
         if kind == "ClassificationMetrics" and artifact.metadata:
             return Shown(step, name, plots=_plots(artifact.metadata))
         if kind == "Markdown":
-            return Shown(step, name, markdown=_rendered(_text(artifact.uri)))
+            return Shown(step, name, markdown=_rendered(_text(artifact.uri, here)))
         if kind == "HTML":
-            return Shown(step, name, html=_text(artifact.uri))
+            return Shown(step, name, html=_text(artifact.uri, here))
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         said = texts.shorten(texts.plain(str(error)), _LONGEST_VALUE)
         return Shown(step, name, note=f"This {kind} cannot be shown: {said}.")
@@ -81,10 +82,10 @@ def _plots(metadata: Mapping[str, Any]) -> tuple[tuple[str, str, Markup], ...]:
     return tuple(drawn)
 
 
-def _text(uri: str) -> str:
+def _text(uri: str, here: bool) -> str:
     """The file's text; ValueError where it is too long to be shown, or not on this machine."""
     path = local_path(uri)
-    if not path.is_file():
+    if not here or not path.is_file():
         raise ValueError(f"it is not on this machine, but at {uri}")
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has more than {formats.size(_MOST_BYTES)}; open {path}")

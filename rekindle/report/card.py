@@ -10,16 +10,8 @@ from pathlib import Path
 
 from rekindle.errors import RequestError
 from rekindle.records import RunRecord, write_atomically
-from rekindle.report import (
-    artifacts,
-    evaluation,
-    lineage,
-    page,
-    plan_vs_actual,
-    timeline,
-    training,
-    verdicts,
-)
+from rekindle.report import evaluation, lineage, page, plan_vs_actual, timeline, training, verdicts
+from rekindle.report.artifacts import shown as shown_by_steps
 from rekindle.report.collect import Findings, collect
 
 
@@ -42,7 +34,7 @@ def run_folder(home: Path, run_id: str) -> Path:
 
 def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:
     failures = timeline.failures(run, folder)
-    shown = artifacts.shown(run)
+    shown = shown_by_steps(run)
     return {
         "run": run,
         "notes": found.notes,

@@ -103,7 +103,7 @@ def _facts(
     early = ""
     if summary.planned_steps is not None:
         early = f", stopped early: {formats.count(summary.planned_steps)} were planned"
-    epochs = f"{summary.epochs:.3g} epoch{'' if summary.epochs == 1 else 's'}"
+    epochs = f"{round(summary.epochs, 2):g} epoch{'' if summary.epochs == 1 else 's'}"
     facts = [
         ("Task", summary.task.replace("_", " ")),
         ("Weights start from", summary.init_from),

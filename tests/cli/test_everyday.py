@@ -221,6 +221,8 @@ CONFIG = 'name: digits\ntask: image_classification\ndata: {source: "sklearn:digi
             "write auto, or a section, {field: value}: How the ranks divide the work",
         ),
         ("train.layout={tp: x}", "write a whole number: Ranks that divide every matrix"),
+        ("train.learning_rate=1e-3", "did you mean `lr`?"),
+        ("train.batch_size=8", "did you mean `global_batch_size`?"),
         ("train.layout=aut", "did you mean `auto`?"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 
 import rekindle
 from rekindle.cli.main import invoke, report_errors
+from rekindle.data import glance
 from rekindle.errors import DataError, Problem, StepError
 
 ROWS = [
@@ -104,6 +105,27 @@ def test_semicolons_are_recognised(say, tmp_path):
     assert code == 2
     assert "looks as if `;` separated its columns" in text
     assert "there is no column" not in text
+
+
+def test_a_header_of_another_code_page_is_told_as_such(say, tmp_path):
+    (tmp_path / "t.csv").write_bytes("body,größe,team,product\na,1,x,p\n".encode("cp1252"))
+    code, text = say("t.csv")
+    assert code == 2
+    assert "the names of the columns of t.csv are not UTF-8" in text
+    assert "there is no column" not in text
+
+
+def test_a_letter_that_the_first_look_cuts_is_no_fault(say, tmp_path):
+    head = b"body,team,produkt\n"
+    body = b"a" * (glance._HEAD_BYTES - len(head) - 1) + "ß,x,y\n".encode()
+    (tmp_path / "t.csv").write_bytes(head + body)
+    assert "there is no column `product`" in say("t.csv")[1], "it was looked at"
+
+
+def test_a_module_without_its_pipeline_is_told_so(say, tmp_path, capsys):
+    (tmp_path / "p.py").write_text("x = 1\n")
+    assert invoke(["run", "p.py"]) == 2
+    assert "name its pipeline: p.py:FUNCTION" in capsys.readouterr().err
 
 
 def test_a_key_that_comes_later_in_a_file_is_no_fault(say, tmp_path):

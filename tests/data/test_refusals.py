@@ -56,6 +56,7 @@ REFUSED = {
         "x.csv", b"text,label," + b",".join(b"column%d" % i for i in range(1_000_000)) + b"\n", {}, ["over 1 MiB long", "x.csv"],
     ),
     "UTF-16 with its mark": ("x.csv", "text,label\na,b\n".encode("utf-16"), {}, ["UTF-16", "x.csv"]),
+    "a header of another code page": ("x.csv", "text,label,größe\na,b,c\n".encode("cp1252"), {}, ["columns are not UTF-8", "iconv -f CP1252"]),
     "UTF-16 without": ("x.csv", "text,label\na,b\n".encode("utf-16-be"), {}, ["UTF-16", "x.csv"]),
     "UTF-32 in JSON lines": ("x.jsonl", lines({}).decode().encode("utf-32"), {}, ["UTF-16 or UTF-32", "x.jsonl"]),
     "an empty text": ("x.jsonl", lines({7: row(7, text="")}), {}, ["1 row with an empty text", "x.jsonl:7"]),

@@ -52,9 +52,15 @@ OURS = "from rekindle.errors import StepError\nraise StepError('rank 0 ended wit
     ],
 )
 def test_what_a_script_said_before_it_left_is_the_reason_that_its_rank_ended(code, words) -> None:
-    log = LOST.format(said=log_of(code), ours=log_of(OURS))
+    stopped = "W1125 21:29:44.1 7914 torch/distributed/elastic/x.py:1] Sending process 1 SIGTERM"
+    log = LOST.format(said=f"{log_of(code)}{stopped}", ours=log_of(OURS))
     told = f"rank 0 ended with exit code 1: {words}; after 3 restarts\n  fix:   look"
     assert error_in_log(log) == ("StepError", told)
+    before = (
+        "  fix: see the step's log\n::rekindle {'text': '...; restarting all ranks (3 of 3)'}\n"
+    )
+    silent = LOST.format(said=f"{log_of(code)}{before}", ours=log_of(OURS))
+    assert error_in_log(silent)[1].startswith("rank 0 ended with exit code 1; after 3"), "no word"
     assert error_in_log(log_of(OURS))[1].startswith("rank 0 ended with exit code 1; after 3")
 
 

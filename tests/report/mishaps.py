@@ -218,7 +218,7 @@ def own_pipeline(home: Home, run_id: str = "20261121-141500-hello-1111") -> RunR
 
 
 def artifacts(home: Home, run_id: str = "20261121-143000-shows-1212") -> RunRecord:
-    """Somebody's own pipeline whose steps show more than they should."""
+    """A pipeline of a user's own whose steps show more than they should."""
     folder = home.root / "artifacts" / "shows"
     folder.mkdir(parents=True)
     page = "<style>h1 { color: teal }</style><h1>Errors</h1><img src='https://evil.example/x.png'>"
