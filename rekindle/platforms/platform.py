@@ -1,7 +1,7 @@
 """The seam between the application and platforms: what each of them does, and the table of all.
 
-A platform is a folder with one module for each subject: compile, client, runs, schedule, doctor,
-cache_keys. They hold functions of the names below, which take the platform's settings, its section
+A platform is a folder with one module for each subject: compile, outline, client, runs, schedule,
+doctor. They hold functions of the names below, which take the platform's settings, its section
 of the config, where a `Platform` has them already. A module is imported when it is first needed: an
 SDK is needed by what speaks to the platform only."""
 
@@ -65,7 +65,7 @@ class Platform:
 
     def cache_keys(self, files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
         """The steps of a definition's files as the platform's cache sees them."""
-        return self._module("cache_keys").cache_keys(files)
+        return self._module("outline").cache_keys(files)
 
     def outline(self, definition: Definition, token: str) -> SubmissionPreview:
         """What a submission will make; asks nothing."""

@@ -11,7 +11,7 @@ from tests.platforms.toy import ToySpec
 
 # method of Platform -> module and function of a platform
 FUNCTIONS = {
-    "compile": "compile.compile", "cache_keys": "cache_keys.cache_keys",
+    "compile": "compile.compile", "cache_keys": "outline.cache_keys",
     "outline": "client.outline", "submit": "client.submit", "describe": "runs.describe",
     "read_log": "runs.read_log", "cancel": "runs.cancel", "resume": "runs.resume",
     "artifacts": "runs.artifacts", "read": "runs.read", "found": "runs.found",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
 from rekindle.ir.compile import LOADER
 from rekindle.ir.edit.executors import asked_of, executors
+from rekindle.ir.read.pipeline import read
+from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.submission import Planned
@@ -17,15 +19,12 @@ from rekindle.platforms.submission import Planned
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
     """The steps by name, those of nested pipelines too: what their pods ask for."""
-    text = definition.text
-    spec = next(iter(yaml.load_all(text, LOADER)))
-    return tuple(_planned(path, container) for path, container in executors(spec))
+    return tuple(_planned(path, container) for path, container in _containers(definition))
 
 
 def _planned(step: str, container: Mapping[str, Any]) -> Planned:
-    if container.get("command") != list(LAUNCHER):
+    if (trainer := _trainer(container)) is None:
         return Planned(step, f"pod {asked_of(container)}".rstrip())
-    trainer = json.loads(container["args"][0])["job"]["spec"]["trainer"]
     limits = trainer["resourcesPerNode"].get("limits", {})
     asked = [f"{amount} {name}" for name, amount in sorted(limits.items())]
     return Planned(step, f"node {', '.join(asked)}".rstrip(), trainer["numNodes"])
@@ -34,19 +33,27 @@ def _planned(step: str, container: Mapping[str, Any]) -> Planned:
 def images(definition: Definition) -> frozenset[str]:
     """Images of the steps, and of the nodes of distributed ones."""
     nodes = {trainer.get("image", "") for trainer in trainers(definition)}
-    return frozenset(nodes | {one.get("image", "") for one in _containers(definition)}) - {""}
+    return frozenset(nodes | {one.get("image", "") for _, one in _containers(definition)}) - {""}
 
 
 def trainers(definition: Definition) -> list[dict[str, Any]]:
     """The `trainer` of the TrainJob of each distributed step."""
-    return [
-        json.loads(one["args"][0])["job"]["spec"]["trainer"]
-        for one in _containers(definition)
-        if one.get("command") == list(LAUNCHER)
-    ]
+    return [found for _, one in _containers(definition) if (found := _trainer(one)) is not None]
 
 
-def _containers(definition: Definition) -> list[dict[str, Any]]:
-    spec = next(iter(yaml.load_all(definition.text, LOADER)))
-    executors = spec["deploymentSpec"].get("executors", {})
-    return [executor.get("container", {}) for executor in executors.values()]
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
+    """The steps as the cache sees them, from the files that `compile` writes."""
+    graph = read(Definition(files).text.decode())
+    return of_graph(graph, {n: p.default for n, p in graph.inputs.parameters.items()})
+
+
+def _trainer(container: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a launcher is told of its TrainJob; None for another container."""
+    if container.get("command") != list(LAUNCHER):
+        return None
+    trainer: dict[str, Any] = json.loads(container["args"][0])["job"]["spec"]["trainer"]
+    return trainer
+
+
+def _containers(definition: Definition) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return executors(next(iter(yaml.load_all(definition.text, LOADER))))

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.ir.edit.executors import asked_of, executors
+from rekindle.ir.read.pipeline import read
+from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import Planned
 from rekindle.platforms.vertex.lowering import LAUNCHER
@@ -24,7 +26,13 @@ def steps(definition: Definition) -> tuple[Planned, ...]:
     """The steps by name, as they may begin, those of nested pipelines too: on machines of which
     type."""
     spec = job_of(definition)["pipelineSpec"]
-    return tuple(_planned(path, container) for path, container in executors(spec))
+    told = launchers(spec)
+    return tuple(
+        _distributed(path, told[path])
+        if path in told
+        else Planned(path, asked_of(container) or _DEFAULT)
+        for path, container in executors(spec)
+    )
 
 
 def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -36,23 +44,22 @@ def launchers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _planned(step: str, container: Mapping[str, Any]) -> Planned:
-    if container.get("command") == LAUNCHER:
-        told = json.loads(container["args"][0])
-        pools = told["job"]["jobSpec"]["workerPoolSpecs"]
-        count = sum(pool["replicaCount"] for pool in pools)
-        return Planned(step, pools[0]["machineSpec"]["machineType"], count, told["spot"])
-    return Planned(step, asked_of(container) or _DEFAULT)
+def _distributed(step: str, told: Mapping[str, Any]) -> Planned:
+    pools = told["job"]["jobSpec"]["workerPoolSpecs"]
+    count = sum(pool["replicaCount"] for pool in pools)
+    return Planned(step, pools[0]["machineSpec"]["machineType"], count, told["spot"])
 
 
 def images(definition: Definition) -> frozenset[str]:
     """Images of the steps, and of the nodes of distributed ones."""
     spec = job_of(definition)["pipelineSpec"]
-    found = set[str]()
-    for executor in spec["deploymentSpec"].get("executors", {}).values():
-        if container := executor.get("container"):
-            found.add(container["image"])
-            if container.get("command") == LAUNCHER:
-                pools = json.loads(container["args"][0])["job"]["jobSpec"]["workerPoolSpecs"]
-                found |= {pool["containerSpec"]["imageUri"] for pool in pools}
-    return frozenset(found)
+    jobs = [told["job"]["jobSpec"] for told in launchers(spec).values()]
+    nodes = {pool["containerSpec"]["imageUri"] for job in jobs for pool in job["workerPoolSpecs"]}
+    return frozenset(nodes | {container["image"] for _, container in executors(spec)})
+
+
+def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
+    """The steps as the cache sees them, from the files that `compile` writes."""
+    job = job_of(Definition(files))
+    graph = read(json.dumps(job["pipelineSpec"]))
+    return of_graph(graph, job["runtimeConfig"]["parameterValues"])
