@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
 
 _SECTION = "platforms.azureml"
+ARM = "https://management.azure.com"
 PATIENCE: dict[str, Any] = {
     "retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30, "read_timeout": 60.0,
 }  # fmt: skip
@@ -74,6 +75,12 @@ def mark_of(tags: Mapping[str, str]) -> RunTag | None:
 def where(place: AzureMLSpec) -> str:
     """The workspace, for people."""
     return f"workspace {place.workspace} of {place.resource_group} ({place.subscription})"
+
+
+def workspace_path(place: AzureMLSpec) -> str:
+    """The workspace's name in Azure Resource Manager."""
+    group = f"/subscriptions/{place.subscription}/resourceGroups/{place.resource_group}"
+    return f"{group}/providers/Microsoft.MachineLearningServices/workspaces/{place.workspace}"
 
 
 @contextlib.contextmanager

@@ -1,18 +1,33 @@
-"""The least permissions for steps on Azure ML, and whether the workspace has what a config names.
+"""The least permissions for steps on Azure ML, and whether the workspace, and what lies around it,
+has what a config names; each check reads and none changes anything (a registry hands out its token
+by POST, which changes nothing).
 
-No workspace has tried it yet."""
+What Azure says plainly is a problem; a refusal to answer, and no answer, are none. Authority: the
+REST references of Microsoft.MachineLearningServices 2024-04-01 (workspaces, computes), Data Lake
+Storage Gen2 2023-11-03, Key Vault 7.4, and azure/acr's AAD-OAuth.md. No workspace has been asked
+yet."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
 
+from rekindle.errors import RequestError
+from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.azureml import subscription
+from rekindle.platforms.azureml.client import ARM, workspace_path
 from rekindle.platforms.azureml.outline import images, steps
-from rekindle.platforms.checks import Check, about
+from rekindle.platforms.checks import Check, NotChecked, about
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Planned
 from rekindle.spec.platforms import AzureMLSpec
+
+_LOGIN = "az login, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and a secret or certificate"
+_VERSION, _VAULT, _LAKE = "2024-04-01", "7.4", "2023-11-03"
 
 
 def permissions(place: AzureMLSpec) -> str:
@@ -34,20 +49,18 @@ def checks(place: AzureMLSpec, definition: Definition | None) -> Iterator[Check]
     """About the config, and about what would be sent."""
     if not (place.subscription and place.resource_group and place.workspace):
         return  # which of them is missing is reported elsewhere
-    ask = about("azureml", subscription.Subscription(place))
-    login = subscription.Subscription.login
-    yield ask("credentials", "subscription", login, early=True, login=True)
-    yield ask("workspace", "workspace", subscription.workspace, early=True)
+    ask = about("azureml", Subscription(place))
+    yield ask("credentials", "subscription", Subscription.login, early=True, login=True)
+    yield ask("workspace", "workspace", workspace, early=True)
     if place.artifact_root.startswith("abfs"):
-        yield ask("container", "artifact_root", subscription.container, early=True)
-    for image in reads.images({place.image or "", *(images(definition) if definition else ())}):
-        yield ask("image", "image", subscription.image, image, early=True)
-    for cluster, most in _largest(steps(definition) if definition else ()).items():
-        field = "compute" if cluster == place.compute else "gpu_compute"
-        words = (cluster, most.machines, most.step)
-        yield ask("compute", field, subscription.cluster, *words, early=True)
+        yield ask("container", "artifact_root", container, early=True)
+    for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
+        yield ask("image", "image", image, wanted, early=True)
+    for name, most in _largest(steps(definition) if definition else ()).items():
+        field = "compute" if name == place.compute else "gpu_compute"
+        yield ask("compute", field, cluster, name, most.machines, most.step, early=True)
     for variable, url in sorted(place.secrets.items()):
-        yield ask(f"secret {variable}", f"secrets.{variable}", subscription.secret, url)
+        yield ask(f"secret {variable}", f"secrets.{variable}", secret, url)
 
 
 def _largest(planned: tuple[Planned, ...]) -> dict[str, Planned]:
@@ -58,3 +71,141 @@ def _largest(planned: tuple[Planned, ...]) -> dict[str, Planned]:
         if kind == "cluster" and (name not in found or step.machines > found[name].machines):
             found[name] = step
     return found
+
+
+class Subscription:
+    """The workspace that `place` names, and the user who is logged in here."""
+
+    def __init__(self, place: AzureMLSpec) -> None:
+        self.place = place
+        self._credential: Any = None
+        self._tokens: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def login(self) -> str:
+        """Checks that a user is logged in, with a token that Azure gave just now."""
+        logging.getLogger("azure").setLevel(logging.CRITICAL)  # it says what we say, at length
+        try:
+            from azure.core.exceptions import AzureError, ClientAuthenticationError
+            from azure.identity import DefaultAzureCredential
+        except ImportError as error:
+            fix = "pip install 'rekindle[azure]'"
+            raise RequestError(f"{error.name} is not installed here", fix=fix) from None
+        self._credential = DefaultAzureCredential()
+        try:
+            self.token(ARM)
+        except ClientAuthenticationError as error:
+            raise RequestError(_reason(error), fix=_LOGIN) from None
+        except AzureError as error:
+            raise NotChecked(_reason(error)) from None
+        return "a token for Azure Resource Manager"
+
+    def token(self, resource: str) -> str:
+        """For one of Azure's services."""
+        with self._lock:
+            if resource not in self._tokens:
+                found = self._credential.get_token(f"{resource}/.default")
+                self._tokens[resource] = str(found.token)
+            return self._tokens[resource]
+
+    def bearer(self, resource: str) -> dict[str, str]:
+        """The same as a header; Unasked where that service gives none."""
+        try:
+            return {"Authorization": f"Bearer {self.token(resource)}"}
+        except Exception as error:  # noqa: BLE001 - azure.core's, by many names
+            raise NotChecked(_reason(error)) from None
+
+    def get(self, path: str = "") -> dict[str, Any]:
+        """What Azure Resource Manager says of a path in the workspace."""
+        url = f"{ARM}{workspace_path(self.place)}{path}?api-version={_VERSION}"
+        return read(url, self.bearer(ARM))
+
+
+def workspace(there: Subscription) -> str:
+    """Whether there is such a workspace, and one may look at it."""
+    place = there.place
+    what = f"there is no workspace {place.workspace} in {place.resource_group}"
+    fix = "az ml workspace list; az account set --subscription ID"
+    try:
+        with absent(what, fix):
+            found = there.get()
+    except HttpError as error:
+        if error.status != 403:
+            raise
+        raise RequestError(f"{what}, or you may not see it", fix=fix) from None
+    return f"{place.workspace} in {found['location']}"
+
+
+def cluster(there: Subscription, name: str, count: int, step: str) -> str:
+    """Whether there is such a cluster, of as many nodes as the step wants."""
+    fix = "az ml compute list, or leave it empty for serverless machines"
+    with absent(f"the workspace has no compute {name}", fix):
+        found = there.get(f"/computes/{name}")["properties"]
+    if found["computeType"] != "AmlCompute":
+        fix = "az ml compute create --type AmlCompute"
+        raise RequestError(f"{name} is a {found['computeType']}, no cluster", fix=fix)
+    kept = found["properties"]
+    most = kept["scaleSettings"]["maxNodeCount"]
+    if most < count:
+        raise RequestError(
+            f"the step {step} wants {count} nodes, the cluster {name} has {most} at most",
+            fix=f"az ml compute update --name {name} --max-instances {count}",
+        )
+    return f"{name}: up to {most} x {kept['vmSize']}, {kept.get('vmPriority', 'Dedicated')}"
+
+
+def container(there: Subscription) -> str:
+    """Whether the container of artifact_root is there, in a tenant of ours."""
+    found = urlsplit(there.place.artifact_root)
+    name, host = found.username or "", found.hostname or ""
+    headers = {**there.bearer("https://storage.azure.com"), "x-ms-version": _LAKE}
+    what = f"the container {name} of {host} belongs to another tenant, or you may not read it"
+    fix = f"az storage container create --name {name} --account-name {host.split('.')[0]}"
+    try:
+        with absent(f"{host} has no container {name}", fix):
+            read(f"https://{host}/{name}?resource=filesystem", headers, method="HEAD")
+    except HttpError as error:
+        if error.status != 401 and not (error.status == 403 and there.place.identity == "user"):
+            raise
+        fix = "name one of yours, or ask for `Storage Blob Data Contributor` on its account"
+        raise RequestError(what, fix=fix) from None
+    return f"{name} of {host}"
+
+
+def image(there: Subscription, wanted: Image) -> str:
+    """Whether the registry has the image; others than Azure's are not asked with a token."""
+    host = wanted.host
+    if not host.endswith(".azurecr.io"):
+        raise NotChecked(f"{host} is not a registry of Azure")
+    who = {"grant_type": "access_token", "service": host, "access_token": there.token(ARM)}
+    refresh = read(f"https://{host}/oauth2/exchange", form=who)["refresh_token"]
+    scope = {
+        "grant_type": "refresh_token", "service": host, "refresh_token": refresh,
+        "scope": f"repository:{wanted.name}:pull",
+    }  # fmt: skip
+    token = read(f"https://{host}/oauth2/token", form=scope)["access_token"]
+    registry = host.partition(".")[0]
+    fix = f"push it: az acr build, or az acr repository show-manifests --name {registry}"
+    return manifest(wanted, {"Authorization": f"Bearer {token}"}, fix)
+
+
+def secret(there: Subscription, url: str) -> str:
+    """Whether the vault has the secret: its versions are listed, its value is not read."""
+    vault, _, rest = url.partition("/secrets/")
+    name, _, version = rest.partition("/")
+    asked = f"{vault}/secrets/{name}/versions?maxresults=25&api-version={_VAULT}"
+    listed = read(asked, there.bearer("https://vault.azure.net"))
+    found = [one["id"].rpartition("/")[2] for one in listed.get("value", [])]
+    if version in found or (found and not version):
+        return url
+    if listed.get("nextLink"):
+        raise NotChecked(f"it is not among the first {len(found)} versions")
+    fix = f"az keyvault secret list --vault-name {vault.removeprefix('https://').split('.')[0]}"
+    raise RequestError(f"there is no secret {url}", fix=fix)
+
+
+def _reason(error: Exception) -> str:
+    """What Entra says by its number, or the first of many lines."""
+    text = str(getattr(error, "message", "") or error).strip()
+    lines = text.splitlines() or [type(error).__name__]
+    return next((line.strip() for line in lines if "AADSTS" in line), lines[0])[:300]

@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from rekindle.platforms.azureml.client import PATIENCE, logged_in
-from rekindle.platforms.azureml.subscription import ARM, workspace_path
+from rekindle.platforms.azureml.client import ARM, PATIENCE, logged_in, workspace_path
 from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:

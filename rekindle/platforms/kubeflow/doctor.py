@@ -1,22 +1,46 @@
-"""The least permissions of runs on Kubeflow, and whether KFP's API, the registries and the cluster
-have what a config names."""
+"""The least permissions of runs on Kubeflow, and whether KFP's API, registries that allow anonymous
+pulls, and the cluster that kubectl speaks to have what a config names.
+
+The cluster is that of kubectl's current context, or the one around us. kubeconfigs hold
+certificates, tokens and commands that fetch one; the `kubernetes` package, which KFP's SDK brings,
+reads them. Each check reads and none changes anything.
+
+Authority: KFP's v2beta1 healthz and experiments; the Docker registry's token specification for
+anonymous pulls; Kubeflow Trainer's v1alpha1."""
 
 from __future__ import annotations
 
 import functools
+import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, urlencode
 
+from rekindle.errors import RequestError, StepError
+from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, about
+from rekindle.platforms.checks import Check, NotChecked, about
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.kubeflow import api_checks
+from rekindle.platforms.kubeflow.client import token_of
+from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster
 from rekindle.platforms.kubeflow.outline import images, trainers
+from rekindle.platforms.reads import Image, manifest, read
 from rekindle.spec.platforms import KubeflowSpec
+
+_MANIFESTS = Path(__file__).with_name("manifests")
+_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+_TRAINER = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes"
+_PATIENCE_SECONDS = 3.0
+_INSTALL = (
+    "install Kubeflow Trainer v2.3: kubectl apply --server-side -k "
+    "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
+)
 
 
 def permissions(place: KubeflowSpec) -> str:
     """The least that the service accounts of runs and of nodes need, as a manifest to apply."""
-    text = (api_checks.MANIFESTS / "rbac.yaml").read_text(encoding="utf-8")
+    text = (_MANIFESTS / "rbac.yaml").read_text(encoding="utf-8")
     text = text.replace("namespace: kubeflow", f"namespace: {place.namespace}")
     text = text.replace("name: pipeline-runner\n", f"name: {place.service_account}\n")
     return text.replace("name: rekindle-node\n", f"name: {place.node_account}\n")
@@ -26,11 +50,116 @@ def checks(place: KubeflowSpec, definition: Definition | None) -> Iterator[Check
     """About the config, and about what would be sent."""
     ask = about("kubeflow", place)
     if place.host:
-        yield ask("API", "host", api_checks.api, early=True)
-    for image in reads.images({place.image or "", *(images(definition) if definition else ())}):
-        yield ask("image", "image", api_checks.image, image)
-    asked = functools.partial(api_checks.cluster, place)
-    yield Check("cluster", "kubectl's context", asked, login=True)
+        yield ask("API", "host", api, early=True)
+    for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
+        yield ask("image", "image", image, wanted)
+    yield Check("cluster", "kubectl's context", functools.partial(cluster, place), login=True)
     if definition is None or trainers(definition):
         name = f"clustertrainingruntime {place.runtime}"
-        yield Check("runtime", name, functools.partial(api_checks.runtime, place))
+        yield Check("runtime", name, functools.partial(runtime, place))
+
+
+def api(place: KubeflowSpec) -> str:
+    """Whether `host` is KFP's API, and the token is enough to look at its namespace."""
+    host, token = place.host.rstrip("/"), token_of(place)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    query = {"page_size": "1"}
+    if place.namespace != "kubeflow":
+        query["namespace"] = place.namespace
+    try:
+        health = read(f"{host}/apis/v2beta1/healthz", headers)
+        read(f"{host}/apis/v2beta1/experiments?{urlencode(query)}", headers)
+    except HttpError as error:
+        if error.status in (301, 302, 303, 307, 308, 401, 403):
+            at = "platforms.kubeflow.token"
+            fix = f"export a token that is good, and set {at}: env:KFP_TOKEN"
+            said = "has no right there" if error.status == 403 else "is not known there"
+            whose = "the token" if token else "a user without a token"
+            raise RequestError(f"{whose} {said}: {error}", where=at, fix=fix) from None
+        if error.status in (200, 404, 405):
+            fix = "name the address that ends before /apis, such as https://example.com/pipeline"
+            raise RequestError(f"{host} is not the API of Kubeflow Pipelines", fix=fix) from None
+        raise NotChecked(str(error)) from error
+    if not isinstance(health, dict) or "multi_user" not in health:
+        return host
+    return f"{host}, for {'several users' if health['multi_user'] else 'one user'}"
+
+
+def image(place: KubeflowSpec, wanted: Image) -> str:
+    """Whether the registry has the image, if it allows anonymous pulls."""
+    fix = "push it, then name its digest"
+    try:
+        try:
+            return manifest(wanted, fix=fix)
+        except HttpError as error:
+            headers = {name.lower(): value for name, value in error.headers.items()}
+            challenge = headers.get("www-authenticate", "")
+            if error.status != 401 or not challenge.startswith("Bearer "):
+                raise
+            return manifest(wanted, {"Authorization": f"Bearer {_token(challenge)}"}, fix)
+    except HttpError as error:
+        raise NotChecked(f"{wanted.host} does not allow anonymous pulls: {error}") from error
+
+
+def cluster(place: KubeflowSpec) -> str:
+    """Whether the cluster of kubectl's context answers the user.
+
+    Without such a context KFP's API alone is enough."""
+    try:
+        there = _cluster()
+    except RequestError as error:
+        if place.host:
+            raise NotChecked(error.problems[0].what) from None
+        raise
+    try:
+        found = there.get("/version") or {}
+    except StepError as error:
+        raise RequestError(error.problems) from error
+    return f"{there.server} {found.get('gitVersion', '')}".rstrip()
+
+
+def runtime(place: KubeflowSpec) -> str:
+    """Whether Kubeflow Trainer is installed, with the runtime that the config names."""
+    there = _cluster()
+    if there.get(_TRAINER) is None:
+        what = "the cluster has no Kubeflow Trainer v2"
+        raise RequestError(what, where=there.server, fix=_INSTALL)
+    if there.get(f"{_TRAINER}/{place.runtime}") is None:
+        fix = f"kubectl apply -f {shlex.quote(str(_MANIFESTS / 'runtime.yaml'))}"
+        what = f"the cluster has no ClusterTrainingRuntime {place.runtime}"
+        raise RequestError(what, fix=fix)
+    return place.runtime
+
+
+def _cluster() -> Cluster:
+    """The API server and how to speak to it; RequestError if nothing says which."""
+    if ACCOUNT.exists():
+        return Cluster.around(ACCOUNT, IN_CLUSTER, patience_seconds=_PATIENCE_SECONDS)
+    from kubernetes import client, config
+
+    found = client.Configuration()
+    try:
+        config.load_kube_config(client_configuration=found)
+    except config.ConfigException as error:
+        fix = "name a context: kubectl config use-context NAME, or set KUBECONFIG"
+        raise RequestError(f"no cluster is configured: {error}", fix=fix) from error
+    token = found.get_api_key_with_prefix("authorization") or ""
+    certificate = (Path(found.cert_file), Path(found.key_file)) if found.cert_file else None
+    return Cluster(
+        found.host,
+        token.removeprefix("Bearer "),
+        Path(found.ssl_ca_cert) if found.ssl_ca_cert else "",
+        certificate,
+        patience_seconds=_PATIENCE_SECONDS,
+    )
+
+
+def _token(challenge: str) -> str:
+    """What the registry's own words lead to, without a login."""
+    asked = dict(_CHALLENGE.findall(challenge))
+    realm = asked.pop("realm", "")
+    if not realm.startswith("https://"):
+        raise NotChecked("the registry wants a login")
+    query = "&".join(f"{name}={quote(value)}" for name, value in asked.items())
+    found = read(f"{realm}?{query}")
+    return str(found.get("token") or found.get("access_token") or "")

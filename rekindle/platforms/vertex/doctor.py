@@ -1,17 +1,37 @@
-"""The least that the account of steps on Vertex AI may do, and whether the project has what a
-config names."""
+"""The least that the account of steps on Vertex AI may do, and whether the project on Google Cloud
+has what a config names; each check reads and none changes anything (`testIamPermissions` is a POST
+that reads, too).
+
+What Google says plainly is a problem; a refusal to answer, an API that is off, and no answer, are
+none. Google says 403 both for what is not there and for what one may not see. Authority: the REST
+references of serviceusage v1, cloudresourcemanager v1, aiplatform v1, storage v1 and secretmanager
+v1; Artifact Registry is read as any registry. No project has been asked yet."""
 
 from __future__ import annotations
 
+import difflib
+import threading
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
 
 from rekindle.catalog.tables import limits
+from rekindle.errors import RequestError
+from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, about
+from rekindle.platforms.checks import Check, NotChecked, about
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.vertex import project
+from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.vertex.outline import images
 from rekindle.spec.platforms import VertexSpec
+
+_LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
+_SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+_YOURS = (
+    "aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get",
+    "aiplatform.pipelineJobs.list", "aiplatform.pipelineJobs.cancel",
+)  # fmt: skip
+_OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
 
 
 def permissions(place: VertexSpec) -> str:
@@ -23,18 +43,18 @@ def checks(place: VertexSpec, definition: Definition | None) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not place.project or not place.region:  # which of them is missing is reported elsewhere
         return
-    there = project.Project(place)
+    there = Project(place)
     ask = about("vertex", there)
-    yield ask("credentials", "project", project.Project.login, early=True, login=True)
-    yield ask("you may", "project", project.permitted, early=True)
-    yield ask("API", "project", project.enabled)
-    yield ask("region", "region", project.region, early=True)
+    yield ask("credentials", "project", Project.login, early=True, login=True)
+    yield ask("you may", "project", permitted, early=True)
+    yield ask("API", "project", enabled)
+    yield ask("region", "region", region, early=True)
     if place.artifact_root:
-        yield ask("bucket", "artifact_root", project.bucket, early=True)
-    for image in reads.images({place.image or "", *(images(definition) if definition else ())}):
-        yield ask("image", "image", project.image, image, early=True)
+        yield ask("bucket", "artifact_root", bucket, early=True)
+    for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
+        yield ask("image", "image", image, wanted, early=True)
     for variable, name in sorted(place.secrets.items()):
-        yield ask(f"secret {variable}", f"secrets.{variable}", project.secret, name)
+        yield ask(f"secret {variable}", f"secrets.{variable}", secret, name)
 
 
 def _lines(place: VertexSpec) -> Iterator[str]:
@@ -49,3 +69,159 @@ def _lines(place: VertexSpec) -> Iterator[str]:
 
 def _row(name: str, why: str, role: str) -> str:
     return f"  {name:<48} {why} ({role})"
+
+
+class Project:
+    """The project that `place` names, and the user who is logged in here."""
+
+    def __init__(self, place: VertexSpec) -> None:
+        self.place = place
+        self._credentials: Any = None
+        self._lock = threading.Lock()
+
+    def login(self) -> str:
+        """Who is logged in, with a token that Google gave just now."""
+        try:
+            import google.auth
+            from google.auth import exceptions
+            from google.auth.transport.requests import Request
+        except ImportError as error:
+            fix = "pip install google-cloud-aiplatform"
+            raise RequestError(f"{error.name} is not installed here", fix=fix) from None
+        try:
+            found: Any = google.auth.default(scopes=_SCOPES)[0]
+            found.refresh(Request())
+        except exceptions.TransportError as error:
+            raise NotChecked(_first_line(error)) from None
+        except exceptions.GoogleAuthError as error:
+            if error.retryable:
+                raise NotChecked(_first_line(error)) from None
+            raise RequestError(_first_line(error), fix=_LOGIN) from None
+        self._credentials = found
+        return str(getattr(found, "service_account_email", "") or "a user of gcloud")
+
+    def get(self, url: str, **query: Any) -> dict[str, Any]:
+        """What Google says of a resource."""
+        where = f"{url}?{urlencode(query, doseq=True)}" if query else url
+        return read(where, self.headers("GET", where))
+
+    def headers(self, method: str, url: str) -> dict[str, str]:
+        """A token, and the project that pays where the login names one."""
+        from google.auth.transport.requests import Request
+
+        found: dict[str, str] = {}
+        with self._lock:
+            self._credentials.before_request(Request(), method, url, found)
+        return found
+
+
+def permitted(project: Project) -> str:
+    """Whether there is such a project, in which who is logged in may run pipelines."""
+    name = project.place.project
+    url = f"https://cloudresourcemanager.googleapis.com/v1/projects/{name}:testIamPermissions"
+    try:
+        answer = read(url, project.headers("POST", url), body={"permissions": list(_YOURS)})
+    except HttpError as error:
+        if not _plain(error):
+            raise
+        what = f"there is no project {name}, or you may not see it"
+        raise RequestError(what, fix="gcloud projects list; or log in as another") from None
+    found = answer.get("permissions", [])
+    if missing := [one for one in _YOURS if one not in found]:
+        raise RequestError(
+            f"you may not {', '.join(missing)} in {name}",
+            fix="ask for roles/aiplatform.user in the project",
+        )
+    return ", ".join(_YOURS)
+
+
+def enabled(project: Project) -> str:
+    """Whether the project uses Vertex AI at all."""
+    name, api = project.place.project, "aiplatform.googleapis.com"
+    found = project.get(f"https://serviceusage.googleapis.com/v1/projects/{name}/services/{api}")
+    if found.get("state") != "ENABLED":
+        fix = f"gcloud services enable {api} --project {name}"
+        raise RequestError(f"{name} does not use {api}", fix=fix)
+    return api
+
+
+def region(project: Project) -> str:
+    """Whether Vertex AI is in the region."""
+    place, known, token = project.place, list[str](), ""
+    url = f"https://aiplatform.googleapis.com/v1/projects/{place.project}/locations"
+    while True:
+        listed = project.get(url, pageSize=100, pageToken=token)
+        known += [one["locationId"] for one in listed.get("locations", [])]
+        if not (token := listed.get("nextPageToken", "")):
+            break
+    if not known:
+        raise NotChecked("no region is listed")
+    if place.region in known:
+        return place.region
+    near = difflib.get_close_matches(place.region, known, n=2)
+    raise RequestError(
+        f"Vertex AI is in no region `{place.region}`",
+        fix=f"such as {' or '.join(near)}" if near else f"one of {', '.join(known[:5])}",
+    )
+
+
+def bucket(project: Project) -> str:
+    """Whether the bucket is there, who is logged in may use it, and it lies near."""
+    place = project.place
+    name = place.artifact_root.removeprefix("gs://").partition("/")[0]
+    url = f"https://storage.googleapis.com/storage/v1/b/{name}"
+    try:
+        mine = project.get(f"{url}/iam/testPermissions", permissions=_OBJECTS).get("permissions")
+    except HttpError as error:
+        if not _plain(error):
+            raise
+        mine = []
+        if error.status == 404:
+            fix = f"gcloud storage buckets create gs://{name} --location {place.region}"
+            raise RequestError(f"there is no bucket {name}", fix=fix) from None
+    if not mine:
+        raise RequestError(
+            f"the bucket {name} belongs to another project, or you may do nothing with it",
+            fix="name a bucket of yours, or ask for roles/storage.objectUser on it",
+        )
+    found = project.get(url, fields="location,locationType,projectNumber")
+    lies = str(found.get("location", "")).lower()
+    if found.get("locationType") == "region" and lies != place.region:
+        raise RequestError(
+            f"the bucket {name} is in {lies}, the pipeline in {place.region}",
+            fix=f"name a bucket in {place.region}, or set platforms.vertex.region: {lies}",
+        )
+    return f"{name} in {lies}, of the project {found.get('projectNumber', '?')}"
+
+
+def image(project: Project, wanted: Image) -> str:
+    """Whether Artifact Registry has the image; other registries are not asked with a token."""
+    if not wanted.host.endswith((".pkg.dev", "gcr.io")):
+        raise NotChecked(f"{wanted.host} is not one of Google's registries")
+    folder = f"{wanted.host}/{wanted.name.rpartition('/')[0]}"
+    fix = f"push it, then name its digest: gcloud artifacts docker images list {folder}"
+    return manifest(wanted, project.headers("HEAD", wanted.url), fix)
+
+
+def secret(project: Project, name: str) -> str:
+    """Whether the version of the secret is there and enabled; its value is not read."""
+    fix = f"gcloud secrets list --project {name.split('/')[1]}"
+    with absent(f"there is no secret {name}", fix):
+        found = project.get(f"https://secretmanager.googleapis.com/v1/{name}")
+    if found.get("state") != "ENABLED":
+        fix = f"gcloud secrets versions enable {name}"
+        raise RequestError(f"the secret {name} is {found.get('state')}", fix=fix)
+    return name
+
+
+def _plain(error: HttpError) -> bool:
+    """Whether it is about the resource: an API that is off and a perimeter are refusals, too."""
+    return error.status == 404 or (
+        error.status == 403
+        and error.code in ("", "403", "PERMISSION_DENIED", "IAM_PERMISSION_DENIED")
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error.args[0] if error.args else error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

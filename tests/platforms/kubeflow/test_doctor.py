@@ -19,9 +19,8 @@ from rekindle.ir.distribution import Distribution
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, answered, run_checks
-from rekindle.platforms.kubeflow import api_checks
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.platforms.kubeflow.doctor import checks
+from rekindle.platforms.kubeflow.doctor import checks, image
 from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.servers.kubeflow.kubernetes import FakeCluster
@@ -186,7 +185,7 @@ def test_an_image_is_looked_for_where_a_registry_answers_anybody(
         for variable, value in hosts.environment.items():
             monkeypatch.setenv(variable, value)
         (wanted,) = reads.images([f"registry.example.com/{name}"])
-        (found,) = answered([Check("image", "", lambda: api_checks.image(KubeflowSpec(), wanted))])
+        (found,) = answered([Check("image", "", lambda: image(KubeflowSpec(), wanted))])
     assert found.state == state, found
     if state == "ok":
         assert found.said == "open/train 1 is sha256:1234 now; better name that digest"
