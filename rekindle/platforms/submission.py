@@ -15,6 +15,8 @@ from rekindle.errors import PlatformError
 
 S = TypeVar("S")
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
+RUN_TAG = "rekindle-run"
+_TAGS = {RUN_TAG: "run_id", "rekindle-definition": "definition", "rekindle-token": "token"}
 _MARK = re.compile(r"rekindle run (\S+) definition ([0-9a-f]{16}) token (\S+)")
 
 
@@ -35,6 +37,17 @@ class RunTag:
         """The mark in a description; None where rekindle set none."""
         match = _MARK.search(text)
         return cls(*match.groups()) if match else None
+
+    def tags(self) -> dict[str, str]:
+        """The mark as labels or tags of a run."""
+        return {tag: getattr(self, name) for tag, name in _TAGS.items()}
+
+    @classmethod
+    def of(cls, tags: Mapping[str, str]) -> RunTag | None:
+        """The mark that labels or tags hold; None where rekindle set none."""
+        if not _TAGS.keys() <= tags.keys():
+            return None
+        return cls(**{name: tags[tag] for tag, name in _TAGS.items()})
 
 
 @dataclasses.dataclass(frozen=True)

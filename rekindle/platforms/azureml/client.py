@@ -14,7 +14,7 @@ import io
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,6 @@ PATIENCE: dict[str, Any] = {
     "retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30, "read_timeout": 60.0,
 }  # fmt: skip
 _PAUSES_SECONDS = (1.0, 4.0)
-_TAGS = {"run_id": "rekindle-run", "definition": "rekindle-definition", "token": "rekindle-token"}
 
 
 def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> SubmittedRun:
@@ -44,9 +43,8 @@ def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> Submitte
     with connected(place) as client:
         if found := _found(client, name):
             return SubmittedRun(name, found.studio_url or "", anew=False)
-        return SubmittedRun(
-            name, _created(client, name, definition, tags_of(mark)).studio_url or ""
-        )
+        made = _created(client, name, definition, mark.tags())
+        return SubmittedRun(name, made.studio_url or "")
 
 
 def job_name(definition: Definition, token: str) -> str:
@@ -58,18 +56,6 @@ def job_name(definition: Definition, token: str) -> str:
 def outline(definition: Definition, place: AzureMLSpec, token: str) -> SubmissionPreview:
     """What `submit` with the same arguments will make; sends no request."""
     return SubmissionPreview(where(place), job_name(definition, token), steps(definition))
-
-
-def tags_of(mark: RunTag) -> dict[str, str]:
-    """The tags of a job with this mark."""
-    return {key: getattr(mark, name) for name, key in _TAGS.items()}
-
-
-def mark_of(tags: Mapping[str, str]) -> RunTag | None:
-    """The mark that tags hold; None where rekindle set none."""
-    if not all(key in tags for key in _TAGS.values()):
-        return None
-    return RunTag(**{name: tags[key] for name, key in _TAGS.items()})
 
 
 def where(place: AzureMLSpec) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.platforms.azureml import history
-from rekindle.platforms.azureml.client import connected, mark_of, submit, where
+from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
 from rekindle.platforms.azureml.outline import SUFFIX
 from rekindle.platforms.definition import Definition
@@ -34,7 +34,7 @@ from rekindle.platforms.snapshot import (
     not_resumable,
     step_times,
 )
-from rekindle.platforms.submission import RunTag, SubmittedRun
+from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import AzureMLSpec
 
@@ -145,9 +145,9 @@ def found(definition: Definition, place: AzureMLSpec) -> tuple[TaggedRun, ...]:
     with connected(place) as client:
         marked = [
             TaggedRun(mark, SubmittedRun(job.name, job.studio_url or "", anew=False), _made_at(job))
-            for job in client.jobs.list(tag="rekindle-run")
+            for job in client.jobs.list(tag=RUN_TAG)
             if job is not None and job.experiment_name == pipeline
-            if (mark := mark_of(job.tags or {}))
+            if (mark := RunTag.of(job.tags or {}))
         ]
         return tuple(sorted(marked, key=lambda one: one.began_at))
 

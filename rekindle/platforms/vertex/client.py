@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
-from rekindle.platforms.vertex.labels import labels_of
 from rekindle.platforms.vertex.outline import job_of, steps
 from rekindle.spec.platforms import VertexSpec
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from google.cloud import aiplatform_v1 as api
 
 _SECTION = "platforms.vertex"
+_FITS = re.compile(r"[a-z0-9_-]{1,63}")
 _PATIENCE_SECONDS, FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 120.0, 1.0, 60.0
 
 
@@ -100,6 +100,18 @@ def job_id(definition: Definition, token: str) -> str:
 def outline(definition: Definition, place: VertexSpec, token: str) -> SubmissionPreview:
     """What `submit` with the same arguments will make; sends no request."""
     return SubmissionPreview(where(place), job_id(definition, token), steps(definition))
+
+
+def labels_of(mark: RunTag) -> dict[str, str]:
+    """The labels of a job with this mark, by which it is found again.
+
+    A label holds up to 63 of a-z, 0-9, - and _; what does not fit stands there as its digest. The
+    service hands a run's labels to the jobs of its steps, so catalog/vertex.yaml counts them.
+    Authority: cloud.google.com/vertex-ai/docs/general/labels."""
+    return {
+        key: value if _FITS.fullmatch(value) else digest_of({value: b""})
+        for key, value in mark.tags().items()
+    }
 
 
 def where(place: VertexSpec) -> str:

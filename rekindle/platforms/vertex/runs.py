@@ -23,9 +23,8 @@ from urllib.parse import quote
 
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, not_resumable, step_times
-from rekindle.platforms.submission import RunTag, SubmittedRun
-from rekindle.platforms.vertex.client import connected, page, submit, where
-from rekindle.platforms.vertex.labels import PRESENT, labels_of, mark_of
+from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
+from rekindle.platforms.vertex.client import connected, labels_of, page, submit, where
 from rekindle.platforms.vertex.outline import job_of, launchers
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
@@ -145,13 +144,13 @@ def read(place: VertexSpec, uri: str) -> bytes:
 
 def found(definition: Definition, place: VertexSpec) -> tuple[TaggedRun, ...]:
     """The pipeline's jobs that rekindle submitted, the oldest first."""
-    wanted = f'display_name="{job_of(definition)["displayName"]}" AND {PRESENT}'
+    wanted = f'display_name="{job_of(definition)["displayName"]}" AND labels.{RUN_TAG}:*'
     more = {"orderBy": "create_time", "readMask": "name,labels,createTime"}
     with connected(place) as project:
         marked = list[TaggedRun]()
         for job in _listed(project, "pipelineJobs", wanted, more):
             began = _moment(job, "createTime")
-            if (mark := mark_of(job.get("labels", {}))) and began:
+            if (mark := RunTag.of(job.get("labels", {}))) and began:
                 placed = SubmittedRun(job["name"], page(place, _last(job["name"])), anew=False)
                 marked.append(TaggedRun(mark, placed, began))
         return tuple(marked)
@@ -177,7 +176,7 @@ def _tried(project: Project, job: Message) -> Mapping[str, int]:
 
     It sends no request where there are no launchers."""
     names = [told["job"]["displayName"] for told in launchers(_spec(job)).values()]
-    if not names or not (mark := mark_of(job.get("labels", {}))):
+    if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
     wanted = " AND ".join(f"labels.{key}={value}" for key, value in labels_of(mark).items())
     found = collections.Counter(

@@ -9,9 +9,9 @@ import pytest
 
 from rekindle.errors import PlatformError, SpecError
 from rekindle.platforms.azureml import client
-from rekindle.platforms.azureml.client import job_name, mark_of, submit
+from rekindle.platforms.azureml.client import job_name, submit
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.submission import SubmittedRun
+from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.spec.platforms import AzureMLSpec
 from tests.platforms.marks import mark
 from tests.servers.azure.rest import Workspace
@@ -30,7 +30,7 @@ def test_a_job_is_there_with_all_that_it_needs_and_once_for_one_submission(
     job = service.jobs[placed.id]["resource"]["properties"]
     assert job["jobs"].keys() == {"make", "condition_1_use"}
     assert job["tags"]["rekindle"] == "true"
-    assert mark_of(job["tags"]) == mark("a")
+    assert RunTag.of(job["tags"]) == mark("a")
     assert job["jobs"]["make"]["identity"] == {"identity_type": "Managed"}
     names = {path.split("/")[-1] for path in service.blobs}
     assert {"entry.py", "task.json", "mounted.py"} <= names

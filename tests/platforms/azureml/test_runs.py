@@ -13,7 +13,7 @@ import pytest
 
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.platforms.azureml import history, runs
-from rekindle.platforms.azureml.client import submit, tags_of
+from rekindle.platforms.azureml.client import submit
 from rekindle.platforms.azureml.outline import steps
 from rekindle.platforms.snapshot import RunSnapshot
 from rekindle.records import StepRecord, StepStatus
@@ -245,7 +245,7 @@ def test_jobs_that_carry_our_mark_are_found(service: Workspace) -> None:
     for token, more in others.items():
         job = copy.deepcopy(service.jobs[placed.id])
         job["resource"]["name"] = token
-        job["resource"]["properties"]["tags"] |= tags_of(mark(token))
+        job["resource"]["properties"]["tags"] |= mark(token).tags()
         job["resource"]["properties"] |= more
         service.jobs[token] = job
     listed = runs.found(made, PLACE)

@@ -9,8 +9,7 @@ import json
 import pytest
 
 from rekindle.errors import PlatformError, SpecError
-from rekindle.platforms.vertex.client import job_id, outline, submit
-from rekindle.platforms.vertex.labels import labels_of
+from rekindle.platforms.vertex.client import job_id, labels_of, outline, submit
 from rekindle.spec.platforms import VertexSpec
 from tests.platforms.marks import mark
 from tests.platforms.vertex.project import project as project

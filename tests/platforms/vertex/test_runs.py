@@ -18,8 +18,7 @@ from rekindle.platforms.definition import Definition
 from rekindle.platforms.snapshot import RunSnapshot
 from rekindle.platforms.submission import RunTag
 from rekindle.platforms.vertex import client, runs
-from rekindle.platforms.vertex.client import submit
-from rekindle.platforms.vertex.labels import labels_of, mark_of
+from rekindle.platforms.vertex.client import labels_of, submit
 from rekindle.platforms.vertex.outline import launchers
 from rekindle.records import StepRecord
 from rekindle.spec.platforms import VertexSpec
@@ -286,12 +285,12 @@ def test_jobs_that_carry_our_mark_are_found(project: Project) -> None:
 
 
 def test_a_mark_fits_into_labels_whatever_it_holds() -> None:
-    assert mark_of(labels_of(mark("a"))) == mark("a")
+    assert RunTag.of(labels_of(mark("a"))) == mark("a")
     odd = RunTag("Digits.of-" + "x" * 80, "0123456789abcdef", "t" * 63 + "-1")
     labels = labels_of(odd)
     assert len(set(labels.values())) == 3
     assert all(len(value) <= 63 and value.islower() for value in labels.values())
-    assert mark_of({"rekindle": "true"}) is None
+    assert RunTag.of({"rekindle": "true"}) is None
 
 
 def test_a_service_that_does_not_answer_may_be_asked_later(
