@@ -1,16 +1,4 @@
-"""A run on a platform as it is now, in the words of a run here: what a record becomes by it.
-
-Each `platforms/P/runs.py` asks its platform, by the id that the submission got:
-
-    describe(place, id) -> RunSnapshot           the steps, by the names of the outline
-    read_log(place, id, step, cursor) -> Log     what a step printed since `cursor` ("": all of it)
-    cancel(place, id)                            have it stopped; one that is over stays as it is
-    resume(definition, place, id, tag) -> SubmittedRun    what failed once more, what succeeded not
-    artifacts(place, id, step) -> artifacts      what a step that succeeded made, and where it lies
-    read(place, uri) -> bytes                    a file there; FileNotFoundError
-    found(definition, place) -> tagged runs      those that carry our tag
-
-All raise PlatformError; UnreachableError where the same question may be answered later."""
+"""A run on a platform as it is now, in the words of a run here: what a record becomes by it."""
 
 from __future__ import annotations
 

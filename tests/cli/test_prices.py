@@ -14,7 +14,7 @@ import pytest
 from rekindle.catalog.prices import Price, book, read_book, shipped, written
 from rekindle.cli.main import invoke
 from rekindle.outputs import Prices, PricesRefreshed
-from rekindle.platforms import price_lists, reads
+from rekindle.platforms import reads
 from tests.quick import first
 from tests.servers.cloud_prices import HOSTS, KEY, Market, item, product, sku
 from tests.servers.tls_hosts import Hosts
@@ -69,7 +69,7 @@ def market(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
     monkeypatch.setenv("GOOGLE_API_KEY", KEY)
     monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
     monkeypatch.setattr(reads, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(price_lists, "_PAUSES_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(reads, "_LIST_PAUSES_SECONDS", (0.0, 0.0, 0.0))
     yield sold
     assert hosts.strangers == []
 
@@ -207,7 +207,7 @@ def test_when_nobody_answers_nothing_is_written(
 def test_a_cloud_that_is_silent_is_left_after_a_while(
     market: Market, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(price_lists, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(reads, "TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr("tests.servers.troubles._LONGEST_SECONDS", 0.3)
     market.faults += [Fault("azure", SILENCE)] * 50
     assert refresh("--cloud", "azure", "--region", "eastus") == 1

@@ -14,7 +14,7 @@ from urllib.parse import urlencode, urlsplit
 
 from rekindle.catalog.prices import Price
 from rekindle.errors import PlatformError
-from rekindle.platforms.price_lists import pages
+from rekindle.platforms.reads import pages
 
 _URL = "https://prices.azure.com/api/retail/prices"
 _SOURCE = "prices.azure.com"

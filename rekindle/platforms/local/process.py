@@ -18,11 +18,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rekindle.launch import events, shim
 from rekindle.launch.fork_server import Forked, ForkServer
-from rekindle.platforms.local.log import Log
+from rekindle.masking import Masked
 
 Process = subprocess.Popen[bytes] | Forked
 
@@ -34,7 +34,44 @@ _START = (
     "from rekindle.{} import main; sys.exit(main(sys.argv))"
 )
 _LONGEST_LINE = 1 << 20
+_END_BYTES = 1 << 18
 _MARK = events.MARK.encode()
+
+
+class Log:
+    """Appends what a step prints to a file that may have no room, and keeps the end of it: a step
+    that fails for that reason has to say so. Secrets of the environment are masked in both. `end`
+    is the end of what was written since `begin`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._masked = Masked()
+        self.end = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+        self._file.close()
+
+    def begin(self) -> None:
+        """An attempt begins, of which nothing is known."""
+        self.flush()
+        self.end = b""
+
+    def write(self, chunk: bytes) -> None:
+        """Append; never raises for want of room."""
+        self._append(self._masked.feed(chunk))
+
+    def flush(self) -> None:
+        """Nothing follows for now: what looked like the beginning of a secret was none."""
+        self._append(self._masked.rest())
+
+    def _append(self, chunk: bytes) -> None:
+        self.end = (self.end + chunk)[-_END_BYTES:]
+        with contextlib.suppress(OSError):
+            self._file.write(chunk)
 
 
 class Control:

@@ -28,8 +28,7 @@ from rekindle.platforms.local.cache import NOTHING, Identity, OwnCode, Stored, V
 from rekindle.platforms.local.containers import Containers
 from rekindle.platforms.local.content import describe, digest, local_path
 from rekindle.platforms.local.environments import Packages, packages_of
-from rekindle.platforms.local.log import Log
-from rekindle.platforms.local.process import Control, Ended, run_shim
+from rekindle.platforms.local.process import Control, Ended, Log, run_shim
 from rekindle.platforms.local.store import Store, slug
 from rekindle.platforms.local.walk import Leaf, rendered
 

@@ -27,7 +27,7 @@ from rekindle.platforms.bundle import RESULT
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import admit, known_secrets, refusal
 from rekindle.platforms.sagemaker import conditions, requests, shapes
-from rekindle.platforms.sagemaker.control import divided, loops
+from rekindle.platforms.sagemaker.conditions import divided, loops
 from rekindle.platforms.sagemaker.jobs import Jobs
 from rekindle.platforms.sagemaker.site import (
     Site,

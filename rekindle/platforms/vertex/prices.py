@@ -19,7 +19,7 @@ from rekindle.catalog.machines import Machine, machine
 from rekindle.catalog.prices import Price
 from rekindle.catalog.tables import limits, rows
 from rekindle.errors import PlatformError, RequestError
-from rekindle.platforms.price_lists import pages
+from rekindle.platforms.reads import pages
 
 KEY = "GOOGLE_API_KEY"
 _URL = "https://cloudbilling.googleapis.com/v1/services/6F81-5844-456A/skus"  # Compute Engine
