@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 from collections.abc import Iterable
 
-from rekindle.errors import PlatformError
 from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import RunRecord, RunStatus, StepRecord, StepStatus
 
@@ -68,11 +67,6 @@ def step_times(
         return {}
     seconds = max(0.0, round(((ended or now) - began).total_seconds(), 3))
     return {"started_at": _utc(began), "seconds": seconds}
-
-
-def not_resumable(what: str, where: str) -> PlatformError:
-    """To raise for a run that succeeded or goes on."""
-    return PlatformError(what, where=where, fix="only what failed or was stopped is tried again")
 
 
 def first_failed(steps: Iterable[StepRecord]) -> StepRecord | None:

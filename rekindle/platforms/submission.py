@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from rekindle.errors import PlatformError
-
 S = TypeVar("S")
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
 RUN_TAG = "rekindle-run"
@@ -111,16 +109,9 @@ def newest(found: Sequence[S], remove: Callable[[S], None]) -> S | None:
     return found[-1] if found else None
 
 
-def no_schedule(name: str, where: str = "") -> PlatformError:
-    """To raise for a name that no schedule has."""
-    return PlatformError(
-        f"there is no schedule `{name}`", where=where, fix="rekindle schedule list"
-    )
-
-
-def digest_of(files: Mapping[str, bytes], token: str = "") -> str:
-    """16 characters that stand for the files and the token."""
+def digest_of(files: Mapping[str, bytes], token: str = "", length: int = 16) -> str:
+    """`length` characters that stand for the files and the token."""
     digest = hashlib.sha256(f"{len(token)}\0{token}".encode())
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:length]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.platforms.azureml.outline import SUFFIX, steps
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.failures import BUG, first_line, not_installed
 from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
 from rekindle.spec.platforms import AzureMLSpec
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
 
 _SECTION = "platforms.azureml"
+_INSTALL = ("azureml", "pip install 'rekindle[azure]'")
 ARM = "https://management.azure.com"
 PATIENCE: dict[str, Any] = {
     "retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30, "read_timeout": 60.0,
@@ -76,7 +78,7 @@ def connected(place: AzureMLSpec) -> Iterator[MLClient]:
         try:
             from azure.ai.ml import MLClient
         except ImportError as error:
-            raise _not_here(error) from None
+            raise not_installed(error, *_INSTALL) from None
         # without its bars the SDK does not notice that an upload failed, and waits for ever
         yield MLClient(
             credential, place.subscription, place.resource_group, place.workspace,
@@ -94,17 +96,11 @@ def logged_in(place: AzureMLSpec) -> Iterator[TokenCredential]:
         from azure.core.exceptions import AzureError
         from azure.identity import DefaultAzureCredential
     except ImportError as error:
-        raise _not_here(error) from None
+        raise not_installed(error, *_INSTALL) from None
     try:
         yield DefaultAzureCredential()
     except AzureError as error:
         raise _explained(error, place) from error
-
-
-def _not_here(error: ImportError) -> PlatformError:
-    return PlatformError(
-        f"{error.name} is not installed here", where="azureml", fix="pip install 'rekindle[azure]'"
-    )
 
 
 def _found(client: MLClient, name: str) -> Any:
@@ -202,17 +198,14 @@ def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     elif _open(error):
         kind, fix = UnreachableError, "retry the command; submitting is idempotent"
     else:
-        fix = (
-            "the workspace rejected the request; this is probably a bug in rekindle, please report "
-        )
-        fix += "it"
+        fix = f"the workspace rejected the request; {BUG}"
     return kind(_said(error), where=where(place), fix=fix)
 
 
 def _said(error: Exception) -> str:
     """The first of what may be many lines, or what the SDK found wrong before it sent anything."""
-    text = str(getattr(error, "message", "") or error).strip()
+    text = str(getattr(error, "message", "") or error)
     with contextlib.suppress(ValueError, LookupError, TypeError):
         found = json.loads(text)["errors"]
         return "; ".join(f"{one['path']}: {one['message'].splitlines()[0]}" for one in found)
-    return text.splitlines()[0] if text else type(error).__name__
+    return first_line(text, error)

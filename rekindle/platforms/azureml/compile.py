@@ -35,6 +35,7 @@ from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.spec.platforms import AzureMLSpec
 
 _SECTION = "platforms.azureml"
+_BUG = "this is a bug in rekindle, please report it"
 _SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"
 _ENTRY = Path(__file__).with_name("entry.py")
 _CONDITIONS = ("errors.py", "ir/condition.py")
@@ -297,21 +298,17 @@ def dangling(job: Mapping[str, Any]) -> Iterator[Problem]:
             match = _REFERENCE.fullmatch(str(text))
             at = f"jobs.{name}.inputs.{where}"
             if match is None or (match[1] and match[1] not in job.get("inputs", {})):
-                yield Problem(
-                    f"{text} is nothing", at, "this is a bug in rekindle, please report it"
-                )
+                yield Problem(f"{text} is nothing", at, _BUG)
             elif match[2]:
                 waits[name].add(match[2])
                 if match[3] not in job["jobs"].get(match[2], {}).get("outputs", {}):
-                    yield Problem(
-                        f"{text} is nothing", at, "this is a bug in rekindle, please report it"
-                    )
+                    yield Problem(f"{text} is nothing", at, _BUG)
     while ready := [name for name, on in waits.items() if not on & waits.keys()]:
         for name in ready:
             del waits[name]
     if waits:
         what = f"these steps wait for each other: {', '.join(sorted(waits))}"
-        yield Problem(what, "jobs", "this is a bug in rekindle, please report it")
+        yield Problem(what, "jobs", _BUG)
 
 
 def identifiers(names: Mapping[str, Any]) -> dict[str, str]:

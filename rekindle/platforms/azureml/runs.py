@@ -24,6 +24,7 @@ from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
 from rekindle.platforms.azureml.outline import SUFFIX
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.failures import not_resumable
 from rekindle.platforms.mounted import RESULT
 from rekindle.platforms.snapshot import (
     ENDED_RUN,
@@ -31,7 +32,6 @@ from rekindle.platforms.snapshot import (
     Log,
     RunSnapshot,
     TaggedRun,
-    not_resumable,
     step_times,
 )
 from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun

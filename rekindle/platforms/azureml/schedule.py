@@ -20,8 +20,9 @@ from rekindle.catalog.tables import azure_zone
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.platforms.azureml.client import connected, of_the_workspace, where, written
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.failures import no_schedule
 from rekindle.platforms.names import plain_name
-from rekindle.platforms.submission import Lowered, Schedule, no_schedule
+from rekindle.platforms.submission import Lowered, Schedule
 from rekindle.spec import cron
 from rekindle.spec.platforms import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec

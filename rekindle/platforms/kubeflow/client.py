@@ -25,6 +25,7 @@ import yaml
 from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.ir.compile import LOADER
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.failures import BUG, first_line
 from rekindle.platforms.kubeflow.outline import steps
 from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
 from rekindle.spec.platforms import KubeflowSpec
@@ -243,7 +244,7 @@ def _may_succeed(error: Exception) -> bool:
 
 def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
     """What the server says, and what to do about it."""
-    code = int(getattr(error, "status", 0) or 0)
+    kind, code = PlatformError, int(getattr(error, "status", 0) or 0)
     if code == 401:
         fix = f"name a token that is good: {_SECTION}.token: env:KFP_TOKEN"
     elif code == 403:
@@ -251,13 +252,11 @@ def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
     elif code == 404:
         fix = f"see whether {_SECTION}.host is the API of Kubeflow Pipelines, and what is there"
     elif code and not _may_succeed(error):
-        fix = (
-            "the service rejected the request; this is probably a bug in rekindle, please report it"
-        )
+        fix = f"the service rejected the request; {BUG}"
     else:
+        kind = UnreachableError
         fix = f"see whether {_SECTION}.host answers; retry the command: submitting is idempotent"
-        return UnreachableError(_said(error), where=where(place), fix=fix)
-    return PlatformError(_said(error), where=where(place), fix=fix)
+    return kind(_said(error), where=where(place), fix=fix)
 
 
 def _said(error: Exception) -> str:
@@ -266,5 +265,4 @@ def _said(error: Exception) -> str:
     with contextlib.suppress(ValueError, TypeError, KeyError):
         found = json.loads(body or "")
         return str(found.get("message") or found["error"]).splitlines()[0]
-    text = str(getattr(error, "reason", "") or error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return first_line(getattr(error, "reason", "") or error, error)

@@ -23,8 +23,9 @@ from typing import Any
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.executors import executors
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.failures import not_resumable
 from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, not_resumable, step_times
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
 from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import (
     RECORD_FILES,

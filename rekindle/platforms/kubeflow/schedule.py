@@ -20,6 +20,7 @@ from typing import Any
 
 from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.failures import no_schedule
 from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.client import (
     Server,
@@ -29,7 +30,7 @@ from rekindle.platforms.kubeflow.client import (
     where,
     written,
 )
-from rekindle.platforms.submission import Lowered, Schedule, digest_of, newest, no_schedule
+from rekindle.platforms.submission import Lowered, Schedule, digest_of, newest
 from rekindle.spec import cron
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec

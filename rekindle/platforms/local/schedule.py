@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rekindle.errors import PlatformError, Problem, UnsupportedError
-from rekindle.platforms.submission import Lowered, Schedule, no_schedule
+from rekindle.platforms.failures import no_schedule
+from rekindle.platforms.submission import Lowered, Schedule
 from rekindle.records import write_atomically
 from rekindle.spec import cron
 from rekindle.spec.schedule import ScheduleSpec

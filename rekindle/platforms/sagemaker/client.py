@@ -17,6 +17,7 @@ from typing import Any
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.failures import BUG, first_line, not_installed
 from rekindle.platforms.sagemaker.outline import SUFFIX, steps
 from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
 from rekindle.spec.platforms import SageMakerSpec
@@ -85,13 +86,9 @@ def connected(place: SageMakerSpec, **more: Any) -> Iterator[Callable[[str], Any
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError as error:
-        raise PlatformError(
-            f"{error.name} is not installed here", where="sagemaker", fix="pip install boto3"
-        ) from None
-    settings = {
-            "region_name": place.region, "retries": _RETRIES, "read_timeout": ANSWER_SECONDS, **more
-        }  # fmt: skip
-    config = Config(user_agent_extra="rekindle", **settings)
+        raise not_installed(error, "sagemaker", "pip install boto3") from None
+    settings = {"retries": _RETRIES, "read_timeout": ANSWER_SECONDS, **more}
+    config = Config(region_name=place.region, user_agent_extra="rekindle", **settings)
     # of its own: the shared one keeps who was logged in, and is no thread's
     session = Session()
     try:
@@ -178,10 +175,9 @@ def code_of(error: Exception) -> str:
 def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
     """What AWS says, and what to do about it."""
     from botocore import exceptions as of
-    from botocore.exceptions import ClientError, NoCredentialsError
 
-    code = code_of(error)
-    if isinstance(error, NoCredentialsError) or code in _NOT_LOGGED_IN:
+    kind, code = PlatformError, code_of(error)
+    if isinstance(error, of.NoCredentialsError) or code in _NOT_LOGGED_IN:
         fix = "aws sso login, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     elif code in ("AccessDenied", "AccessDeniedException", "403"):
         fix = "rekindle doctor CONFIG --platform sagemaker prints the permissions that are needed"
@@ -194,16 +190,13 @@ def _explained(error: Exception, place: SageMakerSpec) -> PlatformError:
     elif code == "ResourceLimitExceeded":
         fix = "wait until others end, or ask for a higher quota: Service Quotas, Amazon SageMaker"
     elif isinstance(error, of.ConnectionError | of.HTTPClientError) or (
-        isinstance(error, ClientError) and _later(error)
+        isinstance(error, of.ClientError) and _later(error)
     ):
-        fix = f"check the network and {_SECTION}.region; retry the command: "
-        fix += "submitting is idempotent"
-        return UnreachableError(_said(error), where=where(place), fix=fix)
+        kind, fix = UnreachableError, f"check the network and {_SECTION}.region; "
+        fix += "retry the command: submitting is idempotent"
     else:
-        fix = (
-            "the service rejected the request; this is probably a bug in rekindle, please report it"
-        )
-    return PlatformError(_said(error), where=where(place), fix=fix)
+        fix = f"the service rejected the request; {BUG}"
+    return kind(_said(error), where=where(place), fix=fix)
 
 
 _NOT_LOGGED_IN = frozenset({
@@ -221,5 +214,4 @@ def _later(error: Any) -> bool:
 def _said(error: Exception) -> str:
     """The service's own sentence."""
     response: Any = getattr(error, "response", None) or {}
-    text = response.get("Error", {}).get("Message") or str(error)
-    return str(text).strip().splitlines()[0] if str(text).strip() else type(error).__name__
+    return first_line(response.get("Error", {}).get("Message") or error, error)

@@ -21,6 +21,7 @@ from typing import Any
 
 from rekindle.catalog.prices import Price
 from rekindle.errors import PlatformError, RequestError, UnreachableError
+from rekindle.platforms.failures import BUG
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +99,7 @@ def _explained(error: Exception) -> PlatformError | RequestError:
     if silent or status == 429 or status >= 500 or code.startswith(_LATER):
         fix = "ask again later; the prices that are known stay"
         return UnreachableError(what, where="aws", fix=fix)
-    return PlatformError(
-        what, where="aws", fix="this is probably a bug in rekindle, please report it"
-    )
+    return PlatformError(what, where="aws", fix=BUG)
 
 
 def _on_demand(

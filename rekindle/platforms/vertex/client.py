@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.failures import BUG, first_line, not_installed
 from rekindle.platforms.submission import RunTag, SubmissionPreview, SubmittedRun, digest_of
 from rekindle.platforms.vertex.outline import job_of, steps
 from rekindle.spec.platforms import VertexSpec
@@ -137,10 +138,7 @@ def connected(place: VertexSpec) -> Iterator[Project]:
         if importlib.util.find_spec("google.cloud.aiplatform_v1") is None:
             raise ModuleNotFoundError(name="google.cloud.aiplatform_v1")
     except ImportError as error:
-        raise PlatformError(
-            f"{error.name} is not installed here", where="vertex",
-            fix="pip install google-cloud-aiplatform",
-        ) from None  # fmt: skip
+        raise not_installed(error, "vertex", "pip install google-cloud-aiplatform") from None
     from requests import RequestException
 
     try:
@@ -182,11 +180,8 @@ def _explained(error: Exception, place: VertexSpec) -> PlatformError:
     elif isinstance(error, exceptions.NotFound):
         fix = f"see whether {_SECTION} names the right project and region, and what is there"
     elif isinstance(error, exceptions.ClientError) and error.code != 429:
-        fix = (
-            "the service rejected the request; this is probably a bug in rekindle, please report it"
-        )
+        fix = f"the service rejected the request; {BUG}"
     else:
         kind, fix = UnreachableError, "retry the command; submitting is idempotent"
-    text = str(getattr(error, "message", "") or error).strip()
-    said = text.splitlines()[0] if text else type(error).__name__
+    said = first_line(getattr(error, "message", "") or error, error)
     return kind(said, where=where(place), fix=fix)

@@ -21,6 +21,7 @@ from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Check, NotChecked, about
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.failures import first_line
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.vertex.outline import images
 from rekindle.spec.platforms import VertexSpec
@@ -91,12 +92,11 @@ class Project:
         try:
             found: Any = google.auth.default(scopes=_SCOPES)[0]
             found.refresh(Request())
-        except exceptions.TransportError as error:
-            raise NotChecked(_first_line(error)) from None
         except exceptions.GoogleAuthError as error:
-            if error.retryable:
-                raise NotChecked(_first_line(error)) from None
-            raise RequestError(_first_line(error), fix=_LOGIN) from None
+            said = first_line(error.args[0] if error.args else error, error)
+            if error.retryable or isinstance(error, exceptions.TransportError):
+                raise NotChecked(said) from None
+            raise RequestError(said, fix=_LOGIN) from None
         self._credentials = found
         return str(getattr(found, "service_account_email", "") or "a user of gcloud")
 
@@ -220,8 +220,3 @@ def _plain(error: HttpError) -> bool:
         error.status == 403
         and error.code in ("", "403", "PERMISSION_DENIED", "IAM_PERMISSION_DENIED")
     )
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error.args[0] if error.args else error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

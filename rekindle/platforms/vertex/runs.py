@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, not_resumable, step_times
+from rekindle.platforms.failures import not_resumable
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
 from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
 from rekindle.platforms.vertex.client import connected, labels_of, page, submit, where
 from rekindle.platforms.vertex.outline import job_of, launchers

@@ -1,0 +1,29 @@
+"""What all platforms say alike of what failed."""
+
+from __future__ import annotations
+
+from rekindle.errors import PlatformError
+
+BUG = "this is probably a bug in rekindle, please report it"
+
+
+def first_line(text: object, error: Exception) -> str:
+    """The first of what may be many lines of an error's text; its class where there is none."""
+    return next(iter(str(text).strip().splitlines()), type(error).__name__)
+
+
+def not_installed(error: ImportError, where: str, fix: str) -> PlatformError:
+    """To raise where a platform's SDK is missing."""
+    return PlatformError(f"{error.name} is not installed here", where=where, fix=fix)
+
+
+def no_schedule(name: str, where: str = "") -> PlatformError:
+    """To raise for a name that no schedule has."""
+    return PlatformError(
+        f"there is no schedule `{name}`", where=where, fix="rekindle schedule list"
+    )
+
+
+def not_resumable(what: str, where: str) -> PlatformError:
+    """To raise for a run that succeeded or goes on."""
+    return PlatformError(what, where=where, fix="only what failed or was stopped is tried again")
