@@ -7,41 +7,39 @@ runs in any image with Python."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import rekindle
+from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import FirstOf, Flat, Given, Guard, Listed, Output, Source, Text, sources
-from rekindle.ir.graph import Constant, Importer, Step
+from rekindle.ir.graph import Constant, Importer, Ports, Step
 from rekindle.ir.placeholders import Template, lower
+from rekindle.platforms.submission import digest_of
 
 RESULT = "rekindle-result"  # an artifact may be called `result`
 Flats = Mapping[str, Flat]
 _PACKAGE = Path(rekindle.__file__).parent
 _MODULES = ("launch/node.py", "launch/shim.py", "platforms/mounted.py")
-_WITH = {"errors.py": ("masking.py",)}  # what a module imports itself
+_ERRORS = ("errors.py", "masking.py")
+_CONDITIONS = (*_ERRORS, "ir/condition.py")
+RENDEZVOUS = (*_ERRORS, "launch/rendezvous.py")  # and the platform's own
 
 
-def packed(entry: Path, more: tuple[str, ...], task: str) -> tuple[str, dict[str, bytes]]:
-    """The folder of a bundle, which says what is in it, and its files. `more` are modules of
-    rekindle that it needs beside those that every step does."""
-    files = {"entry.py": entry.read_bytes(), "task.json": task.encode()}
-    for name in (*_MODULES, *more, *(one for other in more for one in _WITH.get(other, ()))):
-        files |= {f"{folder}/__init__.py": b"" for folder in _packages(name)}
+def packed(entry: Path, task: Mapping[str, Any], more: Iterable[str] = ()) -> dict[str, bytes]:
+    """The files of a bundle, in a folder that says what is in it. `more` are modules of rekindle
+    that it needs beside those that every step, and one with conditions, does."""
+    text = json.dumps(task, sort_keys=True, allow_nan=False)
+    files = {"entry.py": entry.read_bytes(), "task.json": text.encode()}
+    for name in (*_MODULES, *(_CONDITIONS if task.get("guards") else ()), *more):
+        around = Path("rekindle", name).parents[:-1]  # packages, which a bundle has empty
+        files |= {f"{folder.as_posix()}/__init__.py": b"" for folder in around}
         files[f"rekindle/{name}"] = _PACKAGE.joinpath(name).read_bytes()
-    digest = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return f"bundles/{digest.hexdigest()[:32]}", files
-
-
-def _packages(module: str) -> Iterator[str]:
-    """The packages around a module, which a bundle has empty."""
-    for folder in Path("rekindle", module).parents:
-        if folder.name:
-            yield folder.as_posix()
+    folder = f"bundles/{digest_of(files, length=32)}"
+    return {f"{folder}/{name}": content for name, content in files.items()}
 
 
 def channels_of(flat: Flat, guards: tuple[Guard, ...] = ()) -> dict[str, Output]:
@@ -90,12 +88,23 @@ def lowered_container(step: Step) -> dict[str, Any]:
         },
         "outputs": {
             "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
-            "artifacts": {
-                n: {"schema_title": a.schema_title, "schema_version": a.schema_version}
-                for n, a in step.outputs.artifacts.items()
-            },
+            "artifacts": types_of(step.outputs),
         },
     }
+
+
+def types_of(ports: Ports) -> dict[str, dict[str, str]]:
+    """The types of artifacts, as launch/shim.py takes them."""
+    return {
+        name: {"schema_title": a.schema_title, "schema_version": a.schema_version}
+        for name, a in ports.artifacts.items()
+    }
+
+
+def image_of(step: Step, ours: str | None) -> str:
+    """The image that a step runs in: `ours`, if there is one, where it names one of rekindle's."""
+    image = step.container.image
+    return ours if ours and image.startswith(OWN_IMAGES) else image
 
 
 def task_of(
@@ -112,10 +121,7 @@ def task_of(
     return {
         **lowered_container(step),
         "name": step.name,
-        "retry": {
-            "count": step.retry.count, "pause_seconds": step.retry.pause_seconds,
-            "factor": step.retry.factor, "cap_seconds": step.retry.cap_seconds,
-        },
+        "retry": dataclasses.asdict(step.retry),
         "pipeline_parameters": {name: list(place) for name, place in given.items()},
         "results": _results_of(flat, guards),
         "parameters": {n: _encoded(s, given, known) for n, s in flat.parameters.items()},
@@ -127,7 +133,7 @@ def task_of(
             }
             for guard in guards
         ],
-    }  # fmt: skip
+    }
 
 
 def _encoded(

@@ -28,7 +28,7 @@ from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
+from rekindle.platforms.bundle import RENDEZVOUS, RESULT, channels_of, image_of, packed, task_of
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import admit, beyond, known_secrets, python_problems, refusal
 from rekindle.platforms.machines import gpus_of, machine_for
@@ -38,10 +38,9 @@ _SECTION = "platforms.azureml"
 _BUG = "this is a bug in rekindle, please report it"
 _SCHEMA = "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json"
 _ENTRY = Path(__file__).with_name("entry.py")
-_CONDITIONS = ("errors.py", "ir/condition.py")
 _SECRETS = ("platforms/azureml/secrets.py", "http.py")
 _IDENTITIES = {"managed": "managed", "user": "user_identity"}  # the job's names for them
-_RENDEZVOUS = ("errors.py", "launch/rendezvous.py", "platforms/azureml/rendezvous.py")
+_RENDEZVOUS = (*RENDEZVOUS, "platforms/azureml/rendezvous.py")
 _KINDS = {"NUMBER_INTEGER": "integer", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean"}
 _OURS = re.compile(r"rekindle_result|(?:result|artifact|after)_\d+")
 _REFERENCE = re.compile(r"\$\{\{parent\.(?:inputs\.(\w+)|jobs\.(\w+)\.outputs\.(\w+))\}\}")
@@ -142,7 +141,7 @@ class _Compiler:
         """One step: its component, and what is bound to it."""
         step = flat.step
         assert isinstance(step, Step)
-        self.problems += python_problems("azureml", step, _image(step, self.place))
+        self.problems += python_problems("azureml", step, image_of(step, self.place.image))
         given, mounted = self._given(flat), self._mounted(flat)
         left = {RESULT.replace("-", "_"): RESULT, **_turned(identifiers(step.outputs.artifacts))}
         inputs = {name: {"type": _KINDS.get(kind, "string")} for name, kind in given.values()}
@@ -152,7 +151,7 @@ class _Compiler:
             "type": "command",
             "is_deterministic": step.cache,
             "code": f"./{self._bundle(flat, step)}",
-            "environment": {"image": _image(step, self.place)},
+            "environment": {"image": image_of(step, self.place.image)},
             "command": _shell(list(given.values()), mounted, left),
             "inputs": inputs,
             "outputs": outputs,
@@ -201,9 +200,9 @@ class _Compiler:
     def _bundle(self, flat: Flat, step: Step) -> str:
         known = {name: value for name, value in self.values.items() if name not in self.open}
         task = task_of(flat, step, self.flats, self._given(flat), known, flat.guards)
-        more = _CONDITIONS if flat.guards else ()
+        more: tuple[str, ...] = ()
         if step.distribution is not None:
-            more = tuple(dict.fromkeys([*more, *_RENDEZVOUS]))
+            more = _RENDEZVOUS
             task["nodes"] = step.distribution.nodes
             if step.distribution.nodes > 1:
                 machine = self._machine(step)["resources"].get("instance_type", "")
@@ -211,9 +210,9 @@ class _Compiler:
             task["ranks_per_node"] = max(1, gpus_of(step)[1])
         if _knows_secrets(step, self.place):
             more, task["secrets"] = (*more, *_SECRETS), sorted(self.place.secrets)
-        folder, files = packed(_ENTRY, more, json.dumps(task, sort_keys=True, allow_nan=False))
-        self.bundles |= {f"{folder}/{name}": content for name, content in files.items()}
-        return folder
+        files = packed(_ENTRY, task, more)
+        self.bundles |= files
+        return next(iter(files)).rpartition("/")[0]
 
     def _spread(self, step: Step) -> dict[str, Any]:
         """How many nodes: one process on each, which starts the ranks."""
@@ -245,15 +244,9 @@ class _Compiler:
         return {**found, "resources": resources}
 
 
-def _image(step: Step, place: AzureMLSpec) -> str:
-    """The image that a step runs in: ours, or its own."""
-    image = step.container.image
-    return (place.image or image) if image.startswith(OWN_IMAGES) else image
-
-
 def _knows_secrets(step: Step, place: AzureMLSpec) -> bool:
     """Whether its image is ours, which has what reads them."""
-    return bool(place.secrets) and _image(step, place) == place.image
+    return bool(place.secrets) and image_of(step, place.image) == place.image
 
 
 def _folders(names: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -29,9 +29,9 @@ from rekindle.ir.edit.rewrite import (
     with_secrets,
 )
 from rekindle.ir.edit.uris import with_places
-from rekindle.ir.graph import Constant, Graph, Ports, Step
+from rekindle.ir.graph import Constant, Graph, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.bundle import lowered_container
+from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.kubeflow import pods, trainjob
@@ -83,7 +83,7 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The container of the launcher of a step."""
     wanted: dict[str, Any] = {
         "task": _task(step),
-        "inputs": _types(step.inputs),
+        "inputs": types_of(step.inputs),
         "retry": dataclasses.asdict(step.retry),
         "account": place.node_account,
         "job": trainjob.template(step, place),
@@ -111,13 +111,6 @@ def _task(step: Step) -> dict[str, Any]:
     by_reference = pods.own_variables(step)  # a step's own win over what the machine is known for
     found = {name: value for name, value in found.items() if name not in by_reference}
     return {**task, "name": step.name, "env": {**found, **task["env"]}}
-
-
-def _types(ports: Ports) -> dict[str, dict[str, str]]:
-    return {
-        name: {"schema_title": a.schema_title, "schema_version": a.schema_version}
-        for name, a in ports.artifacts.items()
-    }
 
 
 def _problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:

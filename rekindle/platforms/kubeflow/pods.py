@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rekindle.errors import Problem
-from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Setting, Step
+from rekindle.platforms.bundle import image_of
 from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit, Piece, joined
 from rekindle.platforms.kubeflow.settings import (
     INPUT,
@@ -69,12 +69,6 @@ def late(step: Step) -> Late:
     return Late(tuple(found), bindings)
 
 
-def image_of(step: Step, place: KubeflowSpec) -> str:
-    """The image of a step's nodes, which is ours by another name if it is one of ours."""
-    image = step.container.image
-    return place.image if place.image and image.startswith(OWN_IMAGES) else image
-
-
 def pod(step: Step, place: KubeflowSpec) -> Piece:
     """All that is written down, as far as `problems` has nothing to say."""
     return _put_together(step, place)[0]
@@ -98,7 +92,7 @@ def _put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]
     made: Piece = {"env": [], "spec": {}}
     found: list[Problem] = []
     who = f"`{step.path}` runs on several nodes"
-    for where, part in (*_of_place(step, place), *_of_step(step, image_of(step, place))):
+    for where, part in (*_of_place(step, place), *_of_step(step, image_of(step, place.image))):
         try:
             made = joined(made, part())
         except Misfit as misfit:

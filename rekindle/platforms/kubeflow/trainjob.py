@@ -22,6 +22,7 @@ from typing import Any
 from rekindle.errors import Problem, StepError
 from rekindle.ir.graph import Resources, Step
 from rekindle.launch.rendezvous import SECRET
+from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
 from rekindle.platforms.kubeflow import pods
 from rekindle.platforms.kubeflow.pod_patch import NODE, Piece, joined
@@ -51,7 +52,7 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
             "name": place.runtime,
         },
         "trainer": {
-            "image": pods.image_of(step, place),
+            "image": image_of(step, place.image),
             "command": list(COMMAND),
             "numNodes": wanted.nodes,
             "numProcPerNode": max(1, wanted.gpus_per_node),

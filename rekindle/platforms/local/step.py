@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 from rekindle.errors import RekindleError, StepError, fix_of
 from rekindle.ir.graph import AnyNode, Importer, Step
-from rekindle.ir.placeholders import Template, lower, references
+from rekindle.ir.placeholders import Template, references
 from rekindle.launch.error_in_log import error_in_log
 from rekindle.launch.fork_server import ForkServer
 from rekindle.launch.shim import PREEMPTED
 from rekindle.masking import masked
+from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
 from rekindle.platforms.local import cache, nodes
 from rekindle.platforms.local.cache import NOTHING, Identity, OwnCode, Stored, Values
@@ -335,21 +336,10 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
 
 def _task(job: Job, step: Step, work: Path, folder: Path) -> dict[str, Any]:
     """TASK.json for the shim; see there."""
-    container = step.container
     return {
-        "source": container.source,
-        "command": [lower(word) for word in container.command],
-        "args": [lower(word) for word in container.args],
-        "env": {name: lower(value) for name, value in container.env.items()},
+        **lowered_container(step),
         "executor_input": executor_input(step, job.inputs, folder),
         "run": job.around.facts(step),
-        "outputs": {
-            "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
-            "artifacts": {
-                n: {"schema_title": a.schema_title, "schema_version": a.schema_version}
-                for n, a in step.outputs.artifacts.items()
-            },
-        },
         "work": str(work),
         "cwd": str(Path.cwd()),
     }

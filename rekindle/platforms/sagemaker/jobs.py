@@ -7,7 +7,6 @@ limits. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rekindle.catalog.tables import limits, network
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.flatten import Flat, Output
 from rekindle.ir.graph import Importer, Step
-from rekindle.platforms.bundle import RESULT, channels_of, packed, task_of
+from rekindle.platforms.bundle import RENDEZVOUS, RESULT, channels_of, packed, task_of
 from rekindle.platforms.feature_checks import beyond, python_problems
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import requests, shapes
@@ -25,9 +24,8 @@ from rekindle.platforms.user_code import ECR
 
 _DAY_SECONDS = 86_400
 _ENTRY = Path(__file__).with_name("entry.py")
-_CONDITIONS = ("errors.py", "ir/condition.py")
 # what the hosts of a Training job need to find each other
-_RENDEZVOUS = ("errors.py", "launch/rendezvous.py", "platforms/sagemaker/rendezvous.py")
+_RENDEZVOUS = (*RENDEZVOUS, "platforms/sagemaker/rendezvous.py")
 
 
 class Jobs:
@@ -135,13 +133,9 @@ class Jobs:
 
     def _keep(self, task: Mapping[str, Any]) -> str:
         """Keep the bundle of a task; where it belongs."""
-        more = [*(_CONDITIONS if task.get("guards") else ())]
-        more += _RENDEZVOUS if "training" in task else ()
-        folder, files = packed(
-            _ENTRY, tuple(dict.fromkeys(more)), json.dumps(task, sort_keys=True, allow_nan=False)
-        )
-        self.bundles |= {f"{folder}/{name}": content for name, content in files.items()}
-        return f"{self.site.root}/{folder}"
+        files = packed(_ENTRY, task, _RENDEZVOUS if "training" in task else ())
+        self.bundles |= files
+        return f"{self.site.root}/{next(iter(files)).rpartition('/')[0]}"
 
     def _environment(self, flat: Flat, step: Step) -> dict[str, Any]:
         """The pipeline's parameters that the step reads, and the names of secrets, never their

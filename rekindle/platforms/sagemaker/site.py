@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Guard, Item, Output, sources
 from rekindle.ir.graph import Importer, Step
+from rekindle.platforms import bundle
 from rekindle.platforms.names import plain_name
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
@@ -88,10 +88,8 @@ class Site:
 
 def image_of(step: Step, place: SageMakerSpec) -> str:
     """The image that a step runs in: its own, where the service can pull it."""
-    image = step.container.image
-    if image.startswith(OWN_IMAGES) or (step.container.source and not ECR.fullmatch(image)):
-        return place.image or image
-    return image
+    image = bundle.image_of(step, place.image)
+    return (place.image or image) if step.container.source and not ECR.fullmatch(image) else image
 
 
 def gets_secrets(step: Step, place: SageMakerSpec) -> bool:

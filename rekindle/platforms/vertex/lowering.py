@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rekindle.catalog.tables import network
-from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Step
 from rekindle.ir.placeholders import references
-from rekindle.platforms.bundle import lowered_container
+from rekindle.platforms.bundle import image_of, lowered_container
 from rekindle.platforms.vertex.customjob import custom_job, limit_seconds, provisioning
 from rekindle.spec.platforms import VertexSpec
 
@@ -39,10 +38,7 @@ def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
 
 def _payload(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     assert step.distribution is not None, step.path
-    image = step.container.image
-    if image.startswith(OWN_IMAGES) and place.image:
-        image = place.image
-    job = custom_job(step, pipeline, image, place)
+    job = custom_job(step, pipeline, image_of(step, place.image), place)
     machine = job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
     return {
         "project": place.project,
