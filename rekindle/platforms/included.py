@@ -13,7 +13,7 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rekindle.errors import RequestError
@@ -23,6 +23,8 @@ _KEYS = (
     "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk", "id_rsa*", "id_dsa*",
     "id_ecdsa*", "id_ed25519*", "*.tfstate", "kubeconfig*", "__pycache__",
 )  # fmt: skip
+_PART = re.compile(r"\*\*/|\*\*|\[(?P<letters>.[^]]*)\]|\\?(?P<letter>.)", re.DOTALL)
+_WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 _Rules = list[tuple[bool, re.Pattern[str]]]
 
@@ -76,20 +78,13 @@ def _is_left_out(path: Path, top: Path, folder: Path, rules: _Rules) -> bool:
     hidden = any(part.startswith(".") for part in parts)
     if hidden or any(fnmatch.fnmatch(part.lower(), key) for part in parts for key in _KEYS):
         return True
-    return _is_ignored(os.path.relpath(path, folder.resolve()).replace(os.sep, "/"), rules)
+    name = os.path.relpath(path, folder.resolve()).replace(os.sep, "/")
+    return next((leaves for leaves, pattern in reversed(rules) if pattern.fullmatch(name)), False)
 
 
 def _target(path: Path, top: Path) -> tuple[str, ...]:
     real = path.resolve()
     return real.relative_to(top).parts if real.is_relative_to(top) else ()
-
-
-def _is_ignored(name: str, rules: Sequence[tuple[bool, re.Pattern[str]]]) -> bool:
-    ignored = False
-    for leaves_out, pattern in rules:
-        if pattern.fullmatch(name):
-            ignored = leaves_out
-    return ignored
 
 
 def _rules(folder: Path) -> _Rules:
@@ -110,24 +105,10 @@ def _rules(folder: Path) -> _Rules:
 
 def _expression(pattern: str) -> str:
     """Go's filepath.Match as a regular expression, with `**`."""
-    made, i = "", 0
-    while i < len(pattern):
-        letter = pattern[i]
-        if pattern.startswith("**/", i):
-            made, i = made + "(?:.*/)?", i + 3
-            continue
-        if pattern.startswith("**", i):
-            made, i = made + ".*", i + 2
-            continue
-        if letter == "[" and (end := pattern.find("]", i + 2)) > 0:
-            inner = pattern[i + 1 : end].replace("\\", "\\\\")
-            made, i = made + f"[{inner}]", end + 1
-            continue
-        if letter == "\\" and i + 1 < len(pattern):
-            i += 1
-            letter = pattern[i]
-            made += re.escape(letter)
-        else:
-            made += {"*": "[^/]*", "?": "[^/]"}.get(letter, re.escape(letter))
-        i += 1
-    return made
+    return _PART.sub(_as_regular, pattern)
+
+
+def _as_regular(part: re.Match[str]) -> str:
+    if part["letters"]:
+        return f"[{part['letters']}]".replace("\\", "\\\\")
+    return _WILD.get(part[0]) or re.escape(part["letter"])

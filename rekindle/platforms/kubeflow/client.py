@@ -47,28 +47,18 @@ class Server:
         """What KFP's client itself asks of runs with; it has more to say than the client does."""
         return self.kfp._run_api
 
-    def every_run(self, experiment: str) -> list[Any]:
-        """The runs of an experiment, the oldest first."""
+    def listed(self, pages: Callable[..., Any], kind: str, **query: Any) -> list[Any]:
+        """Everything of a kind on pages of KFP's client, the oldest first."""
         found, page_token = list[Any](), ""
         while True:
-            listed = self.kfp.list_runs(
-                page_token=page_token, page_size=100, sort_by="created_at", experiment_id=experiment
-            )
-            found += listed.runs or ()
-            page_token = listed.next_page_token
-            if not page_token:
+            page = pages(page_token=page_token, page_size=100, sort_by="created_at", **query)
+            found += getattr(page, kind) or ()
+            if not (page_token := page.next_page_token):
                 return found
 
     def call(self, function: Callable[..., Any], *words: Any, **more: Any) -> Any:
         """A call that may be said twice, repeated some times where it may yet succeed."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                return function(*words, **more)
-            except Exception as error:
-                if attempt == _ATTEMPTS - 1 or not _may_succeed(error):
-                    raise
-                time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
-        raise AssertionError("the last attempt returns or raises")
+        return self.created(lambda: function(*words, **more), lambda: None)
 
     def created(self, create: Callable[[], Any], find: Callable[[], Any]) -> Any:
         """What `create` made, once: where a call failed, `find` says whether it took effect."""
@@ -94,11 +84,8 @@ def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> Submitt
         experiment = experiment_of(server, definition)
 
         def named() -> list[Any]:
-            listed = server.kfp.list_runs(
-                experiment_id=experiment, filter=equals("display_name", name), page_size=100,
-                sort_by="created_at",
-            )  # fmt: skip
-            return list(listed.runs or ())
+            query = {"experiment_id": experiment, "filter": equals("display_name", name)}
+            return server.listed(server.kfp.list_runs, "runs", **query)
 
         if found := server.call(named):
             return SubmittedRun(found[0].run_id, page(place, found[0].run_id), anew=False)

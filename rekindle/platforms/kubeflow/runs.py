@@ -143,12 +143,13 @@ def read(place: KubeflowSpec, uri: str) -> bytes:
 def found(definition: Definition, place: KubeflowSpec) -> tuple[TaggedRun, ...]:
     """The runs of the pipeline's experiment that rekindle submitted, the oldest first."""
     with connected(place) as server:
-        listed = server.call(server.every_run, experiment_of(server, definition))
+        experiment = experiment_of(server, definition)
+        runs = server.call(server.listed, server.kfp.list_runs, "runs", experiment_id=experiment)
     return tuple(
         TaggedRun(
             mark, SubmittedRun(run.run_id, page(place, run.run_id), anew=False), run.created_at
         )
-        for run in listed
+        for run in runs
         if (mark := RunTag.read(run.description or ""))
     )
 

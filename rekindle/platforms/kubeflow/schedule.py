@@ -151,16 +151,9 @@ def _settled(server: Server, name: str) -> Any:
 
 def _recurring(server: Server, name: str = "") -> list[Any]:
     """Recurring runs that are ours, of a config or all, the oldest first."""
-    found, page_token = list[Any](), ""
-    while True:
-        listed = server.kfp.list_recurring_runs(
-            page_token=page_token, page_size=100, sort_by="created_at", namespace=server.namespace,
-            filter=equals("display_name", name) if name else None,
-        )  # fmt: skip
-        found += listed.recurring_runs or ()
-        page_token = listed.next_page_token
-        if not page_token:
-            break
+    wanted = equals("display_name", name) if name else None
+    query = {"namespace": server.namespace, "filter": wanted}
+    found = server.listed(server.kfp.list_recurring_runs, "recurring_runs", **query)
     ours = [one for one in found if (one.description or "").startswith(f"{_MARK} ")]
     return sorted(ours, key=lambda one: (one.created_at, one.recurring_run_id))
 

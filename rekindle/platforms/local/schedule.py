@@ -110,7 +110,7 @@ class Here:
         yield f"  shell    its variables, such as HF_TOKEN, reach no run; set them in {where}"
         user = getpass.getuser()
         linger = ("loginctl", "show-user", user, "--property=Linger", "--value")
-        if self.systemd and shutil.which("loginctl") and _output(linger) != "yes":
+        if self.systemd and shutil.which("loginctl") and _ended(*linger).stdout.strip() != "yes":
             yield f"  login    it starts while {user} is logged in; always: loginctl enable-linger"
 
     def set_schedule(self, job: Job, schedule: ScheduleSpec) -> Schedule:
@@ -222,23 +222,17 @@ def _unit(name: str, end: str) -> Path:
 
 
 def _answers(*words: str) -> bool:
-    command = ("systemctl", "--user", *words)
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
-def _output(command: tuple[str, ...]) -> str:
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return _ended("systemctl", "--user", *words).returncode == 0
 
 
 def _systemctl(*words: str) -> None:
-    _run(("systemctl", "--user", *words))
+    _run("systemctl", "--user", *words)
 
 
 def _crontab() -> list[str]:
     if shutil.which("crontab") is None:
         return []
-    command = ("crontab", "-l")
-    listed = subprocess.run(command, capture_output=True, text=True)
+    listed = _ended("crontab", "-l")
     if listed.returncode and "no crontab" not in listed.stderr:
         raise PlatformError(f"crontab -l: {listed.stderr.strip()}", fix="check that cron allows it")
     return listed.stdout.splitlines()
@@ -253,11 +247,15 @@ def _rewrite(name: str, change: Callable[[str], str | None], added: str = "") ->
     ]
     kept = [line for line in (*after, added or None) if line is not None]
     if kept != before:
-        _run(("crontab", "-"), "".join(f"{line}\n" for line in kept))
+        _run("crontab", "-", text="".join(f"{line}\n" for line in kept))
 
 
-def _run(command: tuple[str, ...], text: str = "") -> None:
-    done = subprocess.run(command, input=text, capture_output=True, text=True)
+def _run(*command: str, text: str = "") -> None:
+    done = _ended(*command, text=text)
     if done.returncode:
         what = f"{shlex.join(command)}: {(done.stderr or done.stdout).strip()}"
         raise PlatformError(what, fix="correct it, and run the command again")
+
+
+def _ended(*command: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, input=text, capture_output=True, text=True)

@@ -301,7 +301,7 @@ class _Compiler:
         model = self.site.uri(Output(*_TRAINED))
         arguments = requests.model_package(self.place, _data_of(model))
         self.jobs.problems += shapes.misfits(
-            "CreateModelPackageInput", arguments, f"{_SECTION}.model_package_group", frozenset()
+            "CreateModelPackageInput", arguments, f"{_SECTION}.model_package_group"
         )
         return {
             "Name": self.site.names[_REGISTERED],

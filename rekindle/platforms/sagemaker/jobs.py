@@ -19,7 +19,7 @@ from rekindle.platforms.bundle import RENDEZVOUS, RESULT, channels_of, packed, t
 from rekindle.platforms.feature_checks import beyond, python_problems
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import requests, shapes
-from rekindle.platforms.sagemaker.site import Site, gets_secrets, is_training
+from rekindle.platforms.sagemaker.site import Site, gets_secrets, image_of, is_training
 from rekindle.platforms.user_code import ECR
 
 _DAY_SECONDS = 86_400
@@ -57,7 +57,7 @@ class Jobs:
             "result-0": self.site.uri(Output(flat.path, RESULT)),
         }
         outputs = {RESULT: self.site.folder(name, RESULT)}
-        image = self.place.image or self.site.image(flat.step)
+        image = self.place.image or image_of(flat.step, self.place)
         request = requests.processing(
             self.place, image, self.place.machine, inputs, outputs, _DAY_SECONDS
         )
@@ -77,7 +77,7 @@ class Jobs:
         most = limits("sagemaker")["processing_outputs"]
         self._count(flat, "outputs, its result included", len(outputs), most)
         return requests.processing(
-            self.place, self.site.image(step), self._machine(step),
+            self.place, image_of(step, self.place), self._machine(step),
             self._inputs(flat, step, "processing"), outputs, step.timeout_seconds or _DAY_SECONDS,
         )  # fmt: skip
 
@@ -86,7 +86,7 @@ class Jobs:
         seconds, wait_seconds = self._patience(flat, step)
         return requests.training(
             self.place,
-            self.site.image(step),
+            image_of(step, self.place),
             self._machine(step),
             wanted.nodes if wanted else 1,
             self._inputs(flat, step, "training"),
@@ -168,7 +168,7 @@ class Jobs:
     def _check_image(self, step: Step) -> None:
         """Note an image that the service cannot pull, or that cannot run the shim. Those of Python
         components give way to the config's, which is looked at on its own."""
-        image = self.site.image(step)
+        image = image_of(step, self.place)
         if not step.container.source and not ECR.fullmatch(image):
             how = f"its image {image} is not in ECR, and a job pulls from nowhere else"
             fix = "copy it to ECR, and name that: NUMBER.dkr.ecr.REGION.amazonaws.com/NAME:TAG"

@@ -32,41 +32,33 @@ def _shapes() -> Mapping[str, Any]:
     return shapes
 
 
-def is_variable(value: Any) -> bool:
-    """Whether the pipeline fills the value in at run time."""
-    return isinstance(value, dict) and len(value) == 1 and next(iter(value)) in _VARIABLES
-
-
-_VARIABLES = ("Get", "Std:Join", "Std:JsonGet")
-
-
-def misfits(request: str, value: Any, where: str, given: frozenset[str]) -> Iterator[Problem]:
-    """Everything in `value` that does not fit the shape `request`. `given` are members that the
-    service fills in itself, such as a job's name."""
-    yield from _misfits(request, value, where, given)
-
-
-def _misfits(
+def misfits(
     name: str, value: Any, where: str, given: frozenset[str] = frozenset()
 ) -> Iterator[Problem]:
+    """Everything in `value` that does not fit the shape `name`. `given` are members that the
+    service fills in itself, such as a job's name."""
     shape = _shapes()[name]
     kind = shape["type"]
-    content: Any = value
-    if is_variable(value) and kind not in ("structure", "map", "list"):
+    if kind not in ("structure", "map", "list") and _is_variable(value):
         return
     if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "boolean"):
         yield Problem(f"{str(value)[:60]!r} is no {kind}", where, f"the service wants a {name}")
         return
     yield from _out_of_bounds(shape, value, where)
     if kind == "structure":
-        yield from _of_structure(shape, content, where, given)
+        yield from _of_structure(shape, value, where, given)
     elif kind == "map":
-        for key, item in content.items():
-            yield from _misfits(shape["key"], key, f"{where}.{key}")
-            yield from _misfits(shape["value"], item, f"{where}.{key}")
+        for key, item in value.items():
+            yield from misfits(shape["key"], key, f"{where}.{key}")
+            yield from misfits(shape["value"], item, f"{where}.{key}")
     elif kind == "list":
-        for i, item in enumerate(content):
-            yield from _misfits(shape["member"], item, f"{where}[{i}]")
+        for i, item in enumerate(value):
+            yield from misfits(shape["member"], item, f"{where}[{i}]")
+
+
+def _is_variable(value: Any) -> bool:
+    """Whether the pipeline fills the value in at run time."""
+    return isinstance(value, dict) and [*value] in (["Get"], ["Std:Join"], ["Std:JsonGet"])
 
 
 def _of_structure(
@@ -74,20 +66,18 @@ def _of_structure(
 ) -> Iterator[Problem]:
     for member in shape.get("required", ()):
         if member not in value and member not in given:
-            yield Problem(
-                f"`{member}` is missing", where, "this is a bug in rekindle, please report it"
-            )
+            fix = "this is a bug in rekindle, please report it"
+            yield Problem(f"`{member}` is missing", where, fix)
     for member, item in value.items():
         if member not in shape["members"]:
             yield Problem(f"`{member}` is unknown to the service", where, "leave it out")
         else:
-            yield from _misfits(shape["members"][member], item, f"{where}.{member}")
+            yield from misfits(shape["members"][member], item, f"{where}.{member}")
 
 
 def _out_of_bounds(shape: Mapping[str, Any], value: Any, where: str) -> Iterator[Problem]:
     size = value if isinstance(value, int | float) else len(value)
-    what = "characters" if isinstance(value, str) else "items"
-    unit = "" if isinstance(value, int | float) else f" {what}"
+    unit = {int: "", float: "", str: " characters"}.get(type(value), " items")
     if "max" in shape and size > shape["max"]:
         yield Problem(
             f"{size:,}{unit} are more than the {shape['max']:,} that the service takes", where,

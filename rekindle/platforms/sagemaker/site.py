@@ -59,10 +59,6 @@ class Site:
                 found[one.name] = Received(variable, self.types[one.name], value)
         return found
 
-    def image(self, step: Step) -> str:
-        """The image that the step runs in."""
-        return image_of(step, self.place)
-
     def uri(self, source: Output) -> Any:
         """Where an output of a step lies, as a property of its job. A Training job's lies where the
         service puts the uncompressed model."""
