@@ -44,19 +44,19 @@ class Docker:
 
     def image_id(self, image: str) -> str:
         """`sha256:...` of an image that is here; "" if it is not."""
-        found = self._ask("image", "inspect", "--format={{.Id}}", "--", image)
+        found = self.ask("image", "inspect", "--format={{.Id}}", "--", image)
         return found.stdout.strip() if found.returncode == 0 else ""
 
     def pull(self, image: str) -> str:
         """Why the image cannot be had; "" once it is here."""
         log.warning("pulling %s", image)
-        done = self._ask("pull", "--quiet", "--", image, seconds=_PULL_SECONDS)
-        return _last_line(done) if done.returncode else ""
+        done = self.ask("pull", "--quiet", "--", image, seconds=_PULL_SECONDS)
+        return last_line(done) if done.returncode else ""
 
     def containers(self, home: str) -> list[tuple[str, str]]:
         """Name and run id of each container, running or not, that belongs to a home folder."""
         shown = f'--format={{{{.Names}}}} {{{{.Label "{RUN_LABEL}"}}}}'
-        found = self._ask("ps", "--all", f"--filter=label={HOME_LABEL}={home}", shown)
+        found = self.ask("ps", "--all", f"--filter=label={HOME_LABEL}={home}", shown)
         return [(name, run) for name, run in map(str.split, found.stdout.splitlines())]
 
     def removal(self, *names: str) -> list[str]:
@@ -68,9 +68,10 @@ class Docker:
         if names:
             _ask(self.removal(*names), self.env)
 
-    def _ask(
+    def ask(
         self, *words: str, seconds: float = _ANSWER_SECONDS
     ) -> subprocess.CompletedProcess[str]:
+        """How a command ended; with 124 where it took longer."""
         return _ask(self.words(*words), self.env, seconds)
 
 
@@ -83,12 +84,12 @@ def find(env: Mapping[str, str]) -> Docker:
     context = _ask([client, "context", "inspect", "--format={{.Endpoints.docker.Host}}"], env)
     address = context.stdout.strip()
     if not address.startswith("unix://"):
-        what = f"the docker daemon is not on this machine: {address or _last_line(context)}"
+        what = f"the docker daemon is not on this machine: {address or last_line(context)}"
         raise RequestError(what, where=WHERE, fix=_FIX)
     docker = Docker(client, address, env)
     answer = _ask(docker.words("version", "--format={{.Server.Version}}"), env)
     if answer.returncode:
-        what = f"cannot use docker: {_last_line(answer)}"
+        what = f"cannot use docker: {last_line(answer)}"
         raise RequestError(what, where=WHERE, fix=_FIX)
     options = _ask(docker.words("info", "--format={{.SecurityOptions}}"), env).stdout
     return dataclasses.replace(docker, rootless="name=rootless" in options)
@@ -107,6 +108,7 @@ def _ask(
         return subprocess.CompletedProcess(command, 124, "", said)
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return lines[-1]
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The last of what a command printed."""
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"

@@ -7,12 +7,11 @@ which code is in it, and which base is below."""
 from __future__ import annotations
 
 import re
-import subprocess
 import tempfile
 from pathlib import Path
 
 from rekindle.errors import PlatformError, RequestError
-from rekindle.platforms.docker import Docker
+from rekindle.platforms.docker import Docker, last_line
 from rekindle.platforms.user_code import HOME, Code
 from rekindle.spec import lock
 from rekindle.spec.imports import INCLUDED
@@ -49,10 +48,10 @@ def build(docker: Docker, code: Code, base: str, name: str) -> str:
             path.chmod(0o755 if path.is_dir() else 0o644)
         (folder / "code").chmod(0o755)
         (folder / "Dockerfile").write_text(_dockerfile(code, base, below))
-        done = _docker(docker, "build", "--tag", name, made)
+        done = docker.ask("build", "--tag", name, made, seconds=_SECONDS)
     if done.returncode:
         raise RequestError(
-            f"docker cannot build it: {_last(done)}", where="image.base", fix="see what it says"
+            f"docker cannot build it: {last_line(done)}", where="image.base", fix="see what it says"
         )
     return docker.image_id(name)
 
@@ -71,7 +70,7 @@ def _dockerfile(code: Code, base: str, below: str) -> str:
 def code_label(docker: Docker, name: str) -> str | None:
     """Hash of the code in an image on this machine; None if there is no such image."""
     label = f'--format={{{{index .Config.Labels "{CODE_LABEL}"}}}}'
-    found = _docker(docker, "image", "inspect", label, name)
+    found = docker.ask("image", "inspect", label, name)
     return None if found.returncode else found.stdout.strip()
 
 
@@ -80,10 +79,10 @@ def push(docker: Docker, local: str, name: str) -> Pin:
     registry will not have it."""
     code = code_label(docker, local)
     for words in (("tag", local, name), ("push", name)):
-        done = _docker(docker, *words)
+        done = docker.ask(*words, seconds=_SECONDS)
         if done.returncode:
             raise PlatformError(
-                f"{name} cannot be pushed: {_last(done)}", where=name,
+                f"{name} cannot be pushed: {last_line(done)}", where=name,
                 fix=f"docker login {lock.repository(name).partition('/')[0]} with push rights, or "
                 "correct the image name; then push again",
             )  # fmt: skip
@@ -94,16 +93,3 @@ def push(docker: Docker, local: str, name: str) -> Pin:
             fix=f"write {lock.repository(name)}@sha256:... into the config by hand",
         )  # fmt: skip
     return Pin(digest=digests[-1], code=code or "")
-
-
-def _docker(docker: Docker, *words: str) -> subprocess.CompletedProcess[str]:
-    command = docker.words(*words)
-    return subprocess.run(
-        command, env=dict(docker.env), timeout=_SECONDS,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
-
-
-def _last(done: subprocess.CompletedProcess[str]) -> str:
-    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return lines[-1] if lines else f"exit code {done.returncode}"

@@ -76,10 +76,8 @@ def run(task: Task, place: Place) -> int:
         WORK.mkdir(parents=True, exist_ok=True)
         if not all(inputs.holds(guard) for guard in task["guards"]):
             return _skipped(place)
-        given, facts = (
-            _given(task, inputs, place),
-            {**place.facts, "pipeline_task_name": task["name"]},
-        )
+        given = _given(task, inputs, place)
+        facts = {**place.facts, "pipeline_task_name": task["name"]}
         words = node.prepared(task, given, facts, WORK, leads=place.node == 0, cwd=Path.cwd())
     except (shim.TaskError, OSError, ValueError, KeyError) as error:
         return failed(place, f"{type(error).__name__}: {error}")
@@ -191,15 +189,8 @@ class _Inputs:
             told = json.loads((place / MARK).read_text(encoding="utf-8"))
         if "skipped" in told:
             return None
-        return {
-            "name": name,
-            "type": {
-                "schemaTitle": source["schema_title"],
-                "schemaVersion": source["schema_version"],
-            },
-            "uri": str(_only(place) if source["imported"] else place / "data"),
-            "metadata": told["metadata"],
-        }
+        uri = _only(place) if source["imported"] else place / "data"
+        return _artifact(name, source, uri, told["metadata"])
 
 
 def _only(place: Path) -> Path:
@@ -311,7 +302,7 @@ def _given(task: Task, inputs: _Inputs, place: Place) -> dict[str, Any]:
         for name, source in task["artifacts"].items()
     }
     made = {
-        name: {"artifacts": [_planned(name, schema, place.outputs[name] / "data")]}
+        name: {"artifacts": [_artifact(name, schema, place.outputs[name] / "data", {})]}
         for name, schema in task["outputs"]["artifacts"].items()
     }
     return {
@@ -330,7 +321,7 @@ def _given(task: Task, inputs: _Inputs, place: Place) -> dict[str, Any]:
     }
 
 
-def _planned(name: str, schema: dict[str, str], place: Path) -> dict[str, Any]:
-    """An artifact that the step is to make."""
+def _artifact(name: str, schema: Mapping[str, Any], uri: Path, metadata: Any) -> dict[str, Any]:
+    """An artifact as KFP's executor wants it."""
     kind = {"schemaTitle": schema["schema_title"], "schemaVersion": schema["schema_version"]}
-    return {"name": name, "type": kind, "uri": str(place), "metadata": {}}
+    return {"name": name, "type": kind, "uri": str(uri), "metadata": metadata}

@@ -16,7 +16,7 @@ import contextlib
 import datetime
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.platforms.azureml import history
@@ -143,9 +143,14 @@ def found(definition: Definition, place: AzureMLSpec) -> tuple[TaggedRun, ...]:
     """The pipeline's jobs that rekindle submitted, the oldest first."""
     pipeline = definition.entry.removesuffix(SUFFIX)
     with connected(place) as client:
+        listed: Iterable[Any] = client.jobs.list(tag=RUN_TAG)
         marked = [
-            TaggedRun(mark, SubmittedRun(job.name, job.studio_url or "", anew=False), _made_at(job))
-            for job in client.jobs.list(tag=RUN_TAG)
+            TaggedRun(
+                mark,
+                SubmittedRun(job.name, job.studio_url or "", False),
+                job.creation_context.created_at,
+            )
+            for job in listed
             if job is not None and job.experiment_name == pipeline
             if (mark := RunTag.of(job.tags or {}))
         ]
@@ -155,11 +160,6 @@ def found(definition: Definition, place: AzureMLSpec) -> tuple[TaggedRun, ...]:
 def _status_of(client: MLClient, id: str) -> str:
     found: Any = client.jobs.get(id).status
     return str(getattr(found, "value", found))
-
-
-def _made_at(job: Any) -> datetime.datetime:
-    made: datetime.datetime = job.creation_context.created_at
-    return made
 
 
 def _step(child: history.Record, now: datetime.datetime) -> StepRecord:

@@ -65,13 +65,8 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     if place.queue:
         labels["kueue.x-k8s.io/queue-name"] = place.queue
         spec["suspend"] = True  # until Kueue admits it
-    job = {
-        "apiVersion": API_VERSION,
-        "kind": "TrainJob",
-        "metadata": {"labels": labels},
-        "spec": spec,
-    }
-    return with_pod(job, pods.pod(step, place))
+    job = {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": {"labels": labels}}
+    return with_pod({**job, "spec": spec}, pods.pod(step, place))
 
 
 def with_pod(job: Mapping[str, Any], pod: Piece) -> dict[str, Any]:
@@ -116,19 +111,8 @@ def manifest(
     made["metadata"] |= {
         "name": name,
         "annotations": {RESULT: result, IDENTITY: identity},
-        "labels": {
-            **template["metadata"]["labels"],
-            STEP: digest_of(identity),
-            ATTEMPT: str(attempt),
-        },
-        "ownerReferences": [
-            {
-                "apiVersion": owner["apiVersion"],
-                "kind": owner["kind"],
-                "name": owner["name"],
-                "uid": owner["uid"],
-            }
-        ],
+        "labels": made["metadata"]["labels"] | {STEP: digest_of(identity), ATTEMPT: str(attempt)},
+        "ownerReferences": [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}],
     }
     trainer = made["spec"]["trainer"]
     trainer["args"] = list(payload)
@@ -222,16 +206,9 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
 
 def _resources(asked: Resources, gpus: int) -> dict[str, dict[str, str]]:
     """Limits and requests of a node; GPUs are in both, as Kubernetes wants."""
-    limits = {"cpu": asked.cpu_limit, "memory": asked.memory_limit}
-    requests = {
-        "cpu": asked.cpu_request or asked.cpu_limit,
-        "memory": asked.memory_request or asked.memory_limit,
-    }
-    found = {}
-    for name, amounts in (("limits", limits), ("requests", requests)):
-        given = {resource: amount for resource, amount in amounts.items() if amount}
-        if gpus:
-            given[GPU] = str(gpus)
-        if given:
-            found[name] = given
-    return found
+    cpu, memory = asked.cpu_limit, asked.memory_limit
+    least = {"cpu": asked.cpu_request or cpu, "memory": asked.memory_request or memory}
+    wanted = {"limits": {"cpu": cpu, "memory": memory}, "requests": least}
+    gpu = {GPU: str(gpus)} if gpus else {}
+    found = {name: {k: v for k, v in has.items() if v} | gpu for name, has in wanted.items()}
+    return {name: has for name, has in found.items() if has}

@@ -87,14 +87,6 @@ class Identity:
         return _hash(dict(self.facts))[:32]
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A result in the cache."""
-
-    run_id: str
-    outputs: Values
-
-
 def names_of_code(step: Step, inputs: Values) -> list[str]:
     """By what a step's files of the user are known: its component, and values that may name one."""
     return [step.component, *(v for v in inputs.parameters.values() if isinstance(v, str))]
@@ -147,32 +139,31 @@ def identify(
     return Identity(facts)
 
 
-def look_up(store: Store, identity: Identity) -> tuple[Entry | None, str]:
-    """The entry for `identity` if its files are still there, else None; and why, in words ("" =
+def look_up(store: Store, identity: Identity) -> tuple[Values | None, str]:
+    """The outputs for `identity` if its files are still there, else None; and why, in words ("" =
     never stored)."""
     try:
         raw = json.loads(store.entry(identity.key).read_bytes())
         if raw.pop("sha256") != _hash(raw):
             return None, "its cache entry was damaged"
         here = moved(raw["outputs"], raw.get("home", ""), str(store.home))
-        entry = Entry(raw["run_id"], _values_from_json(here))
+        run_id, outputs = raw["run_id"], _values_from_json(here)
     except FileNotFoundError:
         return None, ""
     except _MALFORMED:
         return None, "its cache entry cannot be read"
     artifacts: dict[str, Given] = {}
-    for name, given in entry.outputs.artifacts.items():
+    for name, given in outputs.artifacts.items():
         (artifact,) = each(given)
         path = local_path(artifact.uri)
         now = describe(path, artifact.files) if path and artifact.files else artifact.files
         if digest(now) != artifact.digest:
             return None, f"artifact `{name}` {'changed on disk' if now else 'is gone'}"
         artifacts[name] = dataclasses.replace(artifact, files=now)
-    if artifacts != entry.outputs.artifacts:  # copied or touched: note the new times and inodes
-        outputs = Values(entry.outputs.parameters, artifacts)
+    if artifacts != outputs.artifacts:  # copied or touched: note the new times and inodes
         with contextlib.suppress(OSError):
-            _put(store, identity, entry.run_id, outputs)
-    return entry, f"same inputs and code as in run {entry.run_id}"
+            _put(store, identity, run_id, Values(outputs.parameters, artifacts))
+    return outputs, f"same inputs and code as in run {run_id}"
 
 
 def explain_miss(store: Store, slug: str, identity: Identity) -> str:

@@ -178,9 +178,9 @@ def _perform(job: Job, step: Step) -> Outcome:
         if not claimed:
             return Outcome(step, "cancelled", reason="the run was interrupted")
         store.note_use(around.run_id, identity.key)
-        entry, reason = cache.look_up(store, identity)
-        if entry:
-            return Outcome(step, "succeeded", entry.outputs, True, reason, identity.key)
+        outputs, reason = cache.look_up(store, identity)
+        if outputs:
+            return Outcome(step, "succeeded", outputs, True, reason, identity.key)
         reason = reason or cache.explain_miss(store, job.slug, identity)
         return _run(job, step, identity, reason, keep=True)
 

@@ -38,13 +38,8 @@ class Machine:
 
     def spec(self) -> dict[str, Any]:
         """MachineSpec."""
-        if not self.gpus:
-            return {"machineType": self.name}
-        return {
-            "machineType": self.name,
-            "acceleratorType": self.accelerator,
-            "acceleratorCount": self.gpus,
-        }
+        gpus = {"acceleratorType": self.accelerator, "acceleratorCount": self.gpus}
+        return {"machineType": self.name, **(gpus if self.gpus else {})}
 
 
 def custom_job(step: Step, pipeline: str, image: str, place: VertexSpec) -> dict[str, Any]:
@@ -187,20 +182,16 @@ def _no_machine(step: Step, wanted: Distribution) -> Problem:
         for m in _machines()
         if wanted.accelerator in (m.gpu, m.accelerator) or wanted.machine == m.name
     ]
-    there = {f"{m.gpus} x {m.gpu} ({m.name})": None for m in same} or {
-        m.gpu: None for m in _machines()
-    }
-    what = f"`{step.path}` asks for {wanted.gpus_per_node} GPUs a node on {asked}"
-    return Problem(f"{what}, which no machine has", step.where, f"there is {', '.join(there)}")
+    there = [f"{m.gpus} x {m.gpu} ({m.name})" for m in same] or [m.gpu for m in _machines()]
+    what = f"`{step.path}` asks for {wanted.gpus_per_node} GPUs a node on {asked}, which no machine"
+    return Problem(f"{what} has", step.where, f"there is {', '.join(dict.fromkeys(there))}")
 
 
 def _scheduling(step: Step, place: VertexSpec) -> dict[str, Any]:
     how = provisioning(_distribution(step), place)
-    scheduling = {
-        "strategy": _STRATEGIES[how],
-        "timeout": f"{limit_seconds(step)}s",
-        "disableRetries": True,
-    }
+    seconds = limit_seconds(step)
+    scheduling: dict[str, Any] = {"timeout": f"{seconds}s", "disableRetries": True}
+    scheduling["strategy"] = _STRATEGIES[how]
     if how == "flex-start":
         scheduling["maxWaitDuration"] = f"{place.max_wait_hours * 3_600:.0f}s"
     return scheduling

@@ -27,6 +27,7 @@ from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
 from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
 from rekindle.platforms.vertex.client import connected, labels_of, page, submit, where
 from rekindle.platforms.vertex.outline import job_of, launchers
+from rekindle.platforms.vertex.service import log_query, text_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
 
@@ -58,7 +59,7 @@ def describe(place: VertexSpec, id: str) -> RunSnapshot:
     with connected(place) as project:
         job = _job(project, id)
         status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
-        spec, tried = _spec(job), _tried(project, job)
+        spec, tried = job["pipelineSpec"], _tried(project, job)
         steps = tuple(
             _with_jobs(_step(name, task, now), spec, tried) for name, task in _tasks(job).items()
         )
@@ -79,7 +80,8 @@ def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
     with connected(place) as project:
         entries = [*_entries(project, place, [own, *made], since)]
         fresh = [entry for entry in entries if _key(entry) not in told]
-        news = {match[1] for e in fresh if _job_of(e) == own for match in _MADE.finditer(_text(e))}
+        said = "\n".join(text_of(entry) for entry in fresh if _job_of(entry) == own)
+        news = {*_MADE.findall(said)}
         if news := news - {own, *made}:
             more = [*_entries(project, place, sorted(news), step.started_at)]
             entries, fresh, made = entries + more, fresh + more, [*made, *sorted(news)]
@@ -167,16 +169,11 @@ def _state(job: Message) -> str:
     return str(job.get("state", "")).removeprefix("PIPELINE_STATE_")
 
 
-def _spec(job: Message) -> Message:
-    spec: Message = job["pipelineSpec"]
-    return spec
-
-
 def _tried(project: Project, job: Message) -> Mapping[str, int]:
     """How many jobs the launchers of the run made, by the name that these have.
 
     It sends no request where there are no launchers."""
-    names = [told["job"]["displayName"] for told in launchers(_spec(job)).values()]
+    names = [told["job"]["displayName"] for told in launchers(job["pipelineSpec"]).values()]
     if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
     wanted = " AND ".join(f"labels.{key}={value}" for key, value in labels_of(mark).items())
@@ -215,7 +212,7 @@ def _with_jobs(step: StepRecord, spec: Mapping[str, Any], tried: Mapping[str, in
 
 def _tasks(job: Message) -> dict[str, Message]:
     """Tasks that run containers, by the names of steps."""
-    spec = _spec(job)
+    spec = job["pipelineSpec"]
     details = job.get("jobDetail", {}).get("taskDetails", ())
     known = {task["taskId"]: task for task in details}
     named = collections.defaultdict[str, list[Any]](list)
@@ -282,18 +279,11 @@ def _entries(
 ) -> Iterator[dict[str, Any]]:
     """What the machines of these jobs printed."""
     ids = " OR ".join(f'"{job}"' for job in jobs)
-    wanted = [
-        'resource.type="ml_job"', f"resource.labels.job_id=({ids})",
-        'resource.labels.task_name:"workerpool"', *([f'timestamp>="{since}"'] if since else []),
-    ]  # fmt: skip
-    body = {
-        "resourceNames": [f"projects/{place.project}"], "filter": " AND ".join(wanted),
-        "orderBy": "timestamp asc", "pageSize": 1_000,
-    }  # fmt: skip
+    nodes = f"resource.labels.job_id=({ids})", 'resource.labels.task_name:"workerpool"'
+    body = log_query(place.project, since, *nodes)
     while True:
-        told = _asked(
-            project, "POST", "https://logging.googleapis.com/v2/entries:list", json=body
-        ).json()
+        url = "https://logging.googleapis.com/v2/entries:list"
+        told = _asked(project, "POST", url, json=body).json()
         yield from told.get("entries", ())
         if not (token := told.get("nextPageToken")):
             return
@@ -321,15 +311,11 @@ def _asked(project: Project, method: str, url: str, **more: Any) -> Response:
 
 def _lines(entry: Mapping[str, Any], own: str, has_nodes: bool) -> list[str]:
     """For people: what a launcher repeats of its nodes is left out where theirs is there."""
-    lines = _text(entry).splitlines()
+    lines = text_of(entry).splitlines()
     if _job_of(entry) == own:
         return [line for line in lines if not (has_nodes and line.startswith(_TOLD))]
     pool, _, index = entry["resource"]["labels"]["task_name"].rpartition("-")
     return [f"[node {int(index) + (pool != 'workerpool0')}] {line}" for line in lines]
-
-
-def _text(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", ""))
 
 
 def _job_of(entry: Mapping[str, Any]) -> str:

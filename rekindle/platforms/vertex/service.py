@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from rekindle.http import HttpError
@@ -120,27 +121,28 @@ class NodeLog:
         if fresh:
             self.since = fresh[-1]["timestamp"]
             self.told = {e["insertId"] for e in entries if e["timestamp"] == self.since}
-        return [_text(entry) for entry in fresh]
+        return [text_of(entry).rstrip() for entry in fresh]
 
     def _entries(self, job: Job) -> list[dict[str, Any]]:
-        wanted = [
-            'resource.type="ml_job"',
-            f'resource.labels.job_id="{job.number}"',
-            'resource.labels.task_name="workerpool0-0"',
-            *([f'timestamp>="{self.since}"'] if self.since else []),
-        ]
-        body = {
-            "resourceNames": [f"projects/{self.service.project}"],
-            "filter": " AND ".join(wanted),
-            "orderBy": "timestamp asc",
-            "pageSize": 1_000,
-        }
+        one = f'resource.labels.job_id="{job.number}"'
+        machine = 'resource.labels.task_name="workerpool0-0"'
+        body = log_query(self.service.project, self.since, one, machine)
         told = self.service.google.post("logging", "/v2/entries:list", body, patience=0)
         return list(told.get("entries", []))
 
 
-def _text(entry: dict[str, Any]) -> str:
-    return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", "")).rstrip()
+def log_query(project: str, since: str, *wanted: str) -> dict[str, Any]:
+    """The body of `entries.list` for what machines of jobs printed `since` ("": from the start)."""
+    times = [f'timestamp>="{since}"'] if since else []
+    return {
+        "resourceNames": [f"projects/{project}"], "orderBy": "timestamp asc", "pageSize": 1_000,
+        "filter": " AND ".join(['resource.type="ml_job"', *wanted, *times]),
+    }  # fmt: skip
+
+
+def text_of(entry: Mapping[str, Any]) -> str:
+    """What an entry of the log says."""
+    return str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message", ""))
 
 
 def _seconds(text: str) -> float:
