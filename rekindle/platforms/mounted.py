@@ -305,19 +305,15 @@ def _given(task: Task, inputs: _Inputs, place: Place) -> dict[str, Any]:
         name: {"artifacts": [_artifact(name, schema, place.outputs[name] / "data", {})]}
         for name, schema in task["outputs"]["artifacts"].items()
     }
+    names = task["outputs"]["parameters"]
+    files = {name: {"outputFile": str(WORK / "parameters" / name)} for name in names}
+    outputs = {"parameters": files, "artifacts": made}
     return {
         "inputs": {
             "parameterValues": {n: v for n, v in values.items() if v is not None},
             "artifacts": {n: found for n, found in given.items() if found["artifacts"]},
         },
-        "outputs": {
-            "parameters": {
-                name: {"outputFile": str(WORK / "parameters" / name)}
-                for name in task["outputs"]["parameters"]
-            },
-            "artifacts": made,
-            "outputFile": str(WORK / "executor_output.json"),
-        },
+        "outputs": {**outputs, "outputFile": str(WORK / "executor_output.json")},
     }
 
 

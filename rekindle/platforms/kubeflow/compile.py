@@ -46,10 +46,8 @@ RESULT_OUTPUT = "rekindle-result"
 # (processNodeRetries in argo-workflows).
 RELAUNCHES, RELAUNCHING_SECONDS = 5, 90 * 24 * 3_600
 _RELAUNCHING = {
-    "backoffDuration": "1s",
-    "backoffFactor": 1.0,
-    "backoffMaxDuration": f"{RELAUNCHING_SECONDS}s",
-}
+    "backoffDuration": "1s", "backoffFactor": 1.0, "backoffMaxDuration": f"{RELAUNCHING_SECONDS}s",
+}  # fmt: skip
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
 
 

@@ -45,13 +45,8 @@ _STEPS: dict[str, StepStatus] = {
     "SUCCEEDED": "succeeded", "SKIPPED": "skipped", "FAILED": "failed", "CANCELED": "cancelled",
 }  # fmt: skip
 _WORST: tuple[StepStatus, ...] = (
-    "failed",
-    "cancelled",
-    "running",
-    "pending",
-    "succeeded",
-    "skipped",
-)
+    "failed", "cancelled", "running", "pending", "succeeded", "skipped",
+)  # fmt: skip
 _NOT_REACHED = "a step before it failed, or a condition chose otherwise"
 _EXECUTOR = re.compile(r"executor(\(\d+\))?")
 _READABLE = ("s3://", "gs://", "abfs://", "file://", "/")

@@ -93,17 +93,10 @@ def _template_of(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def manifest(
-    template: Mapping[str, Any],
-    *,
-    name: str,
-    identity: str,
-    attempt: int,
-    owner: Mapping[str, Any],
-    service_account: str,
-    result: str,
-    payload: Sequence[str],
+    template: Mapping[str, Any], *, name: str, identity: str, attempt: int,
+    owner: Mapping[str, Any], service_account: str, result: str, payload: Sequence[str],
     secret: str,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The TrainJob to create: `identity` is the step of the run that it is for, `owner` the run's
     Workflow, `result` the URI where node rank 0 leaves what the step gave, `payload` what tells the
     nodes what to do, `secret` the name of the Secret that several nodes wait for."""

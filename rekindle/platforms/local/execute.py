@@ -36,6 +36,7 @@ from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.local import environments
 from rekindle.platforms.local.cache import OwnCode, each
 from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
+from rekindle.platforms.local.environments import OnEvent
 from rekindle.platforms.local.process import Control
 from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
 from rekindle.platforms.local.store import Store, is_alive, make_home
@@ -44,29 +45,20 @@ from rekindle.records import Ignored, RunRecord, StepRecord
 
 __all__ = ["execute", "ignored"]
 
+OnChange = Callable[[RunRecord], None]
 GRACE_SECONDS = 30.0
 # a text that UTF-8 or the locale cannot encode is no reason to fail a step that prints it
 _PRINTING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 
 def execute(
-    graph: Graph,
-    arguments: Mapping[str, Any],
-    *,
-    home: Path,
-    record: RunRecord,
-    env: Mapping[str, str],
-    source_hash: str,
-    own_code: OwnCode = lambda names: {},
-    fresh: bool = False,
-    from_step: str | None = None,
-    max_parallel: int | None = None,
-    imports: Sequence[str] = (),
-    containers: Containers = NO_CONTAINERS,
-    on_change: Callable[[RunRecord], None] | None = None,
-    on_event: Callable[[str, dict[str, Any]], None] | None = None,
+    graph: Graph, arguments: Mapping[str, Any], *, home: Path, record: RunRecord,
+    env: Mapping[str, str], source_hash: str, own_code: OwnCode = lambda names: {},
+    fresh: bool = False, from_step: str | None = None, max_parallel: int | None = None,
+    imports: Sequence[str] = (), containers: Containers = NO_CONTAINERS,
+    on_change: OnChange | None = None, on_event: OnEvent | None = None,
     grace_seconds: float = GRACE_SECONDS,
-) -> RunRecord:
+) -> RunRecord:  # fmt: skip
     """The finished record of one run of `graph` under `home`, as it also stands in
     `runs/<run_id>/run.json`.
 
@@ -88,14 +80,10 @@ def execute(
     steps = tuple(_pending(leaf) for leaf in graph.leaves())
     record = record.model_copy(
         update={
-            "platform": "local",
-            "status": "running",
-            "steps": steps,
-            "arguments": values,
-            "ignored": record.ignored or unheeded,
-            "home": str(store.home),
+            "platform": "local", "status": "running", "steps": steps, "arguments": values,
+            "ignored": record.ignored or unheeded, "home": str(store.home),
         }
-    )
+    )  # fmt: skip
     try:
         make_home(store.home)
         here = (step for step in graph.steps() if not containers.image_of(step))
@@ -179,15 +167,10 @@ class _Run:
     """The state of one run: the walk over the graph, the threads at work, the record."""
 
     def __init__(
-        self,
-        graph: Graph,
-        values: Mapping[str, Any],
-        around: Surroundings,
-        forced: Mapping[str, str],
-        record: RunRecord,
-        on_change: Callable[[RunRecord], None] | None,
-        on_event: Callable[[str, dict[str, Any]], None] | None,
-    ) -> None:
+        self, graph: Graph, values: Mapping[str, Any], around: Surroundings,
+        forced: Mapping[str, str], record: RunRecord, on_change: OnChange | None,
+        on_event: OnEvent | None,
+    ) -> None:  # fmt: skip
         self.graph, self.around, self.forced = graph, around, forced
         self.walk = Walk(graph, values, around.facts)
         self.record, self.on_change, self.on_event = record, on_change, on_event
@@ -260,14 +243,12 @@ class _Run:
     def start(self, ready: Ready) -> None:
         path = ready.node.path
         folder = self.around.store.step(self.around.run_id, path)
+        forced = self.forced.get(ready.origin, "")
         job = Job(
-            ready.node,
-            ready.inputs,
-            self.around,
-            self.forced.get(ready.origin, ""),
+            ready.node, ready.inputs, self.around, forced,
             say=lambda fields: self.messages.put(lambda: self.update(path, **fields)),
             event=lambda event: self.messages.put(lambda: self.tell(path, event)),
-        )
+        )  # fmt: skip
 
         def work() -> None:
             outcome = perform(job)
@@ -281,21 +262,14 @@ class _Run:
     def finish(self, outcome: Outcome) -> None:
         path = outcome.step.path
         self.working.pop(path).join()
-        preempted = outcome.status == "preempted"
+        preempted, made = outcome.status == "preempted", outcome.outputs.artifacts
         self.update(
-            path,
-            status="cancelled" if preempted else outcome.status,
-            cached=outcome.cached,
-            reason=outcome.reason,
-            error=outcome.error,
-            failed_log=outcome.failed_log,
-            seconds=round(outcome.seconds, 3),
-            cache_key=outcome.key,
+            path, status="cancelled" if preempted else outcome.status, cached=outcome.cached,
+            reason=outcome.reason, error=outcome.error, failed_log=outcome.failed_log,
+            seconds=round(outcome.seconds, 3), cache_key=outcome.key,
             parameters=outcome.outputs.parameters,
-            artifacts={
-                name: a.record() for name, g in outcome.outputs.artifacts.items() for a in each(g)
-            },
-        )
+            artifacts={name: a.record() for name, given in made.items() for a in each(given)},
+        )  # fmt: skip
         if outcome.status == "succeeded":
             self.walk.succeeded(path, outcome.outputs)
         else:
@@ -323,10 +297,7 @@ class _Run:
         if error is None:
             self.change(status="succeeded")
         else:
-            names: dict[type[RekindleError], str] = {
-                InterruptedRunError: "cancelled",
-                PreemptedError: "preempted",
-            }
+            names = {InterruptedRunError: "cancelled", PreemptedError: "preempted"}
             self.change(status=names.get(type(error), "failed"), error=str(error))
         self.show()
         if error:
@@ -347,17 +318,14 @@ class _Run:
             return InterruptedRunError(f"the run {self.record.run_id} was interrupted", fix=command)
         failures = [outcome for outcome in self.failed if outcome.status == "failed"]
         if failures:
-            return StepError([self.problem(outcome) for outcome in failures])
+            logs = [o.failed_log or self.record.step(o.step.path).log for o in failures]
+            whats = [f"step `{o.step.path}` failed: {o.error}" for o in failures]
+            return StepError(map(Problem, whats, logs))
         if self.undecided:
             return self.undecided
         if saved:
             return PreemptedError(f"`{saved[0]}` saved and gave way", fix=command)
         return None
-
-    def problem(self, outcome: Outcome) -> Problem:
-        path = outcome.step.path
-        log = outcome.failed_log or self.record.step(path).log
-        return Problem(f"step `{path}` failed: {outcome.error}", log)
 
     def tell(self, path: str, event: dict[str, Any]) -> None:
         if self.on_event:

@@ -76,7 +76,6 @@ class Opened:
     time."""
 
     node: SubDag
-    path: str
     parent: Frame
     turns: list[Frame]
     at_once: int

@@ -107,16 +107,10 @@ class Ended:
 
 
 def run_shim(
-    task: Mapping[str, Any],
-    folder: Path,
-    log: Log,
-    env: Mapping[str, str],
-    control: Control,
-    on_event: Callable[[dict[str, Any]], None],
-    timeout_seconds: float | None,
-    grace_seconds: float,
-    fork_server: ForkServer | None = None,
-) -> Ended:
+    task: Mapping[str, Any], folder: Path, log: Log, env: Mapping[str, str], control: Control,
+    on_event: Callable[[dict[str, Any]], None], timeout_seconds: float | None,
+    grace_seconds: float, fork_server: ForkServer | None = None,
+) -> Ended:  # fmt: skip
     """Run one task to its end and say how it ended; every line it prints is in `log` as soon as it
     is printed."""
     task_file, result_file = folder / "task.json", folder / "result.json"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rekindle.errors import RekindleError, StepError, fix_of
-from rekindle.ir.graph import AnyNode, Importer, Step
+from rekindle.ir.graph import AnyNode, Artifact, Importer, Step
 from rekindle.ir.placeholders import Template, references
 from rekindle.launch.error_in_log import error_in_log
 from rekindle.launch.fork_server import ForkServer
@@ -348,36 +348,25 @@ def _task(job: Job, step: Step, work: Path, folder: Path) -> dict[str, Any]:
 def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
     """KFP's ExecutorInput for `step`, its outputs placed in `folder`."""
     given = {
-        name: {
-            "artifacts": [
-                _artifact(name, a.uri, a.schema_title, a.schema_version, a.metadata)
-                for a in cache.each(several)
-            ]
-        }
+        name: {"artifacts": [_artifact(name, a.uri, a, a.metadata) for a in cache.each(several)]}
         for name, several in inputs.artifacts.items()
     }
     made = {
-        name: {
-            "artifacts": [_artifact(name, str(folder / name), a.schema_title, a.schema_version, {})]
-        }
+        name: {"artifacts": [_artifact(name, str(folder / name), a, {})]}
         for name, a in step.outputs.artifacts.items()
     }
+    files = {n: {"outputFile": str(folder / f".parameter-{n}")} for n in step.outputs.parameters}
+    outputs = {"parameters": files, "artifacts": made}
     return {
         "inputs": {"parameterValues": dict(inputs.parameters), "artifacts": given},
-        "outputs": {
-            "parameters": {
-                n: {"outputFile": str(folder / f".parameter-{n}")} for n in step.outputs.parameters
-            },
-            "artifacts": made,
-            "outputFile": str(folder / "executor_output.json"),
-        },
+        "outputs": {**outputs, "outputFile": str(folder / "executor_output.json")},
     }
 
 
 def _artifact(
-    name: str, uri: str, schema_title: str, schema_version: str, metadata: Mapping[str, Any]
+    name: str, uri: str, of: Stored | Artifact, metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
-    kind = {"schemaTitle": schema_title, "schemaVersion": schema_version}
+    kind = {"schemaTitle": of.schema_title, "schemaVersion": of.schema_version}
     return {"name": name, "type": kind, "uri": uri, "metadata": dict(metadata)}
 
 

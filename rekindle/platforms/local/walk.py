@@ -167,14 +167,13 @@ class Walk:
     ) -> Iterator[News]:
         """Open a nested Dag, or the turns of a loop."""
         if node.loop is None:
-            turns = [Frame(node.dag, path, inputs, free)]
-            self.open.append(Opened(node, path, frame, turns, 0))
+            self.open.append(Opened(node, frame, [Frame(node.dag, path, inputs, free)], 0))
             return
         turns = [
             Frame(node.dag, f"{path}/{i}", given, free)
             for i, given in enumerate(self._turns(node, inputs))
         ]
-        self.open.append(Opened(node, path, frame, turns, node.loop.at_once))
+        self.open.append(Opened(node, frame, turns, node.loop.at_once))
         if turns:
             steps = [leaf for turn in turns for leaf in _leaves(node, turn.path)]
             yield Unrolled(path, tuple(steps))
@@ -210,9 +209,9 @@ class Walk:
         read = {name: self._parameter(frame, node, b) for name, b in node.parameters.items()}
         files = {name: _artifact(frame, b) for name, b in node.artifacts.items()}
         for name, source in (*node.parameters.items(), *node.artifacts.items()):
-            absent = isinstance(source, FromTask) and {**read, **files}[name] is None
-            if absent and not (node.always and _can_do_without(node, name)):
-                assert isinstance(source, FromTask)
+            if not isinstance(source, FromTask) or {**read, **files}[name] is not None:
+                continue
+            if not (node.always and _can_do_without(node, name)):
                 return NOTHING, f"{source.task}.{source.output}"
         defaults = {n: p.default for n, p in node.inputs.parameters.items()}
         given = {n: value for n, value in read.items() if value is not None}

@@ -85,15 +85,10 @@ class Jobs:
         wanted = step.distribution
         seconds, wait_seconds = self._patience(flat, step)
         return requests.training(
-            self.place,
-            image_of(step, self.place),
-            self._machine(step),
-            wanted.nodes if wanted else 1,
-            self._inputs(flat, step, "training"),
-            self.site.folder(self.site.names[flat.path]),
-            seconds,
-            wait_seconds,
-        )
+            self.place, image_of(step, self.place), self._machine(step),
+            wanted.nodes if wanted else 1, self._inputs(flat, step, "training"),
+            self.site.folder(self.site.names[flat.path]), seconds, wait_seconds,
+        )  # fmt: skip
 
     def _patience(self, flat: Flat, step: Step) -> tuple[float, float | None]:
         """Seconds that the job may run, and on spot machines those that it may wait and run."""

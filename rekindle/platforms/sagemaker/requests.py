@@ -12,7 +12,9 @@ from typing import Any
 
 from rekindle.spec.platforms import SageMakerSpec
 
-PROCESSING, TRAINING = "/opt/ml/processing", "/opt/ml/input/data"
+_INPUTS, _OUTPUTS = "/opt/ml/processing/input", "/opt/ml/processing/output"
+_CHANNELS = "/opt/ml/input/data"  # of a Training job
+_WHOLE = {"S3DataType": "S3Prefix", "S3DataDistributionType": "FullyReplicated"}
 _EVENT = r'::rekindle \{"event": "progress".*?"%s": ([0-9.eE+-]+)'  # launch/events.py
 _METRICS = [
     {"Name": name, "Regex": _EVENT % name} for name in ("loss", "samples_per_second", "step")
@@ -20,19 +22,12 @@ _METRICS = [
 
 
 def processing(
-    place: SageMakerSpec,
-    image: str,
-    machine: str,
-    inputs: Mapping[str, Any],
-    outputs: Mapping[str, Any],
-    seconds: float,
-) -> dict[str, Any]:
+    place: SageMakerSpec, image: str, machine: str, inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any], seconds: float,
+) -> dict[str, Any]:  # fmt: skip
     """A job on one machine; `inputs` and `outputs` are S3 URIs by name."""
     request: dict[str, Any] = {
-        "AppSpecification": {
-            "ImageUri": image,
-            "ContainerEntrypoint": _entry(f"{PROCESSING}/input"),
-        },
+        "AppSpecification": {"ImageUri": image, "ContainerEntrypoint": _entry(_INPUTS)},
         "ProcessingInputs": [_input(name, uri) for name, uri in sorted(inputs.items())],
         "ProcessingOutputConfig": {"Outputs": [_output(*output) for output in outputs.items()]},
         "ProcessingResources": {"ClusterConfig": _cluster(place, machine, 1)},
@@ -46,22 +41,16 @@ def processing(
 
 
 def training(
-    place: SageMakerSpec,
-    image: str,
-    machine: str,
-    count: int,
-    inputs: Mapping[str, Any],
-    folder: Any,
-    seconds: float,
-    wait_seconds: float | None,
-) -> dict[str, Any]:
+    place: SageMakerSpec, image: str, machine: str, count: int, inputs: Mapping[str, Any],
+    folder: Any, seconds: float, wait_seconds: float | None,
+) -> dict[str, Any]:  # fmt: skip
     """A job on `count` machines that leaves its model under `folder`; with `wait_seconds` on spot
     machines, which is how long they may be waited for, the running time included."""
     request: dict[str, Any] = {
         "AlgorithmSpecification": {
             "TrainingImage": image,
             "TrainingInputMode": "File",
-            "ContainerEntrypoint": _entry(TRAINING),
+            "ContainerEntrypoint": _entry(_CHANNELS),
             "MetricDefinitions": _METRICS,
         },
         "InputDataConfig": [_channel(name, uri) for name, uri in sorted(inputs.items())],
@@ -84,15 +73,12 @@ def model_package(place: SageMakerSpec, model: Any) -> dict[str, Any]:
     """A version of `place.model_package_group`, approved; `model` is the URI of its files."""
     files = {"S3Uri": model, "S3DataType": "S3Prefix", "CompressionType": "None"}
     container = {"Image": place.image, "ModelDataSource": {"S3DataSource": files}}
-    kinds = ["application/json"]
+    plain = ["application/json"]
+    kinds = {"SupportedContentTypes": plain, "SupportedResponseMIMETypes": plain}
     return {
         "ModelPackageGroupName": place.model_package_group,
         "ModelApprovalStatus": "Approved",
-        "InferenceSpecification": {
-            "Containers": [container],
-            "SupportedContentTypes": kinds,
-            "SupportedResponseMIMETypes": kinds,
-        },
+        "InferenceSpecification": {"Containers": [container], **kinds},
     }
 
 
@@ -110,30 +96,16 @@ def _vpc(place: SageMakerSpec) -> dict[str, Any]:
 
 
 def _input(channel: str, uri: Any) -> dict[str, Any]:
-    return {
-        "InputName": channel,
-        "S3Input": {
-            "S3Uri": uri,
-            "LocalPath": f"{PROCESSING}/input/{channel}",
-            "S3DataType": "S3Prefix",
-            "S3InputMode": "File",
-            "S3DataDistributionType": "FullyReplicated",
-            "S3CompressionType": "None",
-        },
-    }
+    source = {"S3Uri": uri, "LocalPath": f"{_INPUTS}/{channel}", **_WHOLE}
+    how = {"S3InputMode": "File", "S3CompressionType": "None"}
+    return {"InputName": channel, "S3Input": {**source, **how}}
 
 
 def _output(name: str, uri: Any) -> dict[str, Any]:
-    return {
-        "OutputName": name,
-        "S3Output": {
-            "S3Uri": uri,
-            "LocalPath": f"{PROCESSING}/output/{name}",
-            "S3UploadMode": "EndOfJob",
-        },
-    }
+    target = {"S3Uri": uri, "LocalPath": f"{_OUTPUTS}/{name}", "S3UploadMode": "EndOfJob"}
+    return {"OutputName": name, "S3Output": target}
 
 
 def _channel(name: str, uri: Any) -> dict[str, Any]:
-    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
-    return {"ChannelName": name, "DataSource": {"S3DataSource": source}, "InputMode": "File"}
+    source = {"S3DataSource": {"S3Uri": uri, **_WHOLE}}
+    return {"ChannelName": name, "DataSource": source, "InputMode": "File"}

@@ -38,7 +38,7 @@ def misfits(
     """Everything in `value` that does not fit the shape `name`. `given` are members that the
     service fills in itself, such as a job's name."""
     shape = _shapes()[name]
-    kind = shape["type"]
+    kind, content = shape["type"], value
     if kind not in ("structure", "map", "list") and _is_variable(value):
         return
     if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "boolean"):
@@ -46,13 +46,13 @@ def misfits(
         return
     yield from _out_of_bounds(shape, value, where)
     if kind == "structure":
-        yield from _of_structure(shape, value, where, given)
+        yield from _of_structure(shape, content, where, given)
     elif kind == "map":
-        for key, item in value.items():
+        for key, item in content.items():
             yield from misfits(shape["key"], key, f"{where}.{key}")
             yield from misfits(shape["value"], item, f"{where}.{key}")
     elif kind == "list":
-        for i, item in enumerate(value):
+        for i, item in enumerate(content):
             yield from misfits(shape["member"], item, f"{where}[{i}]")
 
 
