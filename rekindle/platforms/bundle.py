@@ -101,6 +101,11 @@ def types_of(ports: Ports) -> dict[str, dict[str, str]]:
     }
 
 
+def scalar(value: Any) -> Any:
+    """A parameter's value where a platform knows neither lists nor structs: these as JSON."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
 def image_of(step: Step, ours: str | None) -> str:
     """The image that a step runs in: `ours`, if there is one, where it names one of rekindle's."""
     image = step.container.image
@@ -108,31 +113,25 @@ def image_of(step: Step, ours: str | None) -> str:
 
 
 def task_of(
-    flat: Flat,
-    step: Step,
-    flats: Flats,
-    given: Mapping[str, tuple[str, str]],
-    known: Mapping[str, Any],
-    guards: tuple[Guard, ...] = (),
-) -> dict[str, Any]:
+    flat: Flat, step: Step, flats: Flats, given: Mapping[str, tuple[str, str]],
+    known: Mapping[str, Any], guards: tuple[Guard, ...] = (),
+) -> dict[str, Any]:  # fmt: skip
     """task.json. `given` are the pipeline's parameters that the job is given, as name there and
     type, `known` those whose value is fixed; others have none. `guards` are conditions that the
     step itself has to look at."""
+
+    def encoded(values: Mapping[str, Source]) -> dict[str, Any]:
+        return {name: _encoded(source, given, known) for name, source in values.items()}
+
     return {
         **lowered_container(step),
         "name": step.name,
         "retry": dataclasses.asdict(step.retry),
         "pipeline_parameters": {name: list(place) for name, place in given.items()},
         "results": _results_of(flat, guards),
-        "parameters": {n: _encoded(s, given, known) for n, s in flat.parameters.items()},
+        "parameters": encoded(flat.parameters),
         "artifacts": {n: _artifacts(flat, s, flats) for n, s in flat.artifacts.items()},
-        "guards": [
-            {
-                "text": guard.text,
-                "values": {n: _encoded(s, given, known) for n, s in guard.values.items()},
-            }
-            for guard in guards
-        ],
+        "guards": [{"text": guard.text, "values": encoded(guard.values)} for guard in guards],
     }
 
 
@@ -175,13 +174,8 @@ def _artifacts(flat: Flat, source: Source, flats: Flats) -> dict[str, Any]:
     for one in sources(source):
         assert isinstance(one, Output)
         producer = flats[one.path].step
-        artifact = producer.outputs.artifacts[one.name]
-        entry: dict[str, Any] = {
-            "channel": channels[one],
-            "imported": isinstance(producer, Importer),
-            "schema_title": artifact.schema_title,
-            "schema_version": artifact.schema_version,
-        }
+        entry: dict[str, Any] = {"channel": channels[one], **types_of(producer.outputs)[one.name]}
+        entry["imported"] = isinstance(producer, Importer)
         if isinstance(producer, Importer):
             entry["metadata"] = dict(producer.metadata)
         found.append(entry)

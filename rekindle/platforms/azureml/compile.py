@@ -12,10 +12,10 @@ check lets references to nothing pass, so they are looked at here. No workspace 
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.bundle import RENDEZVOUS, RESULT, channels_of, image_of, packed, task_of
+from rekindle.platforms import bundle
+from rekindle.platforms.bundle import RENDEZVOUS, RESULT, image_of
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import admit, beyond, known_secrets, python_problems, refusal
 from rekindle.platforms.machines import gpus_of, machine_for
@@ -118,7 +119,7 @@ class _Compiler:
         steps = [flat for flat in self.flats.values() if isinstance(flat.step, Step)]
         read = {s.name for flat in steps for s in read_by(flat) if isinstance(s, Given)}
         inputs = {
-            self.names[name]: json.dumps(value) if isinstance(value, list | dict) else value
+            self.names[name]: bundle.scalar(value)
             for name, value in self.values.items()
             if name in read & self.open
         }
@@ -143,10 +144,13 @@ class _Compiler:
         assert isinstance(step, Step)
         self.problems += python_problems("azureml", step, image_of(step, self.place.image))
         given, mounted = self._given(flat), self._mounted(flat)
-        left = {RESULT.replace("-", "_"): RESULT, **_turned(identifiers(step.outputs.artifacts))}
+        made = identifiers(step.outputs.artifacts)
+        left = {RESULT.replace("-", "_"): RESULT, **{there: name for name, there in made.items()}}
         inputs = {name: {"type": _KINDS.get(kind, "string")} for name, kind in given.values()}
         inputs |= {name: {"type": "uri_folder"} for name in mounted}
-        outputs, made = _folders(left), _folders(left)  # a YAML of one value twice has anchors
+        promised = {name: {"type": "uri_folder", "mode": "upload"} for name in left}
+        outputs = copy.deepcopy(promised)  # a YAML of one value twice has anchors
+        spread = {"type": "pytorch", "process_count_per_instance": 1}  # which starts the ranks
         component = {
             "type": "command",
             "is_deterministic": step.cache,
@@ -154,8 +158,8 @@ class _Compiler:
             "environment": {"image": image_of(step, self.place.image)},
             "command": _shell(list(given.values()), mounted, left),
             "inputs": inputs,
-            "outputs": outputs,
-            **self._spread(step),
+            "outputs": promised,
+            **({"distribution": spread} if step.distribution else {}),
         }
         bound = {name: f"${{{{parent.inputs.{name}}}}}" for name, _ in given.values()}
         bound |= {name: self._reference(output) for name, (_, output) in mounted.items()}
@@ -163,7 +167,7 @@ class _Compiler:
             "type": "command",
             "component": component,
             "inputs": bound,
-            "outputs": made,
+            "outputs": outputs,
             **self._access(step),
             **self._machine(step),
         }
@@ -186,7 +190,7 @@ class _Compiler:
     def _mounted(self, flat: Flat) -> dict[str, tuple[str, Output]]:
         """Channels by the name of the input, each with what lies there; results of steps that are
         only waited for come last."""
-        channels = channels_of(flat, flat.guards)
+        channels = bundle.channels_of(flat, flat.guards)
         read = {output.path for output in channels.values()}
         waits = [p for p in flat.after if p not in read and isinstance(self.flats[p].step, Step)]
         channels |= {f"after-{i}": Output(path, RESULT) for i, path in enumerate(waits)}
@@ -199,7 +203,7 @@ class _Compiler:
 
     def _bundle(self, flat: Flat, step: Step) -> str:
         known = {name: value for name, value in self.values.items() if name not in self.open}
-        task = task_of(flat, step, self.flats, self._given(flat), known, flat.guards)
+        task = bundle.task_of(flat, step, self.flats, self._given(flat), known, flat.guards)
         more: tuple[str, ...] = ()
         if step.distribution is not None:
             more = _RENDEZVOUS
@@ -210,15 +214,9 @@ class _Compiler:
             task["ranks_per_node"] = max(1, gpus_of(step)[1])
         if _knows_secrets(step, self.place):
             more, task["secrets"] = (*more, *_SECRETS), sorted(self.place.secrets)
-        files = packed(_ENTRY, task, more)
+        files = bundle.packed(_ENTRY, task, more)
         self.bundles |= files
         return next(iter(files)).rpartition("/")[0]
-
-    def _spread(self, step: Step) -> dict[str, Any]:
-        """How many nodes: one process on each, which starts the ranks."""
-        if step.distribution is None:
-            return {}
-        return {"distribution": {"type": "pytorch", "process_count_per_instance": 1}}
 
     def _machine(self, step: Step) -> dict[str, Any]:
         """Where the step runs: on a cluster with a name, or on a machine that Azure finds."""
@@ -247,10 +245,6 @@ class _Compiler:
 def _knows_secrets(step: Step, place: AzureMLSpec) -> bool:
     """Whether its image is ours, which has what reads them."""
     return bool(place.secrets) and image_of(step, place.image) == place.image
-
-
-def _folders(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    return {name: {"type": "uri_folder", "mode": "upload"} for name in names}
 
 
 def _tier(step: Step, cluster: str) -> Problem:
@@ -314,7 +308,3 @@ def identifiers(names: Mapping[str, Any]) -> dict[str, str]:
             plain = f"{plain[:50]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         found[name] = plain
     return found
-
-
-def _turned(names: Mapping[str, str]) -> dict[str, str]:
-    return {plain: name for name, plain in names.items()}

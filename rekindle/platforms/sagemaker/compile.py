@@ -23,7 +23,7 @@ from rekindle.errors import Problem, SpecError
 from rekindle.ir.flatten import Flat, Given, Kept, Output, flatten, read_by, sources
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
-from rekindle.platforms.bundle import RESULT
+from rekindle.platforms.bundle import RESULT, scalar
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import admit, known_secrets, refusal
 from rekindle.platforms.sagemaker import conditions, requests, shapes
@@ -47,10 +47,8 @@ _FAULTS = ["Step.SERVICE_FAULT", "Step.THROTTLING", "SageMaker.JOB_INTERNAL_ERRO
 # machines with GPUs are scarce: look again every ten minutes for a day
 _SCARCE = {
     "ExceptionType": ["SageMaker.CAPACITY_ERROR", "SageMaker.RESOURCE_LIMIT"],
-    "IntervalSeconds": 600,
-    "BackoffRate": 1.0,
-    "ExpireAfterMin": 1_440,
-}
+    "IntervalSeconds": 600, "BackoffRate": 1.0, "ExpireAfterMin": 1_440,
+}  # fmt: skip
 _TRAINED, _PROMOTED = ("finetune", "network"), "promote"
 _REGISTERED = "register-model/"  # no step's path ends so
 
@@ -145,15 +143,14 @@ class _Compiler:
     def definition(self) -> dict[str, Any]:
         """What CreatePipeline takes."""
         steps = [flat for flat in self.flat.values() if isinstance(flat.step, Step)]
-        self._check_names()
+        if not re.fullmatch(limits("sagemaker")["pipeline_name"], self.graph.name):
+            how = f"`{self.graph.name}` is not a name of a pipeline there"
+            self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
         read = {s.name for flat in steps for s in self._read(flat) if isinstance(s, Given)}
         read |= {flat.loop.over for flat in steps if flat.loop}
+        kinds = {name: _TYPES.get(kind, "String") for name, kind in self.site.types.items()}
         parameters = [
-            {
-                "Name": name,
-                "Type": _TYPES.get(self.site.types[name], "String"),
-                "DefaultValue": json.dumps(value) if isinstance(value, list | dict) else value,
-            }
+            {"Name": name, "Type": kinds[name], "DefaultValue": scalar(value)}
             for name, value in self.site.values.items()
             if name in read - self.site.fixed
         ]
@@ -162,21 +159,12 @@ class _Compiler:
             how = f"it has {len(parameters)} parameters, an execution takes {most}"
             self.jobs.beyond("", self.graph.name, how, "join some of them in a struct")
         nested = self._nested(steps, ())
-        self._check_count(len(steps), sum(map(_counted, nested)))
-        return {"Version": "2020-12-01", "Metadata": {}, "Parameters": parameters, "Steps": nested}
-
-    def _check_count(self, jobs: int, steps: int) -> None:
-        """Conditions, loops and what is inside of them count as steps there."""
-        most = limits("sagemaker")["steps"]
-        if steps > most:
-            how = f"its {jobs} steps are {steps} there, SageMaker takes {most}"
+        # conditions, loops and what is inside of them count as steps there
+        most, there = limits("sagemaker")["steps"], sum(map(_counted, nested))
+        if there > most:
+            how = f"its {len(steps)} steps are {there} there, SageMaker takes {most}"
             self.jobs.beyond("", self.graph.name, how, "divide it, or join steps")
-
-    def _check_names(self) -> None:
-        rules = limits("sagemaker")
-        if not re.fullmatch(rules["pipeline_name"], self.graph.name):
-            how = f"`{self.graph.name}` is not a name of a pipeline there"
-            self.jobs.beyond("", "pipelineInfo.name", how, "use letters, digits and -")
+        return {"Version": "2020-12-01", "Metadata": {}, "Parameters": parameters, "Steps": nested}
 
     def _read(self, flat: Flat) -> Iterator[Given | Output]:
         yield from read_by(flat)
@@ -187,31 +175,26 @@ class _Compiler:
     def _nested(self, steps: Sequence[Flat], guards: tuple[str, ...]) -> list[dict[str, Any]]:
         """Steps under the same guards become the branch of one Condition step, those of a loop that
         is kept the body of a ForEach."""
-        found: list[dict[str, Any]] = []
-        done: set[str] = set()
+        found, done = list[dict[str, Any]](), set[str]()
         for flat in steps:
-            inner = [guard for guard in flat.guards if guard.path not in guards]
-            if flat.loop and flat.loop.path not in done:
-                done.add(flat.loop.path)
-                found.append(self._for_each(flat.loop, steps))
-            elif flat.loop:
+            inner = next((guard for guard in flat.guards if guard.path not in guards), None)
+            around = flat.loop or inner
+            if around and around.path in done:
                 continue
-            elif not inner:
-                found += self._steps(flat)
-            elif inner[0].path not in done:
-                guard = inner[0]
-                done.add(guard.path)
-                inside = [s for s in steps if guard.path in [g.path for g in s.guards]]
-                condition = {
-                    "Name": condition_name(guard.path),
-                    "Type": "Condition",
-                    "Arguments": {
-                        "Conditions": conditions.lowered(guard, self._operand),
-                        "IfSteps": self._nested(inside, (*guards, guard.path)),
-                        "ElseSteps": [],
-                    },
+            if flat.loop:
+                found.append(self._for_each(flat.loop, steps))
+            elif inner:
+                inside = [s for s in steps if inner.path in [guard.path for guard in s.guards]]
+                arguments = {
+                    "Conditions": conditions.lowered(inner, self._operand),
+                    "IfSteps": self._nested(inside, (*guards, inner.path)),
+                    "ElseSteps": [],
                 }
-                found.append(condition)
+                name = condition_name(inner.path)
+                found.append({"Name": name, "Type": "Condition", "Arguments": arguments})
+            else:
+                found += self._steps(flat)
+            done |= {around.path} if around else set()
         return found
 
     def _for_each(self, loop: Kept, steps: Sequence[Flat]) -> dict[str, Any]:
@@ -223,16 +206,13 @@ class _Compiler:
             waits |= {self._end_of(s.path, flat) for s in read_by(flat) if isinstance(s, Output)}
             body.append(step)
         most = limits("sagemaker")["loop_at_once"]
-        found: dict[str, Any] = {
-            "Name": self.site.names[loop.path],
-            "Type": "ForEach",
-            "Arguments": {
-                "IterableItems": {"Get": f"Parameters.{loop.over}"},
-                "MaxConcurrency": min(loop.at_once or most, most),
-                "ForEachBody": body,
-            },
+        arguments = {
+            "IterableItems": {"Get": f"Parameters.{loop.over}"},
+            "MaxConcurrency": min(loop.at_once or most, most),
+            "ForEachBody": body,
         }
-        return found | ({"DependsOn": sorted(waits)} if waits else {})
+        name, after = self.site.names[loop.path], {"DependsOn": sorted(waits)} if waits else {}
+        return {"Name": name, "Type": "ForEach", "Arguments": arguments, **after}
 
     def _operand(self, source: Given | Output) -> Any:
         """A value that a condition compares."""
@@ -248,12 +228,8 @@ class _Compiler:
         producer = site.names[_result_of(source.path) if training else source.path]
         keys = (source.name, *source.keys)
         steps = [f".{key}" if re.fullmatch(r"\w+", key) else f"['{key}']" for key in keys]
-        return {
-            "Std:JsonGet": {
-                "PropertyFile": {"Get": f"Steps.{producer}.PropertyFiles.result"},
-                "Path": "parameters" + "".join(steps),
-            }
-        }
+        file = {"Get": f"Steps.{producer}.PropertyFiles.result"}
+        return {"Std:JsonGet": {"PropertyFile": file, "Path": "parameters" + "".join(steps)}}
 
     def _steps(self, flat: Flat) -> list[dict[str, Any]]:
         """The step, and what comes with it."""
@@ -271,16 +247,16 @@ class _Compiler:
         step = flat.step
         assert isinstance(step, Step)
         kind, arguments = self.jobs.of(flat)
-        found: dict[str, Any] = {
-            "Name": self.site.names[flat.path], "Type": kind, "Arguments": arguments,
-        }  # fmt: skip
+        name = self.site.names[flat.path]
+        found: dict[str, Any] = {"Name": name, "Type": kind, "Arguments": arguments}
         if kind == "Processing":
             found |= _RESULT_FILE
         read = {s.path for s in read_by(flat) if isinstance(s, Output)}  # waited for anyway
         after = [p for p in flat.after if p not in read and isinstance(self.flat[p].step, Step)]
         if waits := sorted({self._end_of(path, flat) for path in after}):
-            # a step of an exit handler runs however they ended
-            found["DependsOn"] = [_at_any_end(wait) for wait in waits] if step.always else waits
+            # a step of an exit handler runs however they ended: new in the service, not yet proven
+            any_end = [{"Step": wait, "Trigger": "Any"} for wait in waits]
+            found["DependsOn"] = any_end if step.always else waits
         if step.cache:
             found["CacheConfig"] = {"Enabled": True, "ExpireAfter": _EXPIRES}
         if policies := _retries(step):
@@ -311,11 +287,8 @@ class _Compiler:
         }
 
 
-_RESULT_FILE = {
-    "PropertyFiles": [
-        {"PropertyFileName": "result", "OutputName": RESULT, "FilePath": "result.json"}
-    ]
-}
+_RESULT = {"PropertyFileName": "result", "OutputName": RESULT, "FilePath": "result.json"}
+_RESULT_FILE = {"PropertyFiles": [_RESULT]}
 
 
 def _result_of(path: str) -> str:
@@ -331,14 +304,7 @@ def _counted(step: Mapping[str, Any]) -> int:
 
 def _data_of(uri: dict[str, Any]) -> dict[str, Any]:
     """The folder of an artifact's files."""
-    if "Std:Join" in uri:
-        return joined(*uri["Std:Join"]["Values"], "data/")
-    return joined(uri, "data/")
-
-
-def _at_any_end(step: str) -> dict[str, str]:
-    """To wait for a step whether it succeeds or fails; new in the service, and not yet proven."""
-    return {"Step": step, "Trigger": "Any"}
+    return joined(*(uri["Std:Join"]["Values"] if "Std:Join" in uri else [uri]), "data/")
 
 
 def _is_fixed(value: Any, kind: str) -> bool:
@@ -355,12 +321,6 @@ def _retries(step: Step) -> list[dict[str, Any]]:
     found = [_SCARCE] if is_training(step) else []
     if step.retry.count:
         pause = max(1, round(step.retry.pause_seconds))
-        found.append(
-            {
-                "ExceptionType": _FAULTS,
-                "IntervalSeconds": pause,
-                "BackoffRate": step.retry.factor,
-                "MaxAttempts": step.retry.count,
-            }
-        )
+        again = {"BackoffRate": step.retry.factor, "MaxAttempts": step.retry.count}
+        found.append({"ExceptionType": _FAULTS, "IntervalSeconds": pause, **again})
     return found
