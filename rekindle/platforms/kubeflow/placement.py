@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rekindle.platforms.kubeflow.pod_patch import Misfit, Piece, given
+from rekindle.platforms.kubeflow.pod_patch import Entries, Misfit, Piece, given
 
-Entries = Sequence[Mapping[str, Any]]
 _SELECTOR = ("key", "operator", "values")
 _TOLERATION = ("effect", "key", "operator", "tolerationSeconds", "value")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -53,30 +52,22 @@ def node_affinity(entries: Entries) -> Piece:
     for entry in entries:
         if "nodeAffinityJson" in entry:
             said = given(entry, "nodeAffinityJson") or {}
-            terms = said.get(_REQUIRED, {})
-            required += terms.get("nodeSelectorTerms", [])
+            required += said.get(_REQUIRED, {}).get("nodeSelectorTerms", [])
             wishes = said.get(_PREFERRED, [])
             preferred += [{**wish, "weight": _whole("weight", wish["weight"])} for wish in wishes]
             continue
-        term = {
-            key: _requirements(entry[key])
-            for key in ("matchExpressions", "matchFields")
-            if key in entry
-        }
+        kinds = [key for key in ("matchExpressions", "matchFields") if key in entry]
+        term = {key: _requirements(entry[key]) for key in kinds}
         if term and "weight" in entry:
             preferred.append({"weight": _whole("weight", entry["weight"]), "preference": term})
         elif term:
             required.append(term)
-    made: dict[str, Any] = {}
-    if required:
-        terms = {"nodeSelectorTerms": required}
-        made[_REQUIRED] = terms
-    if preferred:
-        made[_PREFERRED] = preferred
+    needed = {_REQUIRED: {"nodeSelectorTerms": required}} if required else {}
+    made = needed | ({_PREFERRED: preferred} if preferred else {})
     return {"spec": {"affinity": {"nodeAffinity": made}}} if made else {}
 
 
-def _requirements(several: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _requirements(several: Entries) -> list[dict[str, Any]]:
     return [{key: one[key] for key in _SELECTOR if key in one} for one in several]
 
 
@@ -96,9 +87,9 @@ def pod_affinity(entries: Entries) -> Piece:
 
 def _pods(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Which pods a term is about."""
-    made: dict[str, Any] = (
-        {"namespaces": list(entry["namespaces"])} if entry.get("namespaces") else {}
-    )
+    made: dict[str, Any] = {}
+    if entry.get("namespaces"):
+        made["namespaces"] = list(entry["namespaces"])
     for field, of in (("labelSelector", "Pod"), ("namespaceSelector", "Namespace")):
         selector: dict[str, Any] = {}
         if labels := entry.get(f"match{of}Labels"):

@@ -8,10 +8,11 @@ merged by that key here; others have every item of both once."""
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Piece = Mapping[str, Any]
+Entries = Sequence[Mapping[str, Any]]  # of a setting
 NODE = "node"  # the replicated job, and the container in its pods, that Trainer looks for
 _KEYS = {
     "env": "name", "containers": "name", "volumes": "name", "imagePullSecrets": "name",

@@ -10,14 +10,14 @@ input that is empty at run time leaves its entry out, as KFP does."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rekindle.ir.graph import Constant, FromInput, FromTask, Secret, Setting, Step
 from rekindle.platforms.kubeflow import placement, volumes
-from rekindle.platforms.kubeflow.pod_patch import NODE, Misfit, Piece, given
+from rekindle.platforms.kubeflow.pod_patch import NODE, Entries, Misfit, Piece, given
 
-Entries = Sequence[Mapping[str, Any]]
 INPUT = "rekindle-setting-"
 # Labels by which Job, JobSet, Trainer and Kueue know their pods
 _OWNED = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/")
@@ -114,24 +114,16 @@ def _of_today(setting: Setting) -> Setting:
 # The environment
 
 
-def _secrets(entries: Entries) -> Piece:
-    return {
-        "env": [v for e in entries for v in _keys(e, "secretName", "secretKey", "secretKeyRef")]
-    }
-
-
-def _config_maps(entries: Entries) -> Piece:
-    names = ("configMapName", "configMapKey", "configMapKeyRef")
-    return {"env": [variable for entry in entries for variable in _keys(entry, *names)]}
-
-
-def _keys(entry: Mapping[str, Any], named: str, key: str, reference: str) -> list[dict[str, Any]]:
-    name = given(entry, f"{named}Parameter", named)
-    optional = {"optional": True} if entry.get("optional") else {}
-    return [
-        variable(pair["envVar"], reference, {"name": name, "key": pair[key], **optional})
-        for pair in (entry["keyToEnv"] if name is not None else [])
-    ]
+def _keys(of: str, entries: Entries) -> Piece:
+    """Variables from the keys of secrets or config maps."""
+    found = []
+    for entry in entries:
+        name = given(entry, f"{of}NameParameter", f"{of}Name")
+        optional = {"optional": True} if entry.get("optional") else {}
+        for pair in entry["keyToEnv"] if name is not None else ():
+            source = {"name": name, "key": pair[f"{of}Key"], **optional}
+            found.append(variable(pair["envVar"], f"{of}KeyRef", source))
+    return {"env": found}
 
 
 def variable(name: str, reference: str, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,9 +134,8 @@ def variable(name: str, reference: str, source: Mapping[str, Any]) -> dict[str, 
 
 
 def _fields(entries: Entries) -> Piece:
-    return {
-        "env": [variable(e["name"], "fieldRef", {"fieldPath": e["fieldPath"]}) for e in entries]
-    }
+    pairs = [(e["name"], {"fieldPath": e["fieldPath"]}) for e in entries]
+    return {"env": [variable(name, "fieldRef", source) for name, source in pairs]}
 
 
 def _metadata(value: Mapping[str, Any]) -> Piece:
@@ -188,20 +179,12 @@ def _pull_policy(policy: str, image: str) -> Piece:
 
 
 _PIECES: Mapping[str, Callable[[Any], Piece]] = {
-    "secretAsEnv": _secrets,
-    "configMapAsEnv": _config_maps,
-    "fieldPathAsEnv": _fields,
-    "pvcMount": volumes.claims,
-    "secretAsVolume": volumes.secret_files,
-    "configMapAsVolume": volumes.config_files,
-    "genericEphemeralVolume": volumes.ephemeral,
-    "emptyDirMounts": volumes.empty,
-    "enabledSharedMemory": volumes.shared_memory,
-    "nodeSelector": placement.node_selector,
-    "tolerations": placement.tolerations,
-    "nodeAffinity": placement.node_affinity,
-    "podAffinity": placement.pod_affinity,
-    "podMetadata": _metadata,
-    "imagePullSecret": _pull_secrets,
-    "securityContext": _security,
-}
+    "secretAsEnv": functools.partial(_keys, "secret"), "fieldPathAsEnv": _fields,
+    "configMapAsEnv": functools.partial(_keys, "configMap"),
+    "pvcMount": volumes.claims, "secretAsVolume": volumes.secret_files,
+    "configMapAsVolume": volumes.config_files, "genericEphemeralVolume": volumes.ephemeral,
+    "emptyDirMounts": volumes.empty, "enabledSharedMemory": volumes.shared_memory,
+    "nodeSelector": placement.node_selector, "tolerations": placement.tolerations,
+    "nodeAffinity": placement.node_affinity, "podAffinity": placement.pod_affinity,
+    "podMetadata": _metadata, "imagePullSecret": _pull_secrets, "securityContext": _security,
+}  # fmt: skip

@@ -5,12 +5,11 @@ the runtime by chance: there Trainer merges by name, and mounts by their path.""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from rekindle.platforms.kubeflow.pod_patch import NODE, Clash, Piece, given
+from rekindle.platforms.kubeflow.pod_patch import NODE, Clash, Entries, Piece, given
 
-Entries = Sequence[Mapping[str, Any]]
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the place of shared memory, no file of ours
 
 
@@ -33,34 +32,30 @@ def _mounted(kind: str, entries: Entries, source: Callable[[Any], Any]) -> Piece
 
 def claims(entries: Entries) -> Piece:
     """Persistent volume claims."""
-
-    def source(entry: Mapping[str, Any]) -> Piece | None:
-        name = given(entry, "pvcNameParameter")
-        return None if name is None else {"persistentVolumeClaim": {"claimName": name}}
-
-    return _mounted("claim", entries, source)
+    return _named("claim", entries, "persistentVolumeClaim", "claimName", "pvcNameParameter")
 
 
 def secret_files(entries: Entries) -> Piece:
     """Secrets as files."""
-
-    def source(entry: Mapping[str, Any]) -> Piece | None:
-        name = given(entry, "secretNameParameter", "secretName")
-        files = {"secretName": name, "optional": bool(entry.get("optional"))}
-        return None if name is None else {"secret": files}
-
-    return _mounted("secret", entries, source)
+    names = ("secretNameParameter", "secretName")
+    return _named("secret", entries, "secret", "secretName", *names)
 
 
 def config_files(entries: Entries) -> Piece:
     """Config maps as files."""
+    names = ("configMapNameParameter", "configMapName")
+    return _named("config", entries, "configMap", "name", *names)
+
+
+def _named(kind: str, entries: Entries, source_of: str, key: str, *names: str) -> Piece:
+    """Volumes of what an entry `names`; all but claims may be missing."""
 
     def source(entry: Mapping[str, Any]) -> Piece | None:
-        name = given(entry, "configMapNameParameter", "configMapName")
-        files = {"name": name, "optional": bool(entry.get("optional"))}
-        return None if name is None else {"configMap": files}
+        name = given(entry, *names)
+        may_miss = {} if kind == "claim" else {"optional": bool(entry.get("optional"))}
+        return None if name is None else {source_of: {key: name, **may_miss}}
 
-    return _mounted("config", entries, source)
+    return _mounted(kind, entries, source)
 
 
 def ephemeral(entries: Entries) -> Piece:

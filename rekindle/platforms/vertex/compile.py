@@ -34,6 +34,7 @@ from rekindle.spec.platforms import VertexSpec
 _SECTION = "platforms.vertex"
 # A launcher that is killed comes back and finds its job; one that gave up gives up again at once
 LAUNCHER_RETRIES = 3
+_LABEL = "use lower-case letters, digits, - and _, at most 63, beginning with a letter"
 _PAUSES = {"backoffDuration": "30s", "backoffFactor": 2.0}
 
 
@@ -47,7 +48,7 @@ def compile(
     not run there, RequestError if the arguments do not fit it."""
     known = known_secrets(graph, place.secrets, lambda step: bool(_asked(step, place)))
     admit(graph, "vertex", known, arguments=arguments)
-    if found := list(problems(graph, place)):
+    if found := [*_of_place(graph, place), *_of_graph(graph, place)]:
         raise refusal(found)
     values = bind(graph, arguments)
     job: dict[str, Any] = {
@@ -59,20 +60,11 @@ def compile(
         },
         "labels": {"rekindle": "true", **place.labels},
     }
-    if place.service_account:
-        job["serviceAccount"] = place.service_account
-    if place.network:
-        job["network"] = place.network
-    if place.kms_key:
-        job["encryptionSpec"] = {"kmsKeyName": place.kms_key}
+    key = {"kmsKeyName": place.kms_key} if place.kms_key else None
+    more = {"serviceAccount": place.service_account, "network": place.network}
+    job |= {name: value for name, value in {**more, "encryptionSpec": key}.items() if value}
     text = json.dumps(job, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return Definition({f"{graph.name}.vertex.json": f"{text}\n".encode()})
-
-
-def problems(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
-    """What the config's section lacks, and what in the pipeline the service would not take."""
-    yield from _of_place(graph, place)
-    yield from _of_graph(graph, place)
 
 
 def _pipeline(ir_text: str, graph: Graph, place: VertexSpec) -> dict[str, Any]:
@@ -142,12 +134,8 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
         if not re.fullmatch(rules["labels"]["key"], key):
             yield Problem(f"`{key}` is not a key of a label", f"{_SECTION}.labels", _LABEL)
         if not re.fullmatch(rules["labels"]["value"], value):
-            yield Problem(
-                f"`{value}` is not a value of a label", f"{_SECTION}.labels.{key}", _LABEL
-            )
-
-
-_LABEL = "use lower-case letters, digits, - and _, at most 63, beginning with a letter"
+            at = f"{_SECTION}.labels.{key}"
+            yield Problem(f"`{value}` is not a value of a label", at, _LABEL)
 
 
 def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:

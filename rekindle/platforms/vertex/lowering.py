@@ -41,17 +41,13 @@ def _payload(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     job = custom_job(step, pipeline, image_of(step, place.image), place)
     machine = job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
     return {
-        "project": place.project,
-        "region": place.region,
-        "job": job,
-        "jobs": f"{place.artifact_root.rstrip('/')}/jobs",
-        "nodes": step.distribution.nodes,
+        "project": place.project, "region": place.region,
+        "job": job, "jobs": f"{place.artifact_root.rstrip('/')}/jobs",
+        "nodes": step.distribution.nodes, "limit_seconds": limit_seconds(step),
         "spot": provisioning(step.distribution, place) == "spot",
-        "limit_seconds": limit_seconds(step),
-        "failures": step.retry.count,
-        "preemptions": place.max_preemptions,
+        "failures": step.retry.count, "preemptions": place.max_preemptions,
         "task": _task(step, place, machine),
-    }
+    }  # fmt: skip
 
 
 def _task(step: Step, place: VertexSpec, machine: str) -> dict[str, Any]:
@@ -59,12 +55,8 @@ def _task(step: Step, place: VertexSpec, machine: str) -> dict[str, Any]:
     assert step.distribution is not None, step.path
     task = lowered_container(step)
     known = network(machine) if step.distribution.nodes > 1 else {}
-    return {
-        **task,
-        "env": {**known, **task["env"]},
-        "secrets": dict(place.secrets),
-        "gpus": step.distribution.gpus_per_node,
-    }
+    task["env"] = {**known, **task["env"]}
+    return {**task, "secrets": dict(place.secrets), "gpus": step.distribution.gpus_per_node}
 
 
 def _facts(step: Step) -> Iterator[str]:
