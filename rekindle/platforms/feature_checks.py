@@ -16,12 +16,9 @@ from rekindle.records import Ignored
 
 
 def admit(
-    graph: Graph,
-    platform: str,
-    honoured: Collection[tuple[str, str]] = (),
-    unproven: Collection[str] = (),
-    arguments: Mapping[str, Any] | None = None,
-) -> tuple[Ignored, ...]:
+    graph: Graph, platform: str, honoured: Collection[tuple[str, str]] = (),
+    unproven: Collection[str] = (), arguments: Mapping[str, Any] | None = None,
+) -> tuple[Ignored, ...]:  # fmt: skip
     """What `platform` ignores of the pipeline, for these `arguments` where a run has them.
 
     UnsupportedError with everything that it refuses.
@@ -30,8 +27,8 @@ def admit(
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
     for use in uses(graph, arguments):
-        row = table().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
-        carried = row.on.get(platform, Carried("refused", "rekindle knows nothing of it"))
+        row = row_of(use)
+        carried = carried_on(row, platform)
         if (use.feature, use.path) in honoured or use.feature in unproven:
             continue
         if carried.verdict == "refused":
@@ -44,6 +41,16 @@ def admit(
         Ignored(what=how, asked_by=tuple(dict.fromkeys(filter(None, paths))))
         for how, paths in ignored.items()
     )
+
+
+def row_of(use: Use) -> Feature:
+    """The table's row, or one of a feature that it does not have."""
+    return table().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
+
+
+def carried_on(feature: Feature, platform: str) -> Carried:
+    """How a platform carries a feature: what is not in the table is refused."""
+    return feature.on.get(platform, Carried("refused", "rekindle knows nothing of it"))
 
 
 def known_secrets(

@@ -30,9 +30,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rekindle.launch import node, shim
+
+if TYPE_CHECKING:
+    from rekindle.launch.rendezvous import Rendezvous
 
 MARK, RESULT = ".rekindle", "rekindle-result"
 WORK = Path("/tmp/rekindle")  # noqa: S108 - the container is ours alone
@@ -101,6 +104,20 @@ def failed(place: Place, message: str) -> int:
         place.message.parent.mkdir(parents=True, exist_ok=True)
         place.message.write_text(message[:1_000], encoding="utf-8")
     return 1
+
+
+def facts(job: str, task: str) -> dict[str, str]:
+    """What `{{$.pipeline_job_name}}` and its like stand for."""
+    names = ("pipeline_job_name", "pipeline_job_uuid", "pipeline_job_resource_name")
+    return {**dict.fromkeys(names, job), "pipeline_task_uuid": task}
+
+
+def met(place: Place, found: Rendezvous, nodes: int, kind: str, job: str) -> Place:
+    """The place of this node; what it needs to find the others is then in the environment."""
+    if found.nodes != nodes:
+        raise ValueError(f"the job has {found.nodes} {kind}, the step wants {nodes}")
+    os.environ.update(found.keyed(os.environ, job).environment())
+    return place.of_node(found.node_rank)
 
 
 def copy_result(place: Place, channel: str) -> None:

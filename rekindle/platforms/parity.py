@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rekindle.catalog.features import Carried, Feature, table
+from rekindle.catalog.features import Feature
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
+from rekindle.platforms.feature_checks import carried_on, row_of
 
 
 def as_markdown(
@@ -17,8 +18,7 @@ def as_markdown(
     behind each word that is not `native`."""
     rows: dict[str, list[Feature]] = {leaf.path: [] for leaf in graph.leaves()}
     for use in uses(graph, arguments):
-        feature = table().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
-        rows.setdefault(use.path or "(the pipeline)", []).append(feature)
+        rows.setdefault(use.path or "(the pipeline)", []).append(row_of(use))
     lines = [
         f"# {graph.name}: how each platform carries it",
         "",
@@ -36,22 +36,17 @@ def _cell(features: Sequence[Feature], platform: str) -> str:
     said = [
         f"{carried.verdict}: {feature.what}"
         for feature in features
-        if (carried := _on(feature, platform)).verdict != "native"
+        if (carried := carried_on(feature, platform)).verdict != "native"
     ]
     return "; ".join(said) or "native"
 
 
 def _reasons(rows: dict[str, list[Feature]], platforms: Sequence[str]) -> list[str]:
-    found = {}
-    for feature in (feature for features in rows.values() for feature in features):
-        for platform in platforms:
-            carried = _on(feature, platform)
-            if carried.how:
-                found[feature.what, platform] = (
-                    f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
-                )
-    return list(found.values())
-
-
-def _on(feature: Feature, platform: str) -> Carried:
-    return feature.on.get(platform, Carried("refused", "rekindle knows nothing of it"))
+    found = [
+        f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
+        for features in rows.values()
+        for feature in features
+        for platform in platforms
+        if (carried := carried_on(feature, platform)).how
+    ]
+    return list(dict.fromkeys(found))

@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE))  # the bundle's own rekindle
 
 from rekindle.launch import shim  # noqa: E402
 from rekindle.platforms import mounted  # noqa: E402
-from rekindle.platforms.mounted import Place, Task  # noqa: E402
+from rekindle.platforms.mounted import Place  # noqa: E402
 
 
 def main(words: list[str]) -> int:
@@ -30,12 +30,17 @@ def main(words: list[str]) -> int:
     parser.add_argument("--output", action="append", default=[])
     asked = parser.parse_args(words)
     task = mounted.load_task(HERE)
-    place = Place(_paths(asked.input), _paths(asked.output), _values(asked.values), facts())
+    step = os.environ.get("AZUREML_RUN_ID", "")
+    facts = mounted.facts(os.environ.get("AZUREML_ROOT_RUN_ID", step), step)
+    place = Place(_paths(asked.input), _paths(asked.output), _values(asked.values), facts)
     try:
         if task.get("secrets"):
             _read_secrets(task["secrets"])
         if "nodes" in task:
-            place = place.of_node(_meet(task))
+            from rekindle.platforms.azureml.rendezvous import rendezvous
+
+            found = rendezvous(os.environ, task["ranks_per_node"])
+            place = mounted.met(place, found, task["nodes"], "nodes", step)
     except Exception as error:  # noqa: BLE001 - it is the job's last word
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
@@ -51,30 +56,6 @@ def _values(folder: Path | None) -> dict[str, str]:
     if folder is None:
         return {}
     return {path.name: path.read_text(encoding="utf-8")[:-1] for path in folder.iterdir()}
-
-
-def facts() -> dict[str, str]:
-    """What `{{$.pipeline_job_name}}` and its like stand for."""
-    step = os.environ.get("AZUREML_RUN_ID", "")
-    job = os.environ.get("AZUREML_ROOT_RUN_ID", step)
-    return {
-        "pipeline_job_name": job,
-        "pipeline_job_uuid": job,
-        "pipeline_job_resource_name": job,
-        "pipeline_task_uuid": step,
-    }
-
-
-def _meet(task: Task) -> int:
-    """This node's rank; what it needs to find the others is then in the environment."""
-    from rekindle.platforms.azureml.rendezvous import rendezvous
-
-    found = rendezvous(os.environ, task["ranks_per_node"])
-    if found.nodes != task["nodes"]:
-        raise ValueError(f"the job has {found.nodes} nodes, the step wants {task['nodes']}")
-    job = os.environ.get("AZUREML_RUN_ID", "")
-    os.environ.update(found.keyed(os.environ, job).environment())
-    return found.node_rank
 
 
 def _read_secrets(names: list[str]) -> None:

@@ -16,11 +16,7 @@ def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
     nodes = number(environment, "AZUREML_NODE_COUNT", number(environment, "WORLD_SIZE", 1))
     if nodes == 1:
         return Rendezvous(ranks_per_node=max(1, gpus))
-    rank = "NODE_RANK" if environment.get("NODE_RANK") else "RANK"
-    return Rendezvous(
-        nodes=nodes,
-        node_rank=number(environment, rank),
-        ranks_per_node=max(1, gpus),
-        address=environment.get("MASTER_ADDR", ""),
-        port=number(environment, "MASTER_PORT"),
-    ).checked(rank)
+    name = "NODE_RANK" if environment.get("NODE_RANK") else "RANK"
+    rank, address = number(environment, name), environment.get("MASTER_ADDR", "")
+    port = number(environment, "MASTER_PORT")
+    return Rendezvous(nodes, rank, max(1, gpus), address, port).checked(name)

@@ -40,7 +40,7 @@ from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for,
 from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit
 from rekindle.platforms.kubeflow.pods import Late
 from rekindle.platforms.kubeflow.settings import INPUT
-from rekindle.platforms.kubeflow.workflow import Run, ending, own_run, utc_now
+from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
 from rekindle.platforms.launcher import TERMINATED, Launcher
 
 log = logging.getLogger(__name__)
@@ -106,8 +106,7 @@ class KubeflowLauncher(Launcher):
     # What launcher.py asks
 
     def ending(self) -> str:
-        workflow = self.cluster.get(self.owner.path)
-        return ending(workflow, str(self.owner.workflow["uid"]), utc_now())
+        return ending(self.cluster.get(self.owner.path), str(self.owner.workflow["uid"]))
 
     def jobs(self) -> list[Job]:
         found = attempts(self.cluster, self.owner.namespace, self.owner.identity)

@@ -13,13 +13,9 @@ from rekindle.launch.rendezvous import Rendezvous, number
 
 def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
     """The node's place; `auto` ranks are as many as it has GPUs, and one without any."""
-    ranks = environment.get("PET_NPROC_PER_NODE", "auto")
-    return Rendezvous(
-        nodes=number(environment, "PET_NNODES"),
-        node_rank=number(environment, "PET_NODE_RANK"),
-        ranks_per_node=number(environment, "PET_NPROC_PER_NODE")
-        if ranks.lstrip("-").isdigit()
-        else max(1, gpus),
-        address=environment.get("PET_MASTER_ADDR", ""),
-        port=number(environment, "PET_MASTER_PORT", 29_500),
-    ).checked("PET_*")
+    nodes, rank = number(environment, "PET_NNODES"), number(environment, "PET_NODE_RANK")
+    asked = environment.get("PET_NPROC_PER_NODE", "auto")
+    ranks = int(asked) if asked.lstrip("-").isdigit() else max(1, gpus)
+    address = environment.get("PET_MASTER_ADDR", "")
+    port = number(environment, "PET_MASTER_PORT", 29_500)
+    return Rendezvous(nodes, rank, ranks, address, port).checked("PET_*")

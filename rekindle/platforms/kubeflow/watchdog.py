@@ -22,7 +22,7 @@ from pathlib import Path
 from rekindle.errors import RekindleError
 from rekindle.launch.process import die_with_parent
 from rekindle.platforms.kubeflow.cluster import Cluster
-from rekindle.platforms.kubeflow.workflow import ending, utc_now
+from rekindle.platforms.kubeflow.workflow import ending
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
     while seen < 2:
         time.sleep(told["every_seconds"])
         try:
-            reason = ending(cluster.get(told["workflow"]), told["workflow_uid"], utc_now())
+            reason = ending(cluster.get(told["workflow"]), told["workflow_uid"])
         except RekindleError as error:
             log.warning("%s", error)
             continue

@@ -37,12 +37,8 @@ class Run:
     @property
     def path(self) -> str:
         """The Workflow in the API."""
-        return workflow_path(self.namespace, str(self.workflow["name"]))
-
-
-def workflow_path(namespace: str, name: str) -> str:
-    """A Workflow in the API."""
-    return f"/apis/argoproj.io/v1alpha1/namespaces/{namespace}/workflows/{name}"
+        namespace = f"/apis/argoproj.io/v1alpha1/namespaces/{self.namespace}"
+        return f"{namespace}/workflows/{self.workflow['name']}"
 
 
 def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
@@ -66,7 +62,9 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
     )
 
 
-def ending(workflow: Mapping[str, Any] | None, uid: str, now: datetime.datetime) -> str:
+def ending(
+    workflow: Mapping[str, Any] | None, uid: str, now: datetime.datetime | None = None
+) -> str:
     """Why the run is at its end, or ""; a Workflow of the same name with another uid is another
     run."""
     if workflow is None or workflow["metadata"].get("uid") != uid:
@@ -80,13 +78,9 @@ def ending(workflow: Mapping[str, Any] | None, uid: str, now: datetime.datetime)
     if seconds is not None and seconds <= 0:
         return "it was terminated"
     if seconds is not None and started:
+        now = now or datetime.datetime.now(datetime.UTC)
         since = now - datetime.datetime.fromisoformat(started)
         if since.total_seconds() >= seconds:
             return f"its {seconds} s are over"
     phase = status.get("phase", "")
     return f"it is over ({phase})" if phase in _OVER else ""
-
-
-def utc_now() -> datetime.datetime:
-    """Now, with its zone."""
-    return datetime.datetime.now(datetime.UTC)

@@ -43,15 +43,10 @@ _PLACES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "draft": (_LEFT, (".*", "cache/.*", "cache/last/.*", "runs/.*", "runs/*/.*", "artifacts/*/.*")),
     "interrupted removal": ("only its files are left", ("*/.removed/*",)),
 }
-_LOCKS: Mapping[str, Callable[[Path], Path]] = {
-    "run": lambda path: path / "lock",
-    "killed attempt": lambda path: path,
-    "checkpoints": lambda path: path / ".lock",
-    "scores": lambda path: path / ".lock",
-    "environment": lambda path: path.with_suffix(".lock"),
-    "lock": lambda path: path,
-    "draft": lambda path: path,
-}
+_LOCKS = {  # beside it, by its name
+    "run": "{}/lock", "killed attempt": "{}", "checkpoints": "{}/.lock", "scores": "{}/.lock",
+    "environment": "{}.lock", "lock": "{}", "draft": "{}",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +111,7 @@ def _taken(path: Path, kind: str) -> bool:
     with contextlib.ExitStack() as stack:
         if kind in _LOCKS:
             with contextlib.suppress(FileNotFoundError):
-                if not stack.enter_context(locked(_LOCKS[kind](path), create=False)):
+                if not stack.enter_context(locked(_lock(kind, path), create=False)):
                     return False
         folder = path.with_suffix("") if kind == "killed attempt" else path
         if folder.is_dir() and folder.parent.name != ".removed":
@@ -126,6 +121,10 @@ def _taken(path: Path, kind: str) -> bool:
         if not path.is_dir():
             path.unlink(missing_ok=True)
     return True
+
+
+def _lock(kind: str, path: Path) -> Path:
+    return path.parent / _LOCKS[kind].format(path.name)
 
 
 def _is_one(kind: str, path: Path) -> bool:
@@ -163,7 +162,7 @@ def _item(home: Path, kind: str, path: Path, stays: bool, why: str) -> HomeItem:
     if path.is_symlink() or path.parent.resolve() != path.parent:
         obstacle = "links are not followed"
     elif not stays and kind in _LOCKS:
-        with contextlib.suppress(OSError), locked(_LOCKS[kind](path), create=False) as free:
+        with contextlib.suppress(OSError), locked(_lock(kind, path), create=False) as free:
             obstacle = "" if free else "a process uses it"
     if not stays and not obstacle:
         folder = path.with_suffix("") if kind == "killed attempt" else path

@@ -39,7 +39,11 @@ def main() -> int:
     try:
         _read_secrets()
         if "training" in task:
-            place = place.of_node(_meet(task))
+            from rekindle.platforms.sagemaker.rendezvous import rendezvous
+
+            wanted, job = task["training"], os.environ.get("TRAINING_JOB_NAME", "")
+            found = rendezvous(wanted["ranks_per_node"])
+            place = mounted.met(place, found, wanted["nodes"], "hosts", job)
     except Exception as error:  # noqa: BLE001 - the service shows nothing but this message
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
@@ -51,38 +55,19 @@ def _place(task: Task, outputs: Path, message: Path) -> Place:
         inputs={folder.name: folder for folder in HERE.parent.iterdir()},
         outputs={name: outputs / name for name in names},
         values=os.environ,
-        facts=facts(),
+        facts=_facts(),
         message=message,
     )
 
 
-def facts() -> dict[str, str]:
-    """What `{{$.pipeline_job_name}}` and its like stand for: the job is called
-    `pipelines-<execution>-<step>-<random>`."""
+def _facts() -> dict[str, str]:
+    """The job is called `pipelines-<execution>-<step>-<random>`."""
     name = os.environ.get("TRAINING_JOB_NAME", "")
     if not name and JOB.exists():
         name = str(json.loads(JOB.read_text(encoding="utf-8")).get("ProcessingJobName", ""))
     words = name.split("-")
     execution = words[1] if words[0] == "pipelines" and len(words) > 2 else name
-    return {
-        "pipeline_job_name": execution,
-        "pipeline_job_uuid": execution,
-        "pipeline_job_resource_name": execution,
-        "pipeline_task_uuid": name,
-    }
-
-
-def _meet(task: Task) -> int:
-    """This host's rank; what it needs to find the others is then in the environment."""
-    from rekindle.platforms.sagemaker.rendezvous import rendezvous
-
-    found = rendezvous(task["training"]["ranks_per_node"])
-    if found.nodes != task["training"]["nodes"]:
-        wanted = task["training"]["nodes"]
-        raise ValueError(f"the job has {found.nodes} hosts, the step wants {wanted}")
-    job = os.environ.get("TRAINING_JOB_NAME", "")
-    os.environ.update(found.keyed(os.environ, job).environment())
-    return found.node_rank
+    return mounted.facts(execution, name)
 
 
 def _read_secrets() -> None:

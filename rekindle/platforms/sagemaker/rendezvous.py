@@ -26,13 +26,8 @@ def rendezvous(gpus: int, resources: Path = RESOURCES) -> Rendezvous:
     if here not in hosts:
         what = f"the host {here} is not one of {', '.join(hosts)}"
         raise RequestError(what, where=str(resources))
-    return Rendezvous(
-        nodes=len(hosts),
-        node_rank=hosts.index(here),
-        ranks_per_node=max(1, gpus),
-        address=hosts[0],
-        port=PORT,
-    ).checked(str(resources))
+    place = Rendezvous(len(hosts), hosts.index(here), max(1, gpus), hosts[0], PORT)
+    return place.checked(str(resources))
 
 
 def _natural(host: str) -> list[tuple[int, str]]:

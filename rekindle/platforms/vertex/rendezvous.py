@@ -35,11 +35,7 @@ def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
             f"CLUSTER_SPEC says this is {kind} {index}, which is not in its cluster",
             where=text[:200],
         )
-    before = sum(len(pools[name]) for name in names[: names.index(kind)])
-    return Rendezvous(
-        nodes=sum(len(pools[name]) for name in names),
-        node_rank=before + index,
-        ranks_per_node=max(1, gpus),
-        address=address,
-        port=int(port) if port.isdigit() else 0,
-    ).checked("CLUSTER_SPEC")
+    nodes = sum(len(pools[name]) for name in names)
+    rank = index + sum(len(pools[name]) for name in names[: names.index(kind)])
+    place = Rendezvous(nodes, rank, max(1, gpus), address, int(port) if port.isdigit() else 0)
+    return place.checked("CLUSTER_SPEC")
