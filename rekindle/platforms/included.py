@@ -41,9 +41,8 @@ def included(patterns: Iterable[str], folder: Path) -> Iterator[Path]:
                 f"no such file or folder: {pattern}", where="image.include", fix="check the path"
             )
         if glob.has_magic(pattern):
-            top = Path(
-                *itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts)
-            )
+            parts = Path(pattern).parts
+            top = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
             yield from _chosen(dict.fromkeys(_inside(found)), top.resolve(), folder, rules)
         elif found[0].is_dir():
             yield from _chosen(_inside([found[0].resolve()]), found[0].resolve(), folder, rules)

@@ -54,10 +54,8 @@ class Code:
         """32 characters that stand for all of it; empty for nothing."""
         if not self.files:
             return ""
-        files = [
-            [name, hashlib.sha256(content).hexdigest()] for name, content in self.files.items()
-        ]
-        return digest([self.folders, sorted(files)])
+        hashed = [[name, hashlib.sha256(file).hexdigest()] for name, file in self.files.items()]
+        return digest([self.folders, sorted(hashed)])
 
     def inside(self, file: Path) -> str:
         """Where the image has a file."""
@@ -70,7 +68,8 @@ def code_of(spec: Spec, graph: Graph) -> Code:
     RequestError for one that cannot be read."""
     files = {field: file for field, file in _named(spec) if file.is_file()}
     named = spec.image.include
-    taken = list(included(named, Path(spec.origin[0]).resolve().parent)) if named else []
+    beside = _folder_of(spec)
+    taken = list(included(named, beside)) if named else []
     sources = _sources(spec, graph)
     folders = _folders(spec, files)
     found = closure(files.values(), sources, folders)
@@ -81,7 +80,7 @@ def code_of(spec: Spec, graph: Graph) -> Code:
     if not found:
         return Code({}, (), (), Path("/"))
     if taken:
-        importing.add(Path(spec.origin[0]).resolve().parent)
+        importing.add(beside)
     needing = (path for path, text in sources.items() if closure([], {path: text}, folders))
     root = Path(os.path.commonpath([*(file.parent for file in found), *importing]))
     return Code(
@@ -89,7 +88,7 @@ def code_of(spec: Spec, graph: Graph) -> Code:
         tuple(sorted(folder.relative_to(root).as_posix() for folder in importing)),
         (*files, *needing, *(["image.include"] if taken else [])),
         root,
-        _included_hash(taken, Path(spec.origin[0]).resolve().parent),
+        _included_hash(taken, beside),
     )
 
 
@@ -120,8 +119,11 @@ def hashes(spec: Spec, graph: Graph, names: Collection[str] | None = None) -> di
 
 def included_hash(spec: Spec) -> str:
     """What stands for the files that `image.include` names; empty for none."""
-    folder = Path(spec.origin[0]).resolve().parent
-    return _included_hash(included(spec.image.include, folder), folder)
+    return _included_hash(included(spec.image.include, _folder_of(spec)), _folder_of(spec))
+
+
+def _folder_of(spec: Spec) -> Path:
+    return Path(spec.origin[0]).resolve().parent
 
 
 def _included_hash(files: Iterable[Path], folder: Path) -> str:
@@ -146,7 +148,9 @@ def _called(step: Step, folders: Sequence[Path]) -> dict[Path, Path]:
         # a script of a shell, and an option with its value, hold words too
         inner = [text, text.partition("=")[2]]
         if before == "-c":
-            inner = _shell_words(text)
+            inner = []
+            with contextlib.suppress(ValueError):
+                inner = shlex.split(text)
             with contextlib.suppress(RequestError):  # not Python, then a shell's
                 found |= closure([], {step.path: text}, folders, everywhere=True)
         for option, word in zip([before, *inner], inner, strict=False):
@@ -170,13 +174,6 @@ def _file_called(file: Path, folders: Sequence[Path]) -> dict[Path, Path]:
         return {file: file.parent}
 
 
-def _shell_words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return []
-
-
 def placed(spec: Spec, code: Code) -> Spec:
     """The spec with the paths of its code as the image has them."""
     files = {field: file for field, file in _named(spec) if file.is_file()}
@@ -193,8 +190,7 @@ def placed(spec: Spec, code: Code) -> Spec:
 
 def problems(platform: str, spec: Spec, graph: Graph, code: Code) -> Iterator[Problem]:
     """Why the steps would not find the code there."""
-    image = getattr(spec.platforms, platform).image or ""
-    config = spec.origin[0] or "CONFIG"
+    image, config = getattr(spec.platforms, platform).image or "", spec.origin[0] or "CONFIG"
     fix = f"rekindle images build {config} && rekindle images push {config}"
     for step, module in _abroad(platform, spec, graph, image):
         own = step.container.image

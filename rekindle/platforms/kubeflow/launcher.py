@@ -149,14 +149,12 @@ class KubeflowLauncher(Launcher):
             log.info("TrainJob %s is there already (%s)", job.name, state_of(raw))
             self.give_secret(raw)
         if job.alive:
-            self.follower = Follower(
-                self.cluster, self.owner.namespace, job.name, self.poll_seconds
-            )
+            namespace = self.owner.namespace
+            self.follower = Follower(self.cluster, namespace, job.name, self.poll_seconds)
 
     def cancel(self, job: Job) -> None:
-        raw = self.made[job.name]
-        path = jobs_path(self.owner.namespace, job.name)
-        self.cluster.delete(path, raw["metadata"]["uid"])
+        uid = self.made[job.name]["metadata"]["uid"]
+        self.cluster.delete(jobs_path(self.owner.namespace, job.name), uid)
 
     def deliver(self, job: Job) -> int:
         if self.follower:
@@ -189,18 +187,13 @@ class KubeflowLauncher(Launcher):
         is taken by a job for something else."""
         name = trainjob.job_name(self.definition["task"]["name"], self.owner.identity, attempt)
         result = f"{self.result_place()}/{name}.json"
+        # another name than that of a job before, whose Secret may not be collected yet
+        secret = f"{name}-{secrets.token_hex(4)}"
         wanted = trainjob.manifest(
-            self.whole_job(),
-            name=name,
-            identity=self.owner.identity,
-            attempt=attempt,
-            owner=self.owner.workflow,
-            service_account=self.definition["account"],
-            result=result,
-            payload=trainjob.packed(self.task(name, result)),
-            # another name than that of a job before, whose Secret may not be collected yet
-            secret=f"{name}-{secrets.token_hex(4)}",
-        )
+            self.whole_job(), name=name, identity=self.owner.identity, attempt=attempt,
+            owner=self.owner.workflow, service_account=self.definition["account"], result=result,
+            payload=trainjob.packed(self.task(name, result)), secret=secret,
+        )  # fmt: skip
         try:
             job = self.cluster.create(jobs_path(self.owner.namespace), wanted)
         except Conflict:
@@ -276,12 +269,10 @@ class KubeflowLauncher(Launcher):
             "pipeline_task_uuid": name,
         }
         leash = {
-            "server": self.cluster.server,
-            "account": str(self.account),
-            "workflow": self.owner.path,
-            "workflow_uid": self.owner.workflow["uid"],
+            "server": self.cluster.server, "account": str(self.account),
+            "workflow": self.owner.path, "workflow_uid": self.owner.workflow["uid"],
             "every_seconds": 12 * self.poll_seconds,
-        }
+        }  # fmt: skip
         return {**task, "executor_input": given, "run": facts, "result": result, "leash": leash}
 
     # What it gave

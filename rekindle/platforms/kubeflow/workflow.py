@@ -53,13 +53,9 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
             fix="run the pipeline on Kubeflow Pipelines with Argo",
         )  # fmt: skip
     retries = _RETRY.findall(node)
-    return Run(
-        namespace=namespace,
-        workflow=owners[0],
-        identity=f"{owners[0]['uid']}/{_RETRY.sub('', node)}",
-        retry=int(retries[-1]) if retries else 0,
-        run_id=metadata.get("labels", {}).get(RUN_ID, owners[0]["name"]),
-    )
+    identity = f"{owners[0]['uid']}/{_RETRY.sub('', node)}"
+    run_id = metadata.get("labels", {}).get(RUN_ID, owners[0]["name"])
+    return Run(namespace, owners[0], identity, int(retries[-1]) if retries else 0, run_id)
 
 
 def ending(

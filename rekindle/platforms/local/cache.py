@@ -26,13 +26,10 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _NO_CODE: Mapping[str, str] = {}
 _HOME = "\0home"  # in no path
 _CHANGED = {
-    "component": "its source changed",
-    "outputs": "the types of its outputs changed",
-    "rekindle": "rekindle's code changed",
-    "own code": "code of yours that it uses changed",
-    "image": "the image it runs in changed",
-    "cache key": "its cache key changed",
-}
+    "component": "its source changed", "outputs": "the types of its outputs changed",
+    "rekindle": "rekindle's code changed", "own code": "code of yours that it uses changed",
+    "image": "the image it runs in changed", "cache key": "its cache key changed",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,13 +90,9 @@ def names_of_code(step: Step, inputs: Values) -> list[str]:
 
 
 def identify(
-    step: Step,
-    inputs: Values,
-    source_hash: str,
-    image_id: str = "",
-    own_code: Mapping[str, str] = _NO_CODE,
-    home: str = "",
-) -> Identity:
+    step: Step, inputs: Values, source_hash: str, image_id: str = "",
+    own_code: Mapping[str, str] = _NO_CODE, home: str = "",
+) -> Identity:  # fmt: skip
     """The identity of `step` on `inputs`, in a container if there is an `image_id`.
 
     A `cache_key` of the user's stands in for everything but the outputs. `own_code` are hashes of
@@ -111,9 +104,8 @@ def identify(
         "artifacts": {n: a.schema_title for n, a in step.outputs.artifacts.items()},
     }
     if step.cache_key:
-        return Identity(
-            {"cache key": _hash([step.component, step.cache_key]), "outputs": _hash(outputs)}
-        )
+        own_key = _hash([step.component, step.cache_key])
+        return Identity({"cache key": own_key, "outputs": _hash(outputs)})
     component: dict[str, Any] = {
         "source": container.source,
         "command": [lower(word) for word in container.command],
@@ -211,13 +203,8 @@ def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     found = {}
     for name, artifact in artifacts.items():
         path = local_path(artifact["uri"])
-        found[name] = Stored(
-            uri=artifact["uri"],
-            schema_title=artifact["schema_title"],
-            schema_version=artifact["schema_version"],
-            metadata=artifact["metadata"],
-            files=describe(path) if path else {},
-        )
+        said = {key: artifact[key] for key in ("uri", "schema_title", "schema_version", "metadata")}
+        found[name] = Stored(**said, files=describe(path) if path else {})
     return found
 
 

@@ -119,11 +119,8 @@ def _refusal(step: Step, packages: Packages, why: str) -> RequestError:
 
 def site_folders() -> list[Path]:
     """Where packages are installed that this interpreter imports, first ones first."""
-    places = [
-        *site.getsitepackages(),
-        *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
-    ]
-    return [Path(place) for place in places if place in sys.path]
+    users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [Path(place) for place in (*site.getsitepackages(), *users) if place in sys.path]
 
 
 def satisfied(text: str) -> bool:
@@ -144,9 +141,7 @@ def _installed(requirement: Requirement, extra: str = "") -> bool:
         return False
     if not requirement.specifier.contains(distribution.version, prereleases=True):
         return False
-    needed = (
-        [Requirement(line) for line in distribution.requires or []] if requirement.extras else []
-    )
+    needed = [Requirement(line) for line in distribution.requires or [] if requirement.extras]
     return all(
         _installed(child, extra)
         for extra in requirement.extras

@@ -43,14 +43,8 @@ def _loop_outputs(dag: Dag, prefix: str, steps: Mapping[str, StepRecord]) -> dic
         s.reason == NO_TURNS for name, s in steps.items() if name.startswith(prefix)
     ):
         return {}  # the loop itself was skipped
-    parameters = {n: [one[n] for one in found if n in one] for n in dag.parameters}
-    artifacts = {
-        n: [
-            a
-            for one in found
-            if n in one
-            for a in (one[n] if isinstance(one[n], list) else [one[n]])
-        ]
-        for n in dag.artifacts
-    }
-    return {**parameters, **artifacts}
+    values = {n: [one[n] for one in found if n in one] for n in (*dag.parameters, *dag.artifacts)}
+    for name in dag.artifacts:  # of which a loop inside gives lists
+        lists = [one if isinstance(one, list) else [one] for one in values[name]]
+        values[name] = [artifact for several in lists for artifact in several]
+    return values

@@ -52,12 +52,9 @@ class VertexLauncher(Launcher):
     `facts` of the run."""
 
     def __init__(
-        self,
-        payload: dict[str, Any],
-        executor_input: dict[str, Any],
-        facts: Mapping[str, str],
+        self, payload: dict[str, Any], executor_input: dict[str, Any], facts: Mapping[str, str],
         environment: Mapping[str, str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.payload, self.facts = payload, dict(facts)
         self.executor_input = _complete(executor_input)
         super().__init__(
@@ -122,12 +119,8 @@ class VertexLauncher(Launcher):
     def body(self, attempt: Start, command: list[str]) -> dict[str, Any]:
         """The CustomJob of an attempt."""
         job = json.loads(json.dumps(self.payload["job"]))
-        job["labels"] = {
-            **self.run_labels,
-            **job["labels"],
-            TASK_LABEL: self.service.label,
-            "rekindle-attempt": str(attempt.number),
-        }
+        own = {TASK_LABEL: self.service.label, "rekindle-attempt": str(attempt.number)}
+        job["labels"] = {**self.run_labels, **job["labels"], **own}
         for pool in job["jobSpec"]["workerPoolSpecs"]:
             pool["containerSpec"]["command"] = command
         job["jobSpec"]["scheduling"]["timeout"] = f"{int(attempt.seconds)}s"
@@ -155,14 +148,12 @@ class VertexLauncher(Launcher):
 
     def last_words(self, job: Job) -> dict[int, dict[str, Any]]:
         """How each node ended, by its rank, as far as they could say."""
-        folder = bundle.folder_of(job.command)
-        files = (
-            [folder / ended_file(rank) for rank in range(self.payload["nodes"])] if folder else []
-        )
-        found = {}
-        for rank, file in enumerate(files):
+        found = dict[int, dict[str, Any]]()
+        if (folder := bundle.folder_of(job.command)) is None:
+            return found
+        for rank in range(self.payload["nodes"]):
             with contextlib.suppress(OSError, ValueError):  # none, or half a word
-                word = json.loads(file.read_text(encoding="utf-8"))
+                word = json.loads((folder / ended_file(rank)).read_text(encoding="utf-8"))
                 if isinstance(word, dict) and isinstance(word.get("exit_code"), int):
                     found[rank] = word
         return found

@@ -66,16 +66,14 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
         from google.cloud import aiplatform_v1 as api
         from google.protobuf import field_mask_pb2
 
-        wanted = api.Schedule(
-            display_name=name,
-            cron=there.expression,
-            max_concurrent_run_count=at_once,
-            max_concurrent_active_run_count=at_once,
-            allow_queueing=queues,
-            create_pipeline_job_request=api.CreatePipelineJobRequest(
-                parent=project.parent, pipeline_job=job(api, definition)
-            ),
+        started = api.CreatePipelineJobRequest(
+            parent=project.parent, pipeline_job=job(api, definition)
         )
+        wanted = api.Schedule(
+            display_name=name, cron=there.expression, max_concurrent_run_count=at_once,
+            max_concurrent_active_run_count=at_once, allow_queueing=queues,
+            create_pipeline_job_request=started,
+        )  # fmt: skip
         found = _settled(project, name)
         if found is None or (found.allow_queueing and not queues):
             _created(project, wanted)
