@@ -71,7 +71,8 @@ def _chosen(paths: Iterable[Path], top: Path, folder: Path, rules: _Rules) -> It
 
 def _is_left_out(path: Path, top: Path, folder: Path, rules: _Rules) -> bool:
     """Also where only what a link leads to is hidden or a key."""
-    parts = (*Path(os.path.relpath(path, top)).parts, *_target(path, top))
+    real, inside = path.resolve(), Path(os.path.relpath(path, top)).parts
+    parts = (*inside, *(real.relative_to(top).parts if real.is_relative_to(top) else ()))
     if parts[0] == "..":  # a link on the way: the caller refuses it
         return False
     hidden = any(part.startswith(".") for part in parts)
@@ -79,11 +80,6 @@ def _is_left_out(path: Path, top: Path, folder: Path, rules: _Rules) -> bool:
         return True
     name = os.path.relpath(path, folder.resolve()).replace(os.sep, "/")
     return next((leaves for leaves, pattern in reversed(rules) if pattern.fullmatch(name)), False)
-
-
-def _target(path: Path, top: Path) -> tuple[str, ...]:
-    real = path.resolve()
-    return real.relative_to(top).parts if real.is_relative_to(top) else ()
 
 
 def _rules(folder: Path) -> _Rules:
@@ -98,16 +94,13 @@ def _rules(folder: Path) -> _Rules:
         name = os.path.normpath(name).replace(os.sep, "/").lstrip("/")
         if name != ".":
             # what matches a folder matches all below it
-            rules.append((not text.startswith("!"), re.compile(_expression(name) + "(/.*)?", re.S)))
+            expression = _PART.sub(_as_regular, name) + "(/.*)?"
+            rules.append((not text.startswith("!"), re.compile(expression, re.DOTALL)))
     return rules
 
 
-def _expression(pattern: str) -> str:
-    """Go's filepath.Match as a regular expression, with `**`."""
-    return _PART.sub(_as_regular, pattern)
-
-
 def _as_regular(part: re.Match[str]) -> str:
+    """A part of a pattern of Go's filepath.Match, with `**`, as a regular expression."""
     if part["letters"]:
         return f"[{part['letters']}]".replace("\\", "\\\\")
     return _WILD.get(part[0]) or re.escape(part["letter"])

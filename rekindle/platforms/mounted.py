@@ -301,14 +301,10 @@ def _attempts(task: Task, words: list[str], here: Place) -> int:
                 shutil.rmtree(here.outputs[name])
                 here.outputs[name].mkdir()
         code = shim.main(words)
-        if code in (0, shim.PREEMPTED, 128 + signal.SIGTERM) or _was_told_to_end():
+        # a step that hears the signal may end with any code
+        if code in (0, shim.PREEMPTED, 128 + signal.SIGTERM) or node.left(WORK).get("told_to_end"):
             break
     return code
-
-
-def _was_told_to_end() -> bool:
-    """Whether the last attempt was: a step that hears the signal may end with any code."""
-    return bool(node.left(WORK).get("told_to_end"))
 
 
 def _given(task: Task, inputs: _Inputs, place: Place) -> dict[str, Any]:

@@ -66,7 +66,8 @@ def step_times(
     if began is None:
         return {}
     seconds = max(0.0, round(((ended or now) - began).total_seconds(), 3))
-    return {"started_at": _utc(began), "seconds": seconds}
+    utc = began.astimezone(datetime.UTC).isoformat(timespec="seconds")
+    return {"started_at": utc, "seconds": seconds}
 
 
 def first_failed(steps: Iterable[StepRecord]) -> StepRecord | None:
@@ -92,7 +93,3 @@ def _closed(step: StepRecord, status: RunStatus) -> StepRecord:
 def _first_error(steps: Iterable[StepRecord]) -> str:
     failed = first_failed(steps)
     return f"step `{failed.name}` failed: {failed.error}".rstrip(": ") if failed else ""
-
-
-def _utc(moment: datetime.datetime) -> str:
-    return moment.astimezone(datetime.UTC).isoformat(timespec="seconds")

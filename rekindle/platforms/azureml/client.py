@@ -116,13 +116,16 @@ def _found(client: MLClient, name: str) -> Any:
 
 
 def _created(client: MLClient, name: str, definition: Definition, tags: dict[str, str]) -> Any:
+    from azure.ai.ml import load_job
     from azure.core.exceptions import AzureError
 
     with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
         file = written(definition, Path(folder))
         for pause in (*_PAUSES_SECONDS, None):
             try:
-                return client.jobs.create_or_update(_loaded(file, name, tags))
+                job = load_job(str(file))
+                job.name, job.tags = name, {**(job.tags or {}), **tags}
+                return client.jobs.create_or_update(job)
             except AzureError as error:
                 if _status(error) in (401, 403):
                     raise
@@ -140,14 +143,6 @@ def written(definition: Definition, folder: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder / definition.entry
-
-
-def _loaded(file: Path, name: str, tags: dict[str, str]) -> Any:
-    from azure.ai.ml import load_job
-
-    job = load_job(str(file))
-    job.name, job.tags = name, {**(job.tags or {}), **tags}
-    return job
 
 
 def _open(error: Exception) -> bool:

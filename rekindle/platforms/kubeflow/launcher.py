@@ -186,7 +186,8 @@ class KubeflowLauncher(Launcher):
         """Create the job of an attempt, unless another launcher was faster; StepError if its name
         is taken by a job for something else."""
         name = trainjob.job_name(self.definition["task"]["name"], self.owner.identity, attempt)
-        result = f"{self.result_place()}/{name}.json"
+        outputs = self.executor_input["outputs"]["artifacts"]
+        result = f"{outputs[RESULT_OUTPUT]['artifacts'][0]['uri'].rstrip('/')}/{name}.json"
         # another name than that of a job before, whose Secret may not be collected yet
         secret = f"{name}-{secrets.token_hex(4)}"
         wanted = trainjob.manifest(
@@ -238,10 +239,6 @@ class KubeflowLauncher(Launcher):
     def given(self) -> dict[str, Any]:
         """The values of the launcher's own inputs."""
         return dict(self.executor_input.get("inputs", {}).get("parameterValues", {}))
-
-    def result_place(self) -> str:
-        outputs = self.executor_input["outputs"]["artifacts"]
-        return str(outputs[RESULT_OUTPUT]["artifacts"][0]["uri"]).rstrip("/")
 
     def task(self, name: str, result: str) -> dict[str, Any]:
         """What the nodes run."""

@@ -92,7 +92,13 @@ def _put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]
     made: Piece = {"env": [], "spec": {}}
     found: list[Problem] = []
     who = f"`{step.path}` runs on several nodes"
-    for where, part in (*_of_place(step, place), *_of_step(step, image_of(step, place.image))):
+    image, waiting = image_of(step, place.image), {one.where for one in late(step).settings}
+    settings: list[Part] = [
+        (one.where, functools.partial(piece, one.name, one.value, image))
+        for one in settings_of(step)
+        if one.where not in waiting
+    ]
+    for where, part in (*_of_place(step, place), *settings):
         try:
             made = joined(made, part())
         except Misfit as misfit:
@@ -106,7 +112,9 @@ def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
     """What the config says of the nodes of this step."""
     wanted, here = step.distribution, "platforms.kubeflow"
     assert wanted is not None
-    yield f"{here}.secrets", lambda: {"env": _secret_variables(place)}
+    pairs = sorted(secrets_of(place).items())
+    secrets = [(env, {"name": name, "key": key}) for env, (name, key) in pairs]
+    yield f"{here}.secrets", lambda: {"env": [variable(n, "secretKeyRef", at) for n, at in secrets]}
     if wanted.machine:
         yield step.where, lambda: {"spec": {"nodeSelector": {MACHINE: wanted.machine}}}
     if wanted.accelerator:
@@ -121,23 +129,9 @@ def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
         yield f"{here}.spot_nodes", lambda: {"spec": spot}
 
 
-def _of_step(step: Step, image: str) -> Iterator[Part]:
-    """What its settings say that need no value of the run."""
-    waiting = {setting.where for setting in late(step).settings}
-    for one in settings_of(step):
-        if one.where not in waiting:
-            yield one.where, functools.partial(piece, one.name, one.value, image)
-
-
 def own_variables(step: Step) -> set[str]:
     """The environment variables that the step's own settings fill."""
     return variables(settings_of(step))
-
-
-def _secret_variables(place: KubeflowSpec) -> list[dict[str, Any]]:
-    """Environment variables for all steps."""
-    found = sorted(secrets_of(place).items())
-    return [variable(env, "secretKeyRef", {"name": name, "key": key}) for env, (name, key) in found]
 
 
 def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:

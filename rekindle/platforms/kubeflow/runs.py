@@ -140,12 +140,11 @@ def found(definition: Definition, place: KubeflowSpec) -> tuple[TaggedRun, ...]:
     with connected(place) as server:
         experiment = experiment_of(server, definition)
         runs = server.call(server.listed, server.kfp.list_runs, "runs", experiment_id=experiment)
+    marked = [(run, RunTag.read(run.description or "")) for run in runs]
     return tuple(
-        TaggedRun(
-            mark, SubmittedRun(run.run_id, page(place, run.run_id), anew=False), run.created_at
-        )
-        for run in runs
-        if (mark := RunTag.read(run.description or ""))
+        TaggedRun(mark, SubmittedRun(run.run_id, page(place, run.run_id), False), run.created_at)
+        for run, mark in marked
+        if mark
     )
 
 
@@ -196,9 +195,8 @@ class _Nodes:
     """Argo's nodes, by what their ids end with."""
 
     def __init__(self, details: Iterable[Any]) -> None:
-        self.all = sorted(
-            details, key=lambda one: (_moment(one.start_time) or _EPOCH, one.pod_name)
-        )
+        began = [(_moment(one.start_time) or _EPOCH, one.pod_name, one) for one in details]
+        self.all = [one for _, _, one in sorted(began, key=lambda row: row[:2])]
         self.by_id = {_end(one.pod_name): one for one in self.all}
         self.before: dict[str, Any] = {}
         for one in self.all:
@@ -225,12 +223,8 @@ class _Nodes:
 
     def executors(self, task: Any) -> list[Any]:
         """The pods of a task, the first try first."""
-        children = [
-            self.by_id[_end(child.pod_name)]
-            for child in task.child_tasks or ()
-            if _end(child.pod_name) in self.by_id
-        ]
-        found = [one for one in children if _EXECUTOR.fullmatch(one.display_name)]
+        children = map(self.by_id.get, (_end(child.pod_name) for child in task.child_tasks or ()))
+        found = [one for one in children if one and _EXECUTOR.fullmatch(one.display_name)]
         return [pod for one in found for pod in (self.executors(one) or [one])]
 
 

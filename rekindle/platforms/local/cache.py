@@ -125,7 +125,7 @@ def identify(
         facts["own code"] = _hash(used)
     given: dict[str, Any] = dict(inputs.parameters)
     for name, artifact in inputs.artifacts.items():
-        several = [_content(a) for a in each(artifact)]
+        several = [[a.digest or a.uri, a.schema_title, a.metadata] for a in each(artifact)]
         given[name] = several if isinstance(artifact, tuple) else several[0]
     facts |= {f"input {name}": _hash(moved(value, home, _HOME)) for name, value in given.items()}
     return Identity(facts)
@@ -206,10 +206,6 @@ def stored(step: Step, artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, 
         said = {key: artifact[key] for key in ("uri", "schema_title", "schema_version", "metadata")}
         found[name] = Stored(**said, files=describe(path) if path else {})
     return found
-
-
-def _content(artifact: Stored) -> list[Any]:
-    return [artifact.digest or artifact.uri, artifact.schema_title, artifact.metadata]
 
 
 def _hash(value: Any) -> str:

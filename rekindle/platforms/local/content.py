@@ -15,8 +15,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from rekindle.spec.identity import file_sha256
 
 _READ_AGAIN_BYTES = 1 << 30
 
@@ -43,7 +45,7 @@ def describe(
     not there), links to folders followed if so asked; `known` is what was recorded of it."""
     facts: dict[str, FileFact] = {}
     left = _READ_AGAIN_BYTES
-    for name, entry in sorted(_walk(path, follow), key=_size):
+    for name, entry in sorted(_walk(path, follow), key=lambda each: getattr(each[1], "st_size", 0)):
         if isinstance(entry, str):
             facts[name] = FileFact(0, 0, entry)
             continue
@@ -52,12 +54,8 @@ def describe(
         if left < 0 and before and before == FileFact.of(entry, before.sha256):
             facts[name] = before
         else:
-            facts[name] = FileFact.of(entry, _sha256(path / name if name else path))
+            facts[name] = FileFact.of(entry, file_sha256(path / name if name else path))
     return dict(sorted(facts.items()))
-
-
-def _size(found: tuple[str, os.stat_result | str]) -> int:
-    return 0 if isinstance(found[1], str) else found[1].st_size
 
 
 def digest(facts: Mapping[str, FileFact]) -> str:
@@ -91,28 +89,14 @@ def _walk(path: Path, follow: bool = False) -> Iterator[tuple[str, os.stat_resul
         with os.scandir(folder) as entries:
             for entry in entries:
                 empty = False
-                name = prefix + entry.name
-                if Path(entry.path).is_file():  # unlike the entry's, False for a link to itself
+                name, path = prefix + entry.name, Path(entry.path)
+                if path.is_file():  # unlike the entry's, False for a link to itself
                     yield name, entry.stat()
                 elif entry.is_dir(follow_symlinks=False):
-                    pending.append((Path(entry.path), name + "/", around))
-                elif follow and _leads_on(target := Path(entry.path), around):
-                    pending.append((target, name + "/", {*around, target.resolve()}))
+                    pending.append((path, name + "/", around))
+                elif follow and path.is_dir() and path.resolve() not in around:  # or it has no end
+                    pending.append((path, name + "/", {*around, path.resolve()}))
                 else:
-                    yield name, _kind_of(Path(entry.path))
+                    yield name, f"link:{path.readlink()}" if path.is_symlink() else "special"
         if empty:
             yield prefix or "/", "empty"
-
-
-def _leads_on(link: Path, around: Collection[Path]) -> bool:
-    """Whether a link is to a folder, and not to one that this is in."""
-    return link.is_dir() and link.resolve() not in around
-
-
-def _kind_of(path: Path) -> str:
-    return f"link:{path.readlink()}" if path.is_symlink() else "special"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

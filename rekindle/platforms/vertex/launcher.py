@@ -225,16 +225,12 @@ def _with_own_places(executor_input: dict[str, Any], token: str) -> dict[str, An
     """The same with artifacts in a folder of this attempt, `.../TOKEN/model` in place of
     `.../model`: what failed attempts left, or a surplus job writes, is never mixed with it."""
     outputs = executor_input["outputs"]
-    artifacts = {
-        name: {"artifacts": [{**a, "uri": _within(a["uri"], token)} for a in group["artifacts"]]}
-        for name, group in outputs["artifacts"].items()
-    }
+    artifacts = {}
+    for name, group in outputs["artifacts"].items():
+        places = [(artifact, artifact["uri"].rpartition("/")) for artifact in group["artifacts"]]
+        moved = [{**artifact, "uri": f"{at}/{token}/{last}"} for artifact, (at, _, last) in places]
+        artifacts[name] = {"artifacts": moved}
     return {**executor_input, "outputs": {**outputs, "artifacts": artifacts}}
-
-
-def _within(uri: str, token: str) -> str:
-    parent, _, name = uri.rpartition("/")
-    return f"{parent}/{token}/{name}"
 
 
 def _artifact(mine: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ escaped into another, and nothing that the user wrote is taken for a placeholder
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from rekindle.catalog.tables import network
@@ -26,7 +25,10 @@ RUN, TASK = "pipeline_job_resource_name", "pipeline_task_name"
 def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     """KFP's container of the step that starts the job and follows it."""
     text = json.dumps(_payload(step, pipeline, place), sort_keys=True, ensure_ascii=False)
-    facts = dict.fromkeys([RUN, TASK, *_facts(step)])
+    container = step.container
+    words = (*container.command, *container.args, *container.env.values())
+    asked = [path[1] for word in words for path in references(word) if path[0] == "run"]
+    facts = dict.fromkeys([RUN, TASK, *asked])
     pairs = [word for fact in facts for word in (fact, f"{{{{$.{fact}}}}}")]
     return {
         "image": place.image,
@@ -57,10 +59,3 @@ def _task(step: Step, place: VertexSpec, machine: str) -> dict[str, Any]:
     known = network(machine) if step.distribution.nodes > 1 else {}
     task["env"] = {**known, **task["env"]}
     return {**task, "secrets": dict(place.secrets), "gpus": step.distribution.gpus_per_node}
-
-
-def _facts(step: Step) -> Iterator[str]:
-    """Facts of the run that the user's own words ask for."""
-    container = step.container
-    for argument in (*container.command, *container.args, *container.env.values()):
-        yield from (path[1] for path in references(argument) if path[0] == "run")

@@ -154,7 +154,8 @@ def found(definition: Definition, place: VertexSpec) -> tuple[TaggedRun, ...]:
         for job in _listed(project, "pipelineJobs", wanted, more):
             began = _moment(job, "createTime")
             if (mark := RunTag.of(job.get("labels", {}))) and began:
-                placed = SubmittedRun(job["name"], page(place, _last(job["name"])), anew=False)
+                url = page(place, job["name"].rpartition("/")[2])
+                placed = SubmittedRun(job["name"], url, anew=False)
                 marked.append(TaggedRun(mark, placed, began))
         return tuple(marked)
 
@@ -328,7 +329,3 @@ def _key(entry: Mapping[str, Any]) -> str:
 
 def _when(entry: Mapping[str, Any]) -> datetime.datetime:
     return datetime.datetime.fromisoformat(entry["timestamp"])
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
