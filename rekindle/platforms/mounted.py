@@ -112,12 +112,12 @@ def facts(job: str, task: str) -> dict[str, str]:
     return {**dict.fromkeys(names, job), "pipeline_task_uuid": task}
 
 
-def met(place: Place, found: Rendezvous, nodes: int, kind: str, job: str) -> Place:
-    """The place of this node; what it needs to find the others is then in the environment."""
+def met(found: Rendezvous, nodes: int, kind: str, job: str) -> int:
+    """The rank of this node; what it needs to find the others is then in the environment."""
     if found.nodes != nodes:
         raise ValueError(f"the job has {found.nodes} {kind}, the step wants {nodes}")
     os.environ.update(found.keyed(os.environ, job).environment())
-    return place.of_node(found.node_rank)
+    return found.node_rank
 
 
 def copy_result(place: Place, channel: str) -> None:

@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE))  # the bundle's own rekindle
 
 from rekindle.launch import shim  # noqa: E402
 from rekindle.platforms import mounted  # noqa: E402
-from rekindle.platforms.mounted import Place  # noqa: E402
+from rekindle.platforms.mounted import Place, Task  # noqa: E402
 
 
 def main(words: list[str]) -> int:
@@ -37,10 +37,7 @@ def main(words: list[str]) -> int:
         if task.get("secrets"):
             _read_secrets(task["secrets"])
         if "nodes" in task:
-            from rekindle.platforms.azureml.rendezvous import rendezvous
-
-            found = rendezvous(os.environ, task["ranks_per_node"])
-            place = mounted.met(place, found, task["nodes"], "nodes", step)
+            place = place.of_node(_meet(task))
     except Exception as error:  # noqa: BLE001 - it is the job's last word
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
@@ -56,6 +53,13 @@ def _values(folder: Path | None) -> dict[str, str]:
     if folder is None:
         return {}
     return {path.name: path.read_text(encoding="utf-8")[:-1] for path in folder.iterdir()}
+
+
+def _meet(task: Task) -> int:
+    from rekindle.platforms.azureml.rendezvous import rendezvous
+
+    found = rendezvous(os.environ, task["ranks_per_node"])
+    return mounted.met(found, task["nodes"], "nodes", os.environ.get("AZUREML_RUN_ID", ""))
 
 
 def _read_secrets(names: list[str]) -> None:

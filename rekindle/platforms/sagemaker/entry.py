@@ -43,7 +43,7 @@ def main() -> int:
 
             wanted, job = task["training"], os.environ.get("TRAINING_JOB_NAME", "")
             found = rendezvous(wanted["ranks_per_node"])
-            place = mounted.met(place, found, wanted["nodes"], "hosts", job)
+            place = place.of_node(mounted.met(found, wanted["nodes"], "hosts", job))
     except Exception as error:  # noqa: BLE001 - the service shows nothing but this message
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
