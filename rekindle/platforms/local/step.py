@@ -24,7 +24,7 @@ from rekindle.launch.shim import PREEMPTED
 from rekindle.masking import masked
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
-from rekindle.platforms.local import cache, nodes
+from rekindle.platforms.local import cache, process
 from rekindle.platforms.local.cache import NOTHING, Identity, OwnCode, Stored, Values
 from rekindle.platforms.local.containers import Containers
 from rekindle.platforms.local.content import describe, digest, local_path
@@ -314,7 +314,7 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
     if wanted is None:
         ended = run_here(job.folder, folder, log, {}, around.control, 0)
         return None, ended, log.end
-    places = nodes.environments(wanted.nodes)
+    places = process.environments(wanted.nodes)
     words = {}
 
     def run_node(node: int, control: Control) -> Ended:
@@ -330,7 +330,7 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
             words[node] = own.end
         return ended
 
-    decides, ended = nodes.on_nodes(wanted.nodes, around.control, run_node)
+    decides, ended = process.on_nodes(wanted.nodes, around.control, run_node)
     return decides, ended, words[decides]
 
 

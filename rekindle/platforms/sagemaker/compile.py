@@ -26,9 +26,9 @@ from rekindle.ir.values import bind
 from rekindle.platforms.bundle import RESULT, scalar
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import admit, known_secrets, refusal
-from rekindle.platforms.sagemaker import conditions, requests, shapes
+from rekindle.platforms.sagemaker import conditions, shapes
 from rekindle.platforms.sagemaker.conditions import divided, loops
-from rekindle.platforms.sagemaker.jobs import Jobs
+from rekindle.platforms.sagemaker.jobs import Jobs, model_package
 from rekindle.platforms.sagemaker.site import (
     Site,
     condition_name,
@@ -275,7 +275,7 @@ class _Compiler:
     def _registered(self, promoted: Flat) -> dict[str, Any]:
         """A version in SageMaker's own registry of what was promoted."""
         model = self.site.uri(Output(*_TRAINED))
-        arguments = requests.model_package(self.place, _data_of(model))
+        arguments = model_package(self.place, _data_of(model))
         self.jobs.problems += shapes.misfits(
             "CreateModelPackageInput", arguments, f"{_SECTION}.model_package_group"
         )

@@ -3,7 +3,10 @@ machines or on GPUs, with its bundle.
 
 A Training job has no property files, so a condition on what it returned reads those of a small
 Processing job that repeats its result. Every request is held against the service's own shapes and
-limits. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob."""
+limits. A Training job leaves everything under /opt/ml/model, uncompressed. Checkpoints are the
+step's own matter: they go to the artifact root and outlive the job, whatever the service does with
+it. Debugger has been closed to new customers since 2026-07-30 and Profiler ends in 2027, so neither
+is asked for. Authority: botocore's model of CreateProcessingJob and CreateTrainingJob."""
 
 from __future__ import annotations
 
@@ -18,14 +21,23 @@ from rekindle.ir.graph import Importer, Step
 from rekindle.platforms.bundle import RENDEZVOUS, RESULT, channels_of, packed, task_of
 from rekindle.platforms.feature_checks import beyond, python_problems
 from rekindle.platforms.machines import gpus_of, machine_for
-from rekindle.platforms.sagemaker import requests, shapes
+from rekindle.platforms.sagemaker import shapes
 from rekindle.platforms.sagemaker.site import Site, gets_secrets, image_of, is_training
 from rekindle.platforms.user_code import ECR
+from rekindle.spec.platforms import SageMakerSpec
 
 _DAY_SECONDS = 86_400
 _ENTRY = Path(__file__).with_name("entry.py")
 # what the hosts of a Training job need to find each other
 _RENDEZVOUS = (*RENDEZVOUS, "platforms/sagemaker/rendezvous.py")
+
+_INPUTS, _OUTPUTS = "/opt/ml/processing/input", "/opt/ml/processing/output"
+_CHANNELS = "/opt/ml/input/data"  # of a Training job
+_WHOLE = {"S3DataType": "S3Prefix", "S3DataDistributionType": "FullyReplicated"}
+_EVENT = r'::rekindle \{"event": "progress".*?"%s": ([0-9.eE+-]+)'  # launch/events.py
+_METRICS = [
+    {"Name": name, "Regex": _EVENT % name} for name in ("loss", "samples_per_second", "step")
+]
 
 
 class Jobs:
@@ -58,9 +70,7 @@ class Jobs:
         }
         outputs = {RESULT: self.site.folder(name, RESULT)}
         image = self.place.image or image_of(flat.step, self.place)
-        request = requests.processing(
-            self.place, image, self.place.machine, inputs, outputs, _DAY_SECONDS
-        )
+        request = processing(self.place, image, self.place.machine, inputs, outputs, _DAY_SECONDS)
         return self._finished("Processing", request, flat.path)
 
     def _finished(self, kind: str, request: dict[str, Any], path: str) -> dict[str, Any]:
@@ -76,7 +86,7 @@ class Jobs:
         outputs = {o: self.site.output(flat, o) for o in (RESULT, *step.outputs.artifacts)}
         most = limits("sagemaker")["processing_outputs"]
         self._count(flat, "outputs, its result included", len(outputs), most)
-        return requests.processing(
+        return processing(
             self.place, image_of(step, self.place), self._machine(step),
             self._inputs(flat, step, "processing"), outputs, step.timeout_seconds or _DAY_SECONDS,
         )  # fmt: skip
@@ -84,7 +94,7 @@ class Jobs:
     def _training(self, flat: Flat, step: Step) -> dict[str, Any]:
         wanted = step.distribution
         seconds, wait_seconds = self._patience(flat, step)
-        return requests.training(
+        return training(
             self.place, image_of(step, self.place), self._machine(step),
             wanted.nodes if wanted else 1, self._inputs(flat, step, "training"),
             self.site.folder(self.site.names[flat.path]), seconds, wait_seconds,
@@ -185,3 +195,93 @@ class Jobs:
     def problem(self, what: str, where: str, fix: str) -> None:
         """Note what is wrong."""
         self.problems.append(Problem(what, where, fix))
+
+
+def processing(
+    place: SageMakerSpec, image: str, machine: str, inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any], seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """A job on one machine; `inputs` and `outputs` are S3 URIs by name."""
+    request: dict[str, Any] = {
+        "AppSpecification": {"ImageUri": image, "ContainerEntrypoint": _entry(_INPUTS)},
+        "ProcessingInputs": [_input(name, uri) for name, uri in sorted(inputs.items())],
+        "ProcessingOutputConfig": {"Outputs": [_output(*output) for output in outputs.items()]},
+        "ProcessingResources": {"ClusterConfig": _cluster(place, machine, 1)},
+        "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
+    }
+    if place.kms_key:
+        request["ProcessingOutputConfig"]["KmsKeyId"] = place.kms_key
+    if place.subnets:
+        request["NetworkConfig"] = {"VpcConfig": _vpc(place)}
+    return request
+
+
+def training(
+    place: SageMakerSpec, image: str, machine: str, count: int, inputs: Mapping[str, Any],
+    folder: Any, seconds: float, wait_seconds: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """A job on `count` machines that leaves its model under `folder`; with `wait_seconds` on spot
+    machines, which is how long they may be waited for, the running time included."""
+    request: dict[str, Any] = {
+        "AlgorithmSpecification": {
+            "TrainingImage": image,
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": _entry(_CHANNELS),
+            "MetricDefinitions": _METRICS,
+        },
+        "InputDataConfig": [_channel(name, uri) for name, uri in sorted(inputs.items())],
+        "OutputDataConfig": {"S3OutputPath": folder, "CompressionType": "NONE"},
+        "ResourceConfig": _cluster(place, machine, count),
+        "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
+        "ProfilerConfig": {"DisableProfiler": True},
+    }
+    if wait_seconds is not None:
+        request["EnableManagedSpotTraining"] = True
+        request["StoppingCondition"]["MaxWaitTimeInSeconds"] = round(wait_seconds)
+    if place.kms_key:
+        request["OutputDataConfig"]["KmsKeyId"] = place.kms_key
+    if place.subnets:
+        request["VpcConfig"] = _vpc(place)
+    return request
+
+
+def model_package(place: SageMakerSpec, model: Any) -> dict[str, Any]:
+    """A version of `place.model_package_group`, approved; `model` is the URI of its files."""
+    files = {"S3Uri": model, "S3DataType": "S3Prefix", "CompressionType": "None"}
+    container = {"Image": place.image, "ModelDataSource": {"S3DataSource": files}}
+    plain = ["application/json"]
+    kinds = {"SupportedContentTypes": plain, "SupportedResponseMIMETypes": plain}
+    return {
+        "ModelPackageGroupName": place.model_package_group,
+        "ModelApprovalStatus": "Approved",
+        "InferenceSpecification": {"Containers": [container], **kinds},
+    }
+
+
+def _entry(inputs: str) -> list[str]:
+    return ["python3", f"{inputs}/bundle/entry.py"]
+
+
+def _cluster(place: SageMakerSpec, machine: str, count: int) -> dict[str, Any]:
+    cluster = {"InstanceCount": count, "InstanceType": machine, "VolumeSizeInGB": place.volume_gb}
+    return cluster | ({"VolumeKmsKeyId": place.kms_key} if place.kms_key else {})
+
+
+def _vpc(place: SageMakerSpec) -> dict[str, Any]:
+    return {"Subnets": list(place.subnets), "SecurityGroupIds": list(place.security_groups)}
+
+
+def _input(channel: str, uri: Any) -> dict[str, Any]:
+    source = {"S3Uri": uri, "LocalPath": f"{_INPUTS}/{channel}", **_WHOLE}
+    how = {"S3InputMode": "File", "S3CompressionType": "None"}
+    return {"InputName": channel, "S3Input": {**source, **how}}
+
+
+def _output(name: str, uri: Any) -> dict[str, Any]:
+    target = {"S3Uri": uri, "LocalPath": f"{_OUTPUTS}/{name}", "S3UploadMode": "EndOfJob"}
+    return {"OutputName": name, "S3Output": target}
+
+
+def _channel(name: str, uri: Any) -> dict[str, Any]:
+    source = {"S3DataSource": {"S3Uri": uri, **_WHOLE}}
+    return {"ChannelName": name, "DataSource": source, "InputMode": "File"}

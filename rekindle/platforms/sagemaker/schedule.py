@@ -17,9 +17,8 @@ from typing import Any
 
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.names import plain_name
 from rekindle.platforms.sagemaker.client import connected, upload, version_of
-from rekindle.platforms.submission import Lowered, Schedule
+from rekindle.platforms.submission import Lowered, Schedule, plain_name
 from rekindle.spec import cron
 from rekindle.spec.platforms import SageMakerSpec
 from rekindle.spec.schedule import ScheduleSpec

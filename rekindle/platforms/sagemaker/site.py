@@ -9,7 +9,7 @@ from typing import Any
 from rekindle.ir.flatten import Flat, Given, Guard, Item, Output, sources
 from rekindle.ir.graph import Importer, Step
 from rekindle.platforms import bundle
-from rekindle.platforms.names import plain_name
+from rekindle.platforms.submission import plain_name
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
 

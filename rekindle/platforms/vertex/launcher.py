@@ -30,7 +30,7 @@ from typing import Any
 from rekindle.http import HttpError
 from rekindle.platforms.attempts import Allowed, Cause, GiveUp, Job, Start
 from rekindle.platforms.launcher import Launcher
-from rekindle.platforms.vertex import bundle
+from rekindle.platforms.vertex import node
 from rekindle.platforms.vertex.lowering import RUN, TASK
 from rekindle.platforms.vertex.node import RESULT, ended_file, mounted
 from rekindle.platforms.vertex.rest import Google, places
@@ -104,7 +104,7 @@ class VertexLauncher(Launcher):
             "watch_seconds": self.poll_seconds * _WATCH_POLLS,
             "secret": secrets.token_hex(32),  # of the job's nodes: who reads the folder is one
         }
-        command = bundle.write(Path(mounted(folder)), task)
+        command = node.write(Path(mounted(folder)), task)
         try:
             job = self.service.create(self.body(attempt, command))
         except HttpError as error:
@@ -149,7 +149,7 @@ class VertexLauncher(Launcher):
     def last_words(self, job: Job) -> dict[int, dict[str, Any]]:
         """How each node ended, by its rank, as far as they could say."""
         found = dict[int, dict[str, Any]]()
-        if (folder := bundle.folder_of(job.command)) is None:
+        if (folder := node.folder_of(job.command)) is None:
             return found
         for rank in range(self.payload["nodes"]):
             with contextlib.suppress(OSError, ValueError):  # none, or half a word
@@ -161,7 +161,7 @@ class VertexLauncher(Launcher):
     def deliver(self, job: Job) -> int:
         """Write what node rank 0 left as the output of this task: parameters, and artifacts where
         that attempt put them."""
-        folder = bundle.folder_of(job.command)
+        folder = node.folder_of(job.command)
         if folder is None or not (folder / RESULT).exists():
             log.error("%s succeeded, but left no %s in %s", job.number, RESULT, folder)
             return 1

@@ -3,8 +3,10 @@
     python3 FOLDER/node.pyz
 
 FOLDER is the attempt's own, on the mount of Cloud Storage, written by launcher.py before it creates
-the job. It holds this file and what it needs as a zip (nothing of it is outside of the standard
-library, so any image with Python 3.10 will do), and `task.json`. The node finds its place in
+the job. It holds this file and what it imports as a zip, each module under its own name (nothing of
+it is outside of the standard library, so any image with Python 3.10 will do), and `task.json`. What
+is started from it finds no other rekindle, and what the step itself imports is that of its image.
+The node finds its place in
 CLUSTER_SPEC, fetches secrets, and runs the step under the shim. It leaves in FOLDER
 
     ended-R.json   how node R ended; a machine that was taken away leaves none
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import shutil
@@ -27,6 +30,7 @@ import signal
 import sys
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,36 @@ TASK, RESULT = "task.json", "result.json"
 ENDED_RUN = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 
 _MISSING_FOR_GOOD = 3
+ENTRY = "node.pyz"
+PACKAGE = Path(__file__).parents[2]
+MODULES = (
+    "__init__", "errors", "http", "launch.__init__", "launch.node", "launch.rendezvous",
+    "launch.shim", "masking", "platforms.__init__", "platforms.vertex.__init__",
+    "platforms.vertex.node", "platforms.vertex.rendezvous", "platforms.vertex.rest",
+)  # fmt: skip
+_MAIN = """import pathlib, sys
+from rekindle.platforms.vertex.node import main
+sys.exit(main(pathlib.Path(__file__).absolute().parent.parent))
+"""
+
+
+def write(folder: Path, task: dict[str, Any]) -> list[str]:
+    """Fill the folder of an attempt; the command that runs a node from it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / TASK).write_text(json.dumps(task), encoding="utf-8")
+    content = io.BytesIO()  # the mount is written in one go
+    with zipfile.ZipFile(content, "w") as bundle:
+        for module in MODULES:
+            path = Path(*module.split(".")).with_suffix(".py")
+            bundle.write(PACKAGE / path, Path("rekindle", path))
+        bundle.writestr("__main__.py", _MAIN)
+    (folder / ENTRY).write_bytes(content.getvalue())
+    return ["python3", str(folder / ENTRY)]
+
+
+def folder_of(command: tuple[str, ...]) -> Path | None:
+    """The folder behind a command of `write`; None for another one."""
+    return Path(command[-1]).parent if command and command[-1].endswith(f"/{ENTRY}") else None
 
 
 def mounted(uri: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.platforms.vertex import bundle
+from rekindle.platforms.vertex import node as bundle
 
 NODES = {"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}}
 
