@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rekindle.platforms import snapshot
 from rekindle.platforms.azureml import history
 from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
@@ -26,14 +27,7 @@ from rekindle.platforms.azureml.outline import SUFFIX
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import not_resumable
 from rekindle.platforms.mounted import RESULT
-from rekindle.platforms.snapshot import (
-    ENDED_RUN,
-    ENDED_STEP,
-    Log,
-    RunSnapshot,
-    TaggedRun,
-    step_times,
-)
+from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
 from rekindle.platforms.submission import RUN_TAG, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import AzureMLSpec
@@ -63,14 +57,13 @@ def describe(place: AzureMLSpec, id: str) -> RunSnapshot:
     (job, children), now = history.records(place, id), datetime.datetime.now(datetime.UTC)
     status = _RUNS.get(job["status"], "running")
     steps = [_step(child, now) for child in children]
-    if status in ENDED_RUN:
+    if status in snapshot.ENDED_RUN:
         with connected(place) as client:
             steps = [_if_it_ran(client, step) for step in steps]
     # that some steps failed is not news where one says why
     error = "" if any(step.status == "failed" for step in steps) else _why(job)
-    return RunSnapshot(
-        status, tuple(steps), error, _moment(job, "endTimeUtc") if status in ENDED_RUN else None
-    )
+    ended = _moment(job, "endTimeUtc") if status in snapshot.ENDED_RUN else None
+    return RunSnapshot(status, tuple(steps), error, ended)
 
 
 def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
@@ -88,7 +81,7 @@ def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
         }
         for match, url in files.items():
             more = history.since(url, seen.get(match[0], 0))
-            if step.status not in ENDED_STEP:
+            if step.status not in snapshot.ENDED_STEP:
                 more = more[: more.rfind(b"\n") + 1]
             seen[match[0]] = seen.get(match[0], 0) + len(more)
             before = f"[node {int(match[1] or 0)}] " if len(files) > 1 else ""

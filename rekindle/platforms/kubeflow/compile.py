@@ -19,15 +19,8 @@ import yaml
 from rekindle.catalog.tables import network
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.compile import DUMPER
+from rekindle.ir.edit import rewrite
 from rekindle.ir.edit.inputs import with_inputs
-from rekindle.ir.edit.rewrite import (
-    distributed,
-    rewritten,
-    with_launchers,
-    with_output,
-    with_retries,
-    with_secrets,
-)
 from rekindle.ir.edit.uris import with_places
 from rekindle.ir.graph import Constant, Graph, Step
 from rekindle.ir.values import bind
@@ -61,18 +54,19 @@ def compile(
     admit(graph, "kubeflow", arguments=arguments)
     if problems := list(_problems(graph, place)):
         raise SpecError(problems)
-    spec, settings = rewritten(ir_text, bind(graph, arguments), place.image)
-    labels = distributed(spec, graph)
+    spec, settings = rewrite.rewritten(ir_text, bind(graph, arguments), place.image)
+    labels = rewrite.distributed(spec, graph)
     if labels:
-        spec, settings = with_launchers(spec, settings, graph, lambda step: launcher(step, place))
-        spec = with_inputs(
-            spec, {label: pods.late(step).bindings for label, step in labels.items()}
+        spec, settings = rewrite.with_launchers(
+            spec, settings, graph, lambda step: launcher(step, place)
         )
+        late = {label: pods.late(step).bindings for label, step in labels.items()}
+        spec = with_inputs(spec, late)
         spec = with_places(spec, labels)
-        spec = with_output(spec, labels, RESULT_OUTPUT, "system.Artifact")
-        spec = with_retries(spec, labels, lambda _: RELAUNCHES, {}, _RELAUNCHING)
+        spec = rewrite.with_output(spec, labels, RESULT_OUTPUT, "system.Artifact")
+        spec = rewrite.with_retries(spec, labels, lambda _: RELAUNCHES, {}, _RELAUNCHING)
     kept = dict.fromkeys(labels, pods.LAUNCHERS_TOO)
-    settings = with_secrets(spec, settings, pods.secrets_of(place), kept)
+    settings = rewrite.with_secrets(spec, settings, pods.secrets_of(place), kept)
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)
     return Definition({f"{graph.name}.yaml": text.encode()})
 

@@ -15,16 +15,8 @@ from typing import Any
 from rekindle.errors import Problem
 from rekindle.ir.graph import Setting, Step
 from rekindle.platforms.bundle import image_of
+from rekindle.platforms.kubeflow import settings
 from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit, Piece, joined
-from rekindle.platforms.kubeflow.settings import (
-    INPUT,
-    closed,
-    opened,
-    piece,
-    settings_of,
-    variable,
-    variables,
-)
 from rekindle.spec.platforms import KubeflowSpec
 
 MACHINE = "node.kubernetes.io/instance-type"
@@ -48,7 +40,7 @@ class Late:
     def pieces(self, inputs: Mapping[str, Any], image: str) -> Iterator[Piece]:
         """The parts of the pod, with the values of the run."""
         for setting in self.settings:
-            yield piece(setting.name, closed(setting.value, inputs), image)
+            yield settings.piece(setting.name, settings.closed(setting.value, inputs), image)
 
 
 def late(step: Step) -> Late:
@@ -58,12 +50,12 @@ def late(step: Step) -> Late:
 
     def take(binding: Mapping[str, Any]) -> str:
         name = next((n for n, known in bindings.items() if known == binding), "")
-        name = name or f"{INPUT}{len(bindings)}"
+        name = name or f"{settings.INPUT}{len(bindings)}"
         bindings[name] = dict(binding)
         return name
 
-    for setting in settings_of(step):
-        value = opened(setting.value, take)
+    for setting in settings.settings_of(step):
+        value = settings.opened(setting.value, take)
         if value != setting.value:
             found.append(dataclasses.replace(setting, value=value))
     return Late(tuple(found), bindings)
@@ -79,7 +71,7 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
     who = f"`{step.path}` runs on several nodes"
     yield from _put_together(step, place)[1]
     for setting in late(step).settings:
-        if twice := sorted(variables([setting]) & {*place.secrets}):
+        if twice := sorted(settings.variables([setting]) & {*place.secrets}):
             what = f"{who}, and platforms.kubeflow.secrets has `{twice[0]}` as well"
             yield Problem(what, setting.where, _FIX)
     for name in sorted(set(step.container.env) & ({*place.secrets} | own_variables(step))):
@@ -93,12 +85,12 @@ def _put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]
     found: list[Problem] = []
     who = f"`{step.path}` runs on several nodes"
     image, waiting = image_of(step, place.image), {one.where for one in late(step).settings}
-    settings: list[Part] = [
-        (one.where, functools.partial(piece, one.name, one.value, image))
-        for one in settings_of(step)
+    of_step: list[Part] = [
+        (one.where, functools.partial(settings.piece, one.name, one.value, image))
+        for one in settings.settings_of(step)
         if one.where not in waiting
     ]
-    for where, part in (*_of_place(step, place), *settings):
+    for where, part in (*_of_place(step, place), *of_step):
         try:
             made = joined(made, part())
         except Misfit as misfit:
@@ -114,7 +106,8 @@ def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
     assert wanted is not None
     pairs = sorted(secrets_of(place).items())
     secrets = [(env, {"name": name, "key": key}) for env, (name, key) in pairs]
-    yield f"{here}.secrets", lambda: {"env": [variable(n, "secretKeyRef", at) for n, at in secrets]}
+    named = functools.partial(settings.variable, reference="secretKeyRef")
+    yield f"{here}.secrets", lambda: {"env": [named(name, source=at) for name, at in secrets]}
     if wanted.machine:
         yield step.where, lambda: {"spec": {"nodeSelector": {MACHINE: wanted.machine}}}
     if wanted.accelerator:
@@ -131,7 +124,7 @@ def _of_place(step: Step, place: KubeflowSpec) -> Iterator[Part]:
 
 def own_variables(step: Step) -> set[str]:
     """The environment variables that the step's own settings fill."""
-    return variables(settings_of(step))
+    return settings.variables(settings.settings_of(step))
 
 
 def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:

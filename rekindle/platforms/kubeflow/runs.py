@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.executors import executors
 from rekindle.platforms.definition import Definition
@@ -27,14 +28,7 @@ from rekindle.platforms.failures import not_resumable
 from rekindle.platforms.kubeflow.client import Server, connected, experiment_of, page, where
 from rekindle.platforms.snapshot import Log, RunSnapshot, TaggedRun, step_times
 from rekindle.platforms.submission import RunTag, SubmittedRun
-from rekindle.records import (
-    RECORD_FILES,
-    ArtifactRecord,
-    RunStatus,
-    StepRecord,
-    StepStatus,
-    kind_of,
-)
+from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import KubeflowSpec
 
 _RUNS: dict[str, RunStatus] = {
@@ -114,7 +108,7 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
     if step.cached or not root.startswith(_READABLE):
         return {}
     folder = f"{root.rstrip('/')}/{spec['pipelineInfo']['name']}/{id}/{_last(step.name)}"
-    kinds = {file: kind for kind, file in RECORD_FILES.items()}
+    kinds = {file: kind for kind, file in records.RECORD_FILES.items()}
     found = dict[str, ArtifactRecord]()
     for path, size in _files(folder).items():
         attempt, name, *inside = path.split("/")
@@ -123,7 +117,7 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
             kind = kinds.get(inside[0], "")
         else:
             may_be_one = not inside and size <= _LARGEST_RECORD_BYTES
-            kind = kind_of(read(place, uri)) if may_be_one else ""
+            kind = records.kind_of(read(place, uri)) if may_be_one else ""
         if kind:
             found[name] = ArtifactRecord(uri=uri, metadata={"record": kind})
     return found

@@ -22,14 +22,6 @@ from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import no_schedule
 from rekindle.platforms.kubeflow import client
-from rekindle.platforms.kubeflow.client import (
-    Server,
-    connected,
-    equals,
-    experiment_of,
-    where,
-    written,
-)
 from rekindle.platforms.submission import Lowered, Schedule, digest_of, newest
 from rekindle.spec import cron
 from rekindle.spec.platforms import KubeflowSpec
@@ -69,8 +61,8 @@ def set_(
     parallel, catch_up = schedule.overlap == "parallel", schedule.catch_up
     policy = f"{there.expression} {'parallel' if parallel else 'queue'} {catch_up}"
     described = f"{_MARK} {digest_of(definition.files, policy)} {schedule.cron}"
-    with connected(place) as server, written(definition) as file:
-        experiment = experiment_of(server, definition)
+    with client.connected(place) as server, client.written(definition) as file:
+        experiment = client.experiment_of(server, definition)
 
         def same() -> Any:
             last = next(reversed(_recurring(server, name)), None)
@@ -95,7 +87,7 @@ def set_(
                 return _shown(kept, place)
             time.sleep(client.FIRST_PAUSE_SECONDS)  # two of one second: the next one is newer
     raise PlatformError(
-        f"another process sets the schedule `{name}` at this moment", where=where(place),
+        f"another process sets the schedule `{name}` at this moment", where=client.where(place),
         fix="see whose it is, rekindle schedule list, and retry the command",
     )  # fmt: skip
 
@@ -103,7 +95,7 @@ def set_(
 def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
     """Recurring runs that were set here, those that pause too, by name; an older one of the same
     name, which a `set` that was cut off has left, is taken away."""
-    with connected(place) as server:
+    with client.connected(place) as server:
         names = {one.display_name for one in server.call(_recurring, server)}
         found = [kept for name in sorted(names) if (kept := _settled(server, name)) is not None]
         return tuple(_shown(one, place) for one in found)
@@ -111,17 +103,17 @@ def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
 
 def pause(place: KubeflowSpec, name: str) -> Schedule:
     """The recurring run of the config `name`, which starts nothing until it is set again."""
-    with connected(place) as server:
+    with client.connected(place) as server:
         kept = _settled(server, name)
         if kept is None:
-            raise no_schedule(name, where(place))
+            raise no_schedule(name, client.where(place))
         server.call(server.kfp.disable_recurring_run, kept.recurring_run_id)
         return _shown(server.call(server.kfp.get_recurring_run, kept.recurring_run_id), place)
 
 
 def delete(place: KubeflowSpec, name: str) -> bool:
     """Whether there was one to take away."""
-    with connected(place) as server:
+    with client.connected(place) as server:
         found = server.call(_recurring, server, name)
         for one in found:
             _deleted(server, one)
@@ -143,22 +135,22 @@ def _problems(schedule: ScheduleSpec, place: KubeflowSpec) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _settled(server: Server, name: str) -> Any:
+def _settled(server: client.Server, name: str) -> Any:
     """The newest of that name, or None."""
     found = server.call(_recurring, server, name)
     return newest(found, functools.partial(_deleted, server))
 
 
-def _recurring(server: Server, name: str = "") -> list[Any]:
+def _recurring(server: client.Server, name: str = "") -> list[Any]:
     """Recurring runs that are ours, of a config or all, the oldest first."""
-    wanted = equals("display_name", name) if name else None
+    wanted = client.equals("display_name", name) if name else None
     query = {"namespace": server.namespace, "filter": wanted}
     found = server.listed(server.kfp.list_recurring_runs, "recurring_runs", **query)
     ours = [one for one in found if (one.description or "").startswith(f"{_MARK} ")]
     return sorted(ours, key=lambda one: (one.created_at, one.recurring_run_id))
 
 
-def _deleted(server: Server, one: Any) -> None:
+def _deleted(server: client.Server, one: Any) -> None:
     """Without `ORPHAN`, which the client has no word for, the runs that it started, its children,
     would be taken away in the middle of their work (kubeflow/pipelines#12573)."""
     from kfp_server_api import ApiException

@@ -14,16 +14,7 @@ from typing import Any
 
 from rekindle.catalog.tables import limits
 from rekindle.errors import Problem
-from rekindle.ir.edit.rewrite import (
-    component_of,
-    distributed,
-    executors_of,
-    needs_our_image,
-    prefixed,
-    rewritten,
-    with_launchers,
-    with_retries,
-)
+from rekindle.ir.edit import rewrite
 from rekindle.ir.graph import Graph, Secret, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.definition import Definition
@@ -68,15 +59,15 @@ def compile(
 
 
 def _pipeline(ir_text: str, graph: Graph, place: VertexSpec) -> dict[str, Any]:
-    spec, settings = rewritten(ir_text, {}, place.image)
+    spec, settings = rewrite.rewritten(ir_text, {}, place.image)
     if place.secrets:
-        spec = prefixed(spec, dict(_secrets(spec, graph, place)))
+        spec = rewrite.prefixed(spec, dict(_secrets(spec, graph, place)))
     # settings that are left say nothing: the feature table refuses every one that does
-    spec, _ = with_launchers(
+    spec, _ = rewrite.with_launchers(
         spec, settings, graph, lambda step: lowering.launcher(step, graph.name, place)
     )
-    labels = distributed(spec, graph)
-    return with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
+    labels = rewrite.distributed(spec, graph)
+    return rewrite.with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
 
 
 def _secrets(
@@ -84,8 +75,8 @@ def _secrets(
 ) -> Iterator[tuple[str, list[str]]]:
     """What stands in front of commands that need secrets, by the executor's label."""
     for step in graph.steps():
-        label = component_of(spec, step)["executorLabel"]
-        if executors_of(spec)[label]["container"].get("image") == place.image:
+        label = rewrite.component_of(spec, step)["executorLabel"]
+        if rewrite.executors_of(spec)[label]["container"].get("image") == place.image:
             yield label, secrets.starting(place.secrets, True)
         elif asked := {secret.env: place.secrets[secret.env] for secret in _asked(step, place)}:
             yield label, secrets.starting(asked, False)
@@ -109,8 +100,9 @@ def _of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
             "name a folder of a bucket: gs://my-bucket/rekindle",
         )
     distributed = [step for step in graph.steps() if step.distribution is not None]
-    if (needs_our_image(graph) or distributed) and "@sha256:" not in (place.image or ""):
-        who = "rekindle's steps" if needs_our_image(graph) else "the launcher of a distributed step"
+    ours = rewrite.needs_our_image(graph)
+    if (ours or distributed) and "@sha256:" not in (place.image or ""):
+        who = "rekindle's steps" if ours else "the launcher of a distributed step"
         has = f"`{place.image}` has no digest" if place.image else f"{_SECTION}.image is not set"
         yield Problem(
             f"{has}; on Vertex AI {who} need{'' if who.endswith('s') else 's'} an image with a "
