@@ -43,8 +43,7 @@ def packed(entry: Path, task: Mapping[str, Any], more: Iterable[str] = ()) -> di
 
 
 def channels_of(flat: Flat, guards: tuple[Guard, ...] = ()) -> dict[str, Output]:
-    """What is mounted under which name: results of steps that the step and `guards` read, and
-    artifacts."""
+    """What is mounted under which name: results that the step and `guards` read, and artifacts."""
     results = _results_of(flat, guards)
     found = {channel: Output(path, RESULT) for path, channel in results.items()}
     return found | {channel: output for output, channel in _artifacts_of(flat).items()}

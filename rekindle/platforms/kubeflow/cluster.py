@@ -13,7 +13,7 @@ import http.client
 import logging
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -56,33 +56,18 @@ class Cluster:
 
     def get(self, path: str, **query: str) -> dict[str, Any] | None:
         """An object or list; None if there is none."""
-        try:
-            return self._patiently("GET", path, query)
-        except HttpError as error:
-            if error.status == 404:
-                return None
-            raise _refused("GET", path, error) from None
+        return self._patiently("GET", path, query, known=(404,))
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The object as it was stored. Conflict also if an earlier try got through whose answer was
-        lost."""
-        try:
-            return self._patiently("POST", path, {}, body)
-        except HttpError as error:
-            if error.status == 409:
-                raise Conflict from None
-            raise _refused("POST", path, error) from None
+        """The object as it was stored. Conflict also after an earlier try whose answer was lost."""
+        if (made := self._patiently("POST", path, {}, body, known=(409,))) is None:
+            raise Conflict
+        return made
 
     def delete(self, path: str, uid: str) -> bool:
         """Whether there was such an object, with this uid and no newer one of its name."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        try:
-            self._patiently("DELETE", path, {}, body)
-        except HttpError as error:
-            if error.status in (404, 409):
-                return False
-            raise _refused("DELETE", path, error) from None
-        return True
+        return self._patiently("DELETE", path, {}, body, known=(404, 409)) is not None
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
         """Lines of a log as they come, until its end; none if there is no such log. A line that is
@@ -108,9 +93,11 @@ class Cluster:
                 raise OSError(f"{type(error).__name__}: {error}") from error
 
     def _patiently(
-        self, method: str, path: str, query: Mapping[str, str], body: Any = None
-    ) -> dict[str, Any]:
-        """The answer; HttpError for what a retry cannot solve, StepError where none helped."""
+        self, method: str, path: str, query: Mapping[str, str], body: Any = None, *,
+        known: Collection[int],
+    ) -> dict[str, Any] | None:  # fmt: skip
+        """The answer; None for a status that is `known`, StepError for others and where no retry
+        helped."""
         url = f"{self.server}{_target(path, query)}"
 
         def once() -> dict[str, Any]:
@@ -126,8 +113,10 @@ class Cluster:
             pauses = growing(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, self.patience_seconds)
             return retried(once, pauses, stop=self.stopping, transient=_passing, notice=notice)
         except HttpError as error:
+            if error.status in known:
+                return None
             if isinstance(error, Stopped) or not _passing(error):
-                raise
+                raise _refused(method, path, error) from None
             raise StepError(
                 f"the API server does not answer: {error}", where=f"{method} {self.server}{path}",
                 fix=f"it was asked for {self.patience_seconds:g} s; look at the cluster",

@@ -81,8 +81,7 @@ def cancel(place: KubeflowSpec, id: str) -> None:
 
 
 def resume(definition: Definition, place: KubeflowSpec, id: str, mark: RunTag) -> SubmittedRun:
-    """The same run, which tries again what failed or was stopped; PlatformError if it did not end
-    so."""
+    """The same run, trying again what failed or was stopped; PlatformError if it did not end so."""
     with connected(place) as server:
         state = str(server.call(server.kfp.get_run, id).state)
         if state not in _RUNS:  # tried again by the same call, whose answer was lost

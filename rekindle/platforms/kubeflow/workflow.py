@@ -61,8 +61,7 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
 def ending(
     workflow: Mapping[str, Any] | None, uid: str, now: datetime.datetime | None = None
 ) -> str:
-    """Why the run is at its end, or ""; a Workflow of the same name with another uid is another
-    run."""
+    """Why the run is at its end, or ""; a Workflow of its name with another uid is another run."""
     if workflow is None or workflow["metadata"].get("uid") != uid:
         return "its Workflow is gone"
     spec, status = workflow.get("spec", {}), workflow.get("status", {})

@@ -85,8 +85,7 @@ class Containers:
         return {**task, "source": "", "command": words, "afterwards": afterwards, "within": within}
 
     def _variables(self, task: Mapping[str, Any], step: Step) -> Iterator[Any]:
-        """Options that hand variables on: by name, but for PATH, which the shim changes for what
-        runs here."""
+        """Options that hand variables on: by name, but for PATH, which the shim changes."""
         secrets = (*self.secrets, *(secret.env for secret in step.secrets))
         names = dict.fromkeys((*_HANDED_ON, *secrets, *task["env"]))
         yield from (f"--env={name}" for name in names if name != "PATH")
@@ -96,8 +95,7 @@ class Containers:
             yield "--env=HOME=/tmp"
 
     def sweep(self, home: Path, is_alive: Callable[[str], bool]) -> None:
-        """Remove containers of runs under `home` whose process was killed, and their shims with
-        it."""
+        """Remove containers of runs under `home` whose process, and its shims, were killed."""
         if self.docker is not None:
             found = self.docker.containers(str(home))
             self.docker.remove([name for name, run_id in found if not is_alive(run_id)])

@@ -151,8 +151,7 @@ def _installed(requirement: Requirement, extra: str = "") -> bool:
 
 
 def _runtime_satisfied(text: str) -> bool:
-    """KFP pins its own exact version into every step; the contract with the executor holds for all
-    of 2.x."""
+    """KFP pins its exact version into every step; the executor's contract holds for all of 2.x."""
     if text.startswith("kfp=="):
         try:
             return metadata.version("kfp").split(".")[0] == text.removeprefix("kfp==").split(".")[0]

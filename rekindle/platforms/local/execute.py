@@ -112,8 +112,7 @@ _IN_DOCKER = ("cpu_and_memory", "image_entry_points")
 def ignored(
     graph: Graph, containers: Containers = NO_CONTAINERS, arguments: Mapping[str, Any] | None = None
 ) -> tuple[Ignored, ...]:
-    """What the pipeline asks for that this machine does not honour; UnsupportedError for what it
-    refuses."""
+    """What this machine does not honour of a pipeline; UnsupportedError for what it refuses."""
     contained = {step.path for step in graph.steps() if containers.image_of(step)}
     known = {(feature, path) for feature in _IN_DOCKER for path in contained}
     said = [*admit(graph, "local", known, arguments=arguments), *containers.left_out]

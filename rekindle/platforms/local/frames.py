@@ -15,8 +15,7 @@ from rekindle.platforms.local.cache import NOTHING, Given, Values, each
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a node ended; `stopped` nodes never ran because something else failed, and `cause` says
-    what."""
+    """How a node ended; `stopped` ones never ran since something else, the `cause`, failed."""
 
     status: Literal["succeeded", "skipped", "failed", "stopped"]
     values: Values = NOTHING
@@ -72,8 +71,7 @@ class Frame:
 
 @dataclasses.dataclass
 class Opened:
-    """A SubDag under way: one frame, or a loop's turns, of which `at_once` may be walked at a
-    time."""
+    """A SubDag under way: one frame, or a loop's turns, of which `at_once` are walked at a time."""
 
     node: SubDag
     parent: Frame

@@ -84,8 +84,7 @@ class Log:
 
 
 class Control:
-    """What the scheduler tells the threads that watch processes: 0 go on, 1 stop in an orderly way,
-    2 kill."""
+    """What the scheduler tells threads that watch processes: 0 go on, 1 stop in order, 2 kill."""
 
     def __init__(self) -> None:
         self.level = 0

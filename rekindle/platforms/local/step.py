@@ -287,8 +287,7 @@ def _node_log(job: Job, node: int) -> Path:
 
 
 def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, Ended, bytes]:
-    """Which node decided how the attempt ended (None where there is one only), how, and the end of
-    its log."""
+    """Which node decided how the attempt ended (None for a single one), how, and its log's end."""
     around, wanted = job.around, step.distribution
 
     def run_here(

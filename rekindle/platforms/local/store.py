@@ -58,8 +58,7 @@ class Store:
 
     @contextlib.contextmanager
     def hold_run(self, run_id: str) -> Iterator[None]:
-        """Hold the run's lock, with our process id in it; RequestError if another process holds
-        it."""
+        """Hold the run's lock, with our process id in it; RequestError if another process does."""
         path = self.run(run_id) / "lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + _GLANCE_SECONDS

@@ -137,8 +137,7 @@ def _is_there(s3: Any, bucket: str, key: str, size: int) -> bool:
 
 
 def version_of(sagemaker: Any, name: str, definition: Definition, place: SageMakerSpec) -> int:
-    """The number of the pipeline's version with this definition: the newest one, or one that is
-    made now."""
+    """The number of the pipeline's version with this definition: the newest one, or a new one."""
     text = definition.text.decode()
     body = {"PipelineName": name, "PipelineDefinition": text, "RoleArn": place.role_arn}
     newest = _newest(sagemaker, name)

@@ -308,8 +308,7 @@ def _data_of(uri: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_fixed(value: Any, kind: str) -> bool:
-    """Whether a parameter cannot be given to a run: the environment of a job takes 256 characters a
-    value."""
+    """Whether a run cannot be given it: a job's environment takes 256 characters a value."""
     text = value if isinstance(value, str) else json.dumps(value)
     return len(text) > limits("sagemaker")["environment_characters"] or (
         kind in ("STRING", "LIST", "STRUCT") and not text

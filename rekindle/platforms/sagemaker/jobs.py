@@ -143,8 +143,7 @@ class Jobs:
         return f"{self.site.root}/{next(iter(files)).rpartition('/')[0]}"
 
     def _environment(self, flat: Flat, step: Step) -> dict[str, Any]:
-        """The pipeline's parameters that the step reads, and the names of secrets, never their
-        values."""
+        """The parameters that the step reads, and the names of secrets, never their values."""
         found: dict[str, Any] = {
             one.variable: {"Std:Join": {"On": "", "Values": [dict(one.value)]}}
             for one in self.site.given(flat).values()

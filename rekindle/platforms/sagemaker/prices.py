@@ -108,11 +108,8 @@ def _on_demand(
     """Dollars an hour by machine; a machine of two prices has none."""
     found: dict[str, float] = {}
     twice = set()
-    more = _EC2 if service == "AmazonEC2" else {}
-    filters = [
-        {"Type": "TERM_MATCH", "Field": field, "Value": value}
-        for field, value in {"regionCode": region, **more}.items()
-    ]
+    exact = {"regionCode": region, **(_EC2 if service == "AmazonEC2" else {})}
+    filters = [{"Type": "TERM_MATCH", "Field": f, "Value": value} for f, value in exact.items()]
     filters.append({"Type": "ANY_OF", "Field": name_key, "Value": ",".join(names)})
     pages = pricing.get_paginator("get_products").paginate(
         ServiceCode=service, Filters=filters, FormatVersion="aws_v1"

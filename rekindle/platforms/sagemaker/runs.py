@@ -93,8 +93,7 @@ def cancel(place: SageMakerSpec, id: str) -> None:
 
 
 def resume(definition: Definition, place: SageMakerSpec, id: str, mark: RunTag) -> SubmittedRun:
-    """The same execution, which tries again what failed or was stopped; PlatformError if it did
-    not end so."""
+    """The same execution, which tries again what failed or was stopped; else PlatformError."""
     with connected(place) as session:
         sagemaker = session("sagemaker")
         status = _status(sagemaker, id)

@@ -146,7 +146,11 @@ def _machines() -> list[Machine]:
 def _machine(wanted: Distribution, step: Step) -> Machine | None:
     """The first that fits; ValueError for a quantity that cannot be read."""
     if not wanted.gpus_per_node:
-        return _cpu_machine(wanted, step)
+        known = limits("vertex")["custom_job"]["cpu_machines"]
+        if wanted.machine:
+            return Machine(wanted.machine) if wanted.machine in known else None
+        name = smallest(step.container.resources, sizes(known))
+        return Machine(name) if name else None
     if not wanted.machine and not wanted.accelerator:
         return None
     fitting = (
@@ -157,14 +161,6 @@ def _machine(wanted: Distribution, step: Step) -> Machine | None:
         and wanted.accelerator in ("", machine.gpu, machine.accelerator)
     )
     return next(fitting, None)
-
-
-def _cpu_machine(wanted: Distribution, step: Step) -> Machine | None:
-    known = limits("vertex")["custom_job"]["cpu_machines"]
-    if wanted.machine:
-        return Machine(wanted.machine) if wanted.machine in known else None
-    name = smallest(step.container.resources, sizes(known))
-    return Machine(name) if name else None
 
 
 def _no_machine(step: Step, wanted: Distribution) -> Problem:

@@ -23,8 +23,7 @@ def job_of(definition: Definition) -> dict[str, Any]:
 
 
 def steps(definition: Definition) -> tuple[Planned, ...]:
-    """The steps by name, as they may begin, those of nested pipelines too: on machines of which
-    type."""
+    """The steps by name, those of nested pipelines too: on machines of which type."""
     spec = job_of(definition)["pipelineSpec"]
     told = launchers(spec)
     return tuple(

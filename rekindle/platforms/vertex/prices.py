@@ -112,13 +112,8 @@ def _sum(
     each: Machine, family: Mapping[str, Any], region: str, rates: _Rates, is_spot: bool
 ) -> float | None:
     total = 0.0
-    needed = [
-        ([family[key]], amount)
-        for key, amount in (
-            ("core", each.vcpus), ("ram", each.memory_bytes and each.memory_bytes / 2**30),
-        )
-        if key in family
-    ]  # fmt: skip
+    parts = (("core", each.vcpus), ("ram", each.memory_bytes and each.memory_bytes / 2**30))
+    needed = [([family[key]], amount) for key, amount in parts if key in family]
     if each.gpus:
         needed.append((family["gpu"], each.gpus))
     for names, amount in needed:
