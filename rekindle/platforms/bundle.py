@@ -50,25 +50,20 @@ def channels_of(flat: Flat, guards: tuple[Guard, ...] = ()) -> dict[str, Output]
 
 
 def _artifacts_of(flat: Flat) -> dict[Output, str]:
-    read = dict.fromkeys(
-        source
-        for artifact in flat.artifacts.values()
-        for source in sources(artifact)
-        if isinstance(source, Output)
-    )
+    read = dict.fromkeys(_outputs_in(flat.artifacts.values()))
     return {output: f"artifact-{i}" for i, output in enumerate(read)}
+
+
+def _outputs_in(values: Iterable[Source]) -> list[Output]:
+    return [one for value in values for one in sources(value) if isinstance(one, Output)]
 
 
 def _results_of(flat: Flat, guards: tuple[Guard, ...]) -> dict[str, str]:
     """Channels of results by the step's path."""
     guarding = [source for guard in guards for source in guard.values.values()]
-    read = [
-        source.path
-        for value in (*flat.parameters.values(), *guarding)
-        for source in sources(value)
-        if isinstance(source, Output)
-    ]
-    return {path: f"result-{i}" for i, path in enumerate(dict.fromkeys(read))}
+    read = _outputs_in((*flat.parameters.values(), *guarding))
+    paths = dict.fromkeys(output.path for output in read)
+    return {path: f"result-{i}" for i, path in enumerate(paths)}
 
 
 def lowered_container(step: Step) -> dict[str, Any]:
@@ -170,8 +165,7 @@ def _artifacts(flat: Flat, source: Source, flats: Flats) -> dict[str, Any]:
     """Where each artifact of an input is mounted, and whose it is; `first` means a choice."""
     channels = _artifacts_of(flat)
     found = []
-    for one in sources(source):
-        assert isinstance(one, Output)
+    for one in _outputs_in([source]):
         producer = flats[one.path].step
         entry: dict[str, Any] = {"channel": channels[one], **types_of(producer.outputs)[one.name]}
         entry["imported"] = isinstance(producer, Importer)

@@ -110,18 +110,17 @@ def newest(found: Sequence[S], remove: Callable[[S], None]) -> S | None:
 
 
 def plain_name(
-    name: str, illegal: str, longest: int, *, joint: str = "-", taken: Collection[str] = (),
-    distinct: bool = False,
-) -> str:  # fmt: skip
-    """`name` with `joint` for what is `illegal` (a regular expression), at most `longest` long.
+    name: str, illegal: str, longest: int, *, taken: Collection[str] = (), distinct: bool = False
+) -> str:
+    """`name` with `-` for what is `illegal` (a regular expression), at most `longest` long.
 
     A hash of the name ends one that had to be cut or is `taken`, and with `distinct` each that was
     changed, so that names that differ stay so."""
-    plain = re.sub(illegal, joint, name)
+    plain = re.sub(illegal, "-", name)
     if len(plain) <= longest and plain not in taken and (plain == name or not distinct):
         return plain
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{plain[: longest - 9]}{joint}{digest}"
+    return f"{plain[: longest - 9]}-{digest}"
 
 
 def digest_of(files: Mapping[str, bytes], token: str = "", length: int = 16) -> str:

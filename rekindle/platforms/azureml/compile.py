@@ -124,19 +124,14 @@ class _Compiler:
             if name in read & self.open
         }
         compute = self.place.compute
+        settings = {"default_compute": f"azureml:{compute or 'serverless'}"}
         return {
-            "$schema": _SCHEMA,
-            "type": "pipeline",
-            "display_name": self.graph.name,
-            "experiment_name": self.graph.name,
-            "tags": {"rekindle": "true", **self.place.tags},
-            "settings": {
-                "default_compute": f"azureml:{compute}" if compute else "azureml:serverless",
-                "continue_on_step_failure": False,
-            },
+            "$schema": _SCHEMA, "type": "pipeline", "tags": {"rekindle": "true", **self.place.tags},
+            "display_name": self.graph.name, "experiment_name": self.graph.name,
+            "settings": {**settings, "continue_on_step_failure": False},
             **({"inputs": inputs} if inputs else {}),
             "jobs": {self.jobs[flat.path]: self._command(flat) for flat in steps},
-        }
+        }  # fmt: skip
 
     def _command(self, flat: Flat) -> dict[str, Any]:
         """One step: its component, and what is bound to it."""
@@ -163,14 +158,8 @@ class _Compiler:
         }
         bound = {name: f"${{{{parent.inputs.{name}}}}}" for name, _ in given.values()}
         bound |= {name: self._reference(output) for name, (_, output) in mounted.items()}
-        return {
-            "type": "command",
-            "component": component,
-            "inputs": bound,
-            "outputs": outputs,
-            **self._access(step),
-            **self._machine(step),
-        }
+        command = {"type": "command", "component": component, "inputs": bound, "outputs": outputs}
+        return {**command, **self._access(step), **self._machine(step)}
 
     def _access(self, step: Step) -> dict[str, Any]:
         """As whom the step runs, and the addresses of secrets, never their values."""

@@ -45,20 +45,13 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The TrainJob of a step without anything of a run in it."""
     wanted = step.distribution
     assert wanted is not None
-    spec: dict[str, Any] = {
-        "runtimeRef": {
-            "apiGroup": "trainer.kubeflow.org",
-            "kind": "ClusterTrainingRuntime",
-            "name": place.runtime,
-        },
-        "trainer": {
-            "image": image_of(step, place.image),
-            "command": list(COMMAND),
-            "numNodes": wanted.nodes,
-            "numProcPerNode": max(1, wanted.gpus_per_node),
-            "resourcesPerNode": _resources(step.container.resources, wanted.gpus_per_node),
-        },
-    }
+    runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"}
+    trainer = {
+        "image": image_of(step, place.image), "command": list(COMMAND), "numNodes": wanted.nodes,
+        "numProcPerNode": max(1, wanted.gpus_per_node),
+        "resourcesPerNode": _resources(step.container.resources, wanted.gpus_per_node),
+    }  # fmt: skip
+    spec: dict[str, Any] = {"runtimeRef": {**runtime, "name": place.runtime}, "trainer": trainer}
     if step.time_limit_seconds is not None:
         spec["activeDeadlineSeconds"] = max(1, round(step.time_limit_seconds))
     labels = {"app.kubernetes.io/managed-by": "rekindle"}

@@ -23,7 +23,6 @@ from rekindle.platforms.local.store import Store, put
 from rekindle.records import ArtifactRecord, moved
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-_NO_CODE: Mapping[str, str] = {}
 _HOME = "\0home"  # in no path
 _CHANGED = {
     "component": "its source changed", "outputs": "the types of its outputs changed",
@@ -90,8 +89,8 @@ def names_of_code(step: Step, inputs: Values) -> list[str]:
 
 
 def identify(
-    step: Step, inputs: Values, source_hash: str, image_id: str = "",
-    own_code: Mapping[str, str] = _NO_CODE, home: str = "",
+    step: Step, inputs: Values, source_hash: str, image_id: str, own_code: Mapping[str, str],
+    home: str,
 ) -> Identity:  # fmt: skip
     """The identity of `step` on `inputs`, in a container if there is an `image_id`.
 

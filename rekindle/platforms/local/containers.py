@@ -67,18 +67,14 @@ class Containers:
         command = [lower(word) for word in step.container.as_written]
         words: list[Any] = [
             *self.docker.words("run", f"--name={name}", "--init", "--pull=never"),
-            "--log-driver=none",
-            f"--user={self.user}",
-            *_CONFINED,
+            "--log-driver=none", f"--user={self.user}", *_CONFINED,
             *(f"--label={key}={value}" for key, value in labels.items()),
-            *_limits(step.container.resources),
-            *(["--network=host"] if step.distribution else []),
+            *_limits(step.container.resources), *(["--network=host"] if step.distribution else []),
             *_mounts(task["executor_input"], outputs, Path(task["run"]["workspace_path"])),
             *self._variables(task, step),
             *({"concat": ["--entrypoint=", word]} for word in command[:1]),
-            self.image_of(step),
-            *command[1:],
-        ]
+            self.image_of(step), *command[1:],
+        ]  # fmt: skip
         afterwards = self.docker.removal(name)
         seen = [outputs.resolve(), *(path.resolve() for path in _inputs(task["executor_input"]))]
         within = [str(path) for path in seen]

@@ -35,9 +35,8 @@ _INPUTS, _OUTPUTS = "/opt/ml/processing/input", "/opt/ml/processing/output"
 _CHANNELS = "/opt/ml/input/data"  # of a Training job
 _WHOLE = {"S3DataType": "S3Prefix", "S3DataDistributionType": "FullyReplicated"}
 _EVENT = r'::rekindle \{"event": "progress".*?"%s": ([0-9.eE+-]+)'  # launch/events.py
-_METRICS = [
-    {"Name": name, "Regex": _EVENT % name} for name in ("loss", "samples_per_second", "step")
-]
+_NUMBERS = ("loss", "samples_per_second", "step")
+_METRICS = [{"Name": name, "Regex": _EVENT % name} for name in _NUMBERS]
 
 
 class Jobs:
@@ -223,17 +222,15 @@ def training(
     machines, which is how long they may be waited for, the running time included."""
     request: dict[str, Any] = {
         "AlgorithmSpecification": {
-            "TrainingImage": image,
-            "TrainingInputMode": "File",
+            "TrainingImage": image, "TrainingInputMode": "File", "MetricDefinitions": _METRICS,
             "ContainerEntrypoint": _entry(_CHANNELS),
-            "MetricDefinitions": _METRICS,
         },
         "InputDataConfig": [_channel(name, uri) for name, uri in sorted(inputs.items())],
         "OutputDataConfig": {"S3OutputPath": folder, "CompressionType": "NONE"},
         "ResourceConfig": _cluster(place, machine, count),
         "StoppingCondition": {"MaxRuntimeInSeconds": round(seconds)},
         "ProfilerConfig": {"DisableProfiler": True},
-    }
+    }  # fmt: skip
     if wait_seconds is not None:
         request["EnableManagedSpotTraining"] = True
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = round(wait_seconds)

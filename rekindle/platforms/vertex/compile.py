@@ -42,15 +42,12 @@ def compile(
     if found := [*_of_place(graph, place), *_of_graph(graph, place)]:
         raise refusal(found)
     values = bind(graph, arguments)
+    folder = f"{place.artifact_root.rstrip('/')}/pipeline"
     job: dict[str, Any] = {
-        "displayName": graph.name,
+        "displayName": graph.name, "labels": {"rekindle": "true", **place.labels},
         "pipelineSpec": _pipeline(ir_text, graph, place),
-        "runtimeConfig": {
-            "gcsOutputDirectory": f"{place.artifact_root.rstrip('/')}/pipeline",
-            "parameterValues": values,
-        },
-        "labels": {"rekindle": "true", **place.labels},
-    }
+        "runtimeConfig": {"gcsOutputDirectory": folder, "parameterValues": values},
+    }  # fmt: skip
     key = {"kmsKeyName": place.kms_key} if place.kms_key else None
     more = {"serviceAccount": place.service_account, "network": place.network}
     job |= {name: value for name, value in {**more, "encryptionSpec": key}.items() if value}

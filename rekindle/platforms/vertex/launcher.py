@@ -96,14 +96,11 @@ class VertexLauncher(Launcher):
         token = uuid.uuid4().hex[:12]
         folder = f"{self.payload['jobs']}/{self.service.label}/{token}"
         task = {
-            **self.payload["task"],
-            "executor_input": _with_own_places(self.executor_input, token),
-            "facts": self.facts,
-            "run": self.facts[RUN],
-            "region": self.payload["region"],
+            **self.payload["task"], "executor_input": _with_own_places(self.executor_input, token),
+            "facts": self.facts, "run": self.facts[RUN], "region": self.payload["region"],
             "watch_seconds": self.poll_seconds * _WATCH_POLLS,
             "secret": secrets.token_hex(32),  # of the job's nodes: who reads the folder is one
-        }
+        }  # fmt: skip
         command = node.write(Path(mounted(folder)), task)
         try:
             job = self.service.create(self.body(attempt, command))

@@ -17,7 +17,7 @@ import collections
 import datetime
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -59,10 +59,10 @@ def describe(place: VertexSpec, id: str) -> RunSnapshot:
     with connected(place) as project:
         job = _job(project, id)
         status, now = _RUNS.get(_state(job), "running"), datetime.datetime.now(datetime.UTC)
-        spec, tried = job["pipelineSpec"], _tried(project, job)
-        steps = tuple(
-            _with_jobs(_step(name, task, now), spec, tried) for name, task in _tasks(job).items()
-        )
+        told = launchers(job["pipelineSpec"])
+        tried = _tried(project, job, [one["job"]["displayName"] for one in told.values()])
+        found = [_step(name, task, now) for name, task in _tasks(job).items()]
+        steps = tuple(_with_jobs(step, told.get(step.name), tried) for step in found)
         # that some tasks failed is not news where one says why
         error = "" if any(step.status == "failed" for step in steps) else _message(job)
         return RunSnapshot(
@@ -170,11 +170,8 @@ def _state(job: Message) -> str:
     return str(job.get("state", "")).removeprefix("PIPELINE_STATE_")
 
 
-def _tried(project: Project, job: Message) -> Mapping[str, int]:
-    """How many jobs the launchers of the run made, by the name that these have.
-
-    It sends no request where there are no launchers."""
-    names = [told["job"]["displayName"] for told in launchers(job["pipelineSpec"]).values()]
+def _tried(project: Project, job: Message, names: Sequence[str]) -> Mapping[str, int]:
+    """How many jobs of these names the launchers of the run made; without names asks nothing."""
     if not names or not (mark := RunTag.of(job.get("labels", {}))):
         return {}
     wanted = " AND ".join(f"labels.{key}={value}" for key, value in labels_of(mark).items())
@@ -200,10 +197,9 @@ def _listed(
         query["pageToken"] = token
 
 
-def _with_jobs(step: StepRecord, spec: Mapping[str, Any], tried: Mapping[str, int]) -> StepRecord:
+def _with_jobs(step: StepRecord, told: Message | None, tried: Mapping[str, int]) -> StepRecord:
     """A distributed step with the attempts that its launcher made: the launcher itself is one
     machine that waits."""
-    told = launchers(spec).get(step.name)
     if told is None or not (count := tried.get(told["job"]["displayName"])):
         return step
     lost = "lost its spot machines or failed" if told["spot"] else "failed"
