@@ -94,9 +94,7 @@ def _unit(found: TracedStep) -> CacheKey:
         "image": container.image,
         "environment": repr(container.env),
     }
-    for name, origin in found.parameters.items():
-        if origin.text:
-            parts[f"input `{name}`"] = origin.text
+    parts |= {f"input `{name}`": o.text for name, o in found.parameters.items() if o.text}
     return CacheKey(
         found.step.path,
         found.step.cache,

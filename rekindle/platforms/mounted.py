@@ -207,7 +207,7 @@ class _Inputs:
         if "skipped" in told:
             return None
         uri = _only(place) if source["imported"] else place / "data"
-        return _artifact(name, source, uri, told["metadata"])
+        return artifact_of(name, source, uri, told["metadata"])
 
 
 def _only(place: Path) -> Path:
@@ -315,7 +315,7 @@ def _given(task: Task, inputs: _Inputs, place: Place) -> dict[str, Any]:
         for name, source in task["artifacts"].items()
     }
     made = {
-        name: {"artifacts": [_artifact(name, schema, place.outputs[name] / "data", {})]}
+        name: {"artifacts": [artifact_of(name, schema, place.outputs[name] / "data", {})]}
         for name, schema in task["outputs"]["artifacts"].items()
     }
     names = task["outputs"]["parameters"]
@@ -330,7 +330,9 @@ def _given(task: Task, inputs: _Inputs, place: Place) -> dict[str, Any]:
     }
 
 
-def _artifact(name: str, schema: Mapping[str, Any], uri: Path, metadata: Any) -> dict[str, Any]:
+def artifact_of(
+    name: str, schema: Mapping[str, Any], uri: Path | str, metadata: Any
+) -> dict[str, Any]:
     """An artifact as KFP's executor wants it."""
     kind = {"schemaTitle": schema["schema_title"], "schemaVersion": schema["schema_version"]}
     return {"name": name, "type": kind, "uri": str(uri), "metadata": metadata}

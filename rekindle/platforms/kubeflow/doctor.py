@@ -145,13 +145,9 @@ def _cluster() -> Cluster:
         raise RequestError(f"no cluster is configured: {error}", fix=fix) from error
     token = found.get_api_key_with_prefix("authorization") or ""
     certificate = (Path(found.cert_file), Path(found.key_file)) if found.cert_file else None
-    return Cluster(
-        found.host,
-        token.removeprefix("Bearer "),
-        Path(found.ssl_ca_cert) if found.ssl_ca_cert else "",
-        certificate,
-        patience_seconds=_PATIENCE_SECONDS,
-    )
+    authority = Path(found.ssl_ca_cert) if found.ssl_ca_cert else ""
+    words = (found.host, token.removeprefix("Bearer "), authority, certificate)
+    return Cluster(*words, patience_seconds=_PATIENCE_SECONDS)
 
 
 def _token(challenge: str) -> str:

@@ -42,6 +42,7 @@ from rekindle.platforms.kubeflow.pods import Late
 from rekindle.platforms.kubeflow.settings import INPUT
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
 from rekindle.platforms.launcher import TERMINATED, Launcher
+from rekindle.platforms.mounted import artifact_of
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +247,7 @@ class KubeflowLauncher(Launcher):
         values = {n: v for n, v in self.given().items() if not n.startswith(INPUT)}
         places = {n: values.pop(PREFIX + n, None) for n in self.definition["inputs"]}
         artifacts = {
-            n: _artifact(n, self.definition["inputs"][n], *read_place(text))
+            n: {"artifacts": [artifact_of(n, self.definition["inputs"][n], *read_place(text))]}
             for n, text in places.items()
             if text
         }
@@ -307,13 +308,6 @@ def _attempt(number: int, job: Mapping[str, Any], last: bool) -> Job:
         state = "FAILED"
     ended = number + 0.5 if state in ENDED_RUN else None
     return Job(name=_name(job), state=state, created=float(number), ended=ended)
-
-
-def _artifact(
-    name: str, kind: Mapping[str, str], uri: str, metadata: Mapping[str, Any]
-) -> dict[str, Any]:
-    schema = {"schemaTitle": kind["schema_title"], "schemaVersion": kind["schema_version"]}
-    return {"artifacts": [{"name": name, "type": schema, "uri": uri, "metadata": dict(metadata)}]}
 
 
 if __name__ == "__main__":

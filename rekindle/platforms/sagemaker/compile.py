@@ -131,7 +131,6 @@ class _Compiler:
         names = names_of([*self.flat, *more])
         self.site = Site(place, self.flat, guarded, names, types, values, fixed)
         self.jobs = Jobs(self.site)
-        self.problem = self.jobs.problem
         self.compared = {
             source.path
             for flat in self.flat.values()
@@ -276,9 +275,8 @@ class _Compiler:
         """A version in SageMaker's own registry of what was promoted."""
         model = self.site.uri(Output(*_TRAINED))
         arguments = model_package(self.place, _data_of(model))
-        self.jobs.problems += shapes.misfits(
-            "CreateModelPackageInput", arguments, f"{_SECTION}.model_package_group"
-        )
+        at = f"{_SECTION}.model_package_group"
+        self.jobs.problems += shapes.misfits("CreateModelPackageInput", arguments, at)
         return {
             "Name": self.site.names[_REGISTERED],
             "Type": "RegisterModel",

@@ -149,12 +149,8 @@ def placed(argument: Any, executor_input: dict[str, Any]) -> Any:
         case [side, "artifacts", name, "path"]:
             several = executor_input[side]["artifacts"].get(name, {}).get("artifacts", [])
             return mounted(several[0]["uri"]) if several else argument
-    return {
-        key: [placed(item, executor_input) for item in value]
-        if key in ("concat", "then", "else")
-        else value
-        for key, value in argument.items()
-    }
+    inner = [key for key in ("concat", "then", "else") if key in argument]
+    return argument | {k: [placed(item, executor_input) for item in argument[k]] for k in inner}
 
 
 def on_node(executor_input: dict[str, Any], rank: int, scratch: Path) -> dict[str, Any]:

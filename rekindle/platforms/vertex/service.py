@@ -25,15 +25,9 @@ def job_of(raw: dict[str, Any]) -> Job:
     state = raw.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
     # an expired job may lack the time of its end
     end = raw.get("endTime") or (raw.get("updateTime") if state in ENDED_RUN else None)
-    return Job(
-        name=raw["name"],
-        state=state,
-        created=_seconds(raw["createTime"]),
-        started=_seconds(raw["startTime"]) if raw.get("startTime") else None,
-        ended=_seconds(end) if end else None,
-        error=raw.get("error", {}).get("message", ""),
-        command=tuple(container.get("command", ())),
-    )
+    started, ended = (_seconds(time) if time else None for time in (raw.get("startTime"), end))
+    error, command = raw.get("error", {}).get("message", ""), tuple(container.get("command", ()))
+    return Job(raw["name"], state, _seconds(raw["createTime"]), started, ended, error, command)
 
 
 class Service:
