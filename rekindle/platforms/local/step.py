@@ -147,16 +147,11 @@ def _import(job: Job, node: Importer) -> Outcome:
             return {str(filled(k)): filled(v) for k, v in value.items()}
         return [filled(item) for item in value] if isinstance(value, list) else value
 
-    artifact = Stored(
-        uri=str(path) if path is not None else uri,
-        schema_title=node.artifact.schema_title,
-        schema_version=node.artifact.schema_version,
-        metadata=filled(dict(node.metadata)),
-        files=describe(path, follow=True) if path is not None else {},
-    )
-    return Outcome(
-        node, "succeeded", Values({}, {node.artifact.name: artifact}), reason=f"imported {uri}"
-    )
+    kind, metadata = node.artifact, filled(dict(node.metadata))
+    files = describe(path, follow=True) if path is not None else {}
+    there = str(path) if path is not None else uri
+    artifact = Stored(there, kind.schema_title, kind.schema_version, metadata, files)
+    return Outcome(node, "succeeded", Values({}, {kind.name: artifact}), reason=f"imported {uri}")
 
 
 def _perform(job: Job, step: Step) -> Outcome:
@@ -240,9 +235,8 @@ def _run(job: Job, step: Step, identity: Identity, reason: str, keep: bool) -> O
             if outcome.status != "failed" or attempt > retry.count:
                 break
             pause = retry.pause_before(attempt + 1)
-            log.write(
-                f"--- attempt {attempt} failed; the next one begins in {pause:g} s\n".encode()
-            )
+            text = f"--- attempt {attempt} failed; the next one begins in {pause:g} s\n"
+            log.write(text.encode())
             control.sleep(pause)
             if control.stopped():
                 break
@@ -250,11 +244,7 @@ def _run(job: Job, step: Step, identity: Identity, reason: str, keep: bool) -> O
 
 
 class _AttemptFailed(Exception):
-    """Carries the outcome of an attempt out of its folder, which is then removed."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.error)
-        self.outcome = outcome
+    """Leaves the folder of an attempt, which is then removed."""
 
 
 def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> Outcome:
@@ -264,20 +254,18 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
         with around.store.attempt(job.slug, identity.key) as folder:
             around.store.note_use(around.run_id, identity.key, folder.name)
             node, ended, last_words = _execute(job, step, folder, log)
-            failed = _failure(step, ended, last_words)
-            if failed:
+            if failed := _failure(step, ended, last_words):
                 who = "" if node is None else f"node {node}: "
                 where = str(_node_log(job, node)) if node else ""
-                raise _AttemptFailed(
-                    dataclasses.replace(failed, error=who + failed.error, failed_log=where)
-                )
-            outputs = Values(
-                ended.result["parameters"], cache.stored(step, ended.result["artifacts"])
-            )
+                failed = dataclasses.replace(failed, error=who + failed.error, failed_log=where)
+                raise _AttemptFailed
+            artifacts = cache.stored(step, ended.result["artifacts"])
+            outputs = Values(ended.result["parameters"], artifacts)
             if keep and _is_what_it_was(job, step, identity):
                 cache.save(around.store, job.slug, identity, around.run_id, outputs)
-    except _AttemptFailed as failure:
-        return failure.outcome
+    except _AttemptFailed:
+        assert failed is not None
+        return failed
     return Outcome(step, "succeeded", outputs)
 
 
