@@ -116,5 +116,4 @@ def of_bundle(folder: str, files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _digest(content: str | bytes) -> str:
-    data = content.encode() if isinstance(content, str) else content
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()

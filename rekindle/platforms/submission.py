@@ -119,8 +119,7 @@ def plain_name(
     plain = re.sub(illegal, "-", name)
     if len(plain) <= longest and plain not in taken and (plain == name or not distinct):
         return plain
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{plain[: longest - 9]}-{digest}"
+    return f"{plain[: longest - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def digest_of(files: Mapping[str, bytes], token: str = "", length: int = 16) -> str:

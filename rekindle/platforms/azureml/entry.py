@@ -44,8 +44,7 @@ def main(words: list[str]) -> int:
 
 
 def _paths(words: list[str]) -> dict[str, Path]:
-    pairs = (word.partition("=") for word in words)
-    return {name: Path(path) for name, _, path in pairs}
+    return {name: Path(path) for name, _, path in (word.partition("=") for word in words)}
 
 
 def _values(folder: Path | None) -> dict[str, str]:

@@ -3,7 +3,7 @@
     python3 -m rekindle.platforms.kubeflow.node PACKED...
 
 The arguments are a task packed by trainjob.py: what launch/shim.py takes, with the URIs of
-artifacts in its ExecutorInput, `pip`, `leash` (see watchdog.py) and `result`, the URI where node rank
+artifacts in its ExecutorInput, `pip`, `leash` (watchdog.py) and `result`, the URI where node rank
 0 leaves what the step gave. Trainer's PET_* become the Rendezvous, and go no further: what reads
 them would start ranks that rekindle does not know. Node rank 0 alone has outputs; KFP's executor is
 told so by CLUSTER_SPEC, as on Vertex AI. The result is written last, after the artifacts. Signals

@@ -137,8 +137,7 @@ def _problems(schedule: ScheduleSpec, place: KubeflowSpec) -> Iterator[Problem]:
 
 def _settled(server: client.Server, name: str) -> Any:
     """The newest of that name, or None."""
-    found = server.call(_recurring, server, name)
-    return newest(found, functools.partial(_deleted, server))
+    return newest(server.call(_recurring, server, name), functools.partial(_deleted, server))
 
 
 def _recurring(server: client.Server, name: str = "") -> list[Any]:

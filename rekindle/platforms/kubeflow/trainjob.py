@@ -67,8 +67,7 @@ def with_pod(job: Mapping[str, Any], pod: Piece) -> dict[str, Any]:
     Clash where the two differ."""
     made = copy.deepcopy(dict(job))
     spec = made["spec"]
-    said = {"env": spec["trainer"].get("env", []), **_template_of(spec)}
-    whole = joined(said, pod)
+    whole = joined({"env": spec["trainer"].get("env", []), **_template_of(spec)}, pod)
     spec["trainer"]["env"] = sorted(whole.pop("env"), key=lambda variable: str(variable["name"]))
     job_patch = {"name": NODE, "template": {"spec": {"template": {"spec": {}, **whole}}}}
     patch = {"template": {"spec": {"replicatedJobs": [job_patch]}}}

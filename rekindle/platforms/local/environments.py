@@ -71,8 +71,7 @@ def _environment(
     step: Step, packages: Packages, home: Path, env: Mapping[str, str], on_event: OnEvent | None
 ) -> str:
     here = sorted(entry.name for place in site_folders() for entry in place.glob("*-info"))
-    key = digest([packages, sys.version, sys.prefix, here])[:16]
-    folder = home / "environments" / key
+    folder = home / "environments" / digest([packages, sys.version, sys.prefix, here])[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

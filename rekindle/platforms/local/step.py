@@ -116,8 +116,7 @@ def perform(job: Job) -> Outcome:
     except RekindleError as error:
         outcome = Outcome(job.step, "failed", error=str(error))
     except OSError as error:
-        where = error.filename or job.folder
-        what = f"cannot write {where}: {error.strerror}; {fix_of(error)}"
+        what = f"cannot write {error.filename or job.folder}: {error.strerror}; {fix_of(error)}"
         outcome = Outcome(job.step, "failed", error=what)
     except Exception as error:  # noqa: BLE001 - a bug of ours must end the run, not hang it
         outcome = Outcome(job.step, "failed", error=f"{type(error).__name__}: {error}")

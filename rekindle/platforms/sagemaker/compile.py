@@ -273,8 +273,7 @@ class _Compiler:
 
     def _registered(self, promoted: Flat) -> dict[str, Any]:
         """A version in SageMaker's own registry of what was promoted."""
-        model = self.site.uri(Output(*_TRAINED))
-        arguments = model_package(self.place, _data_of(model))
+        arguments = model_package(self.place, _data_of(self.site.uri(Output(*_TRAINED))))
         at = f"{_SECTION}.model_package_group"
         self.jobs.problems += shapes.misfits("CreateModelPackageInput", arguments, at)
         return {

@@ -87,8 +87,7 @@ def statements(place: SageMakerSpec) -> list[dict[str, Any]]:
     if place.kms_key:
         found.append(_key(place))
     if place.secrets:
-        arns = sorted(place.secrets.values())
-        found.append(_allow(["secretsmanager:GetSecretValue"], arns))
+        found.append(_allow(["secretsmanager:GetSecretValue"], sorted(place.secrets.values())))
     return found
 
 

@@ -126,8 +126,7 @@ class Jobs:
     def _task(self, flat: Flat, step: Step) -> dict[str, Any]:
         given = {name: (one.variable, one.type) for name, one in self.site.given(flat).items()}
         known = {name: self.site.values[name] for name in self.site.fixed}
-        guards = self.site.guarded[flat.path]
-        task = task_of(flat, step, self.site.flats, given, known, guards)
+        task = task_of(flat, step, self.site.flats, given, known, self.site.guarded[flat.path])
         if not is_training(step):
             return task
         nodes = step.distribution.nodes if step.distribution else 1

@@ -185,8 +185,7 @@ def _no_machine(step: Step, wanted: Distribution) -> Problem:
 
 def _scheduling(step: Step, place: VertexSpec) -> dict[str, Any]:
     how = provisioning(_distribution(step), place)
-    seconds = limit_seconds(step)
-    scheduling: dict[str, Any] = {"timeout": f"{seconds}s", "disableRetries": True}
+    scheduling: dict[str, Any] = {"timeout": f"{limit_seconds(step)}s", "disableRetries": True}
     scheduling["strategy"] = _STRATEGIES[how]
     if how == "flex-start":
         scheduling["maxWaitDuration"] = f"{place.max_wait_hours * 3_600:.0f}s"

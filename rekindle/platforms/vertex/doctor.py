@@ -44,8 +44,7 @@ def checks(place: VertexSpec, definition: Definition | None) -> Iterator[Check]:
     """About the config, and about what would be sent."""
     if not place.project or not place.region:  # which of them is missing is reported elsewhere
         return
-    there = Project(place)
-    ask = about("vertex", there)
+    ask = about("vertex", Project(place))
     yield ask("credentials", "project", Project.login, early=True, login=True)
     yield ask("you may", "project", permitted, early=True)
     yield ask("API", "project", enabled)

@@ -72,8 +72,7 @@ class VertexLauncher(Launcher):
     def identity(self) -> str:
         """What the step is to the run: launchers that compute the same one want the same job."""
         parts = [self.facts[RUN], self.facts[TASK], self.executor_input["inputs"], self.payload]
-        text = json.dumps(parts, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:40]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
 
     def ending(self) -> str:
         return self.service.ending(self.facts[RUN], self.facts[TASK], self.patience)

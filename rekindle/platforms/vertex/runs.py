@@ -210,8 +210,7 @@ def _with_jobs(step: StepRecord, told: Message | None, tried: Mapping[str, int])
 def _tasks(job: Message) -> dict[str, Message]:
     """Tasks that run containers, by the names of steps."""
     spec = job["pipelineSpec"]
-    details = job.get("jobDetail", {}).get("taskDetails", ())
-    known = {task["taskId"]: task for task in details}
+    known = {task["taskId"]: task for task in job.get("jobDetail", {}).get("taskDetails", ())}
     named = collections.defaultdict[str, list[Any]](list)
     for task in known.values():
         if name := _name(task, known, spec):
