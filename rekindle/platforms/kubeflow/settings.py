@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rekindle.ir.graph import Constant, FromInput, FromTask, Secret, Setting, Step
-from rekindle.platforms.kubeflow import placement, volumes
+from rekindle.platforms.kubeflow import placement
 from rekindle.platforms.kubeflow.pod_patch import NODE, Entries, Misfit, Piece, given
 
 INPUT = "rekindle-setting-"
@@ -181,9 +181,9 @@ def _pull_policy(policy: str, image: str) -> Piece:
 _PIECES: Mapping[str, Callable[[Any], Piece]] = {
     "secretAsEnv": functools.partial(_keys, "secret"), "fieldPathAsEnv": _fields,
     "configMapAsEnv": functools.partial(_keys, "configMap"),
-    "pvcMount": volumes.claims, "secretAsVolume": volumes.secret_files,
-    "configMapAsVolume": volumes.config_files, "genericEphemeralVolume": volumes.ephemeral,
-    "emptyDirMounts": volumes.empty, "enabledSharedMemory": volumes.shared_memory,
+    "pvcMount": placement.claims, "secretAsVolume": placement.secret_files,
+    "configMapAsVolume": placement.config_files, "genericEphemeralVolume": placement.ephemeral,
+    "emptyDirMounts": placement.empty, "enabledSharedMemory": placement.shared_memory,
     "nodeSelector": placement.node_selector, "tolerations": placement.tolerations,
     "nodeAffinity": placement.node_affinity, "podAffinity": placement.pod_affinity,
     "podMetadata": _metadata, "imagePullSecret": _pull_secrets, "securityContext": _security,

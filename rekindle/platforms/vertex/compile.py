@@ -19,7 +19,7 @@ from rekindle.ir.graph import Graph, Secret, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.feature_checks import admit, beyond, known_secrets, python_problems, refusal
-from rekindle.platforms.vertex import customjob, lowering, secrets
+from rekindle.platforms.vertex import lowering, secrets
 from rekindle.spec.platforms import VertexSpec
 
 _SECTION = "platforms.vertex"
@@ -136,7 +136,7 @@ def _of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
         yield beyond("vertex", "", "pipelineInfo.name", how, fix)
     for step in graph.steps():
         if step.distribution is not None:
-            yield from customjob.problems(step, place)
+            yield from lowering.problems(step, place)
             continue
         if _asked(step, place):
             yield from python_problems("vertex", step, step.container.image)

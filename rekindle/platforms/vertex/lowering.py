@@ -4,22 +4,38 @@ has to know in one JSON argument.
 The user's own image, command and arguments are inside, lowered as for the shim, which fills in the
 placeholders on the node from the ExecutorInput. What the service fills in stands in arguments of
 its own, whole: `{{$}}`, and after it the facts of the run as pairs of name and value. So no text is
-escaped into another, and nothing that the user wrote is taken for a placeholder."""
+escaped into another, and nothing that the user wrote is taken for a placeholder.
+
+The CustomJob is made as far as it is known when the pipeline is compiled: the machine (the step's
+own, or the first of catalog/vertex.yaml with its GPUs), the worker pools (the primary alone in pool
+0, all other nodes in pool 1), how machines are provisioned, and how long the job may take. The
+service never restarts anything (`disableRetries`): one counter of attempts, the launcher's, is what
+bounds the bill. What only the run knows (command, attempt, the label by which a launcher finds its
+job) is added by launcher.py.
+
+Pure. Authority: aiplatform_v1.CustomJob. Untested against a real project."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from rekindle.catalog.tables import network
+from rekindle.catalog.tables import limits, network
+from rekindle.errors import Problem
+from rekindle.ir.distribution import Distribution
 from rekindle.ir.graph import Step
 from rekindle.ir.placeholders import references
 from rekindle.platforms.bundle import image_of, lowered_container
-from rekindle.platforms.vertex.customjob import custom_job, limit_seconds, provisioning
+from rekindle.platforms.feature_checks import python_problems
+from rekindle.platforms.machines import sizes, smallest
 from rekindle.spec.platforms import VertexSpec
 
 LAUNCHER = ["python3", "-m", "rekindle.platforms.vertex.launcher"]
 RUN, TASK = "pipeline_job_resource_name", "pipeline_task_name"
+_STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
 
 
 def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
@@ -59,3 +75,168 @@ def _task(step: Step, place: VertexSpec, machine: str) -> dict[str, Any]:
     known = network(machine) if step.distribution.nodes > 1 else {}
     task["env"] = {**known, **task["env"]}
     return {**task, "secrets": dict(place.secrets), "gpus": step.distribution.gpus_per_node}
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A machine by its name there, and the GPUs in it: our `gpu`, the service's `accelerator`."""
+
+    name: str
+    gpu: str = ""
+    accelerator: str = ""
+    gpus: int = 0
+
+    def spec(self) -> dict[str, Any]:
+        """MachineSpec."""
+        gpus = {"acceleratorType": self.accelerator, "acceleratorCount": self.gpus}
+        return {"machineType": self.name, **(gpus if self.gpus else {})}
+
+
+def custom_job(step: Step, pipeline: str, image: str, place: VertexSpec) -> dict[str, Any]:
+    """The body of `customJobs.create`, for a step in which `problems` found none.
+
+    The containers have their image only, and `rekindle: true` and the config's labels are all the
+    labels."""
+    wanted = _distribution(step)
+    machine = _machine(wanted, step)
+    assert machine is not None, step.path
+    pool = {"machineSpec": machine.spec(), "containerSpec": {"imageUri": image}}
+    job_spec: dict[str, Any] = {
+        "workerPoolSpecs": [
+            {**pool, "replicaCount": count} for count in (1, wanted.nodes - 1) if count
+        ],
+        "scheduling": _scheduling(step, place),
+        "serviceAccount": place.service_account,
+    }
+    if place.network:
+        job_spec["network"] = place.network
+    name = f"{pipeline}-{step.name}"[: limits("vertex")["custom_job"]["display_name_characters"]]
+    job = {"displayName": name, "jobSpec": job_spec, "labels": {"rekindle": "true", **place.labels}}
+    if place.kms_key:
+        job["encryptionSpec"] = {"kmsKeyName": place.kms_key}
+    return job
+
+
+def provisioning(wanted: Distribution, place: VertexSpec) -> str:
+    """What the config says; else `spot` for a step that may be taken away, and `standard`."""
+    return place.provisioning or ("spot" if wanted.spot else "standard")
+
+
+def limit_seconds(step: Step) -> int:
+    """How long all attempts of a step may run together."""
+    longest = limits("vertex")["custom_job"]["longest_hours"] * 3_600
+    return int(min(step.time_limit_seconds or longest, longest))
+
+
+def problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
+    """Why this step cannot become a CustomJob."""
+    wanted = _distribution(step)
+    how = provisioning(wanted, place)
+    rules = limits("vertex")["custom_job"]
+    yield from _of_container(step)
+    try:
+        machine = _machine(wanted, step)
+    except ValueError as error:
+        yield Problem(f"`{step.path}` asks for {error}", step.where, "write it as 4 or 16G")
+        return
+    if machine is None:
+        yield _no_machine(step, wanted)
+    elif how == "standard" and machine.name in rules["not_on_demand"]:
+        yield Problem(
+            f"`{step.path}` runs on {machine.name}, which is there as spot or flex-start only",
+            step.where, "set platforms.vertex.provisioning: flex-start, or take 8 GPUs a node",
+        )  # fmt: skip
+    elif how == "flex-start" and machine.gpu not in rules["flex_start"]:
+        yield Problem(
+            f"`{step.path}` runs on {machine.name}, which flex-start does not offer",
+            "platforms.vertex.provisioning",
+            f"flex-start is for {', '.join(rules['flex_start'])}; take standard or spot",
+        )
+    if how == "spot" and not wanted.spot:
+        yield Problem(
+            f"`{step.path}` is not marked as interruptible", "platforms.vertex.provisioning",
+            "distribute(..., spot=True, checkpoint='NAME') in the pipeline, or take standard",
+        )  # fmt: skip
+    if (step.time_limit_seconds or 0) > rules["longest_hours"] * 3_600:
+        yield Problem(
+            f"`{step.path}` may run longer than a job does, {rules['longest_hours']} h", step.where,
+            f"set max_run_hours to {rules['longest_hours']} at most",
+        )  # fmt: skip
+
+
+def _of_container(step: Step) -> Iterator[Problem]:
+    """What a launcher in its place would lose."""
+    if not step.container.source and not step.container.command:
+        yield Problem(
+            f"`{step.path}` has no command, and nodes cannot start what its image starts by itself",
+            step.where, "name the command in the component",
+        )  # fmt: skip
+    yield from python_problems("vertex", step, step.container.image)
+    if step.container.resources.accelerator_type:
+        yield Problem(
+            f"`{step.path}` asks for accelerators as a task, but its machines are those of nodes",
+            step.where, "say it in distribute(): gpus_per_node and accelerator",
+        )  # fmt: skip
+    if any(setting.name == "lifecycle" for setting in step.settings):
+        yield Problem(
+            f"`{step.path}` has a lifecycle hook, which is not for a step on several nodes",
+            step.where, "take it out",
+        )  # fmt: skip
+
+
+def _distribution(step: Step) -> Distribution:
+    assert step.distribution is not None, step.path
+    return step.distribution
+
+
+def _machines() -> list[Machine]:
+    return [Machine(*row) for row in limits("vertex")["custom_job"]["machines"]]
+
+
+def _machine(wanted: Distribution, step: Step) -> Machine | None:
+    """The first that fits; ValueError for a quantity that cannot be read."""
+    if not wanted.gpus_per_node:
+        known = limits("vertex")["custom_job"]["cpu_machines"]
+        if wanted.machine:
+            return Machine(wanted.machine) if wanted.machine in known else None
+        name = smallest(step.container.resources, sizes(known))
+        return Machine(name) if name else None
+    if not wanted.machine and not wanted.accelerator:
+        return None
+    fitting = (
+        machine
+        for machine in _machines()
+        if machine.gpus == wanted.gpus_per_node
+        and wanted.machine in ("", machine.name)
+        and wanted.accelerator in ("", machine.gpu, machine.accelerator)
+    )
+    return next(fitting, None)
+
+
+def _no_machine(step: Step, wanted: Distribution) -> Problem:
+    """What there is instead of a machine that there is not."""
+    rules = limits("vertex")["custom_job"]
+    if not wanted.gpus_per_node:
+        known = list(rules["cpu_machines"])
+        asked = f"the machine {wanted.machine}" if wanted.machine else "that much CPU or memory"
+        near = difflib.get_close_matches(wanted.machine, known, n=1) or known
+        what = f"`{step.path}` asks for {asked} and no GPUs, which no machine here is"
+        return Problem(what, step.where, f"take {', '.join(near)}")
+    asked = " ".join(filter(None, [wanted.machine, wanted.accelerator])) or "a GPU of any kind"
+    same = [
+        m
+        for m in _machines()
+        if wanted.accelerator in (m.gpu, m.accelerator) or wanted.machine == m.name
+    ]
+    there = [f"{m.gpus} x {m.gpu} ({m.name})" for m in same] or [m.gpu for m in _machines()]
+    what = f"`{step.path}` asks for {wanted.gpus_per_node} GPUs a node on {asked}, which no machine"
+    return Problem(f"{what} has", step.where, f"there is {', '.join(dict.fromkeys(there))}")
+
+
+def _scheduling(step: Step, place: VertexSpec) -> dict[str, Any]:
+    how = provisioning(_distribution(step), place)
+    scheduling: dict[str, Any] = {"timeout": f"{limit_seconds(step)}s", "disableRetries": True}
+    scheduling["strategy"] = _STRATEGIES[how]
+    if how == "flex-start":
+        scheduling["maxWaitDuration"] = f"{place.max_wait_hours * 3_600:.0f}s"
+    return scheduling
