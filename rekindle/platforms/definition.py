@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,3 +26,13 @@ class Definition:
     def text(self) -> bytes:
         """The definition itself."""
         return self.files[self.entry]
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[Path]:
+        """The definition itself as a file, with all others beside it, as long as the block runs."""
+        with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
+            for name, content in self.files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            yield Path(folder, self.entry)

@@ -12,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, SpecError, UnreachableError
@@ -119,8 +117,7 @@ def _created(client: MLClient, name: str, definition: Definition, tags: dict[str
     from azure.ai.ml import load_job
     from azure.core.exceptions import AzureError
 
-    with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
-        file = written(definition, Path(folder))
+    with definition.written() as file:
         for pause in (*_PAUSES_SECONDS, None):
             try:
                 job = load_job(str(file))
@@ -135,14 +132,6 @@ def _created(client: MLClient, name: str, definition: Definition, tags: dict[str
                     raise
                 time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
-
-
-def written(definition: Definition, folder: Path) -> Path:
-    """The job's file, with the code of its steps beside it."""
-    for name, content in definition.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder / definition.entry
 
 
 def _open(error: Exception) -> bool:

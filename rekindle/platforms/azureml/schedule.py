@@ -11,14 +11,12 @@ how-to-schedule-pipeline-job."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.catalog.tables import azure_zone
 from rekindle.errors import Problem, UnsupportedError
-from rekindle.platforms.azureml.client import connected, of_the_workspace, where, written
+from rekindle.platforms.azureml.client import connected, of_the_workspace, where
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import no_schedule
 from rekindle.platforms.submission import Lowered, Schedule, plain_name
@@ -52,19 +50,16 @@ def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, nam
     """The schedule of the config `name`, made or changed to this; UnsupportedError with what Azure
     would not heed."""
     there = lowered(schedule, place)
-    with connected(place) as client, tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
+    with connected(place) as client, definition.written() as file:
         from azure.ai.ml import load_job
         from azure.ai.ml.entities import CronTrigger, JobSchedule
 
-        made = client.schedules.begin_create_or_update(
-            JobSchedule(
-                name=schedule_id(name),
-                display_name=name,
-                tags={"rekindle": "true", **place.tags},
-                trigger=CronTrigger(expression=there.expression, time_zone=there.timezone),
-                create_job=load_job(str(written(definition, Path(folder)))),
-            )
-        )
+        trigger = CronTrigger(expression=there.expression, time_zone=there.timezone)
+        wanted = JobSchedule(
+            name=schedule_id(name), display_name=name, tags={"rekindle": "true", **place.tags},
+            trigger=trigger, create_job=load_job(str(file)),
+        )  # fmt: skip
+        made = client.schedules.begin_create_or_update(wanted)
         return _schedule(made.result(timeout=_LONGEST_SECONDS))
 
 

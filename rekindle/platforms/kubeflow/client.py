@@ -14,10 +14,8 @@ import dataclasses
 import io
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -185,15 +183,6 @@ def _run(
         ),
         service_account=place.service_account,
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def written(definition: Definition) -> Iterator[Path]:
-    """The pipeline as a file, as the client wants it."""
-    with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
-        file = Path(folder) / definition.entry
-        file.write_bytes(definition.files[file.name])
-        yield file
 
 
 def _pipeline(definition: Definition) -> str:

@@ -61,7 +61,7 @@ def set_(
     parallel, catch_up = schedule.overlap == "parallel", schedule.catch_up
     policy = f"{there.expression} {'parallel' if parallel else 'queue'} {catch_up}"
     described = f"{_MARK} {digest_of(definition.files, policy)} {schedule.cron}"
-    with client.connected(place) as server, client.written(definition) as file:
+    with client.connected(place) as server, definition.written() as file:
         experiment = client.experiment_of(server, definition)
 
         def same() -> Any:
