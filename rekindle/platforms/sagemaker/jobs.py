@@ -22,7 +22,7 @@ from rekindle.platforms.bundle import RENDEZVOUS, RESULT, channels_of, packed, t
 from rekindle.platforms.feature_checks import beyond, python_problems
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.sagemaker import shapes
-from rekindle.platforms.sagemaker.site import Site, gets_secrets, image_of, is_training
+from rekindle.platforms.sagemaker.site import Site, gets_secrets, image_of, is_training, joined
 from rekindle.platforms.user_code import ECR
 from rekindle.spec.platforms import SageMakerSpec
 
@@ -124,7 +124,7 @@ class Jobs:
         return found
 
     def _task(self, flat: Flat, step: Step) -> dict[str, Any]:
-        given = {name: (one.variable, one.type) for name, one in self.site.given(flat).items()}
+        given = {name: place[:2] for name, place in self.site.given(flat).items()}
         known = {name: self.site.values[name] for name in self.site.fixed}
         task = task_of(flat, step, self.site.flats, given, known, self.site.guarded[flat.path])
         if not is_training(step):
@@ -143,8 +143,8 @@ class Jobs:
     def _environment(self, flat: Flat, step: Step) -> dict[str, Any]:
         """The parameters that the step reads, and the names of secrets, never their values."""
         found: dict[str, Any] = {
-            one.variable: {"Std:Join": {"On": "", "Values": [dict(one.value)]}}
-            for one in self.site.given(flat).values()
+            variable: joined({"Get": value}, on="")
+            for variable, _, value in self.site.given(flat).values()
         }
         if gets_secrets(step, self.place):
             found |= {f"REKINDLE_SECRET_{n}": arn for n, arn in sorted(self.place.secrets.items())}

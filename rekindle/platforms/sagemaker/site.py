@@ -15,16 +15,6 @@ from rekindle.spec.platforms import SageMakerSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Received:
-    """A value that a job gets in a variable of its environment: which, its type in the IR, and what
-    the definition says for it."""
-
-    variable: str
-    type: str
-    value: Mapping[str, str]
-
-
-@dataclasses.dataclass(frozen=True)
 class Site:
     """What all jobs of one compilation share: the flat steps by path, the conditions that a step
     looks at itself (`guarded`), the names of jobs, the values of the pipeline's parameters with
@@ -43,20 +33,19 @@ class Site:
         """The artifact root without a slash at its end."""
         return self.place.artifact_root.rstrip("/")
 
-    def given(self, flat: Flat) -> dict[str, Received]:
-        """What the step reads from its environment: the pipeline's parameters, and the item of the
-        loop around it."""
+    def given(self, flat: Flat) -> dict[str, tuple[str, str, str]]:
+        """What the step reads from its environment, the pipeline's parameters and the item of the
+        loop around it: the variable, its type in the IR, and what the definition gets for it."""
         guarding = [s for guard in self.guarded[flat.path] for s in guard.values.values()]
         given = (*flat.parameters.values(), *guarding)
         read = [s for source in given for s in sources(source) if isinstance(s, Given)]
-        found: dict[str, Received] = {}
+        found: dict[str, tuple[str, str, str]] = {}
         for one in {one.name: one for one in read}.values():
             variable = f"REKINDLE_P{len(found)}"
             if isinstance(one, Item):
-                found[one.name] = Received(variable, one.type, {"Get": "ForEach.CurrentItem"})
+                found[one.name] = variable, one.type, "ForEach.CurrentItem"
             elif one.name in self.values and one.name not in self.fixed:
-                value = {"Get": f"Parameters.{one.name}"}
-                found[one.name] = Received(variable, self.types[one.name], value)
+                found[one.name] = variable, self.types[one.name], f"Parameters.{one.name}"
         return found
 
     def uri(self, source: Output) -> Any:
