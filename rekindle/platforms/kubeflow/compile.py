@@ -60,7 +60,7 @@ def compile(
         spec, settings = rewrite.with_launchers(
             spec, settings, graph, lambda step: launcher(step, place)
         )
-        late = {label: pods.late(step).bindings for label, step in labels.items()}
+        late = {label: pods.late(step)[1] for label, step in labels.items()}
         spec = with_inputs(spec, late)
         spec = with_places(spec, labels)
         spec = rewrite.with_output(spec, labels, RESULT_OUTPUT, "system.Artifact")
@@ -80,7 +80,7 @@ def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
         "account": place.node_account,
         "job": trainjob.template(step, place),
     }
-    if waiting := pods.late(step).settings:
+    if waiting := pods.late(step)[0]:
         wanted["late"] = [dataclasses.asdict(setting) for setting in waiting]
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return {

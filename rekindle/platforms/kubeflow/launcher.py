@@ -38,8 +38,7 @@ from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Co
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
 from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for, jobs_path, state_of
 from rekindle.platforms.kubeflow.pod_patch import Clash, Misfit
-from rekindle.platforms.kubeflow.pods import Late
-from rekindle.platforms.kubeflow.settings import INPUT
+from rekindle.platforms.kubeflow.settings import INPUT, closed, piece
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
 from rekindle.platforms.launcher import TERMINATED, Launcher
 from rekindle.platforms.mounted import artifact_of
@@ -223,14 +222,16 @@ class KubeflowLauncher(Launcher):
         """The TrainJob of the definition, with the settings that had to wait for values; StepError
         if these do not fit."""
         job: Mapping[str, Any] = self.definition["job"]
-        late = Late(tuple(Setting(**one) for one in self.definition.get("late", ())))
+        late = [Setting(**one) for one in self.definition.get("late", ())]
         try:
-            for piece in late.pieces(self.given(), job["spec"]["trainer"]["image"]):
-                job = trainjob.with_pod(job, piece)
+            for setting in late:
+                value = closed(setting.value, self.given())
+                patch = piece(setting.name, value, job["spec"]["trainer"]["image"])
+                job = trainjob.with_pod(job, patch)
         except (Misfit, Clash) as error:
             raise StepError(
                 f"a setting of the nodes came out wrong at run time: {error}",
-                where=", ".join(setting.where for setting in late.settings),
+                where=", ".join(setting.where for setting in late),
                 fix="give the pipeline's parameter another value",
             ) from error
         return job

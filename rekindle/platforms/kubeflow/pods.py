@@ -1,7 +1,7 @@
 """The pods of a step on several nodes: what the step's own settings ask for, and the config's
 section, together.
 
-What only the run knows (a secret named by a parameter, tolerations from JSON) waits in `Late` until
+What only the run knows (a secret named by a parameter, tolerations from JSON) waits until
 the launcher has the values. Two who ask for different things are an error, at compile time as far
 as both are written down, in the launcher otherwise."""
 
@@ -29,22 +29,9 @@ _FIX = "take it out, or what says the other"
 Part = tuple[str, Callable[[], Piece]]  # the place of a wish, and what it asks for
 
 
-@dataclasses.dataclass(frozen=True)
-class Late:
-    """Settings that need values of the run: each with `{"input": NAME}` where a value is to be, and
+def late(step: Step) -> tuple[list[Setting], dict[str, Mapping[str, Any]]]:
+    """Settings that need values of the run, each with `{"input": NAME}` where a value is to be, and
     what these inputs are bound to, as the IR writes it."""
-
-    settings: tuple[Setting, ...] = ()
-    bindings: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-
-    def pieces(self, inputs: Mapping[str, Any], image: str) -> Iterator[Piece]:
-        """The parts of the pod, with the values of the run."""
-        for setting in self.settings:
-            yield settings.piece(setting.name, settings.closed(setting.value, inputs), image)
-
-
-def late(step: Step) -> Late:
-    """What waits for the run."""
     found: list[Setting] = []
     bindings: dict[str, Mapping[str, Any]] = {}
 
@@ -58,7 +45,7 @@ def late(step: Step) -> Late:
         value = settings.opened(setting.value, take)
         if value != setting.value:
             found.append(dataclasses.replace(setting, value=value))
-    return Late(tuple(found), bindings)
+    return found, bindings
 
 
 def pod(step: Step, place: KubeflowSpec) -> Piece:
@@ -70,7 +57,7 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
     """What keeps the settings of a step from its nodes, each with its place in the IR."""
     who = f"`{step.path}` runs on several nodes"
     yield from _put_together(step, place)[1]
-    for setting in late(step).settings:
+    for setting in late(step)[0]:
         if twice := sorted(settings.variables([setting]) & {*place.secrets}):
             what = f"{who}, and platforms.kubeflow.secrets has `{twice[0]}` as well"
             yield Problem(what, setting.where, _FIX)
@@ -84,7 +71,7 @@ def _put_together(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]
     made: Piece = {"env": [], "spec": {}}
     found: list[Problem] = []
     who = f"`{step.path}` runs on several nodes"
-    image, waiting = image_of(step, place.image), {one.where for one in late(step).settings}
+    image, waiting = image_of(step, place.image), {one.where for one in late(step)[0]}
     of_step: list[Part] = [
         (one.where, functools.partial(settings.piece, one.name, one.value, image))
         for one in settings.settings_of(step)
