@@ -41,7 +41,7 @@ def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> Submitte
     it or does not answer, SpecError if `place` does not say which workspace."""
     name = job_name(definition, mark.token)
     with connected(place) as client:
-        if found := _found(client, name):
+        if found := find(client.jobs, name):
             return SubmittedRun(name, found.studio_url or "", anew=False)
         made = _created(client, name, definition, mark.tags())
         return SubmittedRun(name, made.studio_url or "")
@@ -101,14 +101,14 @@ def logged_in(place: AzureMLSpec) -> Iterator[TokenCredential]:
         raise _explained(error, place) from error
 
 
-def _found(client: MLClient, name: str) -> Any:
-    """The job, or None."""
+def find(kind: Any, name: str) -> Any:
+    """A job or a schedule, whose client is `kind`; None where the workspace has none."""
     from azure.core.exceptions import ResourceNotFoundError
 
     try:
-        return client.jobs.get(name)
+        return kind.get(name)
     except ResourceNotFoundError as error:
-        if of_the_workspace(error):
+        if _of_the_workspace(error):
             raise
         return None
 
@@ -126,7 +126,7 @@ def _created(client: MLClient, name: str, definition: Definition, tags: dict[str
             except AzureError as error:
                 if _status(error) in (401, 403):
                     raise
-                if found := _found(client, name):  # a repeated call may be told that it is there
+                if found := find(client.jobs, name):  # a repeated call may be told that it is there
                     return found
                 if pause is None or not _open(error):
                     raise
@@ -155,7 +155,7 @@ def _asked(error: Exception) -> str:
     return str(getattr(request, "url", "")).partition("?")[0]
 
 
-def of_the_workspace(error: Exception) -> bool:
+def _of_the_workspace(error: Exception) -> bool:
     """Whether it is not the job that lacks, but where it would be."""
     code = getattr(getattr(error, "error", None), "code", "") or ""
     return code in ("ResourceNotFound", "ResourceGroupNotFound", "SubscriptionNotFound")
@@ -173,7 +173,7 @@ def _explained(error: Exception, place: AzureMLSpec) -> PlatformError:
         fix = "ask for `Storage Blob Data Contributor`, and see the firewall of the storage account"
     elif status == 403:
         fix = "ask for the role `AzureML Data Scientist` on the workspace"
-    elif status == 404 and of_the_workspace(error):
+    elif status == 404 and _of_the_workspace(error):
         fix = f"see whether {_SECTION} names the right subscription, resource_group and workspace"
     elif status == 404:
         fix = "see what the workspace has: az ml job list"

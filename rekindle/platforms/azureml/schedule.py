@@ -12,20 +12,17 @@ how-to-schedule-pipeline-job."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.catalog.tables import azure_zone
 from rekindle.errors import Problem, UnsupportedError
-from rekindle.platforms.azureml.client import connected, of_the_workspace, where
+from rekindle.platforms.azureml.client import connected, find, where
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.failures import no_schedule
 from rekindle.platforms.submission import Lowered, Schedule, plain_name
 from rekindle.spec import cron
 from rekindle.spec.platforms import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
-
-if TYPE_CHECKING:
-    from azure.ai.ml import MLClient
 
 _LONGEST_SECONDS = 600  # that a schedule may take until it is there
 
@@ -76,7 +73,7 @@ def list_(place: AzureMLSpec) -> tuple[Schedule, ...]:
 def pause(place: AzureMLSpec, name: str) -> Schedule:
     """The schedule of the config `name`, which starts nothing until it is set again."""
     with connected(place) as client:
-        if _found(client, name) is None:
+        if find(client.schedules, schedule_id(name)) is None:
             raise no_schedule(name, where(place))
         paused = client.schedules.begin_disable(schedule_id(name))
         return _schedule(paused.result(timeout=_LONGEST_SECONDS))
@@ -85,7 +82,7 @@ def pause(place: AzureMLSpec, name: str) -> Schedule:
 def delete(place: AzureMLSpec, name: str) -> bool:
     """Whether there was one to take away. Azure deletes only those that pause."""
     with connected(place) as client:
-        found = _found(client, name)
+        found = find(client.schedules, schedule_id(name))
         if found is None:
             return False
         if found._is_enabled:
@@ -118,18 +115,6 @@ def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
             "Azure ML makes up for no start that was missed", "schedule.catch_up",
             "leave it out, and start one yourself: rekindle submit CONFIG --platform azureml",
         )  # fmt: skip
-
-
-def _found(client: MLClient, name: str) -> Any:
-    """The schedule, or None."""
-    from azure.core.exceptions import ResourceNotFoundError
-
-    try:
-        return client.schedules.get(schedule_id(name))
-    except ResourceNotFoundError as error:
-        if of_the_workspace(error):
-            raise
-        return None
 
 
 def _schedule(found: Any) -> Schedule:
