@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rekindle.errors import PlatformError
+from collections.abc import Iterator
+
+from rekindle.errors import PlatformError, Problem
+from rekindle.spec.schedule import ScheduleSpec
 
 BUG = "this is probably a bug in rekindle, please report it"
 
@@ -27,3 +30,13 @@ def no_schedule(name: str, where: str = "") -> PlatformError:
 def not_resumable(what: str, where: str) -> PlatformError:
     """To raise for a run that succeeded or goes on."""
     return PlatformError(what, where=where, fix="only what failed or was stopped is tried again")
+
+
+def unheeded(schedule: ScheduleSpec, what: str, who: str, platform: str) -> Iterator[Problem]:
+    """Wishes that a service cannot grant which starts each run when it is due, as `what` says."""
+    if schedule.overlap in ("skip", "queue"):
+        fix = "write schedule.overlap: parallel, and leave a run the time that it takes"
+        yield Problem(what, "schedule.overlap", fix)
+    if schedule.catch_up:
+        fix = f"leave it out, and start one yourself: rekindle submit CONFIG --platform {platform}"
+        yield Problem(f"{who} makes up for no start that was missed", "schedule.catch_up", fix)

@@ -18,7 +18,7 @@ from rekindle.catalog.tables import azure_zone
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.platforms.azureml.client import connected, find, where
 from rekindle.platforms.definition import Definition
-from rekindle.platforms.failures import no_schedule
+from rekindle.platforms.failures import no_schedule, unheeded
 from rekindle.platforms.submission import Lowered, Schedule, plain_name
 from rekindle.spec import cron
 from rekindle.spec.platforms import AzureMLSpec
@@ -104,17 +104,8 @@ def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
             "more often than it says", "schedule.cron",
             "write `*` for both, and name days of the week: 0 3 * * 1",
         )  # fmt: skip
-    if schedule.overlap in ("skip", "queue"):
-        yield Problem(
-            "Azure ML submits a job when it is due, whether or not the one before it goes on",
-            "schedule.overlap",
-            "write schedule.overlap: parallel, and leave a run the time that it takes",
-        )
-    if schedule.catch_up:
-        yield Problem(
-            "Azure ML makes up for no start that was missed", "schedule.catch_up",
-            "leave it out, and start one yourself: rekindle submit CONFIG --platform azureml",
-        )  # fmt: skip
+    what = "Azure ML submits a job when it is due, whether or not the one before it goes on"
+    yield from unheeded(schedule, what, "Azure ML", "azureml")
 
 
 def _schedule(found: Any) -> Schedule:

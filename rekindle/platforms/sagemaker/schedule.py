@@ -17,6 +17,7 @@ from typing import Any
 
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.platforms.definition import Definition
+from rekindle.platforms.failures import unheeded
 from rekindle.platforms.sagemaker.client import connected, upload, version_of
 from rekindle.platforms.submission import Lowered, Schedule, plain_name
 from rekindle.spec import cron
@@ -134,17 +135,8 @@ def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
             f"`{schedule.cron}` names days of the month and of the week, and AWS takes either",
             "schedule.cron", "write `*` for one of them",
         )  # fmt: skip
-    if schedule.overlap in ("skip", "queue"):
-        yield Problem(
-            "AWS starts a run when it is due, whether or not the run before it goes on",
-            "schedule.overlap",
-            "write schedule.overlap: parallel, and leave a run the time that it takes",
-        )
-    if schedule.catch_up:
-        yield Problem(
-            "AWS makes up for no start that was missed", "schedule.catch_up",
-            "leave it out, and start one yourself: rekindle submit CONFIG --platform sagemaker",
-        )  # fmt: skip
+    what = "AWS starts a run when it is due, whether or not the run before it goes on"
+    yield from unheeded(schedule, what, "AWS", "sagemaker")
 
 
 def _without_runs(sagemaker: Any, name: str) -> bool:
