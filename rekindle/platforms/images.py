@@ -70,7 +70,7 @@ def _dockerfile(code: Code, base: str, below: str) -> str:
 def code_label(docker: Docker, name: str) -> str | None:
     """Hash of the code in an image on this machine; None if there is no such image."""
     label = f'--format={{{{index .Config.Labels "{CODE_LABEL}"}}}}'
-    found = docker.ask("image", "inspect", label, name)
+    found = docker.ask("image", "inspect", label, name, seconds=_SECONDS)
     return None if found.returncode else found.stdout.strip()
 
 
