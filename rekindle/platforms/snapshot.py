@@ -45,7 +45,10 @@ def merged(record: RunRecord, snapshot: RunSnapshot, now: datetime.datetime) -> 
     """`record` with what `snapshot` has: planned steps keep their order, others follow as they
     began. What never began in a run that is over is skipped, and says why."""
     known = {step.name: step for step in snapshot.steps}
-    steps = [_of_plan(step, known.pop(step.name, None)) for step in record.steps]
+    steps = []
+    for step in record.steps:
+        seen = known.pop(step.name, None)
+        steps.append(seen.model_copy(update={"component": step.component}) if seen else step)
     steps += known.values()
     if snapshot.status in ENDED_RUN:
         steps = [_closed(step, snapshot.status) for step in steps]
@@ -74,10 +77,6 @@ def first_failed(steps: Iterable[StepRecord]) -> StepRecord | None:
     """The step that failed first."""
     failed = [step for step in steps if step.status == "failed"]
     return min(failed, key=lambda step: step.started_at, default=None)
-
-
-def _of_plan(planned: StepRecord, seen: StepRecord | None) -> StepRecord:
-    return seen.model_copy(update={"component": planned.component}) if seen else planned
 
 
 def _closed(step: StepRecord, status: RunStatus) -> StepRecord:

@@ -273,7 +273,9 @@ class _Compiler:
 
     def _registered(self, promoted: Flat) -> dict[str, Any]:
         """A version in SageMaker's own registry of what was promoted."""
-        arguments = model_package(self.place, _data_of(self.site.uri(Output(*_TRAINED))))
+        model = self.site.uri(Output(*_TRAINED))
+        parts = model["Std:Join"]["Values"] if "Std:Join" in model else [model]
+        arguments = model_package(self.place, joined(*parts, "data/"))
         at = f"{_SECTION}.model_package_group"
         self.jobs.problems += shapes.misfits("CreateModelPackageInput", arguments, at)
         return {
@@ -297,11 +299,6 @@ def _counted(step: Mapping[str, Any]) -> int:
     """How many steps the service sees in a step: itself, and all that are nested in it."""
     inside = [step["Arguments"].get(key, ()) for key in ("IfSteps", "ElseSteps", "ForEachBody")]
     return 1 + sum(_counted(one) for steps in inside for one in steps)
-
-
-def _data_of(uri: dict[str, Any]) -> dict[str, Any]:
-    """The folder of an artifact's files."""
-    return joined(*(uri["Std:Join"]["Values"] if "Std:Join" in uri else [uri]), "data/")
 
 
 def _is_fixed(value: Any, kind: str) -> bool:

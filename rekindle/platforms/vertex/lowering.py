@@ -55,26 +55,20 @@ def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
 
 
 def _payload(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
-    assert step.distribution is not None, step.path
-    job = custom_job(step, pipeline, image_of(step, place.image), place)
-    machine = job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
+    """What the launcher is told; the `task` is for every node, and the run adds ExecutorInputs."""
+    wanted, task = _distribution(step), lowered_container(step)
+    job = custom_job(step, pipeline, place)
+    if wanted.nodes > 1:
+        machine = job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
+        task["env"] = {**network(machine), **task["env"]}
     return {
         "project": place.project, "region": place.region,
         "job": job, "jobs": f"{place.artifact_root.rstrip('/')}/jobs",
-        "nodes": step.distribution.nodes, "limit_seconds": limit_seconds(step),
-        "spot": provisioning(step.distribution, place) == "spot",
+        "nodes": wanted.nodes, "limit_seconds": limit_seconds(step),
+        "spot": provisioning(wanted, place) == "spot",
         "failures": step.retry.count, "preemptions": place.max_preemptions,
-        "task": _task(step, place, machine),
+        "task": {**task, "secrets": dict(place.secrets), "gpus": wanted.gpus_per_node},
     }  # fmt: skip
-
-
-def _task(step: Step, place: VertexSpec, machine: str) -> dict[str, Any]:
-    """What every node on a machine of this name is told, before the run adds its ExecutorInput."""
-    assert step.distribution is not None, step.path
-    task = lowered_container(step)
-    known = network(machine) if step.distribution.nodes > 1 else {}
-    task["env"] = {**known, **task["env"]}
-    return {**task, "secrets": dict(place.secrets), "gpus": step.distribution.gpus_per_node}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +86,7 @@ class Machine:
         return {"machineType": self.name, **(gpus if self.gpus else {})}
 
 
-def custom_job(step: Step, pipeline: str, image: str, place: VertexSpec) -> dict[str, Any]:
+def custom_job(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     """The body of `customJobs.create`, for a step in which `problems` found none.
 
     The containers have their image only, and `rekindle: true` and the config's labels are all the
@@ -100,11 +94,11 @@ def custom_job(step: Step, pipeline: str, image: str, place: VertexSpec) -> dict
     wanted = _distribution(step)
     machine = _machine(wanted, step)
     assert machine is not None, step.path
-    pool = {"machineSpec": machine.spec(), "containerSpec": {"imageUri": image}}
+    container = {"imageUri": image_of(step, place.image)}
+    pool = {"machineSpec": machine.spec(), "containerSpec": container}
+    counts = [count for count in (1, wanted.nodes - 1) if count]
     job_spec: dict[str, Any] = {
-        "workerPoolSpecs": [
-            {**pool, "replicaCount": count} for count in (1, wanted.nodes - 1) if count
-        ],
+        "workerPoolSpecs": [{**pool, "replicaCount": count} for count in counts],
         "scheduling": _scheduling(step, place),
         "serviceAccount": place.service_account,
     }
