@@ -70,6 +70,7 @@ def lowered_container(step: Step) -> dict[str, Any]:
     """What a step executes, as launch/shim.py takes it: its words with what stands for their
     placeholders, its packages, and what it promises to leave."""
     container = step.container
+    kinds = {name: parameter.type for name, parameter in step.outputs.parameters.items()}
     return {
         "source": container.source,
         "command": [lower(word) for word in container.command],
@@ -80,10 +81,7 @@ def lowered_container(step: Step) -> dict[str, Any]:
             "runtime": list(container.runtime_requirements),
             "options": list(container.pip_options),
         },
-        "outputs": {
-            "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
-            "artifacts": types_of(step.outputs),
-        },
+        "outputs": {"parameters": kinds, "artifacts": types_of(step.outputs)},
     }
 
 
