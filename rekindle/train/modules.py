@@ -9,15 +9,18 @@ export."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from rekindle.errors import UnsupportedError
 from rekindle.families import DIVISIBLE, Modules
+from rekindle.spec.layout import Layout
 
 
 class Skip(nn.Module):
@@ -34,13 +37,6 @@ class Zero(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), device=positions.device)
-
-
-class Nothing(nn.Module):
-    """Stands for a pooler that another stage runs; its result is not used."""
-
-    def forward(self, hidden_BTH: torch.Tensor) -> torch.Tensor:
-        return hidden_BTH
 
 
 class FusedColumns(nn.Module):
@@ -171,11 +167,56 @@ def tables(network: nn.Module) -> list[nn.Module]:
     return [m for m in found if m is not None and any(True for _ in m.parameters())]
 
 
-def stand_ins(names: Modules, first: bool, last: bool) -> Iterator[tuple[str, nn.Module]]:
-    """What a stage puts in place of the modules of the backbone that it does not run."""
-    if not first:
-        for name in names.first:
-            yield name, Zero() if name == names.positions else Skip()
-    if not last:
-        for name in names.last:
-            yield name, Nothing() if name == names.summary else Skip()
+# Pipeline stages
+
+
+def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
+    """A copy of the network in which only stage `index` of its blocks is left; earlier stages get a
+    block more where the number is odd, because the last has the head."""
+    names = [name for name, _ in blocks(network)]
+    if len(names) < layout.stages:
+        raise UnsupportedError(
+            f"{model_type(network)} has {len(names)} blocks and cannot be cut into "
+            f"{layout.stages} stages",
+            where="train.layout.pp",
+            fix="use fewer stages, or a layout without pp",
+        )
+    parts = [part.tolist() for part in np.array_split(np.array(names), layout.stages)]
+    made = copy.deepcopy(network)
+    if isinstance(made, nn.Sequential):
+        _cut_sequence(made, parts, index)
+    else:
+        _cut_transformer(made, set(names) - set(parts[index]), index, layout.stages)
+    return made
+
+
+def _cut_sequence(network: nn.Sequential, parts: list[list[str]], index: int) -> None:
+    """Layers without weights stay with the block before them."""
+    starts = {part[0]: stage for stage, part in enumerate(parts)}
+    stage = 0
+    for name, _ in list(network.named_children()):
+        stage = starts.get(name, stage)
+        if stage != index:
+            replace(network, name, Skip())
+
+
+def _cut_transformer(network: nn.Module, others: set[str], index: int, count: int) -> None:
+    names = required(network, "pipeline")
+    for name in others:
+        replace(network, name, Skip())
+    body = backbone(network)
+    last = index == count - 1
+    stand_ins: list[tuple[str, nn.Module]] = []
+    if index > 0:
+        stand_ins += [(n, Zero() if n == names.positions else Skip()) for n in names.first]
+    if not last:  # the result of a pooler is not used by the stages before the last
+        stand_ins += [(n, nn.Identity() if n == names.summary else Skip()) for n in names.last]
+    for name, stand_in in stand_ins:
+        found = getattr(body, name, None)
+        if isinstance(found, nn.Module):
+            replace(body, name, stand_in)
+        elif isinstance(found, float | int):
+            setattr(body, name, 0.0)
+    heads = [name for name, child in network.named_children() if child is not body]
+    for name in [] if last else heads:
+        replace(network, name, Skip())

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
+from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import TrainSpec
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import Parts
 from rekindle.train.schedule import peak_rate
-from rekindle.train.stages import stages_of
 from rekindle.train.weights import divides, local_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

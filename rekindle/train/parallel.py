@@ -23,15 +23,14 @@ from torch.utils.checkpoint import (
 )
 
 from rekindle.errors import UnsupportedError
+from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train import attention, dropout, kernels, modules, tensor, weights
 from rekindle.train.adapters import Adapters
 from rekindle.train.mesh import Mesh
-from rekindle.train.modules import Origin, Skip
+from rekindle.train.modules import Origin, Skip, cut
 from rekindle.train.part import Goal, Part
-from rekindle.train.stages import piece as cut
-from rekindle.train.stages import stages_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 

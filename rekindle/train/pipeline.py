@@ -22,9 +22,9 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
+from rekindle.plan.inflight import stages_of
 from rekindle.train.micro import Micro
 from rekindle.train.parallel import Parts
-from rekindle.train.stages import stages_of
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
