@@ -1,4 +1,5 @@
-"""AdamW on the shards that this rank holds, the global gradient norm, loss scaling.
+"""AdamW on the shards that this rank holds, the learning rate of a step, the global gradient norm,
+loss scaling.
 
 The optimizer sees plain local tensors that share memory with the parameters: fused kernels work,
 meshes mix freely, nothing goes through DTensor's dispatch. Only the names and the checkpoint know
@@ -10,6 +11,7 @@ takes the factor of the gradients, and whether there is an update at all, as ten
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +20,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from rekindle.plan.inflight import stages_of
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import SCRATCH_LR, TrainSpec
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import Parts
-from rekindle.train.schedule import peak_rate
 from rekindle.train.weights import divides, local_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -247,3 +248,31 @@ def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(
         local, parameter.device_mesh, parameter.placements, run_check=False, **more
     )
+
+
+def peak_rate(spec: TrainSpec) -> float:
+    """The rate after the warm-up; that of a training from scratch where the spec has none."""
+    return SCRATCH_LR if spec.lr is None else spec.lr
+
+
+def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
+    """Rate used in step `step` (0-based) of `steps`: a linear warm-up, then constant, a line or
+    half a cosine down to `min_lr_ratio` of the peak, or WSD.
+
+    WSD (warm-up, stable, decay) is the schedule of MiniCPM (Hu et al. 2024, arXiv 2404.06395),
+    whose last tenth of the steps sufficed for the decay; the decay here is a line (Hägele et al.
+    2024, arXiv 2405.18392). With lr 1, no warm-up, cosine: step 50 of 100 has 0.5; with wsd, decay
+    0.2 and min_lr_ratio 0.1, step 90 of 100 has 0.55."""
+    peak, warmup_steps = peak_rate(spec), int(spec.warmup * steps)
+    if step < warmup_steps:
+        return peak * (step + 1) / (warmup_steps + 1)
+    if spec.lr_schedule == "constant":
+        return peak
+    if spec.lr_schedule == "wsd":
+        decay_steps = int(spec.decay * steps)
+        left = min(1.0, (steps - step) / max(1, decay_steps))
+    else:
+        share = (step - warmup_steps) / max(1, steps - warmup_steps)
+        cosine = spec.lr_schedule == "cosine"
+        left = 0.5 * (1 + math.cos(math.pi * share)) if cosine else 1 - share
+    return peak * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left)

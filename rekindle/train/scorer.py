@@ -27,9 +27,8 @@ from rekindle.launch.events import emit
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
 from rekindle.train import modules, weights
-from rekindle.train.feed import Feed
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Micro, Tensors
+from rekindle.train.micro import Feed, Micro, Tensors
 from rekindle.train.modelfolder import ModelFolder
 from rekindle.train.objectives import objective_of
 from rekindle.train.objectives.base import Ints
