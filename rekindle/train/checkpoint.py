@@ -47,15 +47,19 @@ from rekindle.train.dcp import (
 )
 from rekindle.train.manifest import (
     HISTORY,
+    MANIFEST,
     SCHEMA_VERSION,
     Checkpoint,
+    Facts,
     State,
     broken,
     metadata_of,
+    names_in,
     offers,
+    retained,
     signed,
+    step_of,
 )
-from rekindle.train.retention import MANIFEST, Facts, names_in, retained, step_of
 from rekindle.train.snapshot import Snapshot, check_host_memory
 from rekindle.train.storage import Folder, storage_of, write_error
 

@@ -4,8 +4,8 @@ sequence (Korthikanti et al. 2022, arXiv 2205.05198). For language models the vo
 too.
 
 Parameters are DTensors, so that loading, saving and FSDP know of the whole; the products are of
-plain local tensors with collectives.py between them, because a DTensor's every operation costs the
-host a tenth of a millisecond or more."""
+plain local tensors with collectives between them, because a DTensor's every operation costs the
+host a tenth of a millisecond or more. Shapes: B rows, T tokens, H hidden."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from torch.nn import functional as F
 
 from rekindle.errors import UnsupportedError
 from rekindle.families import Modules
-from rekindle.train import collectives, modules
+from rekindle.train import modules
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Skip
 from rekindle.train.weights import intervals
+
+_ops = torch.ops._c10d_functional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +42,14 @@ class Peers:
     def enter(self, stream: torch.Tensor) -> torch.Tensor:
         """What every peer's columns are multiplied with: the whole stream."""
         if self.sequence:
-            return collectives.gather(stream, self.group, self.size)
-        return collectives.enter(stream, self.group)
+            return gather(stream, self.group, self.size)
+        return enter(stream, self.group)
 
     def leave(self, share: torch.Tensor) -> torch.Tensor:
         """Back to the stream."""
         if self.sequence:
-            return collectives.scatter(share, self.group, self.size)
-        return collectives.add_up(share, self.group)
+            return scatter(share, self.group, self.size)
+        return add_up(share, self.group)
 
 
 class ColumnLinear(nn.Linear):
@@ -64,9 +66,9 @@ class GatheredLinear(ColumnLinear):
     peers: Peers
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        mine = super().forward(collectives.enter(input, self.peers.group))
+        mine = super().forward(enter(input, self.peers.group))
         low, high = intervals(self.weight)[0]
-        return collectives.add_up(F.pad(mine, (low, len(self.weight) - high)), self.peers.group)
+        return add_up(F.pad(mine, (low, len(self.weight) - high)), self.peers.group)
 
 
 class RowLinear(nn.Linear):
@@ -114,7 +116,7 @@ def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> No
     sequence = not isinstance(network, nn.Sequential) and along_sequence(network, tokens)
     group = mesh.group("tp")
     assert group is not None
-    peers = Peers(mesh.tensor, collectives.group_name(group), mesh.layout.tp, sequence)
+    peers = Peers(mesh.tensor, str(group.group_name), mesh.layout.tp, sequence)
     if isinstance(network, nn.Sequential):
         _divide_layers(network, whole, peers)
         return
@@ -218,3 +220,93 @@ def _entering(peers: Peers, module: nn.Module, args: Any, kwargs: Any) -> Any:
     if args:
         return (peers.enter(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": peers.enter(kwargs["hidden_states"])}
+
+
+# Collectives that gradients pass through. A tensor is whole (each peer has all of it), a share (the
+# peers' add up to it), or divided along its second dimension. Where a whole tensor feeds divided
+# matrices, its gradient comes back as shares; each function turns one kind into another, and
+# gradients back. `group` is a process group's name, because that is what a compiled graph can hold.
+
+
+def enter(whole: torch.Tensor, group: str) -> torch.Tensor:
+    """The same tensor; its gradient is the sum of the peers' shares."""
+    out: torch.Tensor = _Enter.apply(whole, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def add_up(share: torch.Tensor, group: str) -> torch.Tensor:
+    """The sum over peers, whole."""
+    out: torch.Tensor = _AddUp.apply(share, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def gather(divided_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    """[B, T / size, H] to [B, T, H]; gradients are shares."""
+    out: torch.Tensor = _Gather.apply(divided_BTH, group, size)  # type: ignore[no-untyped-call]
+    return out
+
+
+def scatter(share_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    """The sum over peers, divided: [B, T, H] to [B, T / size, H]."""
+    out: torch.Tensor = _Scatter.apply(share_BTH, group, size)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, group: str) -> torch.Tensor:
+        ctx.group = group
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return _sum(grad, ctx.group), None
+
+
+class _AddUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: torch.Tensor, group: str) -> torch.Tensor:
+        return _sum(share, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, divided_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+        ctx.group, ctx.size = group, size
+        return _joined(divided_BTH, group, size)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return _summed_part(grad, ctx.group, ctx.size), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+        ctx.group, ctx.size = group, size
+        return _summed_part(share_BTH, group, size)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return _joined(grad, ctx.group, ctx.size), None, None
+
+
+def _sum(x: torch.Tensor, group: str) -> torch.Tensor:
+    out: torch.Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group))
+    return out
+
+
+def _joined(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    by_peer = _ops.wait_tensor(_ops.all_gather_into_tensor(x_BTH.contiguous(), size, group))
+    out: torch.Tensor = torch.unflatten(by_peer, 0, (size, -1)).transpose(0, 1).flatten(1, 2)
+    return out
+
+
+def _summed_part(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    by_peer = torch.unflatten(x_BTH, 1, (size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+    out: torch.Tensor = _ops.wait_tensor(_ops.reduce_scatter_tensor(by_peer, "sum", size, group))
+    return out
