@@ -1,4 +1,5 @@
-"""Processes that end with their parent, folders that one process owns, signals that arrive."""
+"""Processes that end with their parent, folders that one process owns, signals that arrive, and
+what ranks on GPUs are started with."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +20,8 @@ PR_SET_PDEATHSIG = 1
 MARK = "REKINDLE_GANG"
 _SWEEP_SECONDS = 5.0
 _DRIVER_SECONDS = 30.0
+# torch reads the first that is set; the last name is that of all accelerators
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def die_with_parent() -> None:
@@ -70,6 +73,20 @@ def gpus_have_bf16() -> bool:
     except (OSError, subprocess.SubprocessError, ValueError):
         return False
     return bool(majors) and min(majors) >= 8
+
+
+def allocator(environment: Mapping[str, str]) -> dict[str, str]:
+    """Segments that grow, because steps of texts differ in length and would leave gaps that fit no
+    later step; nothing where the user has set torch's allocator (its notes on CUDA memory)."""
+    if any(name in environment for name in _ALLOCATOR):
+        return {}
+    return {_ALLOCATOR[-1]: "expandable_segments:True"}
+
+
+def can_bind(nodes: Path = Path("/sys/devices/system/node")) -> bool:
+    """Whether this machine has memory of several NUMA nodes, and numactl to choose one, which
+    `torchrun --numa-binding` (2.10 and later) calls."""
+    return len(list(nodes.glob("node[0-9]*"))) > 1 and shutil.which("numactl") is not None
 
 
 def end_marked(mark: str, spared: Collection[int] = ()) -> None:

@@ -24,10 +24,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from rekindle.launch import accelerator, fork_server, heartbeats, meeting, root_cause
+from rekindle.launch import fork_server, heartbeats, meeting, root_cause
 from rekindle.launch.fault import LAUNCHER
 from rekindle.launch.heartbeats import Heartbeat
-from rekindle.launch.process import MARK, end_marked, has_gpu, is_running
+from rekindle.launch.process import MARK, allocator, can_bind, end_marked, has_gpu, is_running
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.root_cause import Cause, Stack
 from rekindle.spec.model import TrainSpec
@@ -107,7 +107,7 @@ class WorkerGroup:
         self.environment |= {LAUNCHER: str(os.getpid())}
         self.gpus = has_gpu()
         if self.gpus:
-            self.environment |= accelerator.allocator(self.environment)
+            self.environment |= allocator(self.environment)
         self.foreign = train.entrypoint is not None
         self.began = time.monotonic()
         self.agent: subprocess.Popen[bytes] | None = None
@@ -156,7 +156,7 @@ class _Attempt:
         self.hung: list[Cause] = []
         self.oom_kills = root_cause.oom_kills()
         reading, self.lifeline = os.pipe()
-        bound = group.gpus and accelerator.can_bind()
+        bound = group.gpus and can_bind()
         started = argv(group.script, group.place, start, bound)
         words = [sys.executable, "-P", "-m", "rekindle.launch.agent", str(reading), str(self.exits)]
         words += [group.script[1] if group.script[0] == "-m" and not group.foreign else ""]

@@ -9,13 +9,10 @@ memory.yaml."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from rekindle.catalog.tables import rows
 from rekindle.plan.inflight import Moment, moments
 from rekindle.plan.temporaries import Temporaries
 from rekindle.plan.work import Work
@@ -61,14 +58,8 @@ class Needed:
 
 def needed(peak_bytes: int) -> Needed:
     """For a peak of tensors, closed form or traced."""
-    table = _table()
+    table = rows(FILE)
     return Needed(peak_bytes, round(peak_bytes * table["reserve"]["share"]), table["context_bytes"])
-
-
-@functools.cache
-def _table() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    return table
 
 
 def memory(work: Work, pp_rank: int | None = None) -> Memory:

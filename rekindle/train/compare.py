@@ -7,7 +7,11 @@ compilation, precision and adapters, and once on rank 0 alone without any of the
 of the gradients have to agree within the precision's rounding. That of bf16, fp16 and TF32 would
 hide an error of a hundredth, so these are compared once more in fp32. The steps are long ones of
 gradient descent, which, unlike AdamW's, show gradients that are too large or too small. The small
-network always fits; what only large sizes show, this cannot see."""
+network always fits; what only large sizes show, this cannot see.
+
+And before any first step with packed documents: two of them in one sequence have to give the loss
+they give in sequences of their own, on the very model, layout, device and precision that is about
+to train; a wrong mask shows at once, and not as a model that is a little worse than it could be."""
 
 from __future__ import annotations
 
@@ -47,6 +51,7 @@ STEPS = 2
 HEAD, VOCABULARY, MICRO = 16, 509, 2
 TEXT = 32  # tokens of a sequence, at least
 TOLERANCE = {"fp64": 1e-6, "fp32": 1e-4, "tf32": 5e-3, "fp16": 2e-2, "bf16": 4e-2}
+PACKED_TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
 
 Beat = Callable[[int, Phase], None]
 
@@ -262,3 +267,42 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
     table = pa.table(columns)
     told = manifest.model_copy(update={"settings": settings, "rows": {TRAIN: count}})
     return Shards(Path(), told, {TRAIN: table, "validation": table.slice(0, 0)})
+
+
+# Packed documents
+
+
+def probe_packing(trainer: Trainer) -> float | None:
+    """The relative difference between packed and separate documents, the same on all ranks; None
+    where nothing is packed. Raises StepError if they see each other. All ranks have to call it."""
+    batches = trainer.batches
+    length = batches.order.pack_length
+    if length is None:
+        return None
+    candidates = np.flatnonzero((batches.lengths <= length // 2) & (batches.targets > 0))[:2]
+    if len(candidates) < 2:
+        return None
+    packed = _loss_of(trainer, candidates, np.array([0, 0]))
+    separate = _loss_of(trainer, candidates, np.array([0, 1]))
+    gap = abs(packed - separate) / max(abs(separate), 1e-12)
+    exact = trainer.spec.weights == "fp32"
+    allowed = PACKED_TOLERANCE[trainer.spec.precision if exact else "bf16"]
+    if not (math.isfinite(gap) and gap <= allowed):
+        raise StepError(
+            f"packed documents see each other: their loss is {packed:.6f}, and {separate:.6f} in "
+            "sequences of their own",
+            where="data.packing",
+            fix="set data.packing: false, and report this with the versions of torch and "
+            "transformers",
+        )
+    return gap
+
+
+def _loss_of(trainer: Trainer, rows: np.ndarray, slots: np.ndarray) -> float:
+    """Of the documents in `rows`, arranged in `slots`; two sequences in either case, so that every
+    pipeline has something to do."""
+    full = np.concatenate([rows, -np.ones(2 - len(set(slots.tolist())), np.int64)])
+    places = np.concatenate([slots, np.arange(len(set(slots.tolist())), 2)])
+    share = trainer.losses([trainer.batches.arranged(full, places)])
+    loss, _, targets = trainer.agreed(share).tolist()
+    return float(loss / targets)

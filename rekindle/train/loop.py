@@ -35,8 +35,7 @@ from rekindle.spec.model import DEFAULT_EPOCHS, TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train.batches import TRAIN, VALIDATION, Batches, Work
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
-from rekindle.train.history import History
-from rekindle.train.ledger import Ledger
+from rekindle.train.history import History, Ledger
 from rekindle.train.micro import Feed, Micro, Numbers
 from rekindle.train.optimizer import Optimizer, learning_rate
 from rekindle.train.parallel import DTYPES, Parts

@@ -39,16 +39,15 @@ from rekindle.train import (
 )
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.checkpoint import Checkpointer
+from rekindle.train.compare import compared, probe_packing
 from rekindle.train.dcp import pieces_of
 from rekindle.train.goal import goal_of, labels_of
-from rekindle.train.history import History, read_history
+from rekindle.train.history import History, Ledger, forget, read_history
 from rekindle.train.job import Job
-from rekindle.train.ledger import Ledger, forget
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import DTYPES, Parts, build, settle
-from rekindle.train.probe import probe_packing
 from rekindle.train.profile import FILE as PROFILE
 from rekindle.train.profile import Profiler, tips
 from rekindle.train.rank import connect, live, say
@@ -247,8 +246,6 @@ class Start:
     def compare(self, cell: Cell) -> None:
         """Raise StepError where the layout, of which tests know each two parts only, does not
         compute what one rank does."""
-        from rekindle.train.compare import compared
-
         gaps = compared(cell, self.job, self.task, self.shards, self.network, self.mesh)
         if dist.get_rank() == 0:
             within = " and ".join(

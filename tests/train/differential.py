@@ -41,6 +41,7 @@ from rekindle.train import (
     part,
     weights,
 )
+from rekindle.train.compare import probe_packing
 from rekindle.train.documents import Documents
 from rekindle.train.export import export
 from rekindle.train.job import Job
@@ -48,7 +49,6 @@ from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline  # noqa: F401
-from rekindle.train.probe import probe_packing
 
 ROWS, VOCABULARY, LONGEST, PACK = 37, 61, 17, 24
 STEPS = 5  # with SGD
