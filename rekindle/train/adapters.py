@@ -3,7 +3,6 @@ cut and sharded, merged on export (see export.py)."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, cast
 
 from torch import nn
@@ -14,16 +13,10 @@ from rekindle.train import modules
 from rekindle.train.modules import Origin
 
 
-@dataclasses.dataclass(frozen=True)
-class Adapters:
-    """What was injected; an update is `scaling` B A."""
-
-    scaling: float
-
-
-def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> Adapters:
+def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> float:
     """Put adapters on the spec's layers, freeze everything else but a new head, and note in
-    `origins` where the wrapped weights lie. Raises RequestError for a target that no block has."""
+    `origins` where the wrapped weights lie; returns the factor of their updates, which are that
+    times B A. Raises RequestError for a target that no block has."""
     from peft import LoraConfig, inject_adapter_in_model
 
     names = modules.required(network, "LoRA")
@@ -53,4 +46,4 @@ def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> Ad
         if ".base_layer." in name:
             plain = name.replace(".base_layer.", ".")
             origins[name] = origins.pop(plain, Origin(plain))
-    return Adapters(spec.alpha / spec.rank)
+    return spec.alpha / spec.rank

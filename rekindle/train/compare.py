@@ -38,13 +38,13 @@ from rekindle.spec.layout import Layout
 from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import adapters, modules, weights
+from rekindle.train import modules, weights
 from rekindle.train.batches import TRAIN
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
-from rekindle.train.parallel import DTYPES, build, settle
+from rekindle.train.parallel import build, prepared, settle
 from rekindle.train.part import Goal
 
 STEPS = 2
@@ -190,17 +190,11 @@ class _Small:
         with weights.deferred() as recorder:
             network = self._network()
         source = weights.Source(network, recorder, train.seed)
-        origins, lora = modules.unfused(network), None
-        if self.job.model.lora is not None:
-            spec = self.job.model.lora.model_copy(update={"dropout": 0.0})
-            with weights.deferred(recorder):
-                lora = adapters.inject(network, spec, origins)
-            source.include(network)
-        dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
-        if dtype is not None:
-            weights.convert(network, dtype)
+        origins, lora = modules.unfused(network), self.job.model.lora
+        quiet = lora.model_copy(update={"dropout": 0.0}) if lora is not None else None
+        scaling = prepared(network, source, origins, train, quiet)
         goal = Goal(train.label_smoothing)
-        parts = build(self.task, network, origins, train, goal, mesh, lora)
+        parts = build(self.task, network, origins, train, goal, mesh, scaling)
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
         order = SampleOrder(
             rows=self.shards.rows(TRAIN), global_batch_size=self.sequences, seed=0,

@@ -38,7 +38,7 @@ from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.history import History, Ledger
 from rekindle.train.micro import Feed, Micro, Numbers
 from rekindle.train.optimizer import Optimizer, learning_rate
-from rekindle.train.parallel import DTYPES, Parts
+from rekindle.train.parallel import Parts, autocast
 from rekindle.train.profile import Profiler
 from rekindle.train.throughput import Clock
 
@@ -282,7 +282,7 @@ class Trainer:
         right predictions and targets."""
         phase: Phase = "step" if step else "warm-up"
         self.beat(step, phase)
-        with self._precision():
+        with autocast(self.spec.precision, self.mesh.device):
             if self.pipeline is not None:
                 return self.pipeline.train([self._scaled(m) for m in self.feed(work.micro)])
             module, layout = self.parts.stages[0].module, self.mesh.layout
@@ -331,7 +331,7 @@ class Trainer:
             stage.module.eval()
         moved = (dataclasses.replace(m, count=torch.ones_like(m.count)) for m in self.feed(micro))
         sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
-        with self._precision():
+        with autocast(self.spec.precision, self.mesh.device):
             if self.pipeline is not None:
                 sums += self.pipeline.evaluate(list(moved))
             else:
@@ -352,27 +352,18 @@ class Trainer:
             dist.all_reduce(values)
         return values
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.spec.precision in ("bf16", "fp16"):
-            return torch.autocast(self.mesh.device.type, dtype=DTYPES[self.spec.precision])
-        return contextlib.nullcontext()
-
     def tensors(self) -> dict[str, Any]:
         """Weights and optimizer moments, named after the parameter in the whole network: what a
         checkpoint holds."""
         tied = self.parts.tied
-        frozen = self.parts.adapters is not None
+        frozen = self.parts.scaling is not None
         model = {
             tied.get(name, name): p.detach()
             for name, p in self.parts.parameters()
             if p.requires_grad or not frozen
         }
-        buffers = {
-            name: buffer
-            for stage in self.parts.stages
-            for name, buffer in _persistent_buffers(stage.part.network)
-        }
-        return {"model": {**model, **buffers}, "optimizer": self.optimizer.tensors()}
+        model |= dict(self.parts.buffers())
+        return {"model": model, "optimizer": self.optimizer.tensors()}
 
     def restore(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint, of whatever layout; returns its step."""
@@ -443,11 +434,6 @@ def _validation(
         pack_length=order.pack_length,
     )  # fmt: skip
     return Batches(task, shards, VALIDATION, once, mesh, seed, joined)
-
-
-def _persistent_buffers(network: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    saved = network.state_dict(keep_vars=True)
-    yield from ((name, b) for name, b in network.named_buffers() if name in saved)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,10 @@ class Mesh:
             return dist.get_rank() if axis == "dp" else 0
         return int(self.ranks.get_local_rank(axis))
 
+    def leads(self, *axes: str) -> bool:
+        """Whether this rank is the first on each of these axes."""
+        return not any(map(self.place, axes))
+
     def group(self, axis: str) -> dist.ProcessGroup | None:
         """The ranks that differ from this one on that axis only; None where there are no others."""
         if self.ranks is None or getattr(self.layout, axis) == 1:

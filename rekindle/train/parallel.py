@@ -6,6 +6,7 @@ offer is refused by name; nothing runs unsharded by accident."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -24,15 +25,15 @@ from torch.utils.checkpoint import (
 
 from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import attention, dropout, kernels, modules, tensor, weights
-from rekindle.train.adapters import Adapters
+from rekindle.train import adapters, attention, dropout, kernels, modules, tensor, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Origin, Skip, cut
 from rekindle.train.part import Goal, Part
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {**HALVES, "fp64": torch.float64}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +53,16 @@ class Parts:
 
     `partial`: parameters whose gradients tp ranks have to add up. `tied`: parameters that are
     another one, which stages far apart hold a copy each of. `origins`: where a parameter's starting
-    value lies. `adapters`: what LoRA added. `attention`: what keeps documents apart in training
-    steps; without dropout, as in validation, it may be the varlen kernel all the same."""
+    value lies. `scaling`: of LoRA's updates, None without. `attention`: what keeps documents apart
+    in training steps; without dropout, as in validation, it may be the varlen kernel all the
+    same."""
 
     stages: tuple[Stage, ...]
     mesh: Mesh
     partial: frozenset[str]
     tied: Mapping[str, str]
     origins: Mapping[str, Origin]
-    adapters: Adapters | None = None
+    scaling: float | None = None
     attention: attention.Kernel = "sdpa"
 
     @property
@@ -73,10 +75,40 @@ class Parts:
         for stage in self.stages:
             yield from stage.part.network.named_parameters()
 
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those that are saved, by their name in the whole network."""
+        for stage in self.stages:
+            saved = stage.part.network.state_dict(keep_vars=True)
+            yield from ((n, b) for n, b in stage.part.network.named_buffers() if n in saved)
+
+
+def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """What forward passes run in: half precision where that is the training's."""
+    half = HALVES.get(precision)
+    return torch.autocast(device.type, dtype=half) if half else contextlib.nullcontext()
+
+
+def prepared(
+    network: nn.Module, source: weights.Source | None, origins: dict[str, Origin],
+    train: TrainSpec, lora: LoraSpec | None = None,
+) -> float | None:  # fmt: skip
+    """Put adapters on a whole network, and give its weights the type that they are stored in.
+    Returns the factor of the adapters' updates, None without; `source` learns of them."""
+    scaling = None
+    if lora is not None:
+        with weights.deferred(source.recorder if source else None):
+            scaling = adapters.inject(network, lora, origins)
+        if source:
+            source.include(network)
+    dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
+    if dtype is not None:
+        weights.convert(network, dtype)
+    return scaling
+
 
 def build(
     task: Task, network: nn.Module, origins: Mapping[str, Origin], train: TrainSpec, goal: Goal,
-    mesh: Mesh, adapters: Adapters | None = None, kind: type[Part] = Part,
+    mesh: Mesh, scaling: float | None = None, kind: type[Part] = Part,
 ) -> Parts:  # fmt: skip
     """The parts of this rank, on its device, without values yet (see weights.fill); `network` is
     cut up and must not be used any more. `kind` is what is made of the network's output."""
@@ -116,7 +148,7 @@ def build(
     partial = tensor.shared_by_share(network, tokens) if layout.tp > 1 else frozenset()
     tied = modules.tied(network)
     origins = dict(origins) | {name: Origin(source) for name, source in tied.items()}
-    return Parts(tuple(stages), mesh, partial, tied, origins, adapters, used)
+    return Parts(tuple(stages), mesh, partial, tied, origins, scaling, used)
 
 
 def _on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -198,7 +230,7 @@ def _distribute(part: Part, train: TrainSpec, mesh: Mesh) -> nn.Module:
     layout = mesh.layout
     if layout.dp * layout.shard * layout.cp == 1 or layout.only_replicates:
         return part
-    cast = DTYPES.get(train.precision) if train.precision in ("bf16", "fp16") else None
+    cast = HALVES.get(train.precision)
     policy = MixedPrecisionPolicy(
         param_dtype=cast, reduce_dtype=torch.float32 if cast else None, cast_forward_inputs=False
     )

@@ -11,7 +11,6 @@ classes."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +31,7 @@ from rekindle.train.micro import Feed, Micro, Tensors
 from rekindle.train.modelfolder import ModelFolder
 from rekindle.train.objectives import objective_of
 from rekindle.train.objectives.base import Ints
-from rekindle.train.parallel import DTYPES, Parts, build
+from rekindle.train.parallel import Parts, autocast, build, prepared
 from rekindle.train.part import Goal, Part
 from rekindle.train.weights import Source
 
@@ -143,18 +142,13 @@ class Loaded:
         (micro,) = self.feed([batch.micro])
         for stage in self.parts.stages:
             stage.part.results.clear()
-        with self._precision():
+        with autocast(self.train.precision, self.mesh.device):
             if self.pipeline is not None:
                 self.pipeline.forward([micro])
             else:
                 self.parts.stages[0].part(micro=micro)
         found = [result for stage in self.parts.stages for result in stage.part.results]
         return found[0] if found else torch.zeros(0, 2)
-
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.train.precision in ("bf16", "fp16"):
-            return torch.autocast(self.mesh.device.type, dtype=DTYPES[self.train.precision])
-        return contextlib.nullcontext()
 
     def _batches(self, encoded: pa.Table, places: Ints) -> Iterator[tuple[Batch, int]]:
         """This rank's micro-batches, as many as every data rank has, and how many rows all data
@@ -247,9 +241,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
     shape = Shape.of(config.to_dict()) if config is not None else None
     mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), device)
     origins = modules.unfused(network)
-    dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
-    if dtype is not None:
-        weights.convert(network, dtype)
+    prepared(network, source, origins, train)
     parts = build(task, network, origins, train, Goal(), mesh, kind=Scorer)
     if source is not None:
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)

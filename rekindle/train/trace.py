@@ -17,21 +17,31 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, TrainSpec
+from rekindle.tasks import load_task
+from rekindle.train import adapters, modules, teacher, weights
 from rekindle.train.compat import give_collectives_shapes, require_newest
+from rekindle.train.documents import Documents
+from rekindle.train.fakes import as_on_gpu, engine_without_values
 from rekindle.train.live import GRADIENTS, MOMENTS, PARAMETERS, TEACHER, TEMPORARIES, Live
-
-if TYPE_CHECKING:
-    from rekindle.train.mesh import Mesh
-    from rekindle.train.micro import Micro
-    from rekindle.train.part import Goal
+from rekindle.train.loop import synchronised
+from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Micro
+from rekindle.train.optimizer import Optimizer
+from rekindle.train.parallel import DTYPES, autocast, build, settle
+from rekindle.train.part import Goal
+from rekindle.train.pipeline import Pipeline, without_first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +94,6 @@ class Traced:
 
 def traced(trace: Trace) -> Traced:
     """Run it in a process of its own: it exchanges parts of the engine while it runs."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from rekindle.train.fakes import as_on_gpu, engine_without_values
-
     layout = trace.layout
     if layout.pp > 1:
         require_newest("the trace of a pipeline", "train.layout.pp", "plan with a newer torch")
@@ -109,8 +114,6 @@ def traced(trace: Trace) -> Traced:
 
 class _Run:
     def __init__(self, trace: Trace) -> None:
-        from rekindle.tasks import load_task
-
         self.trace, self.live = trace, Live()
         self.task = load_task(trace.task)
         self.tokens = self.task.objective == "tokens"
@@ -120,10 +123,6 @@ class _Run:
         self.mesh: Mesh
 
     def result(self) -> Traced:
-        from rekindle.train.optimizer import Optimizer
-        from rekindle.train.parallel import settle
-        from rekindle.train.pipeline import Pipeline
-
         live, parts = self.live, self._parts()
         self.joined = parts.stages[0].part.joins_texts
         self._divide_backward(parts)
@@ -166,12 +165,6 @@ class _Run:
         return (compiled,) if self.trace.train.compile else ()
 
     def _parts(self) -> Any:
-        from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-        from rekindle.train import adapters, modules, weights
-        from rekindle.train.mesh import Mesh
-        from rekindle.train.parallel import DTYPES, build
-
         trace, train = self.trace, self.trace.train
         with unset_fake_temporarily():
             mesh = self.mesh = Mesh.of(trace.layout, torch.device("cpu"))
@@ -188,11 +181,6 @@ class _Run:
         return build(self.task, network, origins, train, self._goal(), mesh, lora)
 
     def _goal(self) -> Goal:
-        from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-        from rekindle.train import modules, teacher, weights
-        from rekindle.train.part import Goal
-
         trace, mesh = self.trace, self.mesh
         if trace.teacher is None:
             return Goal()
@@ -223,12 +211,10 @@ class _Run:
 
     def _step(self, parts: Any, optimizer: Any) -> None:
         """As Trainer's."""
-        from rekindle.train.loop import synchronised
-
         live, layout = self.live, parts.mesh.layout
         sharded = layout.shard * layout.cp > 1
         micro = [self._batch() for _ in range(self.trace.accumulation)]
-        with self._precision():
+        with autocast(self.trace.train.precision, self.mesh.device):
             if self.pipeline is not None:
                 self.pipeline.train(micro)
             else:
@@ -250,8 +236,6 @@ class _Run:
         """Make the end of a backward pass, from a stage's first block on, a phase of its own: it
         grows with the number of blocks by other tensors than the beginning, and the larger of two
         straight lines is not one."""
-        from rekindle.train import modules
-
         for stage in parts.stages:
             named = modules.blocks(stage.part.network)
             blocks = [block for _, block in named if not isinstance(block, modules.Skip)]
@@ -268,21 +252,8 @@ class _Run:
         if hidden.requires_grad:
             hidden.register_hook(begins)  # type: ignore[no-untyped-call]
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        from rekindle.train.parallel import DTYPES
-
-        precision = self.trace.train.precision
-        if precision in ("bf16", "fp16"):
-            return torch.autocast("cpu", dtype=DTYPES[precision])
-        return contextlib.nullcontext()
-
     def _batch(self) -> Micro:
         """Every token is a target, and every sequence one document: what takes most."""
-        import numpy as np
-
-        from rekindle.train.documents import Documents
-        from rekindle.train.micro import Micro
-
         trace, cp = self.trace, self.trace.layout.cp
         rows, length = trace.layout.micro_batch_size, trace.sequence // cp
         whole = torch.ones(rows, length, dtype=torch.int64)
@@ -314,9 +285,6 @@ class _Run:
 
     def shapes(self, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """What a stage of the pipeline receives and what it hands on."""
-        from rekindle.train import modules
-        from rekindle.train.pipeline import without_first
-
         layout = self.trace.layout
         micro = self._batch()
         first = micro.inputs["input_ids"]
@@ -327,7 +295,7 @@ class _Run:
         carried = torch.empty(rows, length // tp, config.hidden_size, dtype=self._embedded(part))
         blocks = [b for _, b in modules.blocks(part.network) if not isinstance(b, modules.Skip)]
         hook = blocks[-1].register_forward_hook(lambda *given: kept.append(_first(given[-1])))
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), autocast(self.trace.train.precision, self.mesh.device):
             part(first if part.first else carried, micro=without_first(micro))
         hook.remove()
         del part.results[:]
@@ -341,10 +309,6 @@ class _Run:
 
     def _embedded(self, part: Any) -> torch.dtype:
         """What the first stage's table gives: weights as they are while they are used."""
-        from torch.distributed.fsdp import FSDPModule
-
-        from rekindle.train.parallel import DTYPES
-
         train = self.trace.train
         cast = DTYPES.get(train.precision) if isinstance(part, FSDPModule) else None
         return cast or DTYPES.get(train.weights, torch.float32)

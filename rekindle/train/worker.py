@@ -27,16 +27,7 @@ from rekindle.spec.layout import Layout, Shape, resolve, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
 from rekindle.spec.model import CheckpointSpec, ModelSpec
 from rekindle.tasks import TASKS, Task, load_task
-from rekindle.train import (
-    adapters,
-    checkpoint,
-    compat,
-    export,
-    modelfolder,
-    modules,
-    numerics,
-    weights,
-)
+from rekindle.train import checkpoint, compat, export, modelfolder, modules, numerics, weights
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.compare import compared, probe_packing
@@ -47,13 +38,13 @@ from rekindle.train.job import Job
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
-from rekindle.train.parallel import DTYPES, Parts, build, settle
+from rekindle.train.parallel import Parts, build, prepared, settle
 from rekindle.train.profile import FILE as PROFILE
 from rekindle.train.profile import Profiler, tips
 from rekindle.train.rank import connect, live, say
 from rekindle.train.throughput import Clock, Cost, device_name
 from rekindle.train.vitals import Vitals
-from rekindle.train.weights import Recorder, Source
+from rekindle.train.weights import Source
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +82,9 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     checkpointer = Checkpointer(job.checkpoints, _keeps(job, shards), job.run_key, history.path)
     checkpointer.check_memory(trainer.tensors())
     clock = Clock(plan.steps, cost, device, trainer.world, job.train)
-    ledger = Ledger(job.working, rank) if job.train.ledger and _speaks(start.mesh) else None
+    # of pp, cp and tp peers, which see the same examples, one writes them down
+    speaks = job.train.ledger and start.mesh.leads("pp", "cp", "tp")
+    ledger = Ledger(job.working, rank) if speaks else None
     profiler = Profiler(
         job.train.profile if rank == 0 else 0, device, job.working / PROFILE,
         tips(job.train, start.mesh.layout, _cell(job, start.mesh.layout)),
@@ -160,11 +153,6 @@ def _begin(
     emit("notice", text=f"{where} on {trainer.world} ranks{named}, {job.train.precision}")
     if hint := uneven(job.train, layout):
         emit("notice", text=hint)
-
-
-def _speaks(mesh: Mesh) -> bool:
-    """Whether this rank writes down the examples that its tp, cp and pp peers see, too."""
-    return all(mesh.place(axis) == 0 for axis in ("pp", "cp", "tp"))
 
 
 def _held(trainer: Trainer) -> dict[str, int]:
@@ -261,21 +249,11 @@ class Start:
     def parts(self, fresh: bool) -> Parts:
         """What this rank trains, with its starting values if `fresh` (a checkpoint brings its own,
         but not those of weights that LoRA leaves as they are)."""
-        job, lora = self.job, None
-        if job.model.lora is not None:
-            recorder = self.source.recorder if self.source else Recorder()
-            with weights.deferred(recorder):
-                lora = adapters.inject(self.network, job.model.lora, self.origins)
-            if self.source:
-                self.source.include(self.network)
-        dtype = DTYPES.get("fp64" if job.train.precision == "fp64" else job.train.weights)
-        if dtype is not None:
-            weights.convert(self.network, dtype)
-        parts = build(
-            self.task, self.network, self.origins, job.train,
-            goal_of(job, self.task, self.shards, self.mesh), self.mesh, lora,
-        )  # fmt: skip
-        if self.source is not None and (fresh or lora is not None):
+        job = self.job
+        scaling = prepared(self.network, self.source, self.origins, job.train, job.model.lora)
+        goal = goal_of(job, self.task, self.shards, self.mesh)
+        parts = build(self.task, self.network, self.origins, job.train, goal, self.mesh, scaling)
+        if self.source is not None and (fresh or scaling is not None):
             weights.fill([s.part.network for s in parts.stages], self.source, parts.origins)
             if dist.get_rank() == 0 and self.source.checkpoint and self.source.fresh:
                 log.info("not in the checkpoint, starts fresh: %s", ", ".join(self.source.fresh))
