@@ -91,15 +91,26 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if held is not None:
                 held.kind = kind
 
-    def mark(self) -> int:
-        """For `keep`."""
-        return self._born
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """A phase, from which what is still there is kept for the backward pass."""
+        self.phase, since = "forward", self._born
+        try:
+            yield
+        finally:
+            self.phase = "backward"
+            for held in self._held.values():
+                if held.born > since:
+                    held.kind = held.kind or ACTIVATIONS
 
-    def keep(self, since: int) -> None:
-        """What was made since `mark` and is still there is kept for the backward pass."""
-        for held in self._held.values():
-            if held.born > since:
-                held.kind = held.kind or ACTIVATIONS
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Nothing is counted."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     def begin(self, asked: int = 0) -> None:
         """A step begins; at its growth number `asked` what there is is noted in `worst`."""
