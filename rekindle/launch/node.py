@@ -36,13 +36,9 @@ def prepared(
     shim_task = {
         **{key: task[key] for key in _EXECUTED},
         "outputs": task["outputs"] if leads else {"parameters": {}, "artifacts": {}},
-        "executor_input": executor_input,
-        "run": facts,
-        "work": str(scratch / "work"),
-        "cwd": str(cwd),
-        "result": str(scratch / "result.json"),
-        "parent": None,
-    }
+        "executor_input": executor_input, "run": facts, "work": str(scratch / "work"),
+        "cwd": str(cwd), "result": str(scratch / "result.json"), "parent": None,
+    }  # fmt: skip
     (scratch / "work").mkdir(parents=True, exist_ok=True)
     (scratch / "task.json").write_text(json.dumps(shim_task), encoding="utf-8")
     return ["", str(scratch / "task.json")]

@@ -13,11 +13,9 @@ import sys
 from typing import Any
 
 _THEIRS = (
-    "torch.distributed.checkpoint.",
-    "torch.distributed.pipelining.",
-    "rekindle.train.",
+    "torch.distributed.checkpoint.", "torch.distributed.pipelining.", "rekindle.train.",
     "rekindle.errors",
-)
+)  # fmt: skip
 _ALSO = {
     ("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"),
     ("torch._utils", "_rebuild_meta_tensor_no_storage"), ("collections", "OrderedDict"),

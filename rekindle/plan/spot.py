@@ -159,18 +159,13 @@ def outlook(
 
     limits = needs.max_run_hours, paid_hours
     return Outlook(
-        reclaims=reclaims,
-        mtbf_hours=1 / per_hour if per_hour else math.inf,
-        expected=mean,
-        expected_usd=mean.cost_usd(price),
-        wall_hours=runs.range("wall") if runs else None,
+        reclaims=reclaims, mtbf_hours=1 / per_hour if per_hour else math.inf, expected=mean,
+        expected_usd=mean.cost_usd(price), wall_hours=runs.range("wall") if runs else None,
         cost_usd=runs.range("running", price) if runs else None,
         in_time=None if needs.max_run_hours is None else within(needs.max_run_hours, None),
         in_budget=None if paid_hours is None else within(None, paid_hours),
-        in_both=None if None in limits else within(*limits),
-        fallback=mixed,
-        fallback_usd=mixed_usd,
-    )
+        in_both=None if None in limits else within(*limits), fallback=mixed, fallback_usd=mixed_usd,
+    )  # fmt: skip
 
 
 def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[Reason]:

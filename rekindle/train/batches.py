@@ -116,11 +116,9 @@ class Batches:
         return Work(
             micro=tuple(map(self._pinned, micro)),
             rows=tuple(int(row) for rows, _ in picks for row in rows if row >= 0),
-            examples=len(real),
-            targets=targets,
-            tokens=int(lengths.sum()),
+            examples=len(real), targets=targets, tokens=int(lengths.sum()),
             squares=int((lengths**2).sum()),
-        )
+        )  # fmt: skip
 
     def _pick(self, batch: Batch, j: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and slots (from 0) of micro-batch j; beyond the batch, `size` empty slots."""

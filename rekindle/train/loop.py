@@ -380,16 +380,12 @@ class Trainer:
         """Everything else that a checkpoint holds, as JSON."""
         scale = self.optimizer.scale
         return {
-            "step": step,
-            "world_size": self.world,
-            "layout": str(self.mesh.layout),
-            "precision": self.spec.precision,
-            "steps": self.plan.steps,
-            "validation_loss": row.get("validation_loss"),
-            "best": dataclasses.asdict(self.best),
+            "step": step, "world_size": self.world, "layout": str(self.mesh.layout),
+            "precision": self.spec.precision, "steps": self.plan.steps,
+            "validation_loss": row.get("validation_loss"), "best": dataclasses.asdict(self.best),
             "train_seconds": seconds,
             "loss_scale": [float(scale.value), int(scale.good)] if scale else None,
-        }
+        }  # fmt: skip
 
 
 class _Reports:

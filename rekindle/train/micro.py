@@ -54,14 +54,11 @@ class Micro:
     def with_tensors(self, moved: Iterator[torch.Tensor]) -> Micro:
         """The same with `tensors` replaced, in their order."""
         return Micro(
-            inputs={name: next(moved) for name in self.inputs},
-            labels=next(moved),
-            count=next(moved),
-            key=self.key,
-            weights=None if self.weights is None else next(moved),
+            inputs={name: next(moved) for name in self.inputs}, labels=next(moved),
+            count=next(moved), key=self.key, weights=None if self.weights is None else next(moved),
             targets=None if self.targets is None else next(moved),
             documents=None if self.documents is None else self.documents.with_tensors(moved),
-        )
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

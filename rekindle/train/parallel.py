@@ -130,14 +130,9 @@ def build(
             tensor.divide(piece, network, mesh, tokens)
         if hasattr(piece, "config") and modules.known(piece) is not None:
             peers = attention.Peers(
-                mesh.place("tp"),
-                mesh.place("cp"),
-                layout.tp,
-                layout.cp,
-                mesh.group("cp"),
-                kernel,
+                mesh.place("tp"), mesh.place("cp"), layout.tp, layout.cp, mesh.group("cp"), kernel,
                 kernels.takes_groups(mesh.device),
-            )
+            )  # fmt: skip
             attention.install(piece, peers)
             dropout.install(piece)
         _recompute_and_compile(piece, train, constants=tokens)

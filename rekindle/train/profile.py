@@ -136,9 +136,7 @@ def verdict(
     bound = max(shares, key=lambda name: shares[name])
     top = sorted(events, key=lambda event: -event[2])[:SHOWN]
     return Profile(
-        steps=steps,
-        seconds=seconds,
-        bound=bound,
+        steps=steps, seconds=seconds, bound=bound,
         shares={name: round(share, 4) for name, share in shares.items()},
         advice=tips.get(bound, ""),
         operators=tuple(
@@ -146,7 +144,7 @@ def verdict(
             for name, calls, took in top
             if took > 0
         ),
-    )
+    )  # fmt: skip
 
 
 def is_collective(name: str) -> bool:

@@ -74,16 +74,11 @@ def job_of(
             key = scores_key(digest, examples, train, has_gpu())
             turns.append(Turn(who, str(folder), digest, folder_of(artifact_root, "scores", key)))
     return ScoreJob(
-        turns=tuple(turns),
-        judged=tuple(map(str, folders.values())),
-        examples=str(examples),
-        status=str(attempt_in(working_of(turns[-1].kept))),
-        train=train,
-        champion_version=champion_version,
-        champion_digest=champion_digest,
-        incomparable=refusal,
+        turns=tuple(turns), judged=tuple(map(str, folders.values())), examples=str(examples),
+        status=str(attempt_in(working_of(turns[-1].kept))), train=train,
+        champion_version=champion_version, champion_digest=champion_digest, incomparable=refusal,
         code=code,
-    )
+    )  # fmt: skip
 
 
 def _say_that_it_waits() -> None:
@@ -110,11 +105,9 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
     try:
         with shared_secret(rendezvous, root_of(job.turns[-1].kept)) as place:
             torchrun(
-                ["-m", "rekindle.train.score_rank", str(path)],
-                job.train,
-                status=Path(job.status),
+                ["-m", "rekindle.train.score_rank", str(path)], job.train, status=Path(job.status),
                 rendezvous=place,
-            )
+            )  # fmt: skip
     except StepError as failure:
         if not _is_scored(job):
             raise
@@ -191,18 +184,13 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
             precision=job.train.precision, labels=model.labels, unigram_nats=nats,
         )  # fmt: skip
     record = Scores(
-        objective=_objective(job),
-        candidate=contenders["candidate"],
-        champion=contenders.get("champion"),
-        champion_version=job.champion_version,
-        champion_digest=job.champion_digest,
-        incomparable=job.incomparable,
-        same_targets=all(cut.equals(cuts[0]) for cut in cuts),
-        rows=len(rows),
-        excluded=len(keep_N) - len(rows),
-        examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
+        objective=_objective(job), candidate=contenders["candidate"],
+        champion=contenders.get("champion"), champion_version=job.champion_version,
+        champion_digest=job.champion_digest, incomparable=job.incomparable,
+        same_targets=all(cut.equals(cuts[0]) for cut in cuts), rows=len(rows),
+        excluded=len(keep_N) - len(rows), examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
         samples=(_samples(job) or ()) if cuts else (),
-    )
+    )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, output / TABLE, compression="zstd")
     record.write(output / RECORD)

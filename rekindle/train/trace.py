@@ -265,23 +265,17 @@ class _Run:
                 return Micro(inputs, labels, count, key=0, weights=weights)
             joined = whole.view(1, -1)
             return Micro(
-                inputs={"input_ids": joined, "position_ids": joined.clone()},
-                labels=labels,
-                targets=torch.arange(rows) * length,
-                documents=Documents.of_texts([length] * rows),
-                count=count,
-                key=0,
-                weights=weights,
-            )
+                inputs={"input_ids": joined, "position_ids": joined.clone()}, labels=labels,
+                targets=torch.arange(rows) * length, documents=Documents.of_texts([length] * rows),
+                count=count, key=0, weights=weights,
+            )  # fmt: skip
         numbers_BS = np.ones((rows, trace.sequence), np.int64)
         return Micro(
             inputs={"input_ids": whole, "position_ids": whole.clone()},
             labels=torch.zeros(rows * length, dtype=torch.int64),
             targets=torch.zeros(rows * length, dtype=torch.int64),
-            documents=Documents.of(numbers_BS, cp, self.mesh.place("cp")),
-            count=count,
-            key=0,
-        )
+            documents=Documents.of(numbers_BS, cp, self.mesh.place("cp")), count=count, key=0,
+        )  # fmt: skip
 
     def shapes(self, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """What a stage of the pipeline receives and what it hands on."""

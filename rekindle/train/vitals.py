@@ -27,14 +27,9 @@ from rekindle.launch.heartbeats import HeartbeatFile, Phase, stacks_path
 from rekindle.spec import heartbeat
 
 _PEER_WORDS = (
-    "connection closed by peer",
-    "connection reset",
-    "connection refused",
-    "timed out waiting",
-    "gloo",
-    "broken pipe",
-    "socket timeout",
-)
+    "connection closed by peer", "connection reset", "connection refused", "timed out waiting",
+    "gloo", "broken pipe", "socket timeout",
+)  # fmt: skip
 _LONGEST_TEXT = 2_000
 
 

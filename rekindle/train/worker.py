@@ -173,13 +173,10 @@ def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
     pack_length = objective_of(task).pack_length(settings)
     padded = has_lengths and not parts.stages[0].part.joins_texts
     return SampleOrder(
-        rows=shards.rows(TRAIN),
-        global_batch_size=job.train.global_batch_size,
-        seed=job.train.seed,
-        lengths=shards.lengths(TRAIN) if padded or pack_length else None,
-        pack_length=pack_length,
+        rows=shards.rows(TRAIN), global_batch_size=job.train.global_batch_size, seed=job.train.seed,
+        lengths=shards.lengths(TRAIN) if padded or pack_length else None, pack_length=pack_length,
         classes=labels_of(shards) if job.train.sampling == "balanced" else None,
-    )
+    )  # fmt: skip
 
 
 def _cell(job: Job, layout: Layout) -> Cell | None:
@@ -313,27 +310,16 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
         "loss": final.validation_loss, "accuracy": final.validation_accuracy,
     } if final else {}  # fmt: skip
     summary = TrainingSummary(
-        run_key=job.run_key,
-        task=job.task,
-        engine="native",
-        world_size=trainer.world,
-        steps=last,
-        epochs=trainer.plan.epoch(last),
-        global_batch_size=job.train.global_batch_size,
-        seed=job.train.seed,
-        precision=job.train.precision,
-        deterministic=job.train.deterministic,
-        parameters=modelfolder.count_parameters(output),
-        init_from=job.init_from,
-        weights_sha256=modelfolder.weights_sha256(output),
-        train_rows=trainer.batches.order.rows,
+        run_key=job.run_key, task=job.task, engine="native", world_size=trainer.world, steps=last,
+        epochs=trainer.plan.epoch(last), global_batch_size=job.train.global_batch_size,
+        seed=job.train.seed, precision=job.train.precision, deterministic=job.train.deterministic,
+        parameters=modelfolder.count_parameters(output), init_from=job.init_from,
+        weights_sha256=modelfolder.weights_sha256(output), train_rows=trainer.batches.order.rows,
         validation={name: value for name, value in validation.items() if value is not None},
-        layout=str(trainer.mesh.layout),
-        device=device_name(trainer.mesh.device),
+        layout=str(trainer.mesh.layout), device=device_name(trainer.mesh.device),
         attention=trainer.parts.attention if trainer.parts.stages[0].part.ours else "",
-        best_step=best,
-        planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
-    )
+        best_step=best, planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
+    )  # fmt: skip
     target = Path(job.history)
     target.mkdir(parents=True, exist_ok=True)
     summary.write(target / "training.json")

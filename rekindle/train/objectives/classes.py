@@ -54,12 +54,9 @@ class Classes(Objective):
         return Micro(
             inputs=inputs,
             labels=torch.from_numpy(table.column("label").to_numpy().astype(np.int64)),
-            weights=torch.from_numpy((rows >= 0).astype(np.float64)),
-            targets=targets,
-            documents=documents,
-            key=key,
-            count=count,
-        )
+            weights=torch.from_numpy((rows >= 0).astype(np.float64)), targets=targets,
+            documents=documents, key=key, count=count,
+        )  # fmt: skip
 
     def alike(self, batches: Batches, micro: list[Micro]) -> list[Micro]:
         """Texts of the same length in all micro-batches of a pipeline."""

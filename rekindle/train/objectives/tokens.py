@@ -105,14 +105,12 @@ class Tokens(Objective):
             full.append(len(tokens) >= longest)
             cut.append(hashlib.sha256(tokens.tobytes() + marks.tobytes()).digest()[:16])
         return {
-            "nats": pa.array(sums[:, 0]),
-            "right": pa.array(sums[:, 1].astype(np.int32)),
+            "nats": pa.array(sums[:, 0]), "right": pa.array(sums[:, 1].astype(np.int32)),
             "targets": pa.array(sums[:, 2].astype(np.int32)),
             "target_bytes": encoded.column("target_bytes"),
-            "target_ids": pa.array(ids, pa.list_(pa.int32())),
-            "cut": pa.array(cut, pa.binary(16)),
+            "target_ids": pa.array(ids, pa.list_(pa.int32())), "cut": pa.array(cut, pa.binary(16)),
             "full": pa.array(full, pa.bool_()),
-        }
+        }  # fmt: skip
 
     def invented(
         self, random: np.random.Generator, texts: list[list[int]], classes: int
