@@ -64,15 +64,20 @@ def gpus_have_bf16() -> bool:
     driver says, so that this process does not start CUDA; all of AMD's that ROCm supports."""
     if shutil.which("nvidia-smi") is None:
         return Path("/dev/kfd").exists()
-    words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    majors = [line.partition(".")[0] for line in driver_says("compute_cap")]
+    return bool(majors) and all(major.isdecimal() and int(major) >= 8 for major in majors)
+
+
+def driver_says(field: str) -> list[str]:
+    """A field of each GPU here, as NVIDIA's driver has it; nothing without a driver or a device."""
+    words = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=True
         )
-        majors = [int(line.partition(".")[0]) for line in done.stdout.splitlines() if line.strip()]
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return False
-    return bool(majors) and min(majors) >= 8
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def allocator(environment: Mapping[str, str]) -> dict[str, str]:

@@ -49,6 +49,12 @@ class Rendezvous:
         """Number of ranks over all nodes."""
         return self.nodes * self.ranks_per_node
 
+    @property
+    def ranks(self) -> range:
+        """Those of this node."""
+        first = self.node_rank * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
+
     @classmethod
     def current(cls) -> Self:
         """The one handed to this process; a single rank where there is none.
@@ -101,11 +107,8 @@ class Rendezvous:
         machine's name, is often loopback."""
         if self.nodes == 1:
             loopback = _interface("127.0.0.1")
-            return (
-                dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback)
-                if loopback
-                else {}
-            )
+            names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+            return dict.fromkeys(names, loopback) if loopback else {}
         if "GLOO_SOCKET_IFNAME" in os.environ:
             return {}
         name = _interface(self.local_address())

@@ -65,19 +65,15 @@ def first(causes: Iterable[Cause]) -> Cause | None:
 
 
 def causes_of(
-    heartbeats: Sequence[Heartbeat],
-    exits: Sequence[Mapping[str, Any]],
-    ours: Collection[int],
+    heartbeats: Sequence[Heartbeat], exits: Sequence[Mapping[str, Any]], ours: Collection[int],
     oom_kills: int,
-) -> list[Cause]:
+) -> list[Cause]:  # fmt: skip
     """Causes from the ranks' last words and from how torchrun saw them end (`exits`).
 
     `ours` are the ranks that we had to kill ourselves, `oom_kills` is how many processes the kernel
     killed for their memory meanwhile."""
     by_rank = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
-    spoken = [
-        _from_words(heartbeat, heartbeat.words) for heartbeat in heartbeats if heartbeat.words
-    ]
+    spoken = [_from_words(rank, rank.words) for rank in heartbeats if rank.words]
     told = {*ours, *(cause.rank for cause in spoken)}
     silent = [facts for facts in exits if facts["rank"] not in told]
     return spoken + [_from_exit(facts, by_rank.get(facts["rank"]), oom_kills) for facts in silent]
@@ -157,9 +153,7 @@ class Stack:
 def hung(heartbeats: Sequence[Heartbeat], stacks: Mapping[int, Stack], fix: str) -> list[Cause]:
     """A cause for each rank without a heartbeat; where all wait for others, that is said of
     the one furthest behind."""
-    causes = [
-        _hung(heartbeat, stacks.get(heartbeat.rank, Stack(())), fix) for heartbeat in heartbeats
-    ]
+    causes = [_hung(rank, stacks.get(rank.rank, Stack(())), fix) for rank in heartbeats]
     if any(cause.kind == "hung" for cause in causes):
         return causes
     behind = min(heartbeats, key=lambda heartbeat: (heartbeat.step, heartbeat.time), default=None)

@@ -108,9 +108,8 @@ def check_python() -> Check:
 
 def check_rekindle(image: Image) -> Check:
     """It is installed, in the version that the image says."""
-    try:
-        version = importlib.metadata.version("rekindle")
-    except importlib.metadata.PackageNotFoundError:
+    version = _version("rekindle")
+    if not version:
         return Check("rekindle", "not installed", f"pip install rekindle, or {_BUILD}")
     built = image.get("version", "")
     if built not in ("", version):
@@ -140,18 +139,18 @@ def check_temporary(folder: Path) -> Check:
 
 def check_stores() -> Check:
     """What reads and writes URIs."""
-    missing = [module for module in STORES.values() if not _has(module)]
+    missing = [module for module in STORES.values() if not _version(module)]
     if missing:
         return Check("stores", f"without {', '.join(missing)}", f"pip install {' '.join(missing)}")
     return Check("stores", " ".join(STORES))
 
 
-def _has(distribution: str) -> bool:
+def _version(distribution: str) -> str:
+    """Of what is installed; "" of what is not."""
     try:
-        importlib.metadata.version(distribution)
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return ""
 
 
 def check_plugins(image: Image, places: Mapping[str, Path]) -> Iterable[Check]:
@@ -185,10 +184,7 @@ def check_kfp() -> Check:
     reason = _failure(command, {"_KFP_RUNTIME": "true"})
     if reason:
         return Check("kfp", reason, "pip install --no-deps kfp")
-    try:
-        return Check("kfp", importlib.metadata.version("kfp"))
-    except importlib.metadata.PackageNotFoundError:
-        return Check("kfp", "of unknown version")
+    return Check("kfp", _version("kfp") or "of unknown version")
 
 
 def check_torch() -> Iterable[Check]:

@@ -87,10 +87,8 @@ def main(argv: list[str], fork: Fork | None = None) -> int:
         result["exit_code"] = result["exit_code"] or 1
         result["error"] = str(error)
     except OSError as error:
-        result["exit_code"], result["error"] = (
-            1,
-            f"{error.strerror}: {error.filename or task['work']}",
-        )
+        result["exit_code"] = 1
+        result["error"] = f"{error.strerror}: {error.filename or task['work']}"
     try:
         write_result(Path(task["result"]), result)
     except OSError as error:

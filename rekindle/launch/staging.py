@@ -50,10 +50,10 @@ def delivered(
     planned = executor_input.get("outputs", {}).get("artifacts", {})
     found = {}
     for name, artifact in made.items():
-        uri, here = artifact["uri"], Path(artifact["uri"])
+        uri = artifact["uri"]
         if "://" not in uri:
             uri = planned[name]["artifacts"][0]["uri"]
-            store(here, uri)
+            store(Path(artifact["uri"]), uri)
         kind = {
             "schemaTitle": artifact["schema_title"],
             "schemaVersion": artifact["schema_version"],

@@ -41,14 +41,9 @@ _PATIENCE_SECONDS = 60.0
 
 
 def torchrun(
-    script: Sequence[str],
-    train: TrainSpec,
-    *,
-    status: Path,
-    rendezvous: Rendezvous | None = None,
-    environment: Mapping[str, str] | None = None,
-    on_poll: Callable[[], None] = lambda: None,
-) -> None:
+    script: Sequence[str], train: TrainSpec, *, status: Path, rendezvous: Rendezvous | None = None,
+    environment: Mapping[str, str] | None = None, on_poll: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
     """Run `script` on the ranks of this node until it is done, on all nodes.
 
     `train` says how patient to be: `max_restarts`, `grace_seconds`, `hang_seconds`, `max_hours`;

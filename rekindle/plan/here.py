@@ -7,13 +7,13 @@ import datetime
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 
 from rekindle.catalog.gpus import Gpu, recognised
 from rekindle.catalog.machines import THIS_CPU, Link, machines
 from rekindle.errors import RequestError
+from rekindle.launch.process import driver_says
 from rekindle.plan.constants import CPU
 
 PATIENCE_SECONDS = 30
@@ -57,17 +57,7 @@ def here(ranks: int) -> tuple[Gpu, int, Link | None]:
 @functools.cache
 def gpu_names() -> tuple[str, ...]:
     """Of the GPUs here, as NVIDIA's driver has them; none where there is no driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    words = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(
-            words, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):  # a driver without a device
-        return ()
-    return tuple(line.strip() for line in said.stdout.splitlines() if line.strip())
+    return tuple(driver_says("name"))
 
 
 @functools.cache
