@@ -73,8 +73,7 @@ def main(words: list[str]) -> int:
 def read_image(prefix: Path) -> Image:
     """What was built into this image; empty where it is not one of rekindle's."""
     path = prefix / "image.json"
-    facts: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    return facts
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def checks(image: Image) -> Iterable[Check]:

@@ -133,8 +133,7 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
 def _offered(platform: str) -> Sequence[str]:
     """Machines with GPUs by the platform's own names; of all clouds where none is named."""
     if platform == "sagemaker":
-        names: list[str] = limits(platform)["gpu_machines"]
-        return names
+        return limits(platform)["gpu_machines"]  # type: ignore[no-any-return]
     cloud = CLOUDS.get(platform)
     return [
         name

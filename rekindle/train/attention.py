@@ -169,10 +169,8 @@ def apart(
     if call.peers.kernel == "varlen" and not call.dropout:
         return _varlen(query, key, value, documents, call)
     if documents.grouped:
-        grouped: torch.Tensor = _by_group(query, key, value, documents, call)
-        return grouped
-    alone: torch.Tensor = _by_document(query, key, value, documents, call)
-    return alone
+        return _by_group(query, key, value, documents, call)  # type: ignore[no-any-return]
+    return _by_document(query, key, value, documents, call)  # type: ignore[no-any-return]
 
 
 # not compiled, because each batch has other ranges
@@ -235,13 +233,11 @@ def _by_group(
 
 
 def _pad(x: torch.Tensor, places: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    padded: torch.Tensor = _Pad.apply(x, places, back)  # type: ignore[no-untyped-call]
-    return padded
+    return _Pad.apply(x, places, back)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _unpad(padded: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    x: torch.Tensor = _Unpad.apply(padded, back)  # type: ignore[no-untyped-call]
-    return x
+    return _Unpad.apply(padded, back)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Pad(torch.autograd.Function):
@@ -397,8 +393,7 @@ def _written_out(
     kept_BHTS = weights_BHTS * keep(
         weights_BHTS.detach(), call.dropout, peers.tp_rank, peers.tp_size
     )
-    out: torch.Tensor = kept_BHTS.flatten(0, 1) @ value_NSD
-    return out
+    return kept_BHTS.flatten(0, 1) @ value_NSD
 
 
 def _kept(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:

@@ -82,8 +82,7 @@ class Batches:
     def ids(self, work: Work) -> list[str]:
         """Names of the examples that this rank works on."""
         rows = self.shards.take(self.split, np.array(work.rows, np.int64))
-        names: list[str] = rows.column("id").to_pylist()
-        return names
+        return rows.column("id").to_pylist()  # type: ignore[no-any-return]
 
     def arranged(self, rows: np.ndarray, slots: np.ndarray) -> Micro:
         """A micro-batch of chosen `rows` (negative: none) in `slots`."""

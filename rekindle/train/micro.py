@@ -125,8 +125,7 @@ class Numbers:
         """The numbers; waits until they are there."""
         if self.event is not None:
             self.event.synchronize()
-        found: list[float] = self.host.tolist()
-        return found
+        return self.host.tolist()
 
     def seconds_since(self, earlier: Numbers) -> float:
         """Between the work that made the `earlier` ones and the work that made these, both read."""

@@ -119,8 +119,7 @@ def _trained_on(folder: Path) -> np.ndarray:
             f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}",
             fix="copy the model's folder with all its files, or train the model again",
         )
-    found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    return found
+    return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
 
 
 def describe(

@@ -127,8 +127,7 @@ def seen(model: ModelFolder, hashes: list[bytes]) -> np.ndarray:
     if not len(trained):
         return np.zeros(len(prefixes_N), bool)
     places_N = np.minimum(np.searchsorted(trained, prefixes_N), len(trained) - 1)
-    found: np.ndarray = trained[places_N] == prefixes_N
-    return found
+    return trained[places_N] == prefixes_N  # type: ignore[no-any-return]
 
 
 def _name(number: int) -> str:

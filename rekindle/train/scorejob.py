@@ -106,8 +106,7 @@ def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
     cuts = [table.column("cut").to_pylist() for table in tables]
     same_N = np.array([a == b for a, b in zip(*cuts, strict=True)], bool)
     full_N = np.any([np.asarray(table.column("full")) for table in tables], axis=0)
-    alike: np.ndarray = same_N | ~full_N
-    return alike
+    return same_N | ~full_N  # type: ignore[no-any-return]
 
 
 def openings_of(job: ScoreJob) -> tuple[str, list[Opening]]:

@@ -230,26 +230,22 @@ def _entering(peers: Peers, module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 def enter(whole: torch.Tensor, group: str) -> torch.Tensor:
     """The same tensor; its gradient is the sum of the peers' shares."""
-    out: torch.Tensor = _Enter.apply(whole, group)  # type: ignore[no-untyped-call]
-    return out
+    return _Enter.apply(whole, group)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def add_up(share: torch.Tensor, group: str) -> torch.Tensor:
     """The sum over peers, whole."""
-    out: torch.Tensor = _AddUp.apply(share, group)  # type: ignore[no-untyped-call]
-    return out
+    return _AddUp.apply(share, group)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def gather(divided_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
     """[B, T / size, H] to [B, T, H]; gradients are shares."""
-    out: torch.Tensor = _Gather.apply(divided_BTH, group, size)  # type: ignore[no-untyped-call]
-    return out
+    return _Gather.apply(divided_BTH, group, size)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def scatter(share_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
     """The sum over peers, divided: [B, T, H] to [B, T / size, H]."""
-    out: torch.Tensor = _Scatter.apply(share_BTH, group, size)  # type: ignore[no-untyped-call]
-    return out
+    return _Scatter.apply(share_BTH, group, size)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Enter(torch.autograd.Function):

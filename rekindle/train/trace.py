@@ -309,8 +309,7 @@ class _Run:
 
 
 def _first(found: Any) -> torch.Tensor:
-    out: torch.Tensor = found[0] if isinstance(found, tuple) else found
-    return out
+    return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
 
 
 def _network(config: Mapping[str, Any], classes: int, tokens: bool) -> nn.Module:
@@ -319,8 +318,7 @@ def _network(config: Mapping[str, Any], classes: int, tokens: bool) -> nn.Module
     given = {key: value for key, value in config.items() if key != "model_type"}
     made = AutoConfig.for_model(config["model_type"], **given, num_labels=classes)
     kind: Any = AutoModelForCausalLM if tokens else AutoModelForSequenceClassification
-    network: nn.Module = kind.from_config(made, dtype=torch.float32)
-    return network
+    return kind.from_config(made, dtype=torch.float32)  # type: ignore[no-any-return]
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:

@@ -162,8 +162,7 @@ class Source:
             shape = self.storages[name][1]
             found = self.checkpoint.find(name, self.prefix, tuple(shape))
             if found is not None:
-                part: torch.Tensor = self.checkpoint.slice(found)[index]
-                return part
+                return self.checkpoint.slice(found)[index]  # type: ignore[no-any-return]
             if name not in self.fresh:
                 self.fresh.append(name)
         return self._replayed(name)[index]
