@@ -15,6 +15,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import datetime as dt
+import functools
 import gzip
 import hashlib
 import json
@@ -22,7 +23,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,32 +35,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from rekindle.errors import CheckpointError
 from rekindle.launch.events import emit
 from rekindle.spec.model import CheckpointSpec
-from rekindle.train.dcp import (
-    THREADS,
-    File,
-    Piece,
-    Planner,
-    Writer,
-    fill,
-    pieces_of,
-    read_metadata,
-    yield_to_training,
-)
-from rekindle.train.manifest import (
-    HISTORY,
-    MANIFEST,
-    SCHEMA_VERSION,
-    Checkpoint,
-    Facts,
-    State,
-    broken,
-    metadata_of,
-    names_in,
-    offers,
-    retained,
-    signed,
-    step_of,
-)
+from rekindle.train import dcp, manifest
+from rekindle.train.dcp import File, Piece, pieces_of
+from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, Facts, State, broken, step_of
 from rekindle.train.snapshot import Snapshot, check_host_memory
 from rekindle.train.storage import Folder, storage_of, write_error
 
@@ -95,13 +73,12 @@ def load(
     nothing was filled then."""
     storage = storage_of(checkpoint.root)
     try:
-        metadata = read_metadata(
-            metadata_of(storage, checkpoint), [f.path for f in checkpoint.files]
-        )
+        content = manifest.metadata_of(storage, checkpoint)
+        metadata = dcp.read_metadata(content, [file.path for file in checkpoint.files])
         pieces = pieces_of(tensors)
         # from this machine's page cache each reads faster than gloo brings it from another process
         near = isinstance(storage, Folder) and all(p.local.is_cpu for p in pieces.values())
-        fill(pieces, metadata, storage, checkpoint.name, None if near else replicas)
+        dcp.fill(pieces, metadata, storage, checkpoint.name, None if near else replicas)
     except CheckpointError as error:
         problem = error.problems[0]
         raise CheckpointError(
@@ -131,7 +108,7 @@ class Checkpointer:
         self.attempt = name[0]
         self.snapshot = Snapshot()
         self.thread = concurrent.futures.ThreadPoolExecutor(
-            1, "checkpoint", initializer=yield_to_training
+            1, "checkpoint", initializer=dcp.yield_to_training
         )
         self.pending: concurrent.futures.Future[_Outcome] | None = None
         self.started = -1
@@ -197,10 +174,10 @@ class Checkpointer:
         """Write, commit, forget; runs in the thread. All ranks return the same."""
         folder = f"step-{step:09d}.{self.attempt}"
         # a store's throughput grows with parallel uploads; a disk's does not, and costs processors
-        threads = 1 if isinstance(self.storage, Folder) else THREADS
-        writer = Writer(self.storage, folder, threads)
+        threads = 1 if isinstance(self.storage, Folder) else dcp.THREADS
+        writer = dcp.Writer(self.storage, folder, threads)
         try:
-            dcp_save(copies, storage_writer=writer, planner=Planner(), process_group=self.group)
+            dcp_save(copies, storage_writer=writer, planner=dcp.Planner(), process_group=self.group)
         except CheckpointException as error:  # the same on all ranks
             if dist.get_rank() == 0 and isinstance(self.storage, Folder):
                 self._drop(folder)  # its room is needed; a store may not even answer
@@ -212,7 +189,7 @@ class Checkpointer:
         outcome = [_Outcome()]
         if files is not None:
             body = {
-                "schema_version": SCHEMA_VERSION, "run_key": self.run_key, "step": step,
+                "schema_version": manifest.SCHEMA_VERSION, "run_key": self.run_key, "step": step,
                 "state": state,
             }  # fmt: skip
             outcome = [self._commit(folder, body, [f for part in files for f in part], rows)]
@@ -232,7 +209,7 @@ class Checkpointer:
                 self.storage.write(f"{folder}/{HISTORY}", lambda stream: stream.write(content))
                 files.append(File(HISTORY, len(content), hashlib.sha256(content).hexdigest()))
             body["files"] = [dataclasses.asdict(file) for file in files]
-            self.storage.put_new(f"{folder}/{MANIFEST}", signed(body))
+            self.storage.put_new(f"{folder}/{MANIFEST}", manifest.signed(body))
         except CheckpointError as error:
             return _Outcome(error)
         except OSError as error:
@@ -258,7 +235,7 @@ class Checkpointer:
     def _forget(self, newest_one: str) -> None:
         """Remove what retention does not keep, and what attempts before this one left behind."""
         complete = []
-        for name in names_in(self.storage):
+        for name in manifest.names_in(self.storage):
             facts = self.known.get(name) or Facts.read(self.storage, name)
             if facts is not None:
                 self.known[name] = facts
@@ -268,7 +245,7 @@ class Checkpointer:
                 complete.append(facts)
             elif self.attempt in name or self.storage.abandoned(name):
                 self._drop(name)
-        kept = retained(complete, self.spec)
+        kept = manifest.retained(complete, self.spec)
         for facts in complete:
             if facts.name not in kept:
                 self._drop(facts.name)
@@ -312,12 +289,12 @@ def _choose(
     root: str | Path, run_key: str, gang: _Gang, step: int | None = None
 ) -> Checkpoint | None:
     storage = storage_of(root)
-    found = offers(storage, run_key) if gang.rank == 0 else iter(())
+    found = manifest.offers(storage, run_key) if gang.rank == 0 else iter(())
     if step is not None:
         found = (offer for offer in found if offer[0].step == step)
     skipped = 0
     while True:
-        offer = gang.told(_next(found))
+        offer = gang.told(_or_error(lambda: next(found, None)))
         if isinstance(offer, CheckpointError):
             raise offer
         if offer is None:
@@ -328,7 +305,8 @@ def _choose(
         problem: str | CheckpointError = offer[1]
         if not problem:
             share = sorted(checkpoint.files, key=lambda f: f.bytes)[gang.rank :: gang.world]
-            problem = next(filter(None, gang.gathered(_broken_or_error(checkpoint, share))), "")
+            mine = _or_error(functools.partial(broken, checkpoint, share))
+            problem = next(filter(None, gang.gathered(mine)), "")
         if isinstance(problem, CheckpointError):
             raise problem
         if not problem:
@@ -343,17 +321,10 @@ def _say(text: str) -> None:
     emit("notice", text=text)
 
 
-def _next(offered: Iterator[tuple[Checkpoint, str]]) -> Any:
-    """The next offer, None, or the error that came instead: values that can be broadcast."""
+def _or_error(call: Callable[[], Any]) -> Any:
+    """What a call gives, or the error that came instead: values that can be sent to other ranks."""
     try:
-        return next(offered, None)
-    except CheckpointError as error:
-        return error
-
-
-def _broken_or_error(checkpoint: Checkpoint, files: Sequence[File]) -> str | CheckpointError:
-    try:
-        return broken(checkpoint, files)
+        return call()
     except CheckpointError as error:
         return error
 

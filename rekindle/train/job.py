@@ -60,14 +60,10 @@ class Job:
 
     def parameters(self) -> dict[str, Any]:
         """The settings that tracking shows beside the curves."""
-        sections = {
-            "train": self.train.model_dump(mode="json"),
-            "model": self.model.model_dump(mode="json"),
-        }
-        flat = {
-            f"{name}.{key}": value for name, part in sections.items() for key, value in part.items()
-        }
-        return {"task": self.task, "run_key": self.run_key, "init_from": self.init_from, **flat}
+        found = {"task": self.task, "run_key": self.run_key, "init_from": self.init_from}
+        for name, section in (("train", self.train), ("model", self.model)):
+            found |= {f"{name}.{k}": value for k, value in section.model_dump(mode="json").items()}
+        return found
 
     def write(self, path: Path) -> None:
         """Store it for `read`."""

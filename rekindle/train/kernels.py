@@ -45,9 +45,8 @@ def kernel_for(
     width = next((int(config[n]) for n in ("hidden_size", "n_embd", "dim") if config.get(n)), heads)
     size = int(config.get("head_dim") or width // heads)
     windows = (None, 8) if config.get("sliding_window") else (None,)
-    shared = heads // groups
     try:
-        gap = difference(device, precision, shared * 2, 2, size, windows)
+        gap = difference(device, precision, heads // groups * 2, 2, size, windows)
     except (ImportError, RuntimeError, TypeError, ValueError, UnsupportedError) as error:
         reason = str(error).partition("\n")[0]
         log.warning("attention: one call a document, because of the varlen kernel: %s", reason)

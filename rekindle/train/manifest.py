@@ -97,10 +97,8 @@ def offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
             problem = "" if _digest(body) == manifest["sha256"] else f"{MANIFEST} was altered"
             found, step, state = str(body["run_key"]), int(body["step"]), dict(body["state"])
         except (ValueError, KeyError, TypeError) as error:
-            yield (
-                Checkpoint(storage.root, name, step_of(name), {}, ()),
-                (f"{MANIFEST} cannot be read: {error!r}"),
-            )
+            unread = Checkpoint(storage.root, name, step_of(name), {}, ())
+            yield unread, f"{MANIFEST} cannot be read: {error!r}"
             continue
         if not problem and found != run_key:
             raise CheckpointError(
@@ -175,11 +173,6 @@ class Facts:
         state = manifest["state"]
         return cls(name, state.get("validation_loss"), state.get("train_seconds"))
 
-    @property
-    def judged(self) -> bool:
-        """Whether its validation loss is a number."""
-        return self.validation_loss is not None and math.isfinite(self.validation_loss)
-
     @classmethod
     def read(cls, storage: Storage, name: str) -> Self | None:
         """None where nothing was committed."""
@@ -198,8 +191,9 @@ def retained(complete: Sequence[Facts], spec: CheckpointSpec) -> set[str]:
     ordered = sorted(complete, key=lambda facts: (step_of(facts.name), facts.name))
     kept = {facts.name for facts in ordered[-spec.keep :]}
     if spec.keep_best:
-        judged = [(f.validation_loss, f.name) for f in ordered if f.judged]
-        kept |= {min(judged, key=lambda pair: pair[0] or 0.0)[1]} if judged else set()
+        losses = [(f.validation_loss, f.name) for f in ordered if f.validation_loss is not None]
+        judged = [pair for pair in losses if math.isfinite(pair[0])]
+        kept |= {min(judged, key=lambda pair: pair[0])[1]} if judged else set()
     if spec.keep_every_hours:
         last: dict[int, str] = {}
         for facts in ordered:

@@ -73,7 +73,3 @@ class Mesh:
         """The mesh [dp, shard x cp] over which FSDP replicates and shards."""
         assert self.ranks is not None
         return self.ranks["dp", "weights"]
-
-    def same_weights(self) -> int:
-        """How many ranks would hold the same parameter if nothing were sharded."""
-        return self.layout.world // self.layout.pp

@@ -224,7 +224,8 @@ def _repeated(name: str, parameter: torch.Tensor, parts: Parts) -> int:
         mesh = parameter.device_mesh
         for axis, placement in enumerate(parameter.placements):
             shards *= mesh.size(axis) if divides(placement) else 1
-    return parts.mesh.same_weights() // shards
+    # of a pipeline rank all would hold the same parameter if nothing were sharded
+    return parts.mesh.layout.world // parts.mesh.layout.pp // shards
 
 
 def _local_gradient(parameter: torch.Tensor) -> torch.Tensor:

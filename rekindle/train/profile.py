@@ -69,19 +69,13 @@ class Profiler:
         seconds = time.perf_counter() - self.began
         self.recorder.stop()
         cuda = self.device.type == "cuda"
-        events = [
-            (event.key, event.count, _seconds(event, cuda))
-            for event in self.recorder.key_averages()
-        ]
+        clock = "self_device_time_total" if cuda else "self_cpu_time_total"  # microseconds
+        found = self.recorder.key_averages()
+        events = [(event.key, event.count, float(getattr(event, clock)) / 1e6) for event in found]
         exposed = 0.0 if cuda else _exposed_on_cpu(self.recorder.events())
         waited -= self.waited
         verdict(events, self.steps, seconds, waited, exposed, self.tips).write(self.target)
         self.recorder = None
-
-
-def _seconds(event: Any, cuda: bool) -> float:
-    micro = event.self_device_time_total if cuda else event.self_cpu_time_total
-    return float(micro) / 1e6
 
 
 def _exposed_on_cpu(events: Iterable[Any]) -> float:
@@ -180,14 +174,10 @@ def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
         host.insert(0, "a larger train.micro_batch_size")
     return {
         "compute": "Arithmetic is the limit, as it should be. "
-        f"Faster: {_one_of(compute or ['more ranks'])}.",
-        "communication": f"Ranks wait for each other. Try {_one_of(together)}.",
+        f"Faster: {'; or '.join(compute or ['more ranks'])}.",
+        "communication": f"Ranks wait for each other. Try {'; or '.join(together)}.",
         "data": "Ranks wait for batches. Put the shards on a local disk, or give each rank more "
         "cores.",
         "host": "Many small operators keep Python busy. "
-        f"Try {_one_of(host or ['a larger train.global_batch_size'])}.",
+        f"Try {'; or '.join(host or ['a larger train.global_batch_size'])}.",
     }
-
-
-def _one_of(choices: Sequence[str]) -> str:
-    return "; or ".join(choices)

@@ -230,68 +230,48 @@ def _entering(peers: Peers, module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 def enter(whole: torch.Tensor, group: str) -> torch.Tensor:
     """The same tensor; its gradient is the sum of the peers' shares."""
-    return _Enter.apply(whole, group)  # type: ignore[no-untyped-call,no-any-return]
+    return _turned(whole, "same", "sum", group)
 
 
 def add_up(share: torch.Tensor, group: str) -> torch.Tensor:
     """The sum over peers, whole."""
-    return _AddUp.apply(share, group)  # type: ignore[no-untyped-call,no-any-return]
+    return _turned(share, "sum", "same", group)
 
 
 def gather(divided_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
     """[B, T / size, H] to [B, T, H]; gradients are shares."""
-    return _Gather.apply(divided_BTH, group, size)  # type: ignore[no-untyped-call,no-any-return]
+    return _turned(divided_BTH, "joined", "summed part", group, size)
 
 
 def scatter(share_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
     """The sum over peers, divided: [B, T, H] to [B, T / size, H]."""
-    return _Scatter.apply(share_BTH, group, size)  # type: ignore[no-untyped-call,no-any-return]
+    return _turned(share_BTH, "summed part", "joined", group, size)
 
 
-class _Enter(torch.autograd.Function):
+def _turned(x: torch.Tensor, there: str, back: str, group: str, size: int = 1) -> torch.Tensor:
+    return _Turn.apply(x, there, back, group, size)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _Turn(torch.autograd.Function):
+    """One way of `_WAYS` forward, another one for gradients."""
+
     @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: str) -> torch.Tensor:
-        ctx.group = group
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _sum(grad, ctx.group), None
-
-
-class _AddUp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, share: torch.Tensor, group: str) -> torch.Tensor:
-        return _sum(share, group)
+    def forward(
+        ctx: Any, x: torch.Tensor, there: str, back: str, group: str, size: int
+    ) -> torch.Tensor:
+        ctx.back, ctx.group, ctx.size = back, group, size
+        return _WAYS[there](x, group, size)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return grad, None
+        return _WAYS[ctx.back](grad, ctx.group, ctx.size), None, None, None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, divided_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
-        ctx.group, ctx.size = group, size
-        return _joined(divided_BTH, group, size)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _summed_part(grad, ctx.group, ctx.size), None, None
+def _same(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    return x.view_as(x)
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, share_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
-        ctx.group, ctx.size = group, size
-        return _summed_part(share_BTH, group, size)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _joined(grad, ctx.group, ctx.size), None, None
-
-
-def _sum(x: torch.Tensor, group: str) -> torch.Tensor:
+def _sum(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
     out: torch.Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group))
     return out
 
@@ -306,3 +286,6 @@ def _summed_part(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
     by_peer = torch.unflatten(x_BTH, 1, (size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
     out: torch.Tensor = _ops.wait_tensor(_ops.reduce_scatter_tensor(by_peer, "sum", size, group))
     return out
+
+
+_WAYS = {"same": _same, "sum": _sum, "joined": _joined, "summed part": _summed_part}
