@@ -31,14 +31,9 @@ _HOST = "127.0.0.1"
 
 def offer() -> None:
     """Make torchrun know `BACKEND`."""
-    from torch.distributed.elastic.rendezvous import (
-        RendezvousHandler,
-        RendezvousInfo,
-        RendezvousStoreInfo,
-        rendezvous_handler_registry,
-    )
+    from torch.distributed.elastic import rendezvous
 
-    class Loopback(RendezvousHandler):
+    class Loopback(rendezvous.RendezvousHandler):
         """Gives torchrun a store that is reached over loopback, or not at all."""
 
         def __init__(self, given: RendezvousParameters) -> None:
@@ -54,7 +49,8 @@ def offer() -> None:
         def next_rendezvous(self) -> RendezvousInfo:
             rank, nodes = int(self._given.config.get("rank", 0)), self._given.max_nodes
             store, port = _store() if nodes == 1 else _store_of_nodes(self._given)
-            return RendezvousInfo(store, rank, nodes, RendezvousStoreInfo(_HOST, port))
+            where = rendezvous.RendezvousStoreInfo(_HOST, port)
+            return rendezvous.RendezvousInfo(store, rank, nodes, where)
 
         def is_closed(self) -> bool:
             return False
@@ -71,7 +67,7 @@ def offer() -> None:
         def shutdown(self) -> bool:
             return True
 
-    rendezvous_handler_registry.register(BACKEND, Loopback)
+    rendezvous.rendezvous_handler_registry.register(BACKEND, Loopback)
 
 
 def _store() -> tuple[Any, int]:

@@ -50,20 +50,25 @@ def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -
     """The engine runs, and `live` counts it; `shape` gives what a stage of a pipeline receives and
     what it hands on."""
     with contextlib.ExitStack() as stack:
-        for context in (
+        contexts = [
             # DTensor finds out shapes with tensors of the whole size, which no rank holds
             replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", _in(live.pausing)),
             replaced(part.Part, "forward", _in(live.forward)),
             replaced(FSDPParam, "to_accumulated_grad_if_needed", functools.partial(_whole, live)),
-        ):
-            stack.enter_context(context)
-        if fake:
-            for context in (
-                _real_meshes(),
+        ]
+        if fake:  # which rank is where is a tensor, too, and its values are needed; copies of a
+            # network are made of tensors on the meta device
+            real = _in(unset_fake_temporarily)
+            contexts += [
+                replaced(DeviceMesh, "__init__", real),
+                replaced(teacher, "init_device_mesh", real),
+                replaced(parallel, "cut", real),
+                replaced(optimizer, "_ends", real),
                 replaced(pipeline, "PipelineStage", lambda _: _told(live, shape)),
                 replaced(schedules, "_batch_p2p", _under_way),
-            ):
-                stack.enter_context(context)
+            ]
+        for context in contexts:
+            stack.enter_context(context)
         yield
 
 
@@ -92,19 +97,6 @@ def _whole(live: Live, function: Any) -> Any:
             live.call(GRADIENTS, [getattr(whole, "_local_tensor", whole)])
 
     return called
-
-
-@contextlib.contextmanager
-def _real_meshes() -> Iterator[None]:
-    """Which rank is where is a tensor, too, and its values are needed; copies of a network are made
-    of tensors on the meta device."""
-    with contextlib.ExitStack() as stack:
-        for owner, name in (
-            (DeviceMesh, "__init__"), (teacher, "init_device_mesh"), (parallel, "cut"),
-            (optimizer, "_ends"),
-        ):  # fmt: skip
-            stack.enter_context(replaced(owner, name, _in(unset_fake_temporarily)))
-        yield
 
 
 class _Sent:
@@ -160,21 +152,18 @@ def as_on_gpu() -> Iterator[None]:
     """Under autocast CUDA computes some operations in fp32 that the CPU leaves as they are
     (docs.pytorch.org/docs/stable/amp.html), and keeps a byte an element of a dropout's mask; one
     kernel takes all documents, and the loss makes more logits at a time."""
-    changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-        (F, "layer_norm", _in_fp32),
-        (torch, "pow", _in_fp32),
-        (F, "dropout", lambda _: _dropout),
-        (dropout, "install", lambda _: lambda network: None),
-        (dropout, "_drawn_on_cpu", lambda _: dropout._drawn),
-        (kernels, "kernel_for", lambda _: lambda *_: "varlen"),
-        (compat, "varlen_attn", lambda _: _varlen),
-        (attention, "_draws_alike", lambda _: _alone),
-        (attention, "sdpa", _without_dropout),
-        (linear_loss, "rows_at_once", lambda rows: lambda columns, _: rows(columns, "cuda")),
-    )
-    with contextlib.ExitStack() as stack:
-        for change in changes:
-            stack.enter_context(replaced(*change))
+    with (
+        replaced(F, "layer_norm", _in_fp32),
+        replaced(torch, "pow", _in_fp32),
+        replaced(F, "dropout", lambda _: _dropout),
+        replaced(dropout, "install", lambda _: lambda network: None),
+        replaced(dropout, "_drawn_on_cpu", lambda _: dropout._drawn),
+        replaced(kernels, "kernel_for", lambda _: lambda *_: "varlen"),
+        replaced(compat, "varlen_attn", lambda _: _varlen),
+        replaced(attention, "_draws_alike", lambda _: _alone),
+        replaced(attention, "sdpa", _without_dropout),
+        replaced(linear_loss, "rows_at_once", lambda rows: lambda n, _: rows(n, "cuda")),
+    ):
         yield
 
 

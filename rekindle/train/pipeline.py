@@ -15,12 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleInterleaved1F1B,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage, schedules
 
 from rekindle.plan.inflight import stages_of
 from rekindle.train.micro import Micro
@@ -45,10 +40,13 @@ class Pipeline:
         """Forward and backward of all micro-batches, on this rank's device; float64 [3], summed, on
         the ranks that hold the last stage, zeros on the others."""
         first = micro[0].inputs[_first(micro[0])]
-        schedule = self._schedule(tuple(first.shape), len(micro))
+        # one for each shape; a step of another number of micro-batches has one of its own
+        key = tuple(first.shape), len(micro)
+        if key not in self._schedules:
+            self._schedules[key] = self._made(len(micro))
         for stage in self.parts.stages:
             stage.part.results.clear()
-        schedule.step(
+        self._schedules[key].step(
             *((first,) if self.owns_first else ()), micro=micro,
             # one for each micro-batch, which `_loss` does not look at
             target=torch.empty(len(micro)) if self.owns_last else None,
@@ -113,27 +111,18 @@ class Pipeline:
             total += result[0].double()
         return total
 
-    def _schedule(self, shape: tuple[int, ...], count: int) -> Any:
-        """One for each shape; a step of another number of micro-batches has one of its own."""
-        key = shape, count
-        if key not in self._schedules:
-            self._schedules[key] = self._made(count)
-        return self._schedules[key]
-
     def _made(self, micro: int) -> Any:
         mesh = self.parts.mesh
         stages = [
             PipelineStage(s.module, s.index, s.count, mesh.device, group=mesh.group("pp"))
             for s in self.parts.stages
         ]
-        kind = mesh.layout.schedule
-        if kind == "1f1b":
-            schedule: Any = Schedule1F1B(stages[0], micro, loss_fn=_loss, scale_grads=False)
-        else:
-            chosen: Any = (
-                ScheduleInterleaved1F1B if kind == "interleaved" else ScheduleZBVZeroBubble
-            )
-            schedule = chosen(stages, micro, loss_fn=_loss, scale_grads=False)
+        kind, mine = {
+            "1f1b": (schedules.Schedule1F1B, stages[0]),
+            "interleaved": (schedules.ScheduleInterleaved1F1B, stages),
+            "zero_bubble": (schedules.ScheduleZBVZeroBubble, stages),
+        }[mesh.layout.schedule]
+        schedule: Any = kind(mine, micro, loss_fn=_loss, scale_grads=False)
         schedule._split_inputs = functools.partial(_as_they_are, self.owns_first)
         return schedule
 
