@@ -78,11 +78,8 @@ def _among(
 ) -> Iterator[tuple[Choice, Found]]:
     """What is worth a look: under a budget alone the fastest that may keep it, else the cheapest
     ones."""
-    known = [
-        fleet
-        for fleet in _comparable(offered, asked)
-        if _least_bytes(asked) <= fleet.cluster.gpu.memory_bytes * fleet.cluster.gpus
-    ]
+    least = _least_bytes(asked)
+    known = [f for f in _comparable(offered, asked) if least <= f.gpu.memory_bytes * f.cluster.gpus]
     able = [fleet for fleet in known if _may_do(spec, asked, fleet, steps, speeds)]
     if not able:  # the fastest of each kind, to show by how much they miss it
         largest = {_kind(fleet): fleet for fleet in known}
@@ -144,10 +141,9 @@ def _may_do(spec: Spec, asked: Asked, fleet: Fleet, steps: int | None, speeds: S
     profile = speeds.profile(fleet.cluster.gpu.name, asked.train.compile)
     seconds = _least_seconds(asked, fleet) / profile.constants.matrix_efficiency
     hours = seconds * min(1.0, profile.factor) * steps / 3600
-    late = (
-        limits.deadline_hours is not None and hours * (1 + profile.spread) > limits.deadline_hours
-    )
-    return not late and (limits.budget_usd is None or hours * usd <= limits.budget_usd)
+    if limits.deadline_hours is not None and hours * (1 + profile.spread) > limits.deadline_hours:
+        return False
+    return limits.budget_usd is None or hours * usd <= limits.budget_usd
 
 
 def _least_seconds(asked: Asked, fleet: Fleet) -> float:

@@ -52,17 +52,14 @@ def profile_of(gpu: str, compiled: bool = False) -> Profile:
     like = measured or table["borrows_from"].get(gpu) or table["borrows_from"]["others"]
     numbers = table["software"] | table["gpus"][like]
     if compiled:
-        numbers |= {
-            name: factor * numbers[name] for name, factor in table["compiled"]["times"].items()
-        }
+        times = table["compiled"]["times"]
+        numbers |= {name: factor * numbers[name] for name, factor in times.items()}
     numbers["kernels"] = {name: Kernel(**row) for name, row in table["kernels"][like].items()}
     spread = table["spread"]["measured" if measured else "borrowed"]
     basis = table["fitted_on"] if measured else f"measured on {like}, not on {gpu}"
     if gpu == CPU:
         spread, basis = table["spread"]["cpu"], "a guess from a few small trainings on a CPU"
     if compiled:
-        spread, basis = (
-            max(spread, table["spread"]["compiled"]),
-            f"{basis}; {table['compiled']['basis']}",
-        )
+        spread = max(spread, table["spread"]["compiled"])
+        basis = f"{basis}; {table['compiled']['basis']}"
     return Profile(Constants(**numbers), spread, basis)

@@ -62,11 +62,9 @@ class Fleet:
 
     def __str__(self) -> str:
         gpus = f"{self.gpus_per_node} x {self.gpu.name}"
-        return (
-            f"{self.nodes} x {self.name} ({gpus} each)"
-            if self.nodes > 1
-            else f"{self.name} ({gpus})"
-        )
+        if self.nodes == 1:
+            return f"{self.name} ({gpus})"
+        return f"{self.nodes} x {self.name} ({gpus} each)"
 
 
 def fleets(
@@ -75,7 +73,8 @@ def fleets(
     """Those that the config allows, small ones first; this machine with `ranks` processes for the
     platform `local`, and where neither a platform nor machines are named. RequestError where the
     config names no GPUs, or none that the catalog has."""
-    if platform == "local" or (not platform and _names_nothing(resources)):
+    named = resources.machine or resources.accelerator or resources.gpus_per_node
+    if platform == "local" or not (platform or named):
         return (_here(ranks),)
     names = list(_names(resources, platform))
     if not names:
@@ -92,10 +91,6 @@ def fleets(
         for nodes in _counts(resources, has)
     ]  # fmt: skip
     return tuple(sorted(found, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
-
-
-def _names_nothing(resources: ResourcesSpec) -> bool:
-    return not (resources.machine or resources.accelerator or resources.gpus_per_node)
 
 
 def _here(ranks: int) -> Fleet:
@@ -134,12 +129,8 @@ def _offered(platform: str) -> Sequence[str]:
     """Machines with GPUs by the platform's own names; of all clouds where none is named."""
     if platform == "sagemaker":
         return limits(platform)["gpu_machines"]  # type: ignore[no-any-return]
-    cloud = CLOUDS.get(platform)
-    return [
-        name
-        for name, has in machines().items()
-        if has.gpu is not None and has.cloud != "local" and cloud in (None, has.cloud)
-    ]
+    clouds = {CLOUDS[platform]} if platform in CLOUDS else {*CLOUDS.values()}
+    return [n for n, has in machines().items() if has.gpu is not None and has.cloud in clouds]
 
 
 def _suits(has: Machine, resources: ResourcesSpec) -> bool:

@@ -204,11 +204,9 @@ def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
 def _if_else(asked: Asked, option: Option) -> Iterator[str]:
     cluster, constants = option.cluster, option.profile.constants
     seconds = option.step.seconds / option.profile.factor
-    slow = dataclasses.replace(
-        cluster,
-        inside_bytes_per_second=_half(cluster.inside_bytes_per_second),
-        between_bytes_per_second=_half(cluster.between_bytes_per_second),
-    )
+    links = ("inside_bytes_per_second", "between_bytes_per_second")
+    known = {link: speed for link in links if (speed := getattr(cluster, link)) is not None}
+    slow = dataclasses.replace(cluster, **{link: speed / 2 for link, speed in known.items()})
     if cluster.gpus > 1:
         by = step_time(option.work, slow, constants).seconds / seconds - 1
         yield f"with links half as fast: {by:+.0%} time"
@@ -222,10 +220,6 @@ def _if_else(asked: Asked, option: Option) -> Iterator[str]:
     else:
         by = step_time(longer, cluster, constants).seconds / seconds / 2 - 1
         yield f"with sequences twice as long: {by:+.0%} time a token, {size / 2**30:.0f} GiB"
-
-
-def _half(number: float | None) -> float | None:
-    return None if number is None else number / 2
 
 
 def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:

@@ -54,9 +54,9 @@ class Option:
         return self.step.seconds / (1 + spread), self.step.seconds * (1 + spread)
 
     @property
-    def complexity(self) -> tuple[int, ...]:
-        """See `_complexity`."""
-        return _complexity(self.work, self.proven)
+    def order(self) -> tuple[float, tuple[int, ...]]:
+        """Faster ones first, then simpler ones."""
+        return self.step.seconds, _complexity(self.work, self.proven)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +105,7 @@ def search(asked: Asked, cluster: Cluster) -> Found:
             rejected[name] = _too_large(name, timed, cluster)
     tie = profile.spread * SHARED
     ranked = _ranked(list(best.values()), tie)
-    late = [
-        Rejected(str(option.work.layout), _slower(option, ranked[0], tie)) for option in ranked[1:]
-    ]
+    late = [Rejected(str(o.work.layout), _slower(o, ranked[0], tie)) for o in ranked[1:]]
     return Found(tuple(ranked), (*late, *rejected.values()), weighed)
 
 
@@ -140,16 +138,8 @@ def _complexity(work: Work, proven: bool) -> tuple[int, ...]:
     layout = work.layout
     data = (layout.shard > 1) + (layout.shard > 1 and layout.dp > 1)
     axes = 4 * (layout.tp > 1) + 8 * (layout.pp > 1) + 16 * (layout.cp > 1)
-    return (
-        int(not proven),
-        data + axes,
-        SCHEDULES.index(layout.schedule),
-        RECOMPUTED.index(work.checkpointing),
-    )
-
-
-def _order(option: Option) -> tuple[float, tuple[int, ...]]:
-    return option.step.seconds, option.complexity
+    schedule, again = SCHEDULES.index(layout.schedule), RECOMPUTED.index(work.checkpointing)
+    return int(not proven), data + axes, schedule, again
 
 
 def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
@@ -158,8 +148,8 @@ def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
         return []
     fastest = min(option.step.seconds for option in options)
     as_fast = [option for option in options if option.step.seconds <= fastest * (1 + tie)]
-    first = min(as_fast, key=lambda option: (option.complexity, option.step.seconds))
-    return [first, *sorted((o for o in options if o is not first), key=_order)]
+    first = min(as_fast, key=lambda option: option.order[::-1])
+    return [first, *sorted((o for o in options if o is not first), key=lambda o: o.order)]
 
 
 # Reasons
@@ -183,8 +173,5 @@ def _slower(option: Option, best: Option, tie: float) -> str:
     by = option.step.seconds / best.step.seconds - 1
     if by <= tie:
         return f"as fast within the error ({by:+.0%}), and less simple"
-    extra = {
-        name: seconds - best.step.terms.get(name, 0.0)
-        for name, seconds in option.step.terms.items()
-    }
-    return f"slower by {by:.0%}: {max(extra, key=lambda name: extra[name])}"
+    ours, its = best.step.terms, option.step.terms
+    return f"slower by {by:.0%}: {max(its, key=lambda name: its[name] - ours.get(name, 0.0))}"
