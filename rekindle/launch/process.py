@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 MARK = "REKINDLE_GANG"
@@ -46,6 +47,13 @@ def dying_with_parent() -> Iterator[None]:
     finally:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def leave(code: int) -> NoReturn:
+    """End at once: taking apart what was imported lasts half a second, and may wait for threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def name_process(name: str) -> None:

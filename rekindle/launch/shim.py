@@ -107,16 +107,13 @@ def render(argument: Any, task: dict[str, Any]) -> list[str]:
     if isinstance(argument, str):
         return [argument]
     if "ref" in argument:
-        return [_text(_look_up(argument["ref"], task))]
+        value = _look_up(argument["ref"], task)
+        return [value if isinstance(value, str) else json.dumps(value)]
     if "concat" in argument:
         return ["".join(text for item in argument["concat"] for text in render(item, task))]
     inputs = task["executor_input"]["inputs"]
     present = argument["if"] in inputs["parameterValues"] or argument["if"] in inputs["artifacts"]
     return [text for item in argument["then" if present else "else"] for text in render(item, task)]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _look_up(path: list[str], task: dict[str, Any]) -> Any:
@@ -240,7 +237,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child, self.signalled)
             if self.signalled == signal.SIGKILL:
-                self.kill_rest()
+                self.tell_rest(set(), signal.SIGKILL)
 
     def run(self, command: list[str], env: dict[str, str], cwd: str) -> int:
         """The exit code of `command` once it and all that it started are gone."""
@@ -308,7 +305,7 @@ class Supervisor:
         with contextlib.suppress(ChildProcessError):
             while True:
                 if self.signalled in (None, signal.SIGKILL):
-                    self.kill_rest()
+                    self.tell_rest(set(), signal.SIGKILL)
                 else:  # some may be outside the group and not know yet
                     told |= self.tell_rest(told)
                 _, status = os.waitpid(-1, 0)
@@ -316,9 +313,6 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.child, signal.SIGKILL)
         return codes
-
-    def kill_rest(self) -> None:
-        self.tell_rest(set(), signal.SIGKILL)
 
     def tell_rest(self, told: set[int], number: int | None = None) -> set[int]:
         """Send a signal, the one we got unless said otherwise, to children not in `told`."""

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,9 +41,6 @@ from rekindle.train.optimizer import Optimizer, learning_rate
 from rekindle.train.parallel import Parts, autocast
 from rekindle.train.profile import Profiler
 from rekindle.train.throughput import Clock
-
-if TYPE_CHECKING:
-    from rekindle.train.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +133,11 @@ class Trainer:
         self.beat = beat
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         layout = self.mesh.layout
-        self.pipeline = _pipeline(parts) if layout.pp > 1 else None
+        self.pipeline = None
+        if layout.pp > 1:
+            from rekindle.train.pipeline import Pipeline  # torch's part of it takes a second
+
+            self.pipeline = Pipeline(parts)
         self.optimizer = Optimizer(parts, spec)
         order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
         joined = parts.stages[0].part.joins_texts
@@ -410,12 +411,6 @@ class _Reports:
             self.clock.report(shown)
         if self.ledger is not None:
             self.ledger.append(done.step + 1, self.trainer.batches.ids(done.work))
-
-
-def _pipeline(parts: Parts) -> Pipeline:
-    from rekindle.train.pipeline import Pipeline  # torch's part of it takes a second to import
-
-    return Pipeline(parts)
 
 
 def _validation(

@@ -20,7 +20,7 @@ from torch import nn
 
 from rekindle.errors import UnsupportedError
 from rekindle.families import DIVISIBLE, Modules
-from rekindle.spec.layout import Layout
+from rekindle.spec.layout import Layout, Shape
 
 
 class Skip(nn.Module):
@@ -56,6 +56,12 @@ def model_type(network: nn.Module) -> str:
     """transformers' name of the architecture, or the class for a user's own network."""
     config = getattr(network, "config", None)
     return str(getattr(config, "model_type", "") or type(network).__name__)
+
+
+def shape_of(network: nn.Module) -> Shape | None:
+    """What of the network has to be divisible; None for a user's own."""
+    config = getattr(network, "config", None)
+    return Shape.of(config.to_dict()) if config is not None else None
 
 
 def known(network: nn.Module) -> Modules | None:

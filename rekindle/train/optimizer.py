@@ -185,7 +185,8 @@ class _Copies:
         ] if parts.mesh.layout.pp > 1 else []  # fmt: skip
         here = {stage.index for stage in parts.stages}
         self.both_here = {0, parts.mesh.layout.stages - 1} <= here
-        self.group = _ends(parts.mesh) if self.pairs and _apart(parts.mesh) else None
+        apart = parts.mesh.layout.stages - 1 not in stages_of(parts.mesh.layout, 0)
+        self.group = _ends(parts.mesh) if self.pairs and apart else None
 
     def add_up(self) -> None:
         """Give both the sum of the two gradients."""
@@ -195,11 +196,6 @@ class _Copies:
                 source.local.grad, copy.local.grad = total, total.clone()
             elif (one := source or copy) is not None and self.group is not None:
                 dist.all_reduce(one.local.grad, group=self.group)
-
-
-def _apart(mesh: Mesh) -> bool:
-    """Whether first and last stage lie on different ranks."""
-    return mesh.layout.stages - 1 not in stages_of(mesh.layout, 0)
 
 
 def _ends(mesh: Mesh) -> dist.ProcessGroup | None:

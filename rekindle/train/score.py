@@ -46,9 +46,10 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
     if rendezvous.node_rank:
         _run(job, rendezvous)
         return None
+    waiting = "another run scores the same model; waiting for it"
     with contextlib.ExitStack() as locks:
         for root in sorted({turn.kept for turn in job.turns}):
-            locks.enter_context(owned(working_of(root), _say_that_it_waits))
+            locks.enter_context(owned(working_of(root), lambda: emit("notice", text=waiting)))
         if rendezvous.nodes > 1 or not _is_complete(job):
             _run(job, rendezvous)
         else:
@@ -79,10 +80,6 @@ def job_of(
         champion_version=champion_version, champion_digest=champion_digest, incomparable=refusal,
         code=code,
     )  # fmt: skip
-
-
-def _say_that_it_waits() -> None:
-    emit("notice", text="another run scores the same model; waiting for it")
 
 
 def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:

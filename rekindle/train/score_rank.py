@@ -140,10 +140,6 @@ class Work:
             return
         name, openings = found
         opened, task = loaded.opened, loaded.opened.task
-
-        def on_token() -> None:
-            self.beat(self.count, "score")
-
         assert isinstance(task, TokenTask)
         prompts = [turns for turns, _ in openings]
 
@@ -153,7 +149,7 @@ class Work:
         if opened.own_task:
             texts = self._waited_for(lambda: write(opened.network()))
         else:
-            texts = write(Writer(loaded, on_token))
+            texts = write(Writer(loaded, lambda: self.beat(self.count, "score")))
         if self.leads:
             samples = [
                 Sample(prompt=_last(p)[-SAMPLE_CHARACTERS:], generated=text, expected=expected)

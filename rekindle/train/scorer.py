@@ -23,7 +23,7 @@ import torch.distributed as dist
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import DataError, RequestError, UnsupportedError
 from rekindle.launch.events import emit
-from rekindle.spec.layout import Shape, resolve
+from rekindle.spec.layout import resolve
 from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
 from rekindle.train import modules, weights
 from rekindle.train.mesh import Mesh
@@ -99,7 +99,10 @@ class Loaded:
         for batch, rows in self._batches(encoded, places):
             if on_turn(done):
                 return None
-            self._add(sums, batch)
+            result = self._forward(batch)
+            if self._speaks(batch):
+                values = self.objective.sums(result.cpu().double(), batch.micro)
+                sums.index_add_(0, batch.places, values)
             done += rows
         dist.all_reduce(sums)
         return sums
@@ -115,20 +118,11 @@ class Loaded:
         row = np.zeros(1, np.int64)
         batch = self._batch(table, np.arange(2), row, leads, asked=len(ids) - 1)
         token_11 = torch.zeros(1, 1, dtype=torch.float64)
+        result = self._forward(batch)
         if self._speaks(batch):
-            result = self._forward(batch)
             token_11[: len(result)] += result[:, 1:].cpu()
-        else:
-            self._forward(batch)
         dist.all_reduce(token_11)
         return int(token_11)
-
-    def _add(self, sums: torch.Tensor, batch: Batch) -> None:
-        """Add what this rank found out to the sums, unless a peer does so."""
-        result = self._forward(batch)
-        if not self._speaks(batch):
-            return
-        sums.index_add_(0, batch.places, self.objective.sums(result.cpu().double(), batch.micro))
 
     def _speaks(self, batch: Batch) -> bool:
         """Whether this rank's result counts: tp peers have the same, and so have cp peers unless
@@ -237,9 +231,8 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
         source = Source(network, recorder, 0, folder)
     else:
         network = opened.network()
-    config = getattr(network, "config", None)
-    shape = Shape.of(config.to_dict()) if config is not None else None
-    mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), device)
+    layout = resolve(train, dist.get_world_size(), modules.shape_of(network))
+    mesh = Mesh.of(layout, device)
     origins = modules.unfused(network)
     prepared(network, source, origins, train)
     parts = build(task, network, origins, train, Goal(), mesh, kind=Scorer)

@@ -43,6 +43,8 @@ from rekindle.train.parallel import DTYPES, autocast, build, settle
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline, without_first
 
+NOT_SEEN = "torch.compile is not seen: blocks are counted as they are written"
+
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
@@ -155,14 +157,11 @@ class _Run:
             terms[held.kind or TEMPORARIES] += held.was
         largest = sorted(live.worst, key=lambda held: -held.was)
         return Traced(
-            live.peak, live.phase_of_peak, static, live.peaks, dict(terms), self._notes(),
+            live.peak, live.phase_of_peak, static, live.peaks, dict(terms),
+            (NOT_SEEN,) if self.trace.train.compile else (),
             tuple((h.was, h.kind, h.phase, h.made_by) for h in largest)
             if self.trace.detail else (),
         )  # fmt: skip
-
-    def _notes(self) -> tuple[str, ...]:
-        compiled = "torch.compile is not seen: blocks are counted as they are written"
-        return (compiled,) if self.trace.train.compile else ()
 
     def _parts(self) -> Any:
         trace, train = self.trace, self.trace.train

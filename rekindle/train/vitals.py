@@ -64,15 +64,9 @@ class Vitals:
         traceback.print_exception(error, file=sys.stdout)
         sys.stdout.flush()
         problem = explain(error, self.held)
-        self._signs.say(
-            {
-                "time": time.time(),
-                "message": problem.what[:_LONGEST_TEXT],
-                "where": problem.where[:_LONGEST_TEXT],
-                "fix": problem.fix[:_LONGEST_TEXT],
-                "peer_lost": is_peer_lost(error),
-            }
-        )
+        texts = {"message": problem.what, "where": problem.where, "fix": problem.fix}
+        cut = {name: text[:_LONGEST_TEXT] for name, text in texts.items()}
+        self._signs.say({"time": time.time(), **cut, "peer_lost": is_peer_lost(error)})
 
 
 def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Problem:

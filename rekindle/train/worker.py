@@ -23,9 +23,9 @@ from rekindle.errors import CheckpointError, RequestError
 from rekindle.launch.events import emit
 from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec import rates
-from rekindle.spec.layout import Layout, Shape, resolve, uneven
+from rekindle.spec.layout import Layout, resolve, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
-from rekindle.spec.model import CheckpointSpec, ModelSpec
+from rekindle.spec.model import CheckpointSpec
 from rekindle.tasks import TASKS, Task, load_task
 from rekindle.train import checkpoint, compat, export, modelfolder, modules, numerics, weights
 from rekindle.train.batches import TRAIN, VALIDATION
@@ -144,11 +144,9 @@ def _begin(
             log.warning("%s", damage)
             emit("notice", text=damage)
     steps, layout = trainer.plan.steps, trainer.mesh.layout
-    where = (
-        f"resumed from the checkpoint of step {first} of {steps}"
-        if first
-        else f"{steps} steps from the start"
-    )
+    where = f"{steps} steps from the start"
+    if first:
+        where = f"resumed from the checkpoint of step {first} of {steps}"
     named = "" if layout.only_replicates else f", {layout}"
     emit("notice", text=f"{where} on {trainer.world} ranks{named}, {job.train.precision}")
     if hint := uneven(job.train, layout):
@@ -202,23 +200,23 @@ class Start:
         """Networks of our own tasks are built without values; what a user's task builds is taken as
         it is."""
         manifest = shards.manifest
-        before = (
-            modelfolder.check_start(Path(job.init), shards, code=job.code) if job.init else None
-        )
-        model, folder = _origin(job, task)
+        before = None
+        if job.init:
+            before = modelfolder.check_start(Path(job.init), shards, code=job.code)
+        model = job.model
+        if job.init:  # in Hugging Face layout where the task's are
+            model = model.model_copy(update={"source": job.init, "revision": None})
+        folder = task.weights(model) if job.task in TASKS else None
+        given = (model, manifest.labels, manifest.settings, shards.assets)
         torch.manual_seed(job.train.seed)
         source = None
         if job.task not in TASKS or (job.init and folder is None):
-            network = (
-                before.network().train()
-                if before is not None
-                else task.build(model, manifest.labels, manifest.settings, shards.assets)
-            )
+            network = before.network().train() if before is not None else task.build(*given)
         else:
             with weights.deferred() as recorder:
-                network = task.build(model, manifest.labels, manifest.settings, shards.assets)
+                network = task.build(*given)
             source = Source(network, recorder, job.train.seed, folder)
-        layout = resolve(job.train, dist.get_world_size(), _shape(network))
+        layout = resolve(job.train, dist.get_world_size(), modules.shape_of(network))
         cell = _cell(job, layout)
         composed = cell is not None and require(cell, job.train.untested) == "composed"
         compat.check_schedule(layout)
@@ -286,20 +284,6 @@ def _again(job: Job, task: Task, shards: Shards) -> nn.Module:
     return task.build(job.model, manifest.labels, manifest.settings, shards.assets)
 
 
-def _origin(job: Job, task: Task) -> tuple[ModelSpec, Path | None]:
-    """The model to build, and the folder with its weights; `init` is one in Hugging Face layout
-    where the task's are."""
-    if not job.init:
-        return job.model, task.weights(job.model) if job.task in TASKS else None
-    moved = job.model.model_copy(update={"source": job.init, "revision": None})
-    return moved, task.weights(moved) if job.task in TASKS else None
-
-
-def _shape(network: nn.Module) -> Shape | None:
-    config = getattr(network, "config", None)
-    return Shape.of(config.to_dict()) if config is not None else None
-
-
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
     """Rank 0 writes the summary of a training that is done after step `last`, then the word that
     says so. `best`: the step whose weights were exported, if it was asked for."""
@@ -323,10 +307,8 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
     target = Path(job.history)
     target.mkdir(parents=True, exist_ok=True)
     summary.write(target / "training.json")
-    write_atomically(
-        target / "history.jsonl",
-        history.path.read_text(errors="replace") if history.path.exists() else "",
-    )
+    curve = history.path.read_text(errors="replace") if history.path.exists() else ""
+    write_atomically(target / "history.jsonl", curve)
     if (job.working / PROFILE).exists():
         shutil.copyfile(job.working / PROFILE, target / PROFILE)
     say(Path(job.status), {"status": "done", "step": last})
