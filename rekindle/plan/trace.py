@@ -63,11 +63,9 @@ class _TraceError(Exception):
 
 
 def trace(
-    finalists: Sequence[Finalist],
-    limit_seconds: float = LIMIT_SECONDS,
-    python: str = sys.executable,
-    at_most: int = AT_MOST,
-) -> list[Answer]:
+    finalists: Sequence[Finalist], limit_seconds: float = LIMIT_SECONDS,
+    python: str = sys.executable, at_most: int = AT_MOST,
+) -> list[Answer]:  # fmt: skip
     """Answers in the order of `finalists`, all of them by one child process."""
     computed = [memory(one.work) for one in finalists]
     short = [dataclasses.replace(one, work=_few(one.work)) for one in finalists]

@@ -99,18 +99,11 @@ def _mask_of_padding(
 
 
 def attend(
-    module: nn.Module,
-    query_BHTD: torch.Tensor,
-    key_BGTD: torch.Tensor,
-    value_BGTD: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    documents: Documents | None = None,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
+    module: nn.Module, query_BHTD: torch.Tensor, key_BGTD: torch.Tensor, value_BGTD: torch.Tensor,
+    attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
+    is_causal: bool | None = None, documents: Documents | None = None,
+    sliding_window: int | None = None, **others: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
     """[B, T, H, D], as transformers' attention functions return it, and no weights.
 
     `sliding_window` tokens, itself included, are what a query sees of its past. Raises

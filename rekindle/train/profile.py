@@ -105,13 +105,9 @@ def exposed_seconds(collectives: Sequence[Span], operators: Sequence[Span]) -> f
 
 
 def verdict(
-    events: list[tuple[str, int, float]],
-    steps: int,
-    seconds: float,
-    waited: float,
-    exposed: float = 0.0,
-    tips: Mapping[str, str] = MappingProxyType({}),
-) -> Profile:
+    events: list[tuple[str, int, float]], steps: int, seconds: float, waited: float,
+    exposed: float = 0.0, tips: Mapping[str, str] = MappingProxyType({}),
+) -> Profile:  # fmt: skip
     """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own).
     `exposed`: seconds of waiting for collectives that belong to no operator.
 

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -253,6 +252,8 @@ class _Run:
 
     def _batch(self) -> Micro:
         """Every token is a target, and every sequence one document: what takes most."""
+        import numpy as np  # first missed would be torch
+
         trace, cp = self.trace, self.trace.layout.cp
         rows, length = trace.layout.micro_batch_size, trace.sequence // cp
         whole = torch.ones(rows, length, dtype=torch.int64)

@@ -128,32 +128,21 @@ FIXES: Mapping[str, str] = {
 _PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
     (file, frozenset(functions.split()), term)
     for file, functions, term in (
-        ("attention.py", "", "attention"),
-        ("tokens.py", "_lesson", "teacher"),
-        ("cross_entropy.py", "taught", "teacher"),
-        ("part.py", "states hidden", "activations"),
-        ("linear_loss.py", "judge_targets judged", "scoring"),
-        ("tokens.py", "score", "scoring"),
-        ("classes.py", "score", "scoring"),
-        ("tags.py", "score", "scoring"),
-        ("linear_loss.py", "", "logits"),
-        ("tokens.py", "", "logits"),
-        ("cross_entropy.py", "", "logits"),
-        ("classes.py", "", "logits"),
-        ("tags.py", "", "logits"),
-        ("teacher.py", "", "teacher"),
-        ("scorer.py", "", "scoring"),
+        ("attention.py", "", "attention"), ("tokens.py", "_lesson", "teacher"),
+        ("cross_entropy.py", "taught", "teacher"), ("part.py", "states hidden", "activations"),
+        ("linear_loss.py", "judge_targets judged", "scoring"), ("tokens.py", "score", "scoring"),
+        ("classes.py", "score", "scoring"), ("tags.py", "score", "scoring"),
+        ("linear_loss.py", "", "logits"), ("tokens.py", "", "logits"),
+        ("cross_entropy.py", "", "logits"), ("classes.py", "", "logits"), ("tags.py", "", "logits"),
+        ("teacher.py", "", "teacher"), ("scorer.py", "", "scoring"),
         ("snapshot.py", "", "copies for a checkpoint"),
         ("optimizer.py", "collect _local_gradient add_up _add_up", "gradients"),
-        ("optimizer.py", "", "optimizer"),
-        ("weights.py", "", "parameters"),
+        ("optimizer.py", "", "optimizer"), ("weights.py", "", "parameters"),
         ("parallel.py", "_on_device _distribute settle", "parameters"),
-        ("parallel.py", "_again", "activations"),
-        ("loop.py", "_backward _warm_up", "gradients"),
-        ("loop.py", "losses validate", "activations"),
-        ("pipeline.py", "", "activations"),
+        ("parallel.py", "_again", "activations"), ("loop.py", "_backward _warm_up", "gradients"),
+        ("loop.py", "losses validate", "activations"), ("pipeline.py", "", "activations"),
     )
-)
+)  # fmt: skip
 _TEACHING = ("_lesson", "taught")  # whatever a teacher computes there, is the teacher's
 _HERE = Path(__file__).parent
 
