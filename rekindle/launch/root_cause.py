@@ -6,7 +6,6 @@ waiting for others; if all wait, the one that is furthest behind."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -167,34 +166,6 @@ def _hung(heartbeat: Heartbeat, stack: Stack, fix: str) -> Cause:
         what += ", and it does not answer a signal either"
     kind: Kind = "waits" if stack.waits else "hung"
     return Cause(kind, heartbeat.rank, time.time() - heartbeat.age, what, stack.where, fix)
-
-
-# Memory
-
-
-def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory in this process's cgroup, or on
-    the machine where there is none to read."""
-    for path in (*_cgroup_files(), Path("/proc/vmstat")):
-        with contextlib.suppress(OSError):
-            found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
-            if found:
-                return int(found[1])
-    return 0
-
-
-def _cgroup_files() -> Iterable[Path]:
-    """cgroup v2's memory.events and v1's memory.oom_control; a container sees its own as root."""
-    root = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "memory":
-                yield root / "memory" / path.lstrip("/") / "memory.oom_control"
-                yield root / "memory" / "memory.oom_control"
-            elif not controllers:
-                yield root / path.lstrip("/") / "memory.events"
-                yield root / "memory.events"
 
 
 def read_exits(report: Path) -> list[dict[str, Any]]:

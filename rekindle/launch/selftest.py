@@ -172,9 +172,8 @@ def check_plugins(image: Image, places: Mapping[str, Path]) -> Iterable[Check]:
 def check_compiler() -> Check:
     """What torch.compile writes has to be compiled."""
     found = shutil.which("gcc") or shutil.which("cc")
-    if found is None:
-        return Check("compiler", "none", "keep gcc in the image: train.compile needs it")
-    return Check("compiler", found)
+    fix = "" if found else "keep gcc in the image: train.compile needs it"
+    return Check("compiler", found or "none", fix)
 
 
 def check_kfp() -> Check:
@@ -218,17 +217,15 @@ def check_worker() -> Check:
 def _torch_range() -> str:
     """What this rekindle says of torch, as `torch<2.14,>=2.10`."""
     required = importlib.metadata.requires("rekindle") or []
-    found = [words.partition(";")[0].strip() for words in required if words.startswith("torch")]
-    return found[0] if found else "torch"
+    found = (words.partition(";")[0].strip() for words in required if words.startswith("torch"))
+    return next(found, "torch")
 
 
 def check_ranks() -> Check:
     """Two ranks meet through rekindle's own launcher and add their numbers up."""
     reason = _failure([sys.executable, "-m", "rekindle.launch.allreduce"], {})
-    if reason:
-        fix = "see `python -m rekindle.launch.allreduce`; ranks need the loopback and /dev/shm"
-        return Check("ranks", reason, fix)
-    return Check("ranks", "two met and agreed on a sum")
+    fix = "see `python -m rekindle.launch.allreduce`; ranks need the loopback and /dev/shm"
+    return Check("ranks", reason or "two met and agreed on a sum", fix if reason else "")
 
 
 def _failure(command: list[str], environment: Mapping[str, str]) -> str:

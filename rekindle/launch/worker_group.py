@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from rekindle.launch import fork_server, heartbeats, meeting, root_cause
+from rekindle.launch import fork_server, heartbeats, meeting, memory, root_cause
 from rekindle.launch.fault import LAUNCHER
 from rekindle.launch.heartbeats import Heartbeat
 from rekindle.launch.process import MARK, allocator, can_bind, end_marked, has_gpu, is_running
@@ -150,7 +150,7 @@ class _Attempt:
         self.killed = False
         self.ours: set[int] = set()
         self.hung: list[Cause] = []
-        self.oom_kills = root_cause.oom_kills()
+        self.oom_kills = memory.oom_kills()
         reading, self.lifeline = os.pipe()
         bound = group.gpus and can_bind()
         started = argv(group.script, group.place, start, bound)
@@ -276,7 +276,7 @@ class _Attempt:
             return Report("preempted", expired=expired, asked=asked)
         if code == 0 and (foreign or self.group.place.node_rank):
             return Report("quiet", expired=expired, asked=asked)
-        oom = root_cause.oom_kills() - self.oom_kills
+        oom = memory.oom_kills() - self.oom_kills
         found = heartbeats.read(self.status)
         causes = root_cause.causes_of(found, root_cause.read_exits(self.exits), self.ours, oom)
         cause = root_cause.first([*causes, *self.hung]) or self._unknown(code, oom)

@@ -150,30 +150,29 @@ def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
     def allowed(**change: Any) -> bool:
         return cell is None or dataclasses.replace(cell, **change) in tested()
 
-    compiled = [] if train.compile or not allowed(compile=True) else ["train.compile: true"]
-    compute = [*compiled]
-    if train.precision in ("fp32", "fp64") and allowed(precision="bf16"):
-        compute.append("train.precision: bf16")
-    if train.activation_checkpointing != "none":
-        compute.append("train.activation_checkpointing: none, where memory allows")
-    if cell is not None and cell.kind != "image":
-        compute.append("a smaller data.max_length")
-    together = ["a larger train.global_batch_size, so that gradients are added up less often"]
-    if layout.tp > 1:
-        together.append("a smaller layout.tp, or one that stays inside a node")
-    if layout.shard > 1:
-        together.append("layout.dp in place of some of layout.shard")
-    if layout.pp > 1:
-        together.append("more micro-batches (a smaller train.micro_batch_size)")
-    host = [*compiled]
-    if layout.micro_batch_size * layout.data < train.global_batch_size:
-        host.insert(0, "a larger train.micro_batch_size")
+    def those(*choices: tuple[bool, str]) -> str:
+        return "; or ".join(text for holds, text in choices if holds)
+
+    compiled = not train.compile and allowed(compile=True), "train.compile: true"
+    exact = train.precision in ("fp32", "fp64") and allowed(precision="bf16")
+    again, small = train.activation_checkpointing, layout.micro_batch_size * layout.data
+    compute = those(
+        compiled, (exact, "train.precision: bf16"),
+        (again != "none", "train.activation_checkpointing: none, where memory allows"),
+        (cell is not None and cell.kind != "image", "a smaller data.max_length"),
+    )  # fmt: skip
+    together = those(
+        (True, "a larger train.global_batch_size, so that gradients are added up less often"),
+        (layout.tp > 1, "a smaller layout.tp, or one that stays inside a node"),
+        (layout.shard > 1, "layout.dp in place of some of layout.shard"),
+        (layout.pp > 1, "more micro-batches (a smaller train.micro_batch_size)"),
+    )
+    host = those((small < train.global_batch_size, "a larger train.micro_batch_size"), compiled)
     return {
-        "compute": "Arithmetic is the limit, as it should be. "
-        f"Faster: {'; or '.join(compute or ['more ranks'])}.",
-        "communication": f"Ranks wait for each other. Try {'; or '.join(together)}.",
+        "compute": f"Arithmetic is the limit, as it should be. Faster: {compute or 'more ranks'}.",
+        "communication": f"Ranks wait for each other. Try {together}.",
         "data": "Ranks wait for batches. Put the shards on a local disk, or give each rank more "
         "cores.",
         "host": "Many small operators keep Python busy. "
-        f"Try {'; or '.join(host or ['a larger train.global_batch_size'])}.",
+        f"Try {host or 'a larger train.global_batch_size'}.",
     }

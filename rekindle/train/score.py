@@ -134,13 +134,9 @@ def _samples(job: ScoreJob) -> tuple[Sample, ...] | None:
     return job.candidate.pieces.samples(name) if openings else ()
 
 
-def _incomparable(
-    candidate_folder: Path, champion_folder: Path, code: str
-) -> tuple[str, str] | None:
-    """Why the two cannot be compared: the name of a check, and a sentence."""
-    candidate, champion = (
-        open_model(folder, code) for folder in (candidate_folder, champion_folder)
-    )
+def _incomparable(ours: Path, theirs: Path, code: str) -> tuple[str, str] | None:
+    """Why candidate and champion cannot be compared: the name of a check, and a sentence."""
+    candidate, champion = (open_model(folder, code) for folder in (ours, theirs))
     if candidate.task.objective == "tokens" and champion.task.objective != "tokens":
         return "same_task", "the champion is not a language model"
     if candidate.task.modality != champion.task.modality:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 Columns = dict[str, pa.Array]
+Texts = list[list[int]]
 
 
 class Objective(abc.ABC):
@@ -90,9 +91,7 @@ class Objective(abc.ABC):
         return {"logits": pa.ListArray.from_arrays(pa.array(starts), logits)}
 
     @abc.abstractmethod
-    def invented(
-        self, random: np.random.Generator, texts: list[list[int]], classes: int
-    ) -> Columns:
+    def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
         """The columns of shards that say what is to be learnt, of texts of random tokens."""
 
     def rows_at_once(self, most: int) -> int | None:

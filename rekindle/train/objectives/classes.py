@@ -20,7 +20,7 @@ from rekindle.train import modules
 from rekindle.train.documents import Documents
 from rekindle.train.linear_loss import exact
 from rekindle.train.micro import Chosen, Micro, Tensors
-from rekindle.train.objectives.base import Columns, Objective, by_length, joined
+from rekindle.train.objectives.base import Columns, Objective, Texts, by_length, joined
 from rekindle.train.objectives.cross_entropy import logits_of, loss_of, taught
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ class Classes(Objective):
         inputs = task.collate(table, settings)
         return Micro(inputs, labels=rows, count=torch.ones(1), key=0), rows
 
-    def invented(
-        self, random: np.random.Generator, texts: list[list[int]], classes: int
-    ) -> Columns:
+    def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
         return {"label": pa.array(random.integers(0, classes, len(texts)), pa.int32())}
 
 

@@ -17,7 +17,7 @@ from rekindle.data.manifest import row_tokens
 from rekindle.train.documents import Documents
 from rekindle.train.linear_loss import Lesson, exact, judge_targets, judged, linear_cross_entropy
 from rekindle.train.micro import Chosen, Micro, Tensors
-from rekindle.train.objectives.base import Columns, Objective, of_targets, row, sendable
+from rekindle.train.objectives.base import Columns, Objective, Texts, of_targets, row, sendable
 
 if TYPE_CHECKING:
     from rekindle.spec.layout import Layout
@@ -112,9 +112,7 @@ class Tokens(Objective):
             "full": pa.array(full, pa.bool_()),
         }  # fmt: skip
 
-    def invented(
-        self, random: np.random.Generator, texts: list[list[int]], classes: int
-    ) -> Columns:
+    def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
         """Every token is a target."""
         marks = [np.ones(len(text), np.uint8).tolist() for text in texts]
         return {"supervised": pa.array(marks, pa.list_(pa.uint8()))}
