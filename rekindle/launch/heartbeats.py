@@ -1,5 +1,4 @@
-"""Heartbeats: one small file a rank, which it overwrites in place and its supervisor
-reads.
+"""Heartbeats: one small file a rank, which it overwrites in place and its supervisor reads.
 
 Decides the format. The room for a rank's last words is part of the file from the start, because a
 full disk must not keep it from saying so. Times are CLOCK_MONOTONIC, which all processes of a

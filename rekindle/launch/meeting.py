@@ -2,10 +2,9 @@
 
 torchrun's own ways listen on all interfaces, ask no client who it is, and some unpickle what lies
 under a key: code of any host that reaches the port. Here torch listens on loopback only. Our own
-ranks on one node meet in a file of the attempt's private folder; those of several nodes,
-and a script of the user's, which calls `init_process_group` without arguments, in a store on
-loopback of node rank 0, to which a tunnel leads from other nodes (tunnel.py). Nothing in
-either is unpickled.
+ranks on one node meet in a file of the attempt's private folder; those of several nodes, and a
+script of the user's, which calls `init_process_group` without arguments, in a store on loopback of
+node rank 0, to which a tunnel leads from other nodes (tunnel.py). Nothing in either is unpickled.
 Authority: torch.distributed.elastic.rendezvous (2.10 to 2.13)."""
 
 from __future__ import annotations

@@ -33,11 +33,10 @@ class Constants:
     vocabulary; `inside_efficiency` and `between_efficiency`, what large collectives reach of the
     links' peaks; `hop_seconds` a rank of a ring; `contention`, the share of communication beside
     computing that costs time all the same, where nothing is gathered ahead, and `overlapped`, where
-    it is; `launch_seconds` of the host for a block's kernels, of which
-    `gather_launches` come on top where weights are sharded, `stage_seconds` for a micro-batch on
-    a stage of a pipeline, `data_seconds` for a token of the next step, beside this one,
-    `step_seconds` for what surrounds a step. `asynchronous`: kernels run while others are launched.
-    """
+    it is; `launch_seconds` of the host for a block's kernels, of which `gather_launches` come on
+    top where weights are sharded, `stage_seconds` for a micro-batch on a stage of a pipeline,
+    `data_seconds` for a token of the next step, beside this one, `step_seconds` for what surrounds
+    a step. `asynchronous`: kernels run while others are launched."""
 
     matrix_efficiency: float
     attention_efficiency: float

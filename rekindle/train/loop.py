@@ -1,11 +1,10 @@
 """The training loop: the same batches, the same dropout and the same weights however often it is
 interrupted, and in whatever layout.
 
-Decides what one optimizer step is: the micro-batches of this rank forward and backward (through
-the pipeline's schedule, if there is one), one small all-reduce on which all ranks agree (loss,
-gradient norm, a request to stop, whether a save is written), then the update, or none if the
-gradient is not finite. So the state to save is the step, the weights, the moments, and the scale of
-fp16.
+Decides what one optimizer step is: the micro-batches of this rank forward and backward (through the
+pipeline's schedule, if there is one), one small all-reduce on which all ranks agree (loss, gradient
+norm, a request to stop, whether a save is written), then the update, or none if the gradient is not
+finite. So the state to save is the step, the weights, the moments, and the scale of fp16.
 
 A GPU never waits for the host: what a step agreed on is read once, while the next one is computed,
 and that is the only thing that is read."""

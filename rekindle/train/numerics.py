@@ -1,8 +1,7 @@
 """Which arithmetic a rank computes in: precision, TF32, deterministic algorithms.
 
-`auto` becomes bf16 where all GPUs have it, and fp32 elsewhere. A training that resumes
-keeps the precision of its checkpoint, whatever `auto` would be on the new machines: one run never
-mixes two.
+`auto` becomes bf16 where all GPUs have it, and fp32 elsewhere. A training that resumes keeps the
+precision of its checkpoint, whatever `auto` would be on the new machines: one run never mixes two.
 
 What `train.deterministic` needs here: `torch.use_deterministic_algorithms` and cuDNN's flags
 (docs.pytorch.org/docs/stable/notes/randomness.html). What CUDA and NCCL read when they start, the

@@ -14,6 +14,7 @@ from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
+from pydantic import TypeAdapter
 
 from rekindle.data.examples import open_examples
 from rekindle.records import write_atomically
@@ -67,17 +68,13 @@ class ScoreJob:
 
     def write(self, path: Path) -> None:
         """Store it for `read`."""
-        fields = dataclasses.asdict(dataclasses.replace(self, train=None))  # type: ignore[arg-type]
-        fields["train"] = self.train.model_dump(mode="json")
+        fields = TypeAdapter(ScoreJob).dump_python(self, mode="json")
         write_atomically(path, json.dumps(fields, indent=2))
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """The job that `write` stored."""
-        fields = json.loads(path.read_text())
-        fields["turns"] = tuple(Turn(**turn) for turn in fields["turns"])
-        fields["train"] = TrainSpec.model_validate(fields["train"])
-        return cls(**fields)
+        return TypeAdapter(cls).validate_python(json.loads(path.read_text()))
 
 
 def judged_rows(job: ScoreJob) -> np.ndarray:
