@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
@@ -66,16 +67,6 @@ class Trace:
     teacher: Mapping[str, Any] | None = None
     device: str = "cuda"
     detail: bool = False
-
-    @classmethod
-    def read(cls, text: str) -> Trace:
-        """From JSON."""
-        given = json.loads(text)
-        lora = given.pop("lora", None)
-        return cls(
-            **{**given, "layout": Layout(**given["layout"]), "train": TrainSpec(**given["train"])},
-            lora=LoraSpec(**lora) if lora else None,
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,7 +320,7 @@ def main() -> None:
     """The command."""
     logging.disable(logging.WARNING)
     for line in filter(str.strip, sys.stdin):
-        found = dataclasses.asdict(traced(Trace.read(line)))
+        found = dataclasses.asdict(traced(TypeAdapter(Trace).validate_json(line)))
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
 
