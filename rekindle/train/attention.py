@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -28,8 +27,6 @@ from rekindle.errors import UnsupportedError
 from rekindle.train import compat, modules
 from rekindle.train.documents import Documents
 from rekindle.train.dropout import kept
-
-log = logging.getLogger(__name__)
 
 NAME = "rekindle"
 PEERS = "rekindle_peers"

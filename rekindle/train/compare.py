@@ -20,7 +20,7 @@ import copy
 import dataclasses
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from torch import nn
 from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import StepError
-from rekindle.launch.heartbeats import Phase
 from rekindle.spec.layout import Layout
 from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -52,8 +51,6 @@ HEAD, VOCABULARY, MICRO = 16, 509, 2
 TEXT = 32  # tokens of a sequence, at least
 TOLERANCE = {"fp64": 1e-6, "fp32": 1e-4, "tf32": 5e-3, "fp16": 2e-2, "bf16": 4e-2}
 PACKED_TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
-
-Beat = Callable[[int, Phase], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,19 +74,18 @@ class Gap:
 
 
 def compared(
-    cell: Cell, job: Job, task: Task, shards: Shards, network: nn.Module, mesh: Mesh,
-    beat: Beat = lambda step, phase: None,
-) -> tuple[Gap, ...]:  # fmt: skip
+    cell: Cell, job: Job, task: Task, shards: Shards, network: nn.Module, mesh: Mesh
+) -> tuple[Gap, ...]:
     """The difference for the layout of `mesh`, in the precision of the training, and in fp32 if
     that is another one; raises StepError if one is more than rounding. The same on all ranks, which
     all have to call it. `network` is looked at only."""
     small = _Small(job, task, shards, network, mesh)
     rounded = _rounding(job.train, mesh.device)
-    gaps = [_gap(small, job.train, mesh, beat, rounded)]
+    gaps = [_gap(small, job.train, mesh, rounded)]
     if TOLERANCE[rounded] > TOLERANCE["fp32"]:
         exact = job.train.model_copy(update={"precision": "fp32", "weights": "fp32"})
         with _without_tf32():
-            gaps.append(_gap(small, exact, mesh, beat, "fp32"))
+            gaps.append(_gap(small, exact, mesh, "fp32"))
     if job.train.compile:
         torch._dynamo.reset()  # what was compiled for the small network is of no more use
     gc.collect()
@@ -100,12 +96,12 @@ def compared(
     return tuple(gaps)
 
 
-def _gap(small: _Small, train: TrainSpec, mesh: Mesh, beat: Beat, rounded: str) -> Gap:
-    mine = small.steps(train, mesh, beat)
+def _gap(small: _Small, train: TrainSpec, mesh: Mesh, rounded: str) -> Gap:
+    mine = small.steps(train, mesh)
     theirs = torch.zeros(2 * STEPS, dtype=torch.float64, device=mesh.device)
     if dist.get_rank() == 0:
         plain = {"compile": False, "activation_checkpointing": "none", "layout": "auto"}
-        theirs = small.steps(train.model_copy(update=plain), Mesh.of(Layout(), mesh.device), beat)
+        theirs = small.steps(train.model_copy(update=plain), Mesh.of(Layout(), mesh.device))
     dist.all_reduce(theirs)
     pairs = list(zip(mine.tolist(), theirs.tolist(), strict=True))
     return Gap(rounded, tuple(pairs[::2]), tuple(pairs[1::2]), TOLERANCE[rounded])
@@ -162,10 +158,10 @@ class _Small:
         count = STEPS * 2 * self.sequences + 1
         self.shards = _rows(task, shards, self.config, layout, count)
 
-    def steps(self, train: TrainSpec, mesh: Mesh, beat: Beat) -> torch.Tensor:
+    def steps(self, train: TrainSpec, mesh: Mesh) -> torch.Tensor:
         """Loss and norm of the gradient of each step, float64 [2 * STEPS]."""
         layout = dataclasses.replace(mesh.layout, micro_batch_size=MICRO)
-        trainer = self._trainer(train, dataclasses.replace(mesh, layout=layout), beat)
+        trainer = self._trainer(train, dataclasses.replace(mesh, layout=layout))
         optimizer, found = trainer.optimizer, []
         alone = layout.world == 1  # the other ranks, if there are any, have no part in it
         for _ in range(STEPS):
@@ -183,7 +179,7 @@ class _Small:
             optimizer.clear()
         return torch.tensor(found, dtype=torch.float64, device=mesh.device)
 
-    def _trainer(self, train: TrainSpec, mesh: Mesh, beat: Beat) -> Trainer:
+    def _trainer(self, train: TrainSpec, mesh: Mesh) -> Trainer:
         train = train.model_copy(
             update={"global_batch_size": self.sequences, "micro_batch_size": MICRO, "steps": STEPS}
         )
@@ -202,7 +198,7 @@ class _Small:
             pack_length=objective_of(self.task).pack_length(self.shards.manifest.settings),
         )  # fmt: skip
         plan = Plan.of(train, order)
-        return Trainer(self.task, self.shards, train, plan, settle(parts), train.seed, beat)
+        return Trainer(self.task, self.shards, train, plan, settle(parts), train.seed)
 
     def _network(self) -> nn.Module:
         if self.config is not None:

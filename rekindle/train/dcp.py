@@ -12,7 +12,6 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import io
-import logging
 import math
 import os
 import pickle
@@ -50,8 +49,6 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from rekindle.errors import CheckpointError, RekindleError
 from rekindle.spec.heartbeat import beat
 from rekindle.train.storage import Storage, write_error
-
-log = logging.getLogger(__name__)
 
 METADATA = ".metadata"
 THREADS = max(1, min(4, len(os.sched_getaffinity(0))))

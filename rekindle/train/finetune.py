@@ -8,7 +8,6 @@ from, or nothing); the same is in the JSON file that REKINDLE_JOB names."""
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,8 +25,6 @@ from rekindle.records import HistoryRow, TrainingSummary, write_atomically
 from rekindle.train import modelfolder
 from rekindle.train.history import read_history
 from rekindle.train.job import Job, root_of
-
-log = logging.getLogger(__name__)
 
 OnRows = Callable[[Sequence[HistoryRow]], None]
 

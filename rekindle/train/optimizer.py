@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import SCRATCH_LR, TrainSpec
+from rekindle.train.attention import HALVES
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import Parts
 from rekindle.train.weights import divides, local_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-_HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Optimizer:
         gradients = [h.local.grad for h in self.counted if h.local.grad is not None]
         if not gradients:
             return torch.zeros((), dtype=torch.float64, device=self.parts.mesh.device)
-        half = any(gradient.dtype in _HALVES for gradient in gradients)
+        half = any(gradient.dtype in HALVES for gradient in gradients)
         kind = torch.float32 if half else None  # sums of half precision would lose what is small
         norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=kind)).double()
         return (norms.square() * self.shares).sum()
