@@ -212,14 +212,11 @@ def _if_else(asked: Asked, option: Option) -> Iterator[str]:
         yield f"with links half as fast: {by:+.0%} time"
     longer = dataclasses.replace(option.work, sequence=2 * option.work.sequence)
     size, has = needed(memory(longer).peak_bytes).bytes, cluster.gpu.memory_bytes
+    by = step_time(longer, cluster, constants).seconds / seconds / 2 - 1
+    then = f"{by:+.0%} time a token, {size / 2**30:.0f} GiB"
     if size > has:
-        yield (
-            f"with sequences twice as long: {size / 2**30:.0f} of {has / 2**30:.0f} GiB, "
-            "does not fit as it is"
-        )
-    else:
-        by = step_time(longer, cluster, constants).seconds / seconds / 2 - 1
-        yield f"with sequences twice as long: {by:+.0%} time a token, {size / 2**30:.0f} GiB"
+        then = f"{size / 2**30:.0f} of {has / 2**30:.0f} GiB, does not fit as it is"
+    yield f"with sequences twice as long: {then}"
 
 
 def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:

@@ -92,8 +92,8 @@ def search(asked: Asked, cluster: Cluster) -> Found:
             rejected[name] = Rejected(name, candidate.reason)
             continue
         timed = [
-            _Timed(step_time(work, cluster, profile.constants), work, proven)
-            for work, proven in candidate.ways
+            _Timed(step_time(w, cluster, profile.constants), w, known)
+            for w, known in candidate.ways
         ]
         weighed += len(timed)
         fitting = _fastest_that_fits(timed, cluster.gpu.memory_bytes)

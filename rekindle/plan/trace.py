@@ -69,11 +69,8 @@ def trace(
     """Answers in the order of `finalists`, all of them by one child process."""
     computed = [memory(one.work) for one in finalists]
     short = [dataclasses.replace(one, work=_few(one.work)) for one in finalists]
-    asked = [
-        _job(one, found.pp_rank, depth)
-        for one, found in zip(short[:at_most], computed, strict=False)
-        for depth in depths(one.work)
-    ]
+    pairs = list(zip(short[:at_most], computed, strict=False))
+    asked = [_job(one, m.pp_rank, depth) for one, m in pairs for depth in depths(one.work)]
     try:
         said = _asked([_TINY, *asked], limit_seconds, python)
         _test(said.pop(0))

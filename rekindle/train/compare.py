@@ -66,10 +66,8 @@ class Gap:
     @property
     def largest(self) -> float:
         """The largest relative difference; infinite where something is not a number."""
-        gaps = [
-            abs(mine - theirs) / max(abs(theirs), 1e-12)
-            for mine, theirs in self.losses + self.norms
-        ]
+        pairs = self.losses + self.norms
+        gaps = (abs(mine - theirs) / max(abs(theirs), 1e-12) for mine, theirs in pairs)
         return max(gap if math.isfinite(gap) else math.inf for gap in gaps)
 
 
@@ -223,9 +221,8 @@ def _small_config(config: Any, layout: Layout) -> Any:
     for name in ("intermediate_size", "hidden_dim", "n_inner"):
         if getattr(small, name, None):
             setattr(small, name, 2 * small.hidden_size)
-    small.vocab_size, small.pad_token_id, small.eos_token_id, small.bos_token_id = (
-        VOCABULARY, 0, 0, None,
-    )  # fmt: skip
+    small.vocab_size, small.bos_token_id = VOCABULARY, None
+    small.pad_token_id = small.eos_token_id = 0
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(small, name, 0.0)

@@ -37,10 +37,8 @@ class History:
         missing = step - len({row.step for row in kept})
         if not missing:
             return ""
-        return (
-            f"the loss curve lacks {missing} of {step} steps: {self.path} was cut or damaged. The "
-            "weights do not depend on it"
-        )
+        lacks = f"the loss curve lacks {missing} of {step} steps: {self.path} was cut or damaged"
+        return f"{lacks}. The weights do not depend on it"
 
     def amend(self, step: int, found: Mapping[str, float]) -> None:
         """Add to the row of `step`, if it is the last, what a later validation found."""

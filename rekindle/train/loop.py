@@ -355,13 +355,9 @@ class Trainer:
     def tensors(self) -> dict[str, Any]:
         """Weights and optimizer moments, named after the parameter in the whole network: what a
         checkpoint holds."""
-        tied = self.parts.tied
-        frozen = self.parts.scaling is not None
-        model = {
-            tied.get(name, name): p.detach()
-            for name, p in self.parts.parameters()
-            if p.requires_grad or not frozen
-        }
+        tied, every = self.parts.tied, self.parts.scaling is None
+        held = ((name, p) for name, p in self.parts.parameters() if p.requires_grad or every)
+        model = {tied.get(name, name): p.detach() for name, p in held}
         model |= dict(self.parts.buffers())
         return {"model": model, "optimizer": self.optimizer.tensors()}
 

@@ -94,11 +94,8 @@ def _stored(folder: Path) -> list[tuple[str, int]]:
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        found += [
-            (entry["dtype"], math.prod(entry["shape"]))
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
+        header.pop("__metadata__", None)
+        found += [(entry["dtype"], math.prod(entry["shape"])) for entry in header.values()]
     return found
 
 

@@ -45,10 +45,9 @@ class Optimizer:
 
     def __init__(self, parts: Parts, spec: TrainSpec) -> None:
         self.parts, self.spec = parts, spec
+        trained = ((name, p) for name, p in parts.parameters() if p.requires_grad)
         self.held = [
-            _Held(name, p, local_of(p).detach(), _repeated(name, p, parts))
-            for name, p in parts.parameters()
-            if p.requires_grad
+            _Held(name, p, local_of(p).detach(), _repeated(name, p, parts)) for name, p in trained
         ]
         self.copies = _Copies(parts, {h.name: h for h in self.held})
         self.scale = _Scale(parts.mesh.device) if spec.precision == "fp16" else None

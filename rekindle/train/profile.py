@@ -117,11 +117,8 @@ def verdict(
     compute = sum(took for name, _, took in events if not is_collective(name))
     busy = max(together + compute + waited, 1e-12)
     scale = min(1.0, seconds / busy)  # threads and streams overlap
-    shares = {
-        "compute": compute * scale / seconds,
-        "communication": together * scale / seconds,
-        "data": waited * scale / seconds,
-    }
+    busy_with = {"compute": compute, "communication": together, "data": waited}
+    shares = {name: spent * scale / seconds for name, spent in busy_with.items()}
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     bound = max(shares, key=lambda name: shares[name])
     top = sorted(events, key=lambda event: -event[2])[:SHOWN]

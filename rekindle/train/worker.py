@@ -155,12 +155,9 @@ def _begin(
 
 def _held(trainer: Trainer) -> dict[str, int]:
     """Bytes of what this rank holds from the first step to the last, by the plan's terms."""
-    parameters = [weights.local_of(p) for _, p in trainer.parts.parameters()]
+    parameters = sum(weights.local_of(p).nbytes for _, p in trainer.parts.parameters())
     moments = pieces_of(trainer.tensors()["optimizer"]).values()
-    return {
-        "parameters": sum(p.nbytes for p in parameters),
-        "optimizer": sum(piece.local.nbytes for piece in moments),
-    }
+    return {"parameters": parameters, "optimizer": sum(piece.local.nbytes for piece in moments)}
 
 
 def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
@@ -235,11 +232,8 @@ class Start:
                 f"within {gap.largest:.1g} in {gap.precision} (up to {gap.allowed:g} is rounding)"
                 for gap in gaps
             )
-            emit(
-                "notice",
-                text=f"no test has trained {cell} as a whole; two steps of a small network agree "
-                f"with one rank's {within}",
-            )
+            agree = f"two steps of a small network agree with one rank's {within}"
+            emit("notice", text=f"no test has trained {cell} as a whole; {agree}")
 
     def parts(self, fresh: bool) -> Parts:
         """What this rank trains, with its starting values if `fresh` (a checkpoint brings its own,

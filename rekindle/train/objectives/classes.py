@@ -74,10 +74,8 @@ class Classes(Objective):
             value = pad if name == "input_ids" else 0
             return F.pad(tensor, (0, longest - tensor.shape[1]), value=value)
 
-        return [
-            dataclasses.replace(m, inputs={name: one(name, t) for name, t in m.inputs.items()})
-            for m in micro
-        ]
+        padded = ({name: one(name, t) for name, t in m.inputs.items()} for m in micro)
+        return [dataclasses.replace(m, inputs=i) for m, i in zip(micro, padded, strict=True)]
 
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         assert micro.weights is not None
