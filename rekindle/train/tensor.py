@@ -40,16 +40,15 @@ class Peers:
     sequence: bool
 
     def enter(self, stream: torch.Tensor) -> torch.Tensor:
-        """What every peer's columns are multiplied with: the whole stream."""
-        if self.sequence:
-            return gather(stream, self.group, self.size)
-        return enter(stream, self.group)
+        """What every peer's columns are multiplied with: the whole stream, [B, T, H]; its gradient
+        comes back as shares."""
+        there, back = ("joined", "summed part") if self.sequence else ("same", "sum")
+        return _turned(stream, there, back, self)
 
     def leave(self, share: torch.Tensor) -> torch.Tensor:
-        """Back to the stream."""
-        if self.sequence:
-            return scatter(share, self.group, self.size)
-        return add_up(share, self.group)
+        """Back to the stream: the sum over peers, whole, or divided to [B, T / size, H]."""
+        there, back = ("summed part", "joined") if self.sequence else ("sum", "same")
+        return _turned(share, there, back, self)
 
 
 class ColumnLinear(nn.Linear):
@@ -66,9 +65,9 @@ class GatheredLinear(ColumnLinear):
     peers: Peers
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        mine = super().forward(enter(input, self.peers.group))
+        mine = super().forward(self.peers.enter(input))
         low, high = intervals(self.weight)[0]
-        return add_up(F.pad(mine, (low, len(self.weight) - high)), self.peers.group)
+        return self.peers.leave(F.pad(mine, (low, len(self.weight) - high)))
 
 
 class RowLinear(nn.Linear):
@@ -228,28 +227,8 @@ def _entering(peers: Peers, module: nn.Module, args: Any, kwargs: Any) -> Any:
 # gradients back. `group` is a process group's name, because that is what a compiled graph can hold.
 
 
-def enter(whole: torch.Tensor, group: str) -> torch.Tensor:
-    """The same tensor; its gradient is the sum of the peers' shares."""
-    return _turned(whole, "same", "sum", group)
-
-
-def add_up(share: torch.Tensor, group: str) -> torch.Tensor:
-    """The sum over peers, whole."""
-    return _turned(share, "sum", "same", group)
-
-
-def gather(divided_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
-    """[B, T / size, H] to [B, T, H]; gradients are shares."""
-    return _turned(divided_BTH, "joined", "summed part", group, size)
-
-
-def scatter(share_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
-    """The sum over peers, divided: [B, T, H] to [B, T / size, H]."""
-    return _turned(share_BTH, "summed part", "joined", group, size)
-
-
-def _turned(x: torch.Tensor, there: str, back: str, group: str, size: int = 1) -> torch.Tensor:
-    return _Turn.apply(x, there, back, group, size)  # type: ignore[no-untyped-call,no-any-return]
+def _turned(x: torch.Tensor, there: str, back: str, peers: Peers) -> torch.Tensor:
+    return _Turn.apply(x, there, back, peers.group, peers.size)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Turn(torch.autograd.Function):
@@ -272,20 +251,17 @@ def _same(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
 
 
 def _sum(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
-    out: torch.Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group))
-    return out
+    return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group))  # type: ignore[no-any-return]
 
 
 def _joined(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
     by_peer = _ops.wait_tensor(_ops.all_gather_into_tensor(x_BTH.contiguous(), size, group))
-    out: torch.Tensor = torch.unflatten(by_peer, 0, (size, -1)).transpose(0, 1).flatten(1, 2)
-    return out
+    return torch.unflatten(by_peer, 0, (size, -1)).transpose(0, 1).flatten(1, 2)
 
 
 def _summed_part(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
     by_peer = torch.unflatten(x_BTH, 1, (size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
-    out: torch.Tensor = _ops.wait_tensor(_ops.reduce_scatter_tensor(by_peer, "sum", size, group))
-    return out
+    return _ops.wait_tensor(_ops.reduce_scatter_tensor(by_peer, "sum", size, group))  # type: ignore[no-any-return]
 
 
 _WAYS = {"same": _same, "sum": _sum, "joined": _joined, "summed part": _summed_part}
