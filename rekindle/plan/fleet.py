@@ -183,9 +183,6 @@ def _cheapest_region(name: str, book: PriceBook) -> str:
     return min(book.regions(name), key=usd, default="")
 
 
-# This machine
-
-
 def here(ranks: int) -> tuple[Gpu, int, Link | None]:
     """What each of `ranks` processes trains on, how many of these there are, and the links between
     them. RequestError where there are fewer GPUs than ranks, or some that the catalog does not

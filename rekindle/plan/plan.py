@@ -163,9 +163,6 @@ def traced(plan: Plan, spec: Spec) -> Plan:
     )
 
 
-# What interruptions cost
-
-
 def training(choice: Choice, steps: int) -> risk.Work:
     """What saving, starting and waiting take, as far as it is known."""
     known, option = rows(ASSUMED), choice.option

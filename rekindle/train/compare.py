@@ -256,9 +256,6 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
     return Shards(Path(), told, {TRAIN: table, "validation": table.slice(0, 0)})
 
 
-# Packed documents
-
-
 def probe_packing(trainer: Trainer) -> float | None:
     """The relative difference between packed and separate documents, the same on all ranks; None
     where nothing is packed. Raises StepError if they see each other. All ranks have to call it."""

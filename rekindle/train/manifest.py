@@ -146,9 +146,6 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-# Retention
-
-
 def names_in(storage: Storage) -> list[str]:
     """Names of checkpoints, complete or not, by step."""
     return sorted((n for n in storage.folders() if _NAME.match(n)), key=lambda n: (step_of(n), n))

@@ -173,9 +173,6 @@ def tables(network: nn.Module) -> list[nn.Module]:
     return [m for m in found if m is not None and any(True for _ in m.parameters())]
 
 
-# Pipeline stages
-
-
 def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
     """A copy of the network in which only stage `index` of its blocks is left; earlier stages get a
     block more where the number is odd, because the last has the head."""
