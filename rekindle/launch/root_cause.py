@@ -114,9 +114,6 @@ def _killed(who: str, number: int, doing: str, oom_kills: int) -> tuple[str, str
     return f"{who} was killed by SIGKILL{doing}", fix
 
 
-# Hung ranks
-
-
 @dataclasses.dataclass(frozen=True)
 class Stack:
     """The main thread of a rank, innermost frame first, as `file:line function`."""

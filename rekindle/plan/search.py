@@ -152,9 +152,6 @@ def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
     return [first, *sorted((o for o in options if o is not first), key=lambda o: o.order)]
 
 
-# Reasons
-
-
 def _no_peak(asked: Asked, cluster: Cluster) -> str:
     gpu, known = cluster.gpu, ", ".join(cluster.gpu.tflops)
     return f"the catalog knows no {asked.train.precision} peak of {gpu.name}, but {known}"

@@ -321,9 +321,6 @@ def _repeated(x_BGSD: torch.Tensor, heads: int) -> torch.Tensor:
     return x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], dim=1)
 
 
-# The varlen kernel
-
-
 def _varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
 ) -> torch.Tensor:
@@ -341,9 +338,6 @@ def _varlen(
         window_size=(left, 0) if call.causal else (-1, -1), enable_gqa=heads != key.shape[1],
     )  # fmt: skip
     return out.view(rows, length, heads, size)
-
-
-# Dropout
 
 
 def _with_dropout(

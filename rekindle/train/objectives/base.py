@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from rekindle.train.documents import Documents
+from rekindle.train.documents import Documents, Ints
 from rekindle.train.micro import Chosen, Micro, Tensors
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from rekindle.train.part import Part
 
 
-Ints = npt.NDArray[np.int64]
 Columns = dict[str, pa.Array]
 Texts = list[list[int]]
 

@@ -12,10 +12,11 @@ import pyarrow as pa
 import torch
 
 from rekindle.train import modules
+from rekindle.train.documents import Ints
 from rekindle.train.linear_loss import exact
 from rekindle.train.micro import Chosen, Micro, Tensors
 from rekindle.train.objectives import base
-from rekindle.train.objectives.base import Columns, Ints, Objective, Texts, joined, of_targets
+from rekindle.train.objectives.base import Columns, Objective, Texts, joined, of_targets
 from rekindle.train.objectives.cross_entropy import logits_of, loss_of, taught
 
 if TYPE_CHECKING:
