@@ -62,14 +62,7 @@ class Mesh:
         """Which part of the batch this rank works on, of `layout.data`."""
         return self.place("dp") * self.layout.shard + self.place("shard")
 
-    @property
-    def tensor(self) -> DeviceMesh:
-        """The mesh of tensor parallelism."""
+    def over(self, *axes: str) -> DeviceMesh:
+        """The mesh of these axes; `weights` is shard x cp."""
         assert self.ranks is not None
-        return self.ranks["tp"]
-
-    @property
-    def weights(self) -> DeviceMesh:
-        """The mesh [dp, shard x cp] over which FSDP replicates and shards."""
-        assert self.ranks is not None
-        return self.ranks["dp", "weights"]
+        return self.ranks[axes]

@@ -230,7 +230,7 @@ def _distribute(part: Part, train: TrainSpec, mesh: Mesh) -> nn.Module:
         param_dtype=cast, reduce_dtype=torch.float32 if cast else None, cast_forward_inputs=False
     )
     keep = layout.pp > 1 or layout.shard * layout.cp == 1
-    shard: Any = functools.partial(fully_shard, mesh=mesh.weights, mp_policy=policy)
+    shard: Any = functools.partial(fully_shard, mesh=mesh.over("dp", "weights"), mp_policy=policy)
     tables = modules.tables(part.network)
     for module in [*tables, *(b for _, b in modules.blocks(part.network))]:
         if not isinstance(module, Skip):

@@ -10,10 +10,9 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -161,26 +160,17 @@ class Work:
         """What a user's own task, which knows its network best, writes on rank 0's CPU. It does so
         in a thread, and all ranks beat meanwhile: it may be slow, but not without a bound. Raises
         StepError beyond that."""
-        done: Future[list[str]] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(write())
-            except BaseException as error:  # noqa: BLE001 - the main thread raises it
-                done.set_exception(error)
-
         limit = OWN_FACTOR * self.job.train.hang_seconds
         deadline = time.monotonic() + limit
-        if self.leads:
-            threading.Thread(target=run, daemon=True).start()
-        while _agreed(self.leads and not wait([done], BEAT_SECONDS).done):
+        done = ThreadPoolExecutor(1).submit(write) if self.leads else None
+        while _agreed(done is not None and not wait([done], BEAT_SECONDS).done):
             self.beat(self.count, "score")
-            if self.leads and time.monotonic() > deadline:
+            if done is not None and time.monotonic() > deadline:
                 raise StepError(
                     f"the task's own `generate` has not ended within {limit:g} s",
                     fix="make it faster on a CPU, or raise train.hang_seconds",
                 )
-        return done.result() if self.leads else []
+        return done.result() if done is not None else []
 
 
 def _compare_nodes(train: TrainSpec) -> None:

@@ -115,7 +115,7 @@ def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> No
     sequence = not isinstance(network, nn.Sequential) and along_sequence(network, tokens)
     group = mesh.group("tp")
     assert group is not None
-    peers = Peers(mesh.tensor, str(group.group_name), mesh.layout.tp, sequence)
+    peers = Peers(mesh.over("tp"), str(group.group_name), mesh.layout.tp, sequence)
     if isinstance(network, nn.Sequential):
         _divide_layers(network, whole, peers)
         return

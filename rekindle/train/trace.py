@@ -42,6 +42,7 @@ from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import DTYPES, autocast, build, settle
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline, without_first
+from rekindle.train.weights import local_of
 
 NOT_SEEN = "torch.compile is not seen: blocks are counted as they are written"
 
@@ -119,13 +120,13 @@ class _Run:
         self.joined = parts.stages[0].part.joins_texts
         self._divide_backward(parts)
         with live.counting():
-            taught = [_local(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
-            for tensor in [*(_local(p) for _, p in parts.parameters()), *taught]:
+            taught = [local_of(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
+            for tensor in [*(local_of(p) for _, p in parts.parameters()), *taught]:
                 live.note(tensor)
-            live.call(PARAMETERS, (_local(p) for _, p in parts.parameters()))
+            live.call(PARAMETERS, (local_of(p) for _, p in parts.parameters()))
             live.call(TEACHER, taught)
             parts = settle(parts) if not parts.mesh.layout.only_replicates else parts
-            live.call(PARAMETERS, (_local(p) for _, p in parts.parameters()))
+            live.call(PARAMETERS, (local_of(p) for _, p in parts.parameters()))
             buckets = self._buckets(parts)
             live.call(GRADIENTS, buckets.values())
             optimizer = Optimizer(parts, self.trace.train)
@@ -214,7 +215,8 @@ class _Run:
                         result = module(micro=one)
                         result[0, 0].backward()
                     del result
-        live.call(GRADIENTS, (_local(p.grad) for _, p in parts.parameters() if p.grad is not None))
+        grads = (p.grad for _, p in parts.parameters() if p.grad is not None)
+        live.call(GRADIENTS, map(local_of, grads))
         live.phase = "optimizer"
         squares = optimizer.collect()
         optimizer.step(1e-3, squares, squares)
@@ -310,10 +312,6 @@ def _network(config: Mapping[str, Any], classes: int, tokens: bool) -> nn.Module
     made = AutoConfig.for_model(config["model_type"], **given, num_labels=classes)
     kind: Any = AutoModelForCausalLM if tokens else AutoModelForSequenceClassification
     return kind.from_config(made, dtype=torch.float32)  # type: ignore[no-any-return]
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return getattr(parameter, "_local_tensor", parameter)
 
 
 def main() -> None:
