@@ -17,11 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils import checkpoint
 
 from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
@@ -194,18 +190,18 @@ def _again(forward: Callable[..., Any], context: Any, *args: Any, **kwargs: Any)
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     more = {"context_fn": context} if context else {}
-    return checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
+    return checkpoint.checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
 
 
 def _selective() -> Any:
     """Keep the results of matrix products and attention, compute the rest again (Korthikanti et al.
     2022, arXiv 2205.05198)."""
-    saved = saved_operations()
+    saved, kinds = saved_operations(), checkpoint.CheckpointPolicy
 
-    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op in saved else CheckpointPolicy.PREFER_RECOMPUTE
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> checkpoint.CheckpointPolicy:
+        return kinds.MUST_SAVE if op in saved else kinds.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return checkpoint.create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 def saved_operations() -> frozenset[Any]:
