@@ -12,15 +12,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from rekindle.errors import UnsupportedError
+from rekindle.errors import RequestError, UnsupportedError
 from rekindle.families import DIVISIBLE, Modules
 from rekindle.spec.layout import Layout, Shape
+from rekindle.spec.model import LoraSpec
 
 
 class Skip(nn.Module):
@@ -223,3 +224,38 @@ def _cut_transformer(network: nn.Module, others: set[str], index: int, count: in
     heads = [name for name, child in network.named_children() if child is not body]
     for name in [] if last else heads:
         replace(network, name, Skip())
+
+
+def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> float:
+    """Put low-rank adapters (Hu et al. 2021, arXiv 2106.09685) of peft on the spec's layers, freeze
+    everything else but a new head, and note in `origins` where the wrapped weights lie; returns the
+    factor of their updates, which are that times B A. Raises RequestError for a target that no
+    block has."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = required(network, "LoRA")
+    known = [*names.column, *names.row]
+    targets = list(spec.targets) or known
+    lost = [t for t in targets if not any(name.endswith(t) for name in known)]
+    if lost:
+        raise RequestError(
+            f"{model_type(network)} has no layer called {lost[0]}",
+            where="model.lora.targets",
+            fix=f"use some of {', '.join(name.rpartition('.')[2] for name in known)}",
+        )
+    config = LoraConfig(
+        r=spec.rank, lora_alpha=cast(int, spec.alpha), lora_dropout=spec.dropout,
+        target_modules=targets,
+    )  # fmt: skip
+    inject_adapter_in_model(config, network)
+    body = backbone(network)
+    model: Any = network
+    if model.get_output_embeddings() is None:  # a head for classes starts fresh
+        for child in network.children():
+            if child is not body:
+                child.requires_grad_(True)
+    for name, _ in network.named_parameters():
+        if ".base_layer." in name:
+            plain = name.replace(".base_layer.", ".")
+            origins[name] = origins.pop(plain, Origin(plain))
+    return spec.alpha / spec.rank

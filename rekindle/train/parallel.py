@@ -23,7 +23,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import adapters, attention, dropout, kernels, modules, tensor, weights
+from rekindle.train import attention, dropout, kernels, modules, tensor, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Origin, Skip, cut
 from rekindle.train.part import Goal, Part
@@ -93,7 +93,7 @@ def prepared(
     scaling = None
     if lora is not None:
         with weights.deferred(source.recorder if source else None):
-            scaling = adapters.inject(network, lora, origins)
+            scaling = modules.inject(network, lora, origins)
         if source:
             source.include(network)
     dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)

@@ -27,10 +27,10 @@ from rekindle.launch.secret import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import Contender, Objective, Sample, Scores
 from rekindle.spec.model import TrainSpec
+from rekindle.train import pieces
 from rekindle.train.job import attempt_in, folder_of, root_of, working_of
 from rekindle.train.modelfolder import digest_of, open_model
-from rekindle.train.pieces import TEST, piece_count, scores_key
-from rekindle.train.scorejob import ScoreJob, Turn, Who, judged_rows, openings_of
+from rekindle.train.pieces import TEST, ScoreJob, Turn, Who, piece_count
 
 TABLE, RECORD = "scores.parquet", "scores.json"
 _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
@@ -72,7 +72,7 @@ def job_of(
     for who, folder in folders.items():
         if who == "candidate" or refusal is None:
             digest = digest_of(folder) if who == "candidate" else champion_digest
-            key = scores_key(digest, examples, train, has_gpu())
+            key = pieces.scores_key(digest, examples, train, has_gpu())
             turns.append(Turn(who, str(folder), digest, folder_of(artifact_root, "scores", key)))
     return ScoreJob(
         turns=tuple(turns), judged=tuple(map(str, folders.values())), examples=str(examples),
@@ -130,7 +130,7 @@ def _objective(job: ScoreJob) -> Objective:
 
 def _samples(job: ScoreJob) -> tuple[Sample, ...] | None:
     """What the candidate wrote, if it has; nothing where there are no texts to go on with."""
-    name, openings = openings_of(job)
+    name, openings = pieces.openings_of(job)
     return job.candidate.pieces.samples(name) if openings else ()
 
 
@@ -154,7 +154,7 @@ def _incomparable(ours: Path, theirs: Path, code: str) -> tuple[str, str] | None
 
 def hand_over(job: ScoreJob, output: Path) -> Scores:
     """Write the scores on the examples that decide, and the record beside them."""
-    keep_N = judged_rows(job)
+    keep_N = pieces.judged_rows(job)
     rows = _facts(Path(job.examples)).filter(pa.array(keep_N))
     hashes = rows.column("hash").to_pylist()
     contenders, cuts = {}, []

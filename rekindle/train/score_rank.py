@@ -26,12 +26,12 @@ from rekindle.launch.heartbeats import Phase
 from rekindle.records import Sample
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import TokenTask
+from rekindle.train import pieces
 from rekindle.train.loop import StopFlag
 from rekindle.train.modelfolder import open_model
 from rekindle.train.numerics import arrange, decided, keep_positions
-from rekindle.train.pieces import TEST, as_piece, piece_count, read_piece
+from rekindle.train.pieces import SAMPLE_CHARACTERS, TEST, Opening, ScoreJob, Turn, piece_count
 from rekindle.train.rank import connect, live, say
-from rekindle.train.scorejob import SAMPLE_CHARACTERS, Opening, ScoreJob, Turn, openings_of
 from rekindle.train.scorer import Loaded, Writer, encode
 from rekindle.train.vitals import Vitals
 
@@ -100,7 +100,7 @@ class Work:
         return f"scoring the {turn.who} on {ranks} ranks in {precision}{named}{where}"
 
     def _score_piece(self, turn: Turn, loaded: Loaded, number: int) -> bool:
-        rows = read_piece(self.examples, number)
+        rows = pieces.read_piece(self.examples, number)
         encoded = encode(loaded.opened, rows)
 
         def on_turn(done: int) -> bool:
@@ -116,7 +116,7 @@ class Work:
         if self.leads:
             settings = loaded.opened.settings
             columns = loaded.objective.columns(encoded, sums.numpy(), settings)
-            turn.pieces.put(number, as_piece(rows, encoded, columns))
+            turn.pieces.put(number, pieces.as_piece(rows, encoded, columns))
         return True
 
     def _is_over(self) -> bool:
@@ -127,7 +127,7 @@ class Work:
 
     def _unwritten(self, turn: Turn) -> tuple[str, list[Opening]] | None:
         """The texts that the candidate has not gone on with yet, and their name."""
-        found = openings_of(self.job) if self.leads else None
+        found = pieces.openings_of(self.job) if self.leads else None
         if found is not None and (not found[1] or turn.pieces.samples(found[0]) is not None):
             found = None
         return _agreed(found)  # type: ignore[no-any-return]

@@ -30,7 +30,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import adapters, modules, teacher, weights
+from rekindle.train import modules, teacher, weights
 from rekindle.train.compat import give_collectives_shapes, require_newest
 from rekindle.train.documents import Documents
 from rekindle.train.fakes import as_on_gpu, engine_without_values
@@ -163,7 +163,7 @@ class _Run:
         origins, lora = modules.unfused(network), None
         if trace.lora is not None:
             with unset_fake_temporarily(), weights.deferred(recorder):
-                lora = adapters.inject(network, trace.lora, origins)
+                lora = modules.inject(network, trace.lora, origins)
         dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
         if dtype is not None:
             weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)

@@ -31,7 +31,6 @@ from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import (
-    adapters,
     batches,
     compare,
     modelfolder,
@@ -132,7 +131,7 @@ def trainer_of(case: dict) -> Trainer:
     lora = None
     if cell["lora"]:
         with weights.deferred(recorder):
-            lora = adapters.inject(network, LoraSpec(rank=3), origins)
+            lora = modules.inject(network, LoraSpec(rank=3), origins)
         source.include(network)
     if case["exact"]:
         weights.transform(network, lambda t: t.double() if t.is_floating_point() else t)
