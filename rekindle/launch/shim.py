@@ -43,17 +43,11 @@ _LONGEST_ARGUMENT = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux
 _EXECUTOR_MODULE = "kfp.dsl.executor_main"
 # modules of the working directory are found but hide nothing: a `queue.py` there is not Python's
 _FOLDER_LAST = "import sys; '' in sys.path and sys.path.remove(''); sys.path.append('')"
-EXECUTOR = [
-    "python3", "-c",
-    f"{_FOLDER_LAST}; import runpy; "
-    f"runpy.run_module('{_EXECUTOR_MODULE}', run_name='__main__', alter_sys=True)",
-]  # fmt: skip
+_RUN = f"runpy.run_module('{_EXECUTOR_MODULE}', run_name='__main__', alter_sys=True)"
+EXECUTOR = ["python3", "-c", f"{_FOLDER_LAST}; import runpy; {_RUN}"]
 ADDED = {"PATH", "PYTHONUNBUFFERED", "_KFP_RUNTIME"}  # what `build_environment` adds to ours
-_WITH_ARGUMENTS_FROM_FILE = (
-    f"{_FOLDER_LAST}; import json, runpy; sys.argv[1:] = json.load(open(sys.argv[1])); "
-    f"runpy.run_module('{_EXECUTOR_MODULE}', run_name='__main__', alter_sys=True)"
-)
-
+_FROM_FILE = "sys.argv[1:] = json.load(open(sys.argv[1]))"
+_WITH_ARGUMENTS_FROM_FILE = f"{_FOLDER_LAST}; import json, runpy; {_FROM_FILE}; {_RUN}"
 
 # What a fork of this process has to do in place of a command with an environment in a folder, which
 # gives its exit code; None: the command has to be executed.
