@@ -68,11 +68,10 @@ class ModelFolder:
 
 def configure(network: torch.nn.Module, folder: Path) -> None:
     """Write the configuration of a network of transformers beside its weights."""
-    config: Any = network.config
-    config.architectures = [type(network).__name__]
-    config.dtype = "bfloat16" if stored_dtype(folder) == "BF16" else "float32"
-    config.save_pretrained(folder)
     model: Any = network
+    model.config.architectures = [type(network).__name__]
+    model.config.dtype = "bfloat16" if stored_dtype(folder) == "BF16" else "float32"
+    model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
 

@@ -110,9 +110,7 @@ class Pieces:
     def samples(self, name: str) -> tuple[Sample, ...] | None:
         """What `put_samples` stored under that name, or None."""
         content = storage_of(self.root).read(f"samples-{name}.json")
-        if content is None:
-            return None
-        return _Samples.validate_json(content)
+        return None if content is None else _Samples.validate_json(content)
 
     def put_samples(self, name: str, samples: tuple[Sample, ...]) -> None:
         """Commit the samples that a language model wrote."""

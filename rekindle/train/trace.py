@@ -94,12 +94,10 @@ def traced(trace: Trace) -> Traced:
     rank = trace.pp_rank * (layout.world // layout.pp) + trace.cp_rank * layout.tp
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
     run = _Run(trace)
+    engine = engine_without_values(run.live, run.shapes, fake=True)
+    meant = as_on_gpu() if trace.device == "cuda" else contextlib.nullcontext()
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(engine_without_values(run.live, run.shapes, fake=True))
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            if trace.device == "cuda":
-                stack.enter_context(as_on_gpu())
+        with engine, FakeTensorMode(allow_non_fake_inputs=True), meant:
             return run.result()
     finally:
         dist.destroy_process_group()
