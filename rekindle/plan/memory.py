@@ -127,19 +127,18 @@ class _Moments(Temporaries):
 
     def _saved(self, at: Moment) -> int:
         """For the backward passes of all micro-batches under way."""
-        saved = self._blocks_held(at) * self.kept + self._sent(at) + self.inputs_held
+        saved = self._in_blocks(at.held) * self.kept + self._sent(at) + self.inputs_held
         saved -= at.held[-1] * self.narrowed
         return saved + sum(n * self.ends_kept(stage) for stage, n in enumerate(at.held))
 
-    def _blocks_held(self, at: Moment) -> int:
-        return sum(n * blocks for n, blocks in zip(at.held, self.blocks, strict=True))
+    def _in_blocks(self, counts: tuple[int, ...]) -> int:
+        return sum(n * blocks for n, blocks in zip(counts, self.blocks, strict=True))
 
     def _passing(self, at: Moment) -> tuple[int, int]:
-        return self.passing(self._blocks_held(at), at.held[0] if self.first else 0)
+        return self.passing(self._in_blocks(at.held), at.held[0] if self.first else 0)
 
     def _halved(self, at: Moment) -> int:
-        halved = zip(at.halved, self.blocks, strict=True)
-        return sum(n * blocks for n, blocks in halved) * self.halved
+        return self._in_blocks(at.halved) * self.halved
 
     def _narrow(self, at: Moment, but: int | None = None) -> int:
         """Gradients that the second half of zero bubble's backward pass left, and that FSDP widens
