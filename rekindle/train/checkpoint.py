@@ -38,6 +38,7 @@ from rekindle.spec.model import CheckpointSpec
 from rekindle.train import dcp, manifest
 from rekindle.train.dcp import File, Piece, pieces_of
 from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, Facts, State, broken, step_of
+from rekindle.train.mesh import of_all, of_first
 from rekindle.train.snapshot import Snapshot, check_host_memory
 from rekindle.train.storage import Folder, storage_of, write_error
 
@@ -103,9 +104,7 @@ class Checkpointer:
         # A group of its own: the save in the background runs collectives at any time, which must
         # not interleave with those of a step.
         self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        name = [uuid.uuid4().hex[:8]]
-        dist.broadcast_object_list(name, src=0, group=self.group)
-        self.attempt = name[0]
+        self.attempt = of_first(uuid.uuid4().hex[:8], self.group)
         self.snapshot = Snapshot()
         self.thread = concurrent.futures.ThreadPoolExecutor(
             1, "checkpoint", initializer=dcp.yield_to_training
@@ -186,18 +185,17 @@ class Checkpointer:
         if dist.get_rank() == 0:
             files = [[] for _ in range(dist.get_world_size())]
         dist.gather_object(writer.files, files, group=self.group)
-        outcome = [_Outcome()]
+        outcome = _Outcome()
         if files is not None:
             body = {
                 "schema_version": manifest.SCHEMA_VERSION, "run_key": self.run_key, "step": step,
                 "state": state,
             }  # fmt: skip
-            outcome = [self._commit(folder, body, [f for part in files for f in part], rows)]
-            outcome[0] = dataclasses.replace(outcome[0], seconds=time.monotonic() - began)
-            if outcome[0].problem is not None and isinstance(self.storage, Folder):
+            outcome = self._commit(folder, body, [f for part in files for f in part], rows)
+            outcome = dataclasses.replace(outcome, seconds=time.monotonic() - began)
+            if outcome.problem is not None and isinstance(self.storage, Folder):
                 self._drop(folder)
-        dist.broadcast_object_list(outcome, src=0, group=self.group)
-        return outcome[0]
+        return of_first(outcome, self.group)  # type: ignore[no-any-return]
 
     def _commit(self, folder: str, body: dict[str, Any], files: list[File], rows: int) -> _Outcome:
         try:
@@ -272,17 +270,11 @@ class _Gang:
 
     def told(self, value: Any) -> Any:
         """Rank 0's value."""
-        values = [value]
-        if self.world > 1:
-            dist.broadcast_object_list(values, src=0)
-        return values[0]
+        return of_first(value) if self.world > 1 else value
 
     def gathered(self, value: Any) -> list[Any]:
         """Every rank's value."""
-        values = [value] * self.world
-        if self.world > 1:
-            dist.all_gather_object(values, value)
-        return values
+        return of_all(value) if self.world > 1 else [value]
 
 
 def _choose(

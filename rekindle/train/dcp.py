@@ -48,6 +48,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from rekindle.errors import CheckpointError, RekindleError
 from rekindle.spec.heartbeat import beat
+from rekindle.train.mesh import of_all
 from rekindle.train.storage import Storage, write_error
 
 METADATA = ".metadata"
@@ -387,9 +388,8 @@ def _owners(pieces: Mapping[str, Piece], count: int) -> dict[str, int]:
 
 def _agree(failure: Exception | None, replicas: dist.ProcessGroup) -> None:
     """Raise on all ranks if one of them could not read: the others would wait for it for ever."""
-    failures: list[str | None] = [None] * replicas.size()
     said = None if failure is None else f"{type(failure).__name__}: {failure}"
-    dist.all_gather_object(failures, said, group=replicas)
+    failures = of_all(said, replicas)
     if failure is not None:
         raise failure
     if first := next(filter(None, failures), None):

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import torch
 import torch.distributed as dist
 
+from rekindle.train.mesh import of_all
 from rekindle.train.modules import Origin
 from rekindle.train.parallel import Parts
 from rekindle.train.weights import INDEX, whole_of
@@ -68,8 +69,7 @@ def _listed(parts: Parts, held: Mapping[str, torch.Tensor]) -> list[_Listed]:
     # one rank speaks for its pipeline rank
     lead = dist.get_rank() if parts.mesh.leads("dp", "shard", "cp", "tp") else -1
     mine = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in held.items()]
-    everyone: list[_Listed] = [(0, -1, [])] * dist.get_world_size()
-    dist.all_gather_object(everyone, (parts.mesh.place("pp"), lead, mine))
+    everyone: list[_Listed] = of_all((parts.mesh.place("pp"), lead, mine))
     return sorted((x for x in everyone if x[1] >= 0), key=lambda x: x[0])
 
 

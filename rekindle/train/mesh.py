@@ -6,6 +6,7 @@ sharded over shard x cp, because context-parallel ranks hold the same weights, t
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,3 +67,17 @@ class Mesh:
         """The mesh of these axes; `weights` is shard x cp."""
         assert self.ranks is not None
         return self.ranks[axes]
+
+
+def of_all(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What each rank has, in their order (a collective on the host)."""
+    found = [value] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found
+
+
+def of_first(value: Any, group: dist.ProcessGroup | None = None) -> Any:
+    """What rank 0 has (a collective on the host)."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
+    return box[0]

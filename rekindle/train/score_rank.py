@@ -28,6 +28,7 @@ from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import TokenTask
 from rekindle.train import pieces
 from rekindle.train.loop import StopFlag
+from rekindle.train.mesh import of_all, of_first
 from rekindle.train.modelfolder import open_model
 from rekindle.train.numerics import arrange, decided, keep_positions
 from rekindle.train.pieces import SAMPLE_CHARACTERS, TEST, Opening, ScoreJob, Turn, piece_count
@@ -71,7 +72,7 @@ class Work:
 
     def score(self, turn: Turn) -> bool:
         """Score what is missing of one contender; False after a request to stop."""
-        missing = _agreed(turn.pieces.missing(self.count) if self.leads else [])
+        missing = of_first(turn.pieces.missing(self.count) if self.leads else [])
         opened = open_model(Path(turn.folder), self.job.code)
         writes = turn == self.job.candidate and isinstance(opened.task, TokenTask)
         if not missing and not (writes and self._unwritten(turn)):
@@ -130,7 +131,7 @@ class Work:
         found = pieces.openings_of(self.job) if self.leads else None
         if found is not None and (not found[1] or turn.pieces.samples(found[0]) is not None):
             found = None
-        return _agreed(found)  # type: ignore[no-any-return]
+        return of_first(found)  # type: ignore[no-any-return]
 
     def _write_samples(self, turn: Turn, loaded: Loaded) -> None:
         """What the model makes of the beginnings of a few texts."""
@@ -163,7 +164,7 @@ class Work:
         limit = OWN_FACTOR * self.job.train.hang_seconds
         deadline = time.monotonic() + limit
         done = ThreadPoolExecutor(1).submit(write) if self.leads else None
-        while _agreed(done is not None and not wait([done], BEAT_SECONDS).done):
+        while of_first(done is not None and not wait([done], BEAT_SECONDS).done):
             self.beat(self.count, "score")
             if done is not None and time.monotonic() > deadline:
                 raise StepError(
@@ -175,9 +176,7 @@ class Work:
 
 def _compare_nodes(train: TrainSpec) -> None:
     """Raise UnsupportedError unless all nodes compute alike: each decides `auto` by its GPUs."""
-    mine = (train.precision, train.weights)
-    everyone: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone: list[tuple[str, str]] = of_all((train.precision, train.weights))
     if len(set(everyone)) > 1:
         found = " and ".join(sorted({precision for precision, _ in everyone}))
         raise UnsupportedError(
@@ -196,13 +195,6 @@ def free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _agreed(found: Any) -> Any:
-    """What rank 0 found."""
-    box = [found]
-    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-    return box[0]
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from rekindle import formats
 from rekindle.errors import CheckpointError
 from rekindle.launch import memory
 from rekindle.train.dcp import THREADS, Piece
+from rekindle.train.mesh import of_all
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +88,7 @@ def check_host_memory(pieces: Mapping[str, Piece]) -> None:
     """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of its ranks.
 
     All ranks have to call it, before the first save: later the kernel would kill a rank in it."""
-    mine = (memory.identity(), snapshot_bytes(pieces), memory.available_bytes())
-    found = [mine] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
+    found = of_all((memory.identity(), snapshot_bytes(pieces), memory.available_bytes()))
     for place in sorted({place for place, _, _ in found}):
         ranks = [(size, left) for other, size, left in found if other == place]
         size, left = sum(size for size, _ in ranks), min(left for _, left in ranks)
