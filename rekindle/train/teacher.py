@@ -73,20 +73,14 @@ def arrange(network: nn.Module, train: TrainSpec, mesh: Mesh, divided: bool) -> 
     blocks `divided` among all ranks or not."""
     if train.precision in HALVES:
         weights.convert(network, HALVES[train.precision])
-    if divided:
-        _divide(network, mesh.device)
+    if divided:  # under one root, so that a block's weights are gathered while the one before works
+        ranks = init_device_mesh(mesh.device.type, (dist.get_world_size(),))
+        shard = functools.partial(fully_shard, mesh=ranks)
+        for _, block in modules.blocks(network):
+            shard(block)
+        whole = {p for p in network.parameters() if not isinstance(p, DTensor)}
+        shard(modules.backbone(network), ignored_params=whole)
     weights.transform(network, lambda value: _placed(value, mesh.device))
-
-
-def _divide(network: nn.Module, device: torch.device) -> None:
-    """Under one root, so that the weights of a block are gathered while the one before it
-    computes."""
-    ranks = init_device_mesh(device.type, (dist.get_world_size(),))
-    shard = functools.partial(fully_shard, mesh=ranks)
-    for _, block in modules.blocks(network):
-        shard(block)
-    whole = {p for p in network.parameters() if not isinstance(p, DTensor)}
-    shard(modules.backbone(network), ignored_params=whole)
 
 
 def _placed(value: torch.Tensor, device: torch.device) -> torch.Tensor:
