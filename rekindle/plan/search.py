@@ -80,8 +80,10 @@ class Found:
 def search(asked: Asked, cluster: Cluster) -> Found:
     """Weigh everything on that cluster."""
     asked = on_gpu(asked, cluster.gpu)
-    if asked.train.precision not in cluster.gpu.tflops:
-        return Found((), (Rejected("all", _no_peak(asked, cluster)),), 0)
+    gpu, precision = cluster.gpu, asked.train.precision
+    if precision not in gpu.tflops:
+        knows = f"knows no {precision} peak of {gpu.name}, but {', '.join(gpu.tflops)}"
+        return Found((), (Rejected("all", f"the catalog {knows}"),), 0)
     profile = profile_of(cluster.gpu.name, asked.train.compile)
     best: dict[str, Option] = {}
     rejected: dict[str, Rejected] = {}
@@ -150,11 +152,6 @@ def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
     as_fast = [option for option in options if option.step.seconds <= fastest * (1 + tie)]
     first = min(as_fast, key=lambda option: option.order[::-1])
     return [first, *sorted((o for o in options if o is not first), key=lambda o: o.order)]
-
-
-def _no_peak(asked: Asked, cluster: Cluster) -> str:
-    gpu, known = cluster.gpu, ", ".join(cluster.gpu.tflops)
-    return f"the catalog knows no {asked.train.precision} peak of {gpu.name}, but {known}"
 
 
 def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected:

@@ -129,7 +129,9 @@ class _Model:
         hidden = self._exposed(max(0.0, each - idle), one.computing, contention) * turns
         hidden += self._exposed(max(0.0, kept - last), backward, contention)
         hidden += self._exposed(max(0.0, self._once() - last), backward, contention)
-        bubble = spread * (layout.pp - 1) * self._bubble_share()
+        share = 1 / (work.turns * (3 if layout.schedule == "zero_bubble" else 1))
+        bubble = spread * (layout.pp - 1) * share
+        optimizer = self.c.optimizer_bytes * self._trained() / (layout.shard * layout.cp)
         terms = {
             "matrix products": (one.products + one.head) * turns,
             "attention": one.attention * turns,
@@ -141,7 +143,7 @@ class _Model:
             "pipeline bubble": bubble,
             "between stages": self._between_stages() * turns,
             "teacher": self._teacher() * turns,
-            "optimizer": self._optimizer(),
+            "optimizer": optimizer / self.bandwidth,
         }
         terms["waiting for the host"] = idle * turns + self.c.step_seconds
         prepared = layout.micro_batch_size * work.sequence * turns * self.c.data_seconds
@@ -336,11 +338,6 @@ class _Model:
         together = min(exchanging, computing)
         return max(0.0, exchanging - computing) + contention * together
 
-    def _bubble_share(self) -> float:
-        if self.work.layout.schedule == "zero_bubble":
-            return 1 / (3 * self.work.turns)
-        return 1 / self.work.turns
-
     def _between_stages(self) -> float:
         """Seconds to hand a micro-batch on, there and back."""
         work, layout = self.work, self.work.layout
@@ -350,11 +347,6 @@ class _Model:
         size //= layout.tp if work.along_sequence else 1
         speed = self._speed(self.cluster.group(2, layout.world // layout.pp))
         return 2 * work.turns * (size / speed + self.c.hop_seconds)
-
-    def _optimizer(self) -> float:
-        layout = self.work.layout
-        shards = layout.shard * layout.cp
-        return self.c.optimizer_bytes * self._trained() / shards / self.bandwidth
 
 
 @dataclasses.dataclass(frozen=True)
