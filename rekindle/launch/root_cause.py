@@ -42,11 +42,6 @@ class Cause:
     fix: str = ""
     starved_at: int | None = None
 
-    @property
-    def is_final(self) -> bool:
-        """Whether a restart would end the same way."""
-        return self.kind == "raised"
-
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
         """From its fields, which another node sent: raises ValueError or TypeError."""

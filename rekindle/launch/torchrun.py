@@ -184,7 +184,7 @@ def _words(verdict: Report) -> tuple[str, str, str]:
 def _give_up(verdict: Report, train: TrainSpec) -> None:
     """Raise what the verdict comes to, unless a restart may help."""
     what, where, fix = _words(verdict)
-    if verdict.cause is not None and verdict.cause.is_final:
+    if verdict.cause is not None and verdict.cause.kind == "raised":  # a restart would end so, too
         raise StepError(what, where=where, fix=fix)
     if verdict.expired:
         saved = "the state was saved" if verdict.ending == "preempted" else "what was saved is kept"

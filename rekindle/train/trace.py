@@ -277,7 +277,11 @@ class _Run:
         config = part.network.config
         tp = layout.tp if part.sequence_parallel else 1
         kept: list[torch.Tensor] = []
-        carried = torch.empty(rows, length // tp, config.hidden_size, dtype=self._embedded(part))
+        # what the first stage's table gives: weights as they are while they are used
+        train = self.trace.train
+        cast = DTYPES.get(train.precision) if isinstance(part, FSDPModule) else None
+        dtype = cast or DTYPES.get(train.weights, torch.float32)
+        carried = torch.empty(rows, length // tp, config.hidden_size, dtype=dtype)
         blocks = [b for _, b in modules.blocks(part.network) if not isinstance(b, modules.Skip)]
         hook = blocks[-1].register_forward_hook(lambda *given: kept.append(_first(given[-1])))
         with torch.no_grad(), autocast(self.trace.train.precision, self.mesh.device):
@@ -291,12 +295,6 @@ class _Run:
         received = first if part.first else hidden
         sent = torch.empty(1, 3, requires_grad=True) if part.last else hidden
         return received, sent
-
-    def _embedded(self, part: Any) -> torch.dtype:
-        """What the first stage's table gives: weights as they are while they are used."""
-        train = self.trace.train
-        cast = DTYPES.get(train.precision) if isinstance(part, FSDPModule) else None
-        return cast or DTYPES.get(train.weights, torch.float32)
 
 
 def _first(found: Any) -> torch.Tensor:
