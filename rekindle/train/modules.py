@@ -2,8 +2,9 @@
 stage leaves out.
 
 transformers' own forward runs in every layout: a stage is the whole network with the blocks of
-others replaced by `Skip`, so no architecture is written down twice; its names are in families/.
-GPT-2's fused, transposed projections are taken apart into plain linear layers while training
+others replaced by `Skip` (`cut`), so no architecture is written down twice; its names are in
+families/. Adapters are put on before that (`inject`), and merged on export (export.py). GPT-2's
+fused, transposed projections are taken apart into plain linear layers while training
 (`unfused`), so that tensor parallelism and LoRA see what they see elsewhere, and joined again on
 export."""
 
