@@ -18,7 +18,7 @@ from rekindle.outputs import Planned
 from rekindle.plan.calibration import Known
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import CLOUDS, fleets
-from rekindle.plan.plan import Plan, make, refusals
+from rekindle.plan.plan import Plan, make, refusals, traced
 from rekindle.plan.request import asked_of, left_open, on_gpu
 from rekindle.plan.told import told
 from rekindle.platforms.platform import PLATFORMS
@@ -40,8 +40,6 @@ def figures(
     before = known(home, spec.name)
     found = make(spec, prices, named, there, examples, today=today, known=before)
     if with_trace:
-        from rekindle.plan.finalists import traced
-
         found = traced(found, spec)
     return told(found, refusals(found, spec), rest_of(found, named, home, prices))
 

@@ -50,7 +50,9 @@ def table() -> Mapping[str, Feature]:
     """All features by name."""
     raw = rows(Path(__file__).with_suffix(".yaml"))
     return {
-        name: Feature(name, row.pop("what"), {on: _carried(cell) for on, cell in row.items()})
+        name: Feature(
+            name, row["what"], {on: _carried(cell) for on, cell in row.items() if on != "what"}
+        )
         for name, row in raw.items()
     }
 

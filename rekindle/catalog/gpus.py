@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.catalog.nearest import unknown
-from rekindle.catalog.tables import rows
+from rekindle.catalog.tables import rows, unknown
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rekindle.catalog.nearest import unknown
-from rekindle.catalog.tables import rows
+from rekindle.catalog.tables import rows, unknown
 
 Cloud = Literal["aws", "gcp", "azure", "local"]
 THIS_CPU = "this-cpu"

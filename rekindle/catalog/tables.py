@@ -5,32 +5,44 @@ beside this module, with source and date."""
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rekindle.errors import RequestError
+
 _HUB = re.compile(r"(index\.|registry-1\.)?docker\.io/")
 
 
+@functools.cache
 def rows(path: Path) -> Any:
-    """What a YAML file of ours holds, read by PyYAML's parser in C where there is one."""
+    """What a YAML file of ours holds, read once, by PyYAML's parser in C where there is one."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(path.read_text(encoding="utf-8"), loader)  # noqa: S506 - a safe one
 
 
-@functools.cache
+def unknown(kind: str, name: str, known: Iterable[str]) -> RequestError:
+    """To raise for a `name` that is not in `known`: the fix names the nearest, ignoring case."""
+    names = list(known)
+    folded = {each.casefold(): each for each in names}
+    fix = f"it has {', '.join(names[:8])}" + (", ..." if len(names) > 8 else "")
+    if near := difflib.get_close_matches(name.casefold(), folded, n=2, cutoff=0.5):
+        fix = f"such as {' or '.join(folded[each] for each in near)}"
+    return RequestError(f"the catalog has no {kind} `{name}`", fix=fix)
+
+
 def _table(name: str) -> Any:
     return rows(Path(__file__).with_name(f"{name}.yaml"))
 
 
 def limits(platform: str) -> Mapping[str, Any]:
     """What a platform takes: counts, lengths, patterns, names."""
-    found: Mapping[str, Any] = _table(platform)
-    return found
+    return _table(platform)  # type: ignore[no-any-return]
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """BERT and RoBERTa, encoders whose classifiers read a summary of the first token."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from rekindle.families.family import Family, Modules, sizes

@@ -1,7 +1,5 @@
 """DistilBERT: half of BERT's blocks, no token types, no pooler."""
 
-from __future__ import annotations
-
 from rekindle.families.family import Family, Modules, sizes
 
 FAMILIES = {

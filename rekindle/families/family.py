@@ -109,13 +109,9 @@ class Config:
 
     def get(self, name: str, otherwise: Any = None) -> Any:
         """The value under the family's own name or the common one, else its default."""
-        family = self.family
-        if family is None:
-            names: tuple[str, ...] = (*self.aliases.get(name, ()), name)
-            return next((self.given[n] for n in names if self.given.get(n) is not None), otherwise)
-        names = (family.names.get(name, name), name)
-        for known in (self.given, family.defaults):
-            for each in names:
-                if known.get(each) is not None:
-                    return known[each]
-        return otherwise
+        places, names = [self.given], (*self.aliases.get(name, ()), name)
+        if self.family is not None:
+            places.append(self.family.defaults)
+            names = (self.family.names.get(name, name), name)
+        values = (place.get(each) for place in places for each in names)
+        return next((value for value in values if value is not None), otherwise)

@@ -1,7 +1,5 @@
 """Gemma: Llama's blocks with wide heads and a scaled table, of which no pipeline is known."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from rekindle.families.family import sizes

@@ -1,7 +1,5 @@
 """GPT-2, whose fused and transposed projections the engine takes apart (train/modules.py)."""
 
-from __future__ import annotations
-
 from rekindle.families.family import Family, Modules, sizes
 
 FAMILIES = {

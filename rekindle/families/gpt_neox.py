@@ -1,7 +1,5 @@
 """GPT-NeoX and Pythia."""
 
-from __future__ import annotations
-
 from rekindle.families.family import Family, sizes
 
 FAMILIES = {"gpt_neox": Family(sizes(6144, 24576, 44, 64, 50432))}

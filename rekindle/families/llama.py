@@ -1,7 +1,5 @@
 """Llama and those whose blocks are Llama's own."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from rekindle.families.family import Family, Modules, sizes

@@ -1,7 +1,5 @@
 """OPT."""
 
-from __future__ import annotations
-
 from rekindle.families.family import Family, sizes
 
 FAMILIES = {

@@ -1,7 +1,5 @@
 """Qwen's language models: Llama's blocks with biases (2), or with norms of each head (3)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from rekindle.families.family import sizes

@@ -1,7 +1,5 @@
 """StarCoder2: Llama's attention, with layer norms, biases and a feed-forward without a gate."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from rekindle.families.family import Family, sizes

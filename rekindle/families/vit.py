@@ -1,7 +1,5 @@
 """ViT, which reads patches of images."""
 
-from __future__ import annotations
-
 from rekindle.families.family import Family, sizes
 
 FAMILIES = {

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rekindle.launch import fork_server, meeting
-from rekindle.launch.process import MARK, dying_with_parent, end_marked, has_gpu
+from rekindle.launch.process import MARK, dying_with_parent, end_marked, has_gpu, leave
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
         code = 1
     except api.SignalException as stopped:
         code = 128 + stopped.sigval
-    _leave(code)
+    leave(code)
 
 
 def _nursery(module: str, lifeline: int) -> fork_server.ForkServer | None:
@@ -86,14 +86,7 @@ def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = [str(sys.modules[module].__file__), *request["words"]]
-    _leave(fork_server.exit_status(sys.modules[module].main))
-
-
-def _leave(code: int) -> NoReturn:
-    """End at once: taking apart what was imported lasts half a second."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(fork_server.exit_status(sys.modules[module].main))
 
 
 def _line(failed: tuple[int, Any]) -> str:

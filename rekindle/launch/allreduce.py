@@ -6,7 +6,6 @@ They use gloo, and NCCL too where there are two GPUs."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import NoReturn
 
 from rekindle.errors import RekindleError
 from rekindle.launch import meeting
+from rekindle.launch.process import leave
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.torchrun import torchrun
 from rekindle.spec.model import TrainSpec
@@ -53,8 +53,7 @@ def _be_rank(status: Path) -> NoReturn:
     dist.barrier()
     if rank == 0:
         (status / "status.json").write_text(json.dumps({"status": "done"}))
-    sys.stdout.flush()
-    os._exit(0)  # as a training rank does: gloo's threads may abort the interpreter's own end
+    leave(0)  # as a training rank does: gloo's threads may abort the interpreter's own end
 
 
 if __name__ == "__main__":

@@ -187,18 +187,16 @@ class Coordinator(threading.Thread):
                 if line in self.unproven:
                     del self.unproven[line]
                     self.strangers.add(line)
-                self._heard(line, message)
+                node = _node(self.at_work, line)
+                if message["kind"] == "join":
+                    self._join(line, message)
+                elif message["kind"] == "report" and node is not None:
+                    self._reported(node, Report.of(message["report"]))
         except (Disconnected, NotAuthenticError, ValueError, KeyError, TypeError) as error:
             self.refused += not isinstance(error, Disconnected)
             if not isinstance(error, Disconnected) and self.refused <= _MOST_WARNINGS:
                 log.warning("closed a connection of a peer that is not of this job: %r", error)
             self._gone(line)
-
-    def _heard(self, line: Line, message: Message) -> None:
-        if message["kind"] == "join":
-            self._join(line, message)
-        elif message["kind"] == "report" and (node := _node(self.at_work, line)) is not None:
-            self._reported(node, Report.of(message["report"]))
 
     def _join(self, line: Line, message: Message) -> None:
         node, restart = message["node"], message["restart"]

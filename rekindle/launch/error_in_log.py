@@ -63,18 +63,13 @@ def _spoken(lines: list[str]) -> list[str]:
 
 
 def _bare(line: str) -> str:
-    return line[_prefix(line) :]
-
-
-def _prefix(line: str) -> int:
-    match = _PREFIX.match(line)
-    return match.end() if match else 0
+    return _PREFIX.sub("", line, count=1)
 
 
 def _read_traceback(lines: list[str], start: int) -> tuple[str, str] | None:
     """The exception that the traceback at `start` ends in; lines of other ranks in between are
     passed over."""
-    prefix = lines[start][: _prefix(lines[start])]
+    prefix = lines[start].removesuffix(_TRACEBACK)
     own = [line[len(prefix) :] for line in lines[start + 1 :] if line.startswith(prefix)]
     end = next((i for i, line in enumerate(own) if line and not line[0].isspace()), len(own))
     match = _EXCEPTION.fullmatch(own[end]) if end < len(own) else None

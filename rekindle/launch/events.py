@@ -3,9 +3,8 @@
 An event is one line on stdout: `::rekindle {json}`.
 
 Events are `progress` (step, steps, loss, samples_per_second, eta_seconds) and `notice` (text), each
-with `at`, when it was, in seconds since 1970.
-Standard library only: the code that emits runs in any container. The lines stay in the step's log
-like all other output."""
+with `at`, when it was, in seconds since 1970. Standard library only: the code that emits runs in
+any container. The lines stay in the step's log like all other output."""
 
 from __future__ import annotations
 

@@ -75,14 +75,10 @@ class Fault:
         elif self.kind == "term":
             os.kill(int(os.environ[LAUNCHER]), signal.SIGTERM)
         elif self.kind == "hang":
-            _sleep_for_ever()
+            while True:
+                time.sleep(3600)
         else:
             _fill(Path(self.folder) / FILLER)
-
-
-def _sleep_for_ever() -> None:
-    while True:
-        time.sleep(3600)
 
 
 def _fill(path: Path) -> None:

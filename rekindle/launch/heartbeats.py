@@ -1,5 +1,4 @@
-"""Heartbeats: one small file a rank, which it overwrites in place and its supervisor
-reads.
+"""Heartbeats: one small file a rank, which it overwrites in place and its supervisor reads.
 
 Decides the format. The room for a rank's last words is part of the file from the start, because a
 full disk must not keep it from saying so. Times are CLOCK_MONOTONIC, which all processes of a
@@ -13,7 +12,6 @@ import json
 import os
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -103,7 +101,22 @@ def clear(status: Path) -> None:
 
 def read(status: Path) -> list[Heartbeat]:
     """The signs of all ranks of this machine that have started, by rank."""
-    return sorted(_read(status), key=lambda heartbeat: heartbeat.rank)
+    found = []
+    for path in status.glob("rank-*.signs"):
+        content = b""
+        with contextlib.suppress(OSError):
+            content = path.read_bytes()
+        if len(content) < _BYTES:
+            continue
+        when, step, phase = _BEAT.unpack_from(content)
+        pid, thread, first = _WHO.unpack_from(content, _WHO_AT)
+        size = _LENGTH.unpack_from(content, _WORDS_AT)[0]
+        start = _WORDS_AT + _LENGTH.size
+        if when:
+            words = json.loads(content[start : start + size]) if size else None
+            rank = int(path.stem.removeprefix("rank-"))
+            found.append(Heartbeat(rank, pid, thread, when, step, PHASES[phase], first, words))
+    return sorted(found, key=lambda heartbeat: heartbeat.rank)
 
 
 def stacks_path(status: Path, rank: int) -> Path:
@@ -113,21 +126,3 @@ def stacks_path(status: Path, rank: int) -> Path:
 
 def _path(status: Path, rank: int) -> Path:
     return status / f"rank-{rank}.signs"
-
-
-def _read(status: Path) -> Iterator[Heartbeat]:
-    for path in status.glob("rank-*.signs"):
-        content = b""
-        with contextlib.suppress(OSError):
-            content = path.read_bytes()
-        if len(content) < _BYTES:
-            continue
-        when, step, phase = _BEAT.unpack_from(content)
-        pid, thread, first = _WHO.unpack_from(content, _WHO_AT)
-        if not when:
-            continue
-        size = _LENGTH.unpack_from(content, _WORDS_AT)[0]
-        start = _WORDS_AT + _LENGTH.size
-        words = json.loads(content[start : start + size]) if size else None
-        rank = int(path.stem.removeprefix("rank-"))
-        yield Heartbeat(rank, pid, thread, when, step, PHASES[phase], first, words)

@@ -2,16 +2,24 @@
 
 torchrun's own ways listen on all interfaces, ask no client who it is, and some unpickle what lies
 under a key: code of any host that reaches the port. Here torch listens on loopback only. Our own
-ranks on one node meet in a file of the attempt's private folder; those of several nodes,
-and a script of the user's, which calls `init_process_group` without arguments, in a store on
-loopback of node rank 0, to which a tunnel leads from other nodes (tunnel.py). Nothing in
-either is unpickled.
-Authority: torch.distributed.elastic.rendezvous (2.10 to 2.13)."""
+ranks on one node meet in a file of the attempt's private folder; those of several nodes, and a
+script of the user's, which calls `init_process_group` without arguments, in a store on loopback of
+node rank 0, to which a tunnel leads from other nodes (tunnel.py). Nothing in either is unpickled.
+
+And what ranks send each other as Python objects, without running what it may contain: gloo's and
+NCCL's connections are not authenticated, and torch unpickles what arrives over them for
+`all_gather_object` and its kin: ours, those with which DCP plans a checkpoint, those with which
+stages of a pipeline tell shapes.
+Authority: torch.distributed.elastic.rendezvous and distributed_c10d (2.10 to 2.13)."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import os
+import pickle
 import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,18 +35,22 @@ LISTENING = "listening"
 """What `--rdzv-conf` calls the descriptor of the socket at which node rank 0's store listens."""
 
 _HOST = "127.0.0.1"
+_THEIRS = (
+    "torch.distributed.checkpoint.", "torch.distributed.pipelining.", "rekindle.train.",
+    "rekindle.errors",
+)  # fmt: skip
+_ALSO = {
+    ("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"),
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"), ("collections", "OrderedDict"),
+    ("traceback", "StackSummary"), ("traceback", "FrameSummary"),
+}  # fmt: skip
 
 
 def offer() -> None:
     """Make torchrun know `BACKEND`."""
-    from torch.distributed.elastic.rendezvous import (
-        RendezvousHandler,
-        RendezvousInfo,
-        RendezvousStoreInfo,
-        rendezvous_handler_registry,
-    )
+    from torch.distributed.elastic import rendezvous
 
-    class Loopback(RendezvousHandler):
+    class Loopback(rendezvous.RendezvousHandler):
         """Gives torchrun a store that is reached over loopback, or not at all."""
 
         def __init__(self, given: RendezvousParameters) -> None:
@@ -54,7 +66,8 @@ def offer() -> None:
         def next_rendezvous(self) -> RendezvousInfo:
             rank, nodes = int(self._given.config.get("rank", 0)), self._given.max_nodes
             store, port = _store() if nodes == 1 else _store_of_nodes(self._given)
-            return RendezvousInfo(store, rank, nodes, RendezvousStoreInfo(_HOST, port))
+            where = rendezvous.RendezvousStoreInfo(_HOST, port)
+            return rendezvous.RendezvousInfo(store, rank, nodes, where)
 
         def is_closed(self) -> bool:
             return False
@@ -71,7 +84,7 @@ def offer() -> None:
         def shutdown(self) -> bool:
             return True
 
-    rendezvous_handler_registry.register(BACKEND, Loopback)
+    rendezvous.rendezvous_handler_registry.register(BACKEND, Loopback)
 
 
 def _store() -> tuple[Any, int]:
@@ -108,11 +121,43 @@ def join(backend: str, **more: Any) -> None:
     """`init_process_group` with the other ranks that torchrun started; arguments as there."""
     import torch.distributed as dist
 
-    from rekindle.launch import peers
-
-    peers.guard()
+    guard()
     if FILE in os.environ:
         rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
         store = dist.FileStore(os.environ[FILE], world)  # type: ignore[attr-defined]
         more |= {"store": store, "rank": rank, "world_size": world}
     dist.init_process_group(backend, **more)
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Makes values: exceptions, and dataclasses and enums of those who have ranks talk. Of what
+    else is named it neither imports nor calls anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(sys.modules.get(module), name, None)
+        if (module, name) in _ALSO or type(found).__name__ == "dtype" or _is_plain(module, found):
+            return found
+        if (module, name) == ("builtins", "getattr"):  # members of enums, before Python 3.11.4
+            return _member
+        raise pickle.UnpicklingError(f"a rank sent {module}.{name}, which none of this job does")
+
+
+def _is_plain(module: str, found: Any) -> bool:
+    if not isinstance(found, type):
+        return False
+    values = dataclasses.is_dataclass(found) or issubclass(found, enum.Enum)
+    return issubclass(found, BaseException) or (values and module.startswith(_THEIRS))
+
+
+def _member(kind: Any, name: str) -> enum.Enum:
+    if isinstance(kind, enum.EnumMeta):
+        return kind[name]
+    raise pickle.UnpicklingError(f"a rank sent {name!r} of {kind!r}")
+
+
+def guard() -> None:
+    """Have torch read objects of other ranks so, in this process."""
+    from torch.distributed import distributed_c10d
+
+    assert hasattr(distributed_c10d, "_unpickler"), "this torch reads objects in another way"
+    distributed_c10d._unpickler = PlainUnpickler

@@ -1,4 +1,5 @@
-"""How much memory of the host a process may still take, by its cgroups and by the machine.
+"""How much memory of the host a process may still take, by its cgroups and by the machine, and how
+often the kernel killed for the lack of it.
 
 Follows the kernel's documents of cgroups, version 2 (memory.max, memory.current) and version 1
 (memory.limit_in_bytes, memory.usage_in_bytes), and proc(5). Pages of files count as free: the
@@ -37,23 +38,38 @@ def identity(root: Path = Path("/")) -> str:
     return "".join(texts)
 
 
+def oom_kills() -> int:
+    """How many processes the kernel has killed for lack of memory in this process's cgroup, or on
+    the machine where there is none to read."""
+    files = []
+    with contextlib.suppress(OSError):
+        for top, own in _groups(Path("/")):
+            name = "memory.oom_control" if top.name == "memory" else "memory.events"
+            files += [own / name, top / name]
+    for path in (*files, Path("/proc/vmstat")):
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
+                return int(found[1])
+    return 0
+
+
 def _left(root: Path) -> Iterator[int]:
-    for folder in _groups(root):
-        for limit, used, prefix in _FILES:
-            with contextlib.suppress(OSError, ValueError):  # "max" is not a number
-                left = int((folder / limit).read_text()) - int((folder / used).read_text())
-                yield left + _of_files(folder / "memory.stat", prefix)
+    for top, own in _groups(root):
+        for folder in (each for each in (own, *own.parents) if each.is_relative_to(top)):
+            for limit, used, prefix in _FILES:
+                with contextlib.suppress(OSError, ValueError):  # "max" is not a number
+                    left = int((folder / limit).read_text()) - int((folder / used).read_text())
+                    yield left + _of_files(folder / "memory.stat", prefix)
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """The folders of this process's cgroups, up to the root, which is its own in a container."""
+def _groups(root: Path) -> Iterator[tuple[Path, Path]]:
+    """The root of each hierarchy of cgroups, which in a container is its own, and the folder of
+    this process's."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = root / "sys/fs/cgroup" / controllers
-        folder = top / path.lstrip("/")
-        yield from (each for each in (folder, *folder.parents) if each.is_relative_to(top))
+        if controllers in ("", "memory"):
+            top = root / "sys/fs/cgroup" / controllers
+            yield top, top / path.lstrip("/")
 
 
 def _of_files(stat: Path, prefix: str) -> int:

@@ -36,13 +36,9 @@ def prepared(
     shim_task = {
         **{key: task[key] for key in _EXECUTED},
         "outputs": task["outputs"] if leads else {"parameters": {}, "artifacts": {}},
-        "executor_input": executor_input,
-        "run": facts,
-        "work": str(scratch / "work"),
-        "cwd": str(cwd),
-        "result": str(scratch / "result.json"),
-        "parent": None,
-    }
+        "executor_input": executor_input, "run": facts, "work": str(scratch / "work"),
+        "cwd": str(cwd), "result": str(scratch / "result.json"), "parent": None,
+    }  # fmt: skip
     (scratch / "work").mkdir(parents=True, exist_ok=True)
     (scratch / "task.json").write_text(json.dumps(shim_task), encoding="utf-8")
     return ["", str(scratch / "task.json")]
@@ -53,5 +49,4 @@ def left(scratch: Path) -> dict[str, Any]:
     file = scratch / "result.json"
     if not file.exists():
         return {}
-    result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return result
+    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""Processes that end with their parent, folders that one process owns, signals that arrive."""
+"""Processes that end with their parent, folders that one process owns, signals that arrive, and
+what ranks on GPUs are started with."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 MARK = "REKINDLE_GANG"
 _SWEEP_SECONDS = 5.0
 _DRIVER_SECONDS = 30.0
+# torch reads the first that is set; the last name is that of all accelerators
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def die_with_parent() -> None:
@@ -45,6 +49,13 @@ def dying_with_parent() -> Iterator[None]:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
+def leave(code: int) -> NoReturn:
+    """End at once: taking apart what was imported lasts half a second, and may wait for threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def name_process(name: str) -> None:
     """What `ps` and `top` show of this process (Linux): up to 15 characters."""
     with contextlib.suppress(OSError):
@@ -61,15 +72,34 @@ def gpus_have_bf16() -> bool:
     driver says, so that this process does not start CUDA; all of AMD's that ROCm supports."""
     if shutil.which("nvidia-smi") is None:
         return Path("/dev/kfd").exists()
-    words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    majors = [line.partition(".")[0] for line in driver_says("compute_cap")]
+    return bool(majors) and all(major.isdecimal() and int(major) >= 8 for major in majors)
+
+
+def driver_says(field: str) -> list[str]:
+    """A field of each GPU here, as NVIDIA's driver has it; nothing without a driver or a device."""
+    words = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=True
         )
-        majors = [int(line.partition(".")[0]) for line in done.stdout.splitlines() if line.strip()]
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return False
-    return bool(majors) and min(majors) >= 8
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def allocator(environment: Mapping[str, str]) -> dict[str, str]:
+    """Segments that grow, because steps of texts differ in length and would leave gaps that fit no
+    later step; nothing where the user has set torch's allocator (its notes on CUDA memory)."""
+    if any(name in environment for name in _ALLOCATOR):
+        return {}
+    return {_ALLOCATOR[-1]: "expandable_segments:True"}
+
+
+def can_bind(nodes: Path = Path("/sys/devices/system/node")) -> bool:
+    """Whether this machine has memory of several NUMA nodes, and numactl to choose one, which
+    `torchrun --numa-binding` (2.10 and later) calls."""
+    return len(list(nodes.glob("node[0-9]*"))) > 1 and shutil.which("numactl") is not None
 
 
 def end_marked(mark: str, spared: Collection[int] = ()) -> None:

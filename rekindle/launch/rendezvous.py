@@ -49,6 +49,12 @@ class Rendezvous:
         """Number of ranks over all nodes."""
         return self.nodes * self.ranks_per_node
 
+    @property
+    def ranks(self) -> range:
+        """Those of this node."""
+        first = self.node_rank * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
+
     @classmethod
     def current(cls) -> Self:
         """The one handed to this process; a single rank where there is none.
@@ -60,24 +66,19 @@ class Rendezvous:
     def checked(self, source: str) -> Self:
         """This, if its numbers fit each other; RequestError, which names the `source`, if not. A
         global rank taken for a node's is found by being too large."""
+        what, fix = "", ""
         if self.nodes < 1 or self.ranks_per_node < 1:
-            raise RequestError(
-                f"{self.nodes} nodes of {self.ranks_per_node} ranks cannot meet", where=source
-            )
-        if not 0 <= self.node_rank < self.nodes:
-            raise RequestError(
-                f"this is node {self.node_rank} of {self.nodes}, counted from 0", where=source,
-                fix="give the rank of the node, not that of a process among all nodes",
-            )  # fmt: skip
-        if self.nodes > 1 and not (self.address and 0 < self.port < 65_536):
-            raise RequestError(
-                f"nodes cannot meet at {self.address or 'no address'}:{self.port}", where=source
-            )
-        if self.secret and len(self.secret) < SHORTEST_SECRET:
-            raise RequestError(
-                f"the nodes' secret has less than {SHORTEST_SECRET} characters", where=source,
-                fix="make one with `openssl rand -hex 32`",
-            )  # fmt: skip
+            what = f"{self.nodes} nodes of {self.ranks_per_node} ranks cannot meet"
+        elif not 0 <= self.node_rank < self.nodes:
+            what = f"this is node {self.node_rank} of {self.nodes}, counted from 0"
+            fix = "give the rank of the node, not that of a process among all nodes"
+        elif self.nodes > 1 and not (self.address and 0 < self.port < 65_536):
+            what = f"nodes cannot meet at {self.address or 'no address'}:{self.port}"
+        elif self.secret and len(self.secret) < SHORTEST_SECRET:
+            what = f"the nodes' secret has less than {SHORTEST_SECRET} characters"
+            fix = "make one with `openssl rand -hex 32`"
+        if what:
+            raise RequestError(what, where=source, fix=fix)
         return self
 
     def keyed(self, environment: MutableMapping[str, str], job: str = "") -> Self:
@@ -101,11 +102,8 @@ class Rendezvous:
         machine's name, is often loopback."""
         if self.nodes == 1:
             loopback = _interface("127.0.0.1")
-            return (
-                dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback)
-                if loopback
-                else {}
-            )
+            names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+            return dict.fromkeys(names, loopback) if loopback else {}
         if "GLOO_SOCKET_IFNAME" in os.environ:
             return {}
         name = _interface(self.local_address())

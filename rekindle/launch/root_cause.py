@@ -6,7 +6,6 @@ waiting for others; if all wait, the one that is furthest behind."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -43,11 +42,6 @@ class Cause:
     fix: str = ""
     starved_at: int | None = None
 
-    @property
-    def is_final(self) -> bool:
-        """Whether a restart would end the same way."""
-        return self.kind == "raised"
-
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
         """From its fields, which another node sent: raises ValueError or TypeError."""
@@ -65,19 +59,15 @@ def first(causes: Iterable[Cause]) -> Cause | None:
 
 
 def causes_of(
-    heartbeats: Sequence[Heartbeat],
-    exits: Sequence[Mapping[str, Any]],
-    ours: Collection[int],
+    heartbeats: Sequence[Heartbeat], exits: Sequence[Mapping[str, Any]], ours: Collection[int],
     oom_kills: int,
-) -> list[Cause]:
+) -> list[Cause]:  # fmt: skip
     """Causes from the ranks' last words and from how torchrun saw them end (`exits`).
 
     `ours` are the ranks that we had to kill ourselves, `oom_kills` is how many processes the kernel
     killed for their memory meanwhile."""
     by_rank = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
-    spoken = [
-        _from_words(heartbeat, heartbeat.words) for heartbeat in heartbeats if heartbeat.words
-    ]
+    spoken = [_from_words(rank, rank.words) for rank in heartbeats if rank.words]
     told = {*ours, *(cause.rank for cause in spoken)}
     silent = [facts for facts in exits if facts["rank"] not in told]
     return spoken + [_from_exit(facts, by_rank.get(facts["rank"]), oom_kills) for facts in silent]
@@ -119,9 +109,6 @@ def _killed(who: str, number: int, doing: str, oom_kills: int) -> tuple[str, str
     return f"{who} was killed by SIGKILL{doing}", fix
 
 
-# Hung ranks
-
-
 @dataclasses.dataclass(frozen=True)
 class Stack:
     """The main thread of a rank, innermost frame first, as `file:line function`."""
@@ -157,9 +144,7 @@ class Stack:
 def hung(heartbeats: Sequence[Heartbeat], stacks: Mapping[int, Stack], fix: str) -> list[Cause]:
     """A cause for each rank without a heartbeat; where all wait for others, that is said of
     the one furthest behind."""
-    causes = [
-        _hung(heartbeat, stacks.get(heartbeat.rank, Stack(())), fix) for heartbeat in heartbeats
-    ]
+    causes = [_hung(rank, stacks.get(rank.rank, Stack(())), fix) for rank in heartbeats]
     if any(cause.kind == "hung" for cause in causes):
         return causes
     behind = min(heartbeats, key=lambda heartbeat: (heartbeat.step, heartbeat.time), default=None)
@@ -173,34 +158,6 @@ def _hung(heartbeat: Heartbeat, stack: Stack, fix: str) -> Cause:
         what += ", and it does not answer a signal either"
     kind: Kind = "waits" if stack.waits else "hung"
     return Cause(kind, heartbeat.rank, time.time() - heartbeat.age, what, stack.where, fix)
-
-
-# Memory
-
-
-def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory in this process's cgroup, or on
-    the machine where there is none to read."""
-    for path in (*_cgroup_files(), Path("/proc/vmstat")):
-        with contextlib.suppress(OSError):
-            found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
-            if found:
-                return int(found[1])
-    return 0
-
-
-def _cgroup_files() -> Iterable[Path]:
-    """cgroup v2's memory.events and v1's memory.oom_control; a container sees its own as root."""
-    root = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "memory":
-                yield root / "memory" / path.lstrip("/") / "memory.oom_control"
-                yield root / "memory" / "memory.oom_control"
-            elif not controllers:
-                yield root / path.lstrip("/") / "memory.events"
-                yield root / "memory.events"
 
 
 def read_exits(report: Path) -> list[dict[str, Any]]:

@@ -73,8 +73,7 @@ def main(words: list[str]) -> int:
 def read_image(prefix: Path) -> Image:
     """What was built into this image; empty where it is not one of rekindle's."""
     path = prefix / "image.json"
-    facts: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    return facts
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def checks(image: Image) -> Iterable[Check]:
@@ -108,9 +107,8 @@ def check_python() -> Check:
 
 def check_rekindle(image: Image) -> Check:
     """It is installed, in the version that the image says."""
-    try:
-        version = importlib.metadata.version("rekindle")
-    except importlib.metadata.PackageNotFoundError:
+    version = _version("rekindle")
+    if not version:
         return Check("rekindle", "not installed", f"pip install rekindle, or {_BUILD}")
     built = image.get("version", "")
     if built not in ("", version):
@@ -140,18 +138,18 @@ def check_temporary(folder: Path) -> Check:
 
 def check_stores() -> Check:
     """What reads and writes URIs."""
-    missing = [module for module in STORES.values() if not _has(module)]
+    missing = [module for module in STORES.values() if not _version(module)]
     if missing:
         return Check("stores", f"without {', '.join(missing)}", f"pip install {' '.join(missing)}")
     return Check("stores", " ".join(STORES))
 
 
-def _has(distribution: str) -> bool:
+def _version(distribution: str) -> str:
+    """Of what is installed; "" of what is not."""
     try:
-        importlib.metadata.version(distribution)
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return ""
 
 
 def check_plugins(image: Image, places: Mapping[str, Path]) -> Iterable[Check]:
@@ -174,9 +172,8 @@ def check_plugins(image: Image, places: Mapping[str, Path]) -> Iterable[Check]:
 def check_compiler() -> Check:
     """What torch.compile writes has to be compiled."""
     found = shutil.which("gcc") or shutil.which("cc")
-    if found is None:
-        return Check("compiler", "none", "keep gcc in the image: train.compile needs it")
-    return Check("compiler", found)
+    fix = "" if found else "keep gcc in the image: train.compile needs it"
+    return Check("compiler", found or "none", fix)
 
 
 def check_kfp() -> Check:
@@ -185,10 +182,7 @@ def check_kfp() -> Check:
     reason = _failure(command, {"_KFP_RUNTIME": "true"})
     if reason:
         return Check("kfp", reason, "pip install --no-deps kfp")
-    try:
-        return Check("kfp", importlib.metadata.version("kfp"))
-    except importlib.metadata.PackageNotFoundError:
-        return Check("kfp", "of unknown version")
+    return Check("kfp", _version("kfp") or "of unknown version")
 
 
 def check_torch() -> Iterable[Check]:
@@ -223,17 +217,15 @@ def check_worker() -> Check:
 def _torch_range() -> str:
     """What this rekindle says of torch, as `torch<2.14,>=2.10`."""
     required = importlib.metadata.requires("rekindle") or []
-    found = [words.partition(";")[0].strip() for words in required if words.startswith("torch")]
-    return found[0] if found else "torch"
+    found = (words.partition(";")[0].strip() for words in required if words.startswith("torch"))
+    return next(found, "torch")
 
 
 def check_ranks() -> Check:
     """Two ranks meet through rekindle's own launcher and add their numbers up."""
     reason = _failure([sys.executable, "-m", "rekindle.launch.allreduce"], {})
-    if reason:
-        fix = "see `python -m rekindle.launch.allreduce`; ranks need the loopback and /dev/shm"
-        return Check("ranks", reason, fix)
-    return Check("ranks", "two met and agreed on a sum")
+    fix = "see `python -m rekindle.launch.allreduce`; ranks need the loopback and /dev/shm"
+    return Check("ranks", reason or "two met and agreed on a sum", fix if reason else "")
 
 
 def _failure(command: list[str], environment: Mapping[str, str]) -> str:

@@ -43,17 +43,11 @@ _LONGEST_ARGUMENT = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux
 _EXECUTOR_MODULE = "kfp.dsl.executor_main"
 # modules of the working directory are found but hide nothing: a `queue.py` there is not Python's
 _FOLDER_LAST = "import sys; '' in sys.path and sys.path.remove(''); sys.path.append('')"
-EXECUTOR = [
-    "python3", "-c",
-    f"{_FOLDER_LAST}; import runpy; "
-    f"runpy.run_module('{_EXECUTOR_MODULE}', run_name='__main__', alter_sys=True)",
-]  # fmt: skip
+_RUN = f"runpy.run_module('{_EXECUTOR_MODULE}', run_name='__main__', alter_sys=True)"
+EXECUTOR = ["python3", "-c", f"{_FOLDER_LAST}; import runpy; {_RUN}"]
 ADDED = {"PATH", "PYTHONUNBUFFERED", "_KFP_RUNTIME"}  # what `build_environment` adds to ours
-_WITH_ARGUMENTS_FROM_FILE = (
-    f"{_FOLDER_LAST}; import json, runpy; sys.argv[1:] = json.load(open(sys.argv[1])); "
-    f"runpy.run_module('{_EXECUTOR_MODULE}', run_name='__main__', alter_sys=True)"
-)
-
+_FROM_FILE = "sys.argv[1:] = json.load(open(sys.argv[1]))"
+_WITH_ARGUMENTS_FROM_FILE = f"{_FOLDER_LAST}; import json, runpy; {_FROM_FILE}; {_RUN}"
 
 # What a fork of this process has to do in place of a command with an environment in a folder, which
 # gives its exit code; None: the command has to be executed.
@@ -87,10 +81,8 @@ def main(argv: list[str], fork: Fork | None = None) -> int:
         result["exit_code"] = result["exit_code"] or 1
         result["error"] = str(error)
     except OSError as error:
-        result["exit_code"], result["error"] = (
-            1,
-            f"{error.strerror}: {error.filename or task['work']}",
-        )
+        result["exit_code"] = 1
+        result["error"] = f"{error.strerror}: {error.filename or task['work']}"
     try:
         write_result(Path(task["result"]), result)
     except OSError as error:
@@ -109,16 +101,13 @@ def render(argument: Any, task: dict[str, Any]) -> list[str]:
     if isinstance(argument, str):
         return [argument]
     if "ref" in argument:
-        return [_text(_look_up(argument["ref"], task))]
+        value = _look_up(argument["ref"], task)
+        return [value if isinstance(value, str) else json.dumps(value)]
     if "concat" in argument:
         return ["".join(text for item in argument["concat"] for text in render(item, task))]
     inputs = task["executor_input"]["inputs"]
     present = argument["if"] in inputs["parameterValues"] or argument["if"] in inputs["artifacts"]
     return [text for item in argument["then" if present else "else"] for text in render(item, task)]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _look_up(path: list[str], task: dict[str, Any]) -> Any:
@@ -242,7 +231,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child, self.signalled)
             if self.signalled == signal.SIGKILL:
-                self.kill_rest()
+                self.tell_rest(set(), signal.SIGKILL)
 
     def run(self, command: list[str], env: dict[str, str], cwd: str) -> int:
         """The exit code of `command` once it and all that it started are gone."""
@@ -310,7 +299,7 @@ class Supervisor:
         with contextlib.suppress(ChildProcessError):
             while True:
                 if self.signalled in (None, signal.SIGKILL):
-                    self.kill_rest()
+                    self.tell_rest(set(), signal.SIGKILL)
                 else:  # some may be outside the group and not know yet
                     told |= self.tell_rest(told)
                 _, status = os.waitpid(-1, 0)
@@ -318,9 +307,6 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.child, signal.SIGKILL)
         return codes
-
-    def kill_rest(self) -> None:
-        self.tell_rest(set(), signal.SIGKILL)
 
     def tell_rest(self, told: set[int], number: int | None = None) -> set[int]:
         """Send a signal, the one we got unless said otherwise, to children not in `told`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ def localised(executor_input: Mapping[str, Any], folder: Path) -> dict[str, Any]
 
     Outputs get places only: see `delivered`."""
     made = copy.deepcopy(dict(executor_input))
-    for i, artifact in enumerate(_artifacts(made.get("inputs", {}))):
+    groups = made.get("inputs", {}).get("artifacts", {}).values()
+    for i, artifact in enumerate(a for group in groups for a in group.get("artifacts", [])):
         place = folder / "inputs" / f"{i}-{Path(artifact['uri'].rstrip('/')).name or 'artifact'}"
         fetch(artifact["uri"], place)
         artifact["uri"] = str(place)
@@ -50,10 +51,10 @@ def delivered(
     planned = executor_input.get("outputs", {}).get("artifacts", {})
     found = {}
     for name, artifact in made.items():
-        uri, here = artifact["uri"], Path(artifact["uri"])
+        uri = artifact["uri"]
         if "://" not in uri:
             uri = planned[name]["artifacts"][0]["uri"]
-            store(here, uri)
+            store(Path(artifact["uri"]), uri)
         kind = {
             "schemaTitle": artifact["schema_title"],
             "schemaVersion": artifact["schema_version"],
@@ -127,8 +128,3 @@ def _opened(uri: str) -> tuple[Any, str]:
     system, path = fsspec.core.url_to_fs(uri.replace("minio://", "s3://", 1))
     system.invalidate_cache()  # a listing from before another process wrote
     return system, path
-
-
-def _artifacts(side: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for group in side.get("artifacts", {}).values():
-        yield from group.get("artifacts", [])

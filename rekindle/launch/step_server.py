@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rekindle.launch import fork_server, shim
 
@@ -32,16 +32,9 @@ def fork_server_for(
         return
     link, theirs = fork_server.link()
     with theirs:
-        words = [
-            "-P",
-            "-m",
-            "rekindle.launch.step_server",
-            str(theirs.fileno()),
-            EXECUTOR,
-            *modules,
-        ]
+        words = ["-P", "-m", "rekindle.launch.step_server", str(theirs.fileno()), EXECUTOR]
         process = subprocess.Popen(
-            [sys.executable, *words],
+            [sys.executable, *words, *modules],
             env={**env, "PYTHONUNBUFFERED": "1", "_KFP_RUNTIME": "true", **fork_server.THREADLESS},
             pass_fds=[theirs.fileno()], start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -62,14 +55,9 @@ def main() -> None:
             importlib.import_module(module)
     if fork_server.can_fork():
         request = fork_server.serve(socket.socket(fileno=int(link)))
-        if request is not None:
-            sys.exit(_step(request, env))
-
-
-def _step(request: Mapping[str, Any], env: Mapping[str, str]) -> int:
-    """Be the shim of a task."""
-    _environ(request["env"])
-    return shim.main(["shim", request["task"]], _executor(env))
+        if request is not None:  # be the shim of a task
+            _environ(request["env"])
+            sys.exit(shim.main(["shim", request["task"]], _executor(env)))
 
 
 def _executor(imported_in: Mapping[str, str]) -> shim.Fork:

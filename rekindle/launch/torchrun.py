@@ -6,7 +6,12 @@ in-place restart fail now and then. A rank that died of its own exception would 
 so only ranks lost from outside (killed, hung, out of memory, a peer's connection gone) are worth a
 restart; a rank that the kernel kills for its memory in the same step again is not. Success and
 preemption are what rank 0 wrote into `status.json`; torchrun's exit code is not proof of either.
-Authority: torch.distributed.run, and facts measured on torch 2.13."""
+Authority: torch.distributed.run, and facts measured on torch 2.13.
+
+Google's plugins for NCCL (GPUDirect-TCPXO, gIB) come with a script that sets NCCL's variables for
+the version installed on the node. REKINDLE_NCCL_PROFILE, which catalog/network.yaml gives by the
+machine's name, is that script, and after colons whatever else has to exist for it to be right.
+Nothing of this has run on such a machine yet."""
 
 from __future__ import annotations
 
@@ -14,13 +19,13 @@ import contextlib
 import logging
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.launch.coordination import Coordinator, Member, judge
 from rekindle.launch.events import emit
-from rekindle.launch.nccl_profile import profiled
 from rekindle.launch.process import on_signal
 from rekindle.launch.rendezvous import SECRET, Rendezvous
 from rekindle.launch.worker_group import Halt, Report, Start, WorkerGroup
@@ -30,17 +35,15 @@ log = logging.getLogger(__name__)
 
 _NETWORK = ("NCCL_", "FI_", "GLOO_")
 RESUMES = "the same command resumes"
+PROFILE = "REKINDLE_NCCL_PROFILE"
+_ITS_OWN = ("NCCL_", "CUDA_", "LD_LIBRARY_PATH")
+_PATIENCE_SECONDS = 60.0
 
 
 def torchrun(
-    script: Sequence[str],
-    train: TrainSpec,
-    *,
-    status: Path,
-    rendezvous: Rendezvous | None = None,
-    environment: Mapping[str, str] | None = None,
-    on_poll: Callable[[], None] = lambda: None,
-) -> None:
+    script: Sequence[str], train: TrainSpec, *, status: Path, rendezvous: Rendezvous | None = None,
+    environment: Mapping[str, str] | None = None, on_poll: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
     """Run `script` on the ranks of this node until it is done, on all nodes.
 
     `train` says how patient to be: `max_restarts`, `grace_seconds`, `hang_seconds`, `max_hours`;
@@ -105,6 +108,35 @@ def _same_bits(train: TrainSpec) -> dict[str, str]:
     return {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
 
 
+def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """The variables that the script sets, but for those that are set already, and a line about it;
+    nothing and "" if no script is named. StepError if it fails."""
+    script, *others = environment.get(PROFILE, "").split(":")
+    if not script:
+        return {}, ""
+    if missing := [path for path in (script, *others) if not Path(path).exists()]:
+        return {}, f"no GPUDirect between nodes: {', '.join(missing)} is not in this container"
+    given = {"LD_LIBRARY_PATH": "", **environment}
+    words = ["bash", "-c", 'set -a; . "$0" >&2 && exec env -0', script]
+    try:
+        done = subprocess.run(words, env=given, capture_output=True, timeout=_PATIENCE_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _profile_failed(script, str(error)) from error
+    if done.returncode:
+        raise _profile_failed(script, done.stderr.decode(errors="replace").strip()[-500:])
+    pairs = (line.partition("=") for line in done.stdout.decode(errors="replace").split("\0"))
+    told = {n: value for n, _, value in pairs if n.startswith(_ITS_OWN) and given.get(n) != value}
+    own = {n for n in environment if n != "LD_LIBRARY_PATH"}
+    return {n: v for n, v in told.items() if n not in own}, f"NCCL as {script} says"
+
+
+def _profile_failed(script: str, why: str) -> StepError:
+    return StepError(
+        f"the script that tells NCCL of this machine's network failed: {why}", where=script,
+        fix=f"correct what is mounted there, or set {PROFILE} to nothing in the step's environment",
+    )  # fmt: skip
+
+
 def _network(environment: Mapping[str, str], how: str) -> str:
     """What NCCL, libfabric and gloo are told about the network, for the log."""
     told = [f"{n}={v}" for n, v in sorted(environment.items()) if n.startswith(_NETWORK)]
@@ -152,7 +184,7 @@ def _words(verdict: Report) -> tuple[str, str, str]:
 def _give_up(verdict: Report, train: TrainSpec) -> None:
     """Raise what the verdict comes to, unless a restart may help."""
     what, where, fix = _words(verdict)
-    if verdict.cause is not None and verdict.cause.is_final:
+    if verdict.cause is not None and verdict.cause.kind == "raised":  # a restart would end so, too
         raise StepError(what, where=where, fix=fix)
     if verdict.expired:
         saved = "the state was saved" if verdict.ending == "preempted" else "what was saved is kept"

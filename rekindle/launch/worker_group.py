@@ -24,10 +24,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from rekindle.launch import accelerator, fork_server, heartbeats, meeting, root_cause
+from rekindle.launch import fork_server, heartbeats, meeting, memory, root_cause
 from rekindle.launch.fault import LAUNCHER
 from rekindle.launch.heartbeats import Heartbeat
-from rekindle.launch.process import MARK, end_marked, has_gpu, is_running
+from rekindle.launch.process import MARK, allocator, can_bind, end_marked, has_gpu, is_running
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.root_cause import Cause, Stack
 from rekindle.spec.model import TrainSpec
@@ -94,20 +94,16 @@ class WorkerGroup:
     """The ranks of this node. `run` is one life; `stop` may be called from a signal handler."""
 
     def __init__(
-        self,
-        script: Sequence[str],
-        train: TrainSpec,
-        status: Path,
-        rendezvous: Rendezvous,
+        self, script: Sequence[str], train: TrainSpec, status: Path, rendezvous: Rendezvous,
         environment: Mapping[str, str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.script, self.train, self.status, self.place = list(script), train, status, rendezvous
         self.environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         self.environment |= rendezvous.network() | dict(environment)
         self.environment |= {LAUNCHER: str(os.getpid())}
         self.gpus = has_gpu()
         if self.gpus:
-            self.environment |= accelerator.allocator(self.environment)
+            self.environment |= allocator(self.environment)
         self.foreign = train.entrypoint is not None
         self.began = time.monotonic()
         self.agent: subprocess.Popen[bytes] | None = None
@@ -154,9 +150,9 @@ class _Attempt:
         self.killed = False
         self.ours: set[int] = set()
         self.hung: list[Cause] = []
-        self.oom_kills = root_cause.oom_kills()
+        self.oom_kills = memory.oom_kills()
         reading, self.lifeline = os.pipe()
-        bound = group.gpus and accelerator.can_bind()
+        bound = group.gpus and can_bind()
         started = argv(group.script, group.place, start, bound)
         words = [sys.executable, "-P", "-m", "rekindle.launch.agent", str(reading), str(self.exits)]
         words += [group.script[1] if group.script[0] == "-m" and not group.foreign else ""]
@@ -220,9 +216,7 @@ class _Attempt:
                 self._write_stacks(found)
             return True
         # all was said, and the ranks need only leave; or one of them has failed or died
-        if self._said() or any(
-            heartbeat.words or not is_running(heartbeat.pid) for heartbeat in found
-        ):
+        if self._said() or any(rank.words or not is_running(rank.pid) for rank in found):
             self.ending_at = self.ending_at or now
             return now - self.ending_at > PEER_SECONDS
         return self._hangs(found)
@@ -230,25 +224,16 @@ class _Attempt:
     def _hangs(self, found: Sequence[Heartbeat]) -> bool:
         if self.group.foreign:
             return False
-        known = {heartbeat.rank: heartbeat for heartbeat in found}
-        first = self.group.place.node_rank * self.group.place.ranks_per_node
-        ranks = range(first, first + self.group.place.ranks_per_node)
-        unborn = [
-            Heartbeat(r, 0, 0, self.began, 0, "start", 0, None) for r in ranks if r not in known
-        ]
-        late = [
-            heartbeat
-            for heartbeat in (*found, *unborn)
-            if heartbeat.age > self._patience(heartbeat)
-        ]
-        starting = [heartbeat for heartbeat in (*found, *unborn) if heartbeat.phase == "start"]
-        if any(heartbeat not in late for heartbeat in starting):
+        unborn = set(self.group.place.ranks) - {heartbeat.rank for heartbeat in found}
+        ranks = [*found]
+        ranks += [Heartbeat(r, 0, 0, self.began, 0, "start", 0, None) for r in sorted(unborn)]
+        late = [heartbeat for heartbeat in ranks if heartbeat.age > self._patience(heartbeat)]
+        if any(rank.phase == "start" and rank not in late for rank in ranks):
             # one is at work, and the others wait for it: in a collective no rank beats
             late = [heartbeat for heartbeat in late if heartbeat.phase != "start"]
-        if not late:
-            return False
-        self._write_stacks([*found, *unborn])
-        return True
+        if late:
+            self._write_stacks(ranks)
+        return bool(late)
 
     def _patience(self, heartbeat: Heartbeat) -> float:
         limit = self.group.train.hang_seconds
@@ -276,10 +261,8 @@ class _Attempt:
     def kill(self) -> None:
         """End the ranks at once; torchrun then reports and ends by itself."""
         self.killed = True
-        place = self.group.place
-        first = place.node_rank * place.ranks_per_node
         dead = {s.rank for s in heartbeats.read(self.status) if not is_running(s.pid)}
-        self.ours = set(range(first, first + place.ranks_per_node)) - dead
+        self.ours = set(self.group.place.ranks) - dead
         end_marked(self.mark, spared={self.agent.pid})
 
     def report(self) -> Report:
@@ -293,14 +276,14 @@ class _Attempt:
             return Report("preempted", expired=expired, asked=asked)
         if code == 0 and (foreign or self.group.place.node_rank):
             return Report("quiet", expired=expired, asked=asked)
-        oom = root_cause.oom_kills() - self.oom_kills
+        oom = memory.oom_kills() - self.oom_kills
         found = heartbeats.read(self.status)
         causes = root_cause.causes_of(found, root_cause.read_exits(self.exits), self.ours, oom)
         cause = root_cause.first([*causes, *self.hung]) or self._unknown(code, oom)
         return Report("lost", cause, expired, asked)
 
     def _unknown(self, code: int, oom_kills: int) -> Cause:
-        first = self.group.place.node_rank * self.group.place.ranks_per_node
+        first = self.group.place.ranks[0]
         if code < 0 and not self.killed:
             return root_cause.agent_killed(first, -code, oom_kills)
         what = "the ranks ended without saying that they are done"
@@ -352,9 +335,7 @@ def _stacks(status: Path, found: Sequence[Heartbeat]) -> dict[int, str]:
     deadline = time.monotonic() + STACKS_SECONDS
     texts: dict[int, str] = {}
     while time.monotonic() < deadline:
-        paths = {
-            heartbeat.rank: heartbeats.stacks_path(status, heartbeat.rank) for heartbeat in found
-        }
+        paths = {rank.rank: heartbeats.stacks_path(status, rank.rank) for rank in found}
         before, texts = texts, {r: p.read_text() for r, p in paths.items() if p.exists()}
         if texts == before and all(texts.values()):
             break

@@ -50,13 +50,10 @@ class Kernel:
 # (train/attention.py): the mask is spread out and added, the softmax casts and is cast back,
 # dropout is a product with what is kept; compiled, all but that draw is one kernel each way.
 _PASSED = {
-    ("unfused", False): (4.0, 6.0),
-    ("unfused", True): (9.0, 11.0),
-    ("apart", False): (12.0, 10.0),
-    ("apart", True): (17.0, 15.0),
-    ("written", True): (26.0, 22.0),
+    ("unfused", False): (4.0, 6.0), ("unfused", True): (9.0, 11.0), ("apart", False): (12.0, 10.0),
+    ("apart", True): (17.0, 15.0), ("written", True): (26.0, 22.0),
     ("compiled", True): (12.0, 10.0),
-}
+}  # fmt: skip
 
 
 def unfused_seconds(

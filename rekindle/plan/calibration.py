@@ -35,7 +35,8 @@ class Speeds:
 
     def profile(self, gpu: str, compiled: bool) -> Profile:
         """What is known of all trainings there."""
-        known = self._of(gpu, compiled)
+        key = gpu, compiled, stamp()
+        known = [one for one in self.measured if (one.gpu, one.compiled, one.constants) == key]
         if not known:
             return profile_of(gpu, compiled)
         factor = math.exp(sum(math.log(one.ratio) for one in known) / len(known))
@@ -70,13 +71,6 @@ class Speeds:
         """Runs that were measured against other constants."""
         there = [one for one in self.measured if (one.gpu, one.compiled) == (gpu, compiled)]
         return tuple(one.run_id for one in there if one.constants != stamp())
-
-    def _of(self, gpu: str, compiled: bool) -> list[Calibration]:
-        now = stamp()
-        return [
-            one for one in self.measured
-            if (one.gpu, one.compiled, one.constants) == (gpu, compiled, now)
-        ]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from rekindle.plan.cluster import Cluster
@@ -99,18 +99,15 @@ def _works(asked: Asked, layout: Layout) -> Iterator[tuple[Work, bool]]:
     """What each rank would do, and whether a test has shown it."""
     train, total = asked.train, asked.train.global_batch_size
     each = total // layout.data
-    sizes: Sequence[int] = [
-        n for n in range(1, each + 1) if each % n == 0 and n <= LARGEST_MICRO_BATCH
-    ]
+    most = min(each, LARGEST_MICRO_BATCH)
+    sizes = [n for n in range(1, most + 1) if each % n == 0]
     if "micro_batch_size" not in asked.free and isinstance(train.micro_batch_size, int):
         sizes = [train.micro_batch_size]
     for checkpointing, proven in _ways(asked, layout):
         for size in sizes:
             work = work_of(asked, dataclasses.replace(layout, micro_batch_size=size), checkpointing)
-            turns = work.accumulation
-            if layout.pp == 1 or (
-                turns >= layout.pp and (layout.schedule == "1f1b" or turns % layout.pp == 0)
-            ):
+            turns, even = work.accumulation, layout.schedule != "1f1b"
+            if layout.pp == 1 or (turns >= layout.pp and not (even and turns % layout.pp)):
                 yield work, proven
 
 

@@ -76,49 +76,25 @@ def choose(
 def _among(
     spec: Spec, asked: Asked, offered: Sequence[Fleet], steps: int | None, speeds: Speeds
 ) -> Iterator[tuple[Choice, Found]]:
-    """What is worth a look: under a budget alone the fastest that may keep it, else the cheapest
-    ones."""
-    known = [
-        fleet
-        for fleet in _comparable(offered, asked)
-        if _least_bytes(asked) <= fleet.cluster.gpu.memory_bytes * fleet.cluster.gpus
-    ]
+    """What is worth a look, by what it could do at its peak.
+
+    Under a budget alone the fastest, until none can be faster than one within it. Else the
+    cheapest: of each kind as many as keep the limits, since more of them cost more, and no kind
+    that would cost more at its peak than one that keeps them does."""
+    least = _least_bytes(asked)
+    known = [f for f in _comparable(offered, asked) if least <= f.gpu.memory_bytes * f.cluster.gpus]
     able = [fleet for fleet in known if _may_do(spec, asked, fleet, steps, speeds)]
     if not able:  # the fastest of each kind, to show by how much they miss it
-        largest = {_kind(fleet): fleet for fleet in known}
-        able = list(largest.values())
-    if spec.resources.budget_usd is not None and spec.resources.deadline_hours is None:
-        return _fastest(spec, asked, able, steps, speeds)
-    return _cheapest(spec, asked, able, steps, speeds)
-
-
-def _fastest(
-    spec: Spec, asked: Asked, able: Sequence[Fleet], steps: int | None, speeds: Speeds
-) -> Iterator[tuple[Choice, Found]]:
-    """By what they could do at their peak, until none can be faster than one within the budget."""
+        able = list({_kind(fleet): fleet for fleet in known}.values())
+    groups, bound = [[fleet] for fleet in able], _least_seconds
+    if not _only_budget(spec):
+        kinds: dict[tuple[Any, ...], list[Fleet]] = {}
+        for fleet in able:
+            kinds.setdefault(_kind(fleet), []).append(fleet)
+        groups, bound = list(kinds.values()), _least_usd
     best = math.inf
-    for fleet in sorted(able, key=lambda fleet: _least_seconds(asked, fleet)):
-        if _least_seconds(asked, fleet) > best:
-            return
-        found = search(asked, fleet.cluster)
-        if found.options:
-            choice = Choice(fleet, speeds.applied(found.options[:1])[0])
-            yield choice, found
-            missed, seconds = _preference(spec, choice, steps)
-            best = best if missed else min(best, seconds)
-
-
-def _cheapest(
-    spec: Spec, asked: Asked, able: Sequence[Fleet], steps: int | None, speeds: Speeds
-) -> Iterator[tuple[Choice, Found]]:
-    """Of each kind as many as keep the limits, since more of them cost more; no kind that would
-    cost more at its peak than one that keeps them does."""
-    kinds: dict[tuple[Any, ...], list[Fleet]] = {}
-    for fleet in able:
-        kinds.setdefault(_kind(fleet), []).append(fleet)
-    best = math.inf
-    for some in sorted(kinds.values(), key=lambda some: _least_usd(asked, some[0])):
-        if _least_usd(asked, some[0]) > best:
+    for some in sorted(groups, key=lambda some: bound(asked, some[0])):
+        if bound(asked, some[0]) > best:
             return
         for fleet in some:
             found = search(asked, fleet.cluster)
@@ -126,10 +102,14 @@ def _cheapest(
                 continue
             choice = Choice(fleet, speeds.applied(found.options[:1])[0])
             yield choice, found
-            missed, usd = _preference(spec, choice, steps)
+            missed, value = _preference(spec, choice, steps)
             if not missed:
-                best = min(best, usd)
+                best = min(best, value)
                 break
+
+
+def _only_budget(spec: Spec) -> bool:
+    return spec.resources.budget_usd is not None and spec.resources.deadline_hours is None
 
 
 def _kind(fleet: Fleet) -> tuple[str | None, int]:
@@ -144,10 +124,9 @@ def _may_do(spec: Spec, asked: Asked, fleet: Fleet, steps: int | None, speeds: S
     profile = speeds.profile(fleet.cluster.gpu.name, asked.train.compile)
     seconds = _least_seconds(asked, fleet) / profile.constants.matrix_efficiency
     hours = seconds * min(1.0, profile.factor) * steps / 3600
-    late = (
-        limits.deadline_hours is not None and hours * (1 + profile.spread) > limits.deadline_hours
-    )
-    return not late and (limits.budget_usd is None or hours * usd <= limits.budget_usd)
+    if limits.deadline_hours is not None and hours * (1 + profile.spread) > limits.deadline_hours:
+        return False
+    return limits.budget_usd is None or hours * usd <= limits.budget_usd
 
 
 def _least_seconds(asked: Asked, fleet: Fleet) -> float:
@@ -197,7 +176,7 @@ def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, f
     if usd is not None and limits.budget_usd is not None:
         over = max(0.0, usd - limits.budget_usd)
     per_step = choice.usd_per_step or math.inf
-    if limits.budget_usd is not None and limits.deadline_hours is None:
+    if _only_budget(spec):
         return over, choice.option.step.seconds
     return late + over, per_step
 

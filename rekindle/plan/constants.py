@@ -6,12 +6,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from rekindle.catalog.tables import rows
 from rekindle.plan.attention import Kernel
 from rekindle.plan.steptime import Constants
 
@@ -32,16 +29,10 @@ class Profile:
 
 
 @functools.cache
-def _table() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    return table
-
-
-@functools.cache
 def stamp() -> str:
     """Names these numbers and the formulas that they are for: what is measured against them says
     so."""
-    formulas = (FILE.with_name(f"{name}.py") for name in ("steptime", "attention", "traffic"))
+    formulas = (FILE.with_name(f"{name}.py") for name in ("steptime", "attention"))
     read = b"".join(path.read_bytes() for path in (FILE, *formulas))
     return hashlib.sha256(read).hexdigest()[:12]
 
@@ -49,29 +40,26 @@ def stamp() -> str:
 def spread_of(kind: str) -> float:
     """Of times that were corrected by a measured training: of the same work on the same machines
     (`same_job`), or of another on the same GPU (`calibrated`)."""
-    return float(_table()["spread"][kind])
+    return float(rows(FILE)["spread"][kind])
 
 
 def profile_of(gpu: str, compiled: bool = False) -> Profile:
     """For a GPU of the catalog; one without measurements borrows those of the most similar GPU.
 
     The interval is wider then."""
-    table = _table()
+    table = rows(FILE)
     measured = table["measured_as"].get(gpu)
     like = measured or table["borrows_from"].get(gpu) or table["borrows_from"]["others"]
     numbers = table["software"] | table["gpus"][like]
     if compiled:
-        numbers |= {
-            name: factor * numbers[name] for name, factor in table["compiled"]["times"].items()
-        }
+        times = table["compiled"]["times"]
+        numbers |= {name: factor * numbers[name] for name, factor in times.items()}
     numbers["kernels"] = {name: Kernel(**row) for name, row in table["kernels"][like].items()}
     spread = table["spread"]["measured" if measured else "borrowed"]
     basis = table["fitted_on"] if measured else f"measured on {like}, not on {gpu}"
     if gpu == CPU:
         spread, basis = table["spread"]["cpu"], "a guess from a few small trainings on a CPU"
     if compiled:
-        spread, basis = (
-            max(spread, table["spread"]["compiled"]),
-            f"{basis}; {table['compiled']['basis']}",
-        )
+        spread = max(spread, table["spread"]["compiled"])
+        basis = f"{basis}; {table['compiled']['basis']}"
     return Profile(Constants(**numbers), spread, basis)

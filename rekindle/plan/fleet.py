@@ -2,25 +2,51 @@
 the one that this runs on.
 
 Decides `Fleet`, machines of one kind in one region with their price, and the order in which fleets
-are weighed. What the catalog does not know stays unknown."""
+are weighed. What the catalog does not know stays unknown. The machine that this runs on has GPUs
+for its ranks, as the driver names them, or a share of its CPU, measured in a moment, because no
+catalog has rows of CPUs."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import functools
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from rekindle.catalog.gpus import Gpu, gpu
-from rekindle.catalog.machines import THIS_CPU, Cloud, Machine, machine, machines
+from rekindle.catalog.gpus import Gpu, gpu, recognised
+from rekindle.catalog.machines import THIS_CPU, Cloud, Link, Machine, machine, machines
 from rekindle.catalog.prices import Price, PriceBook
 from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
+from rekindle.launch.process import driver_says
 from rekindle.plan.cluster import Cluster
-from rekindle.plan.here import here
+from rekindle.plan.constants import CPU
 from rekindle.spec.model import AUTO, ResourcesSpec
 
 MOST_NODES = 64
 HERE = "this machine"
 CLOUDS: Mapping[str, Cloud] = {"sagemaker": "aws", "vertex": "gcp", "azureml": "azure"}
+PATIENCE_SECONDS = 30
+# One thread, as the engine gives each rank: products of 768 x 768, and copies beyond any cache; the
+# best of some, because others run here, too.
+_PROBE = """
+import json, time
+import numpy as np
+def best(work):
+    times = []
+    for _ in range(5):
+        before = time.perf_counter(); work(); times.append(time.perf_counter() - before)
+    return min(times)
+a = np.ones((768, 768), np.float32)
+source, target = np.ones(2**24, np.float32), np.empty(2**24, np.float32)
+flops = 2 * 768**3 / best(lambda: a @ a)
+print(json.dumps([flops, 2 * source.nbytes / best(lambda: np.copyto(target, source))]))
+"""
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +88,9 @@ class Fleet:
 
     def __str__(self) -> str:
         gpus = f"{self.gpus_per_node} x {self.gpu.name}"
-        return (
-            f"{self.nodes} x {self.name} ({gpus} each)"
-            if self.nodes > 1
-            else f"{self.name} ({gpus})"
-        )
+        if self.nodes == 1:
+            return f"{self.name} ({gpus})"
+        return f"{self.nodes} x {self.name} ({gpus} each)"
 
 
 def fleets(
@@ -75,7 +99,8 @@ def fleets(
     """Those that the config allows, small ones first; this machine with `ranks` processes for the
     platform `local`, and where neither a platform nor machines are named. RequestError where the
     config names no GPUs, or none that the catalog has."""
-    if platform == "local" or (not platform and _names_nothing(resources)):
+    named = resources.machine or resources.accelerator or resources.gpus_per_node
+    if platform == "local" or not (platform or named):
         return (_here(ranks),)
     names = list(_names(resources, platform))
     if not names:
@@ -92,10 +117,6 @@ def fleets(
         for nodes in _counts(resources, has)
     ]  # fmt: skip
     return tuple(sorted(found, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
-
-
-def _names_nothing(resources: ResourcesSpec) -> bool:
-    return not (resources.machine or resources.accelerator or resources.gpus_per_node)
 
 
 def _here(ranks: int) -> Fleet:
@@ -133,14 +154,9 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
 def _offered(platform: str) -> Sequence[str]:
     """Machines with GPUs by the platform's own names; of all clouds where none is named."""
     if platform == "sagemaker":
-        names: list[str] = limits(platform)["gpu_machines"]
-        return names
-    cloud = CLOUDS.get(platform)
-    return [
-        name
-        for name, has in machines().items()
-        if has.gpu is not None and has.cloud != "local" and cloud in (None, has.cloud)
-    ]
+        return limits(platform)["gpu_machines"]  # type: ignore[no-any-return]
+    clouds = {CLOUDS[platform]} if platform in CLOUDS else {*CLOUDS.values()}
+    return [n for n, has in machines().items() if has.gpu is not None and has.cloud in clouds]
 
 
 def _suits(has: Machine, resources: ResourcesSpec) -> bool:
@@ -165,3 +181,50 @@ def _cheapest_region(name: str, book: PriceBook) -> str:
         return known if known is not None else float("inf")
 
     return min(book.regions(name), key=usd, default="")
+
+
+def here(ranks: int) -> tuple[Gpu, int, Link | None]:
+    """What each of `ranks` processes trains on, how many of these there are, and the links between
+    them. RequestError where there are fewer GPUs than ranks, or some that the catalog does not
+    know."""
+    names = gpu_names()
+    if not names:
+        return _cpu(ranks), ranks, None
+    if len(names) < ranks:
+        raise RequestError(
+            f"{ranks} ranks have {len(names)} GPUs here", where="platforms.local.ranks",
+            fix=f"at most {len(names)}",
+        )  # fmt: skip
+    found = recognised(names[0])
+    if found is None:
+        raise RequestError(f"the catalog does not know the GPU {names[0]}")
+    like = (each.inside for each in machines().values() if each.gpu == found.name and each.inside)
+    return found, len(names), next(like, None)
+
+
+@functools.cache
+def gpu_names() -> tuple[str, ...]:
+    """Of the GPUs here, as NVIDIA's driver has them; none where there is no driver."""
+    return tuple(driver_says("name"))
+
+
+@functools.cache
+def _cpu(ranks: int) -> Gpu:
+    """A rank's share: a core, or less where there are more ranks than cores, of which as many as
+    there are ranks compute at once; memory in equal parts."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    busy = min(ranks, cores or 1)
+    probes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **_ONE_THREAD},
+        )
+        for _ in range(busy)
+    ]  # fmt: skip
+    said = [json.loads(probe.communicate(timeout=PATIENCE_SECONDS)[0]) for probe in probes]
+    flops, moved = (sum(each) / ranks for each in zip(*said, strict=True))
+    memory_bytes = machines()[THIS_CPU].memory_bytes or 0
+    return Gpu(
+        CPU, memory_bytes // ranks, moved, {"fp32": flops / 1e12}, "measured here",
+        datetime.datetime.now(datetime.UTC).date(), CPU, CPU,
+    )  # fmt: skip

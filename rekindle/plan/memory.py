@@ -9,13 +9,10 @@ memory.yaml."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from rekindle.catalog.tables import rows
 from rekindle.plan.inflight import Moment, moments
 from rekindle.plan.temporaries import Temporaries
 from rekindle.plan.work import Work
@@ -61,14 +58,8 @@ class Needed:
 
 def needed(peak_bytes: int) -> Needed:
     """For a peak of tensors, closed form or traced."""
-    table = _table()
+    table = rows(FILE)
     return Needed(peak_bytes, round(peak_bytes * table["reserve"]["share"]), table["context_bytes"])
-
-
-@functools.cache
-def _table() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    return table
 
 
 def memory(work: Work, pp_rank: int | None = None) -> Memory:
@@ -136,19 +127,18 @@ class _Moments(Temporaries):
 
     def _saved(self, at: Moment) -> int:
         """For the backward passes of all micro-batches under way."""
-        saved = self._blocks_held(at) * self.kept + self._sent(at) + self.inputs_held
+        saved = self._in_blocks(at.held) * self.kept + self._sent(at) + self.inputs_held
         saved -= at.held[-1] * self.narrowed
         return saved + sum(n * self.ends_kept(stage) for stage, n in enumerate(at.held))
 
-    def _blocks_held(self, at: Moment) -> int:
-        return sum(n * blocks for n, blocks in zip(at.held, self.blocks, strict=True))
+    def _in_blocks(self, counts: tuple[int, ...]) -> int:
+        return sum(n * blocks for n, blocks in zip(counts, self.blocks, strict=True))
 
     def _passing(self, at: Moment) -> tuple[int, int]:
-        return self.passing(self._blocks_held(at), at.held[0] if self.first else 0)
+        return self.passing(self._in_blocks(at.held), at.held[0] if self.first else 0)
 
     def _halved(self, at: Moment) -> int:
-        halved = zip(at.halved, self.blocks, strict=True)
-        return sum(n * blocks for n, blocks in halved) * self.halved
+        return self._in_blocks(at.halved) * self.halved
 
     def _narrow(self, at: Moment, but: int | None = None) -> int:
         """Gradients that the second half of zero bubble's backward pass left, and that FSDP widens

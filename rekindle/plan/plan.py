@@ -1,7 +1,8 @@
 """The plan of a config: machines, layout, memory, time, money, and why not the others.
 
 `make` is pure: spec, catalog and prices in, Plan out. Of machines that it may choose it takes the
-cheapest that keep the limits; of layouts, what search.py says."""
+cheapest that keep the limits; of layouts, what search.py says. What interruptions cost it, risk.py
+says; what neither the config nor the catalog knows is assumed (assumptions.yaml)."""
 
 from __future__ import annotations
 
@@ -9,23 +10,27 @@ import dataclasses
 import datetime
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from rekindle.catalog.prices import PriceBook
-from rekindle.errors import Problem
+from rekindle.catalog.tables import rows
+from rekindle.errors import Problem, RequestError
+from rekindle.plan import risk
 from rekindle.plan.calibration import Known, Speeds
 from rekindle.plan.choice import Choice, Hours, choose
 from rekindle.plan.constants import CPU
-from rekindle.plan.exposure import assumed, spot_of
 from rekindle.plan.fleet import Fleet, fleets
 from rekindle.plan.memory import memory, needed, snapshot_bytes
-from rekindle.plan.request import Asked, as_on_a_cpu, asked_of
+from rekindle.plan.request import Asked, as_on_a_cpu, asked_of, model_config, teacher_config
 from rekindle.plan.search import Option, Rejected
-from rekindle.plan.spot import Spot
+from rekindle.plan.spot import Needs, Offer, Spot, weigh
 from rekindle.plan.steptime import step_time
+from rekindle.plan.trace import AT_MOST, Finalist, trace
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 
 SHOWN = 5
 NOTHING = Known()
+ASSUMED = Path(__file__).with_name("assumptions.yaml")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,34 +132,88 @@ def _snapshot(choice: Choice) -> tuple[int, int | None]:
     return ranks * snapshot_bytes(choice.option.work), choice.fleet.machine.memory_bytes
 
 
+def traced(plan: Plan, spec: Spec) -> Plan:
+    """The plan with the traced memory of its finalists, the best of them that fits first. Takes
+    some ten seconds; RequestError where none of them fits."""
+    config, teacher = model_config(spec), teacher_config(spec)
+    finalists = [plan.chosen, *plan.others][:AT_MOST]
+    asked = [
+        Finalist(config, spec.task, one.option.work, lora=plan.asked.lora, teacher=teacher)
+        for one in finalists
+    ]
+    answers = trace(asked)
+    found, notes = list[Choice](), list[str]()
+    for one, answer in zip(finalists, answers, strict=True):
+        option = dataclasses.replace(one.option, memory=answer.memory)
+        layout, size = str(option.work.layout), answer.memory.peak_bytes / 2**30
+        known = one.option.memory.peak_bytes / 2**30
+        if answer.traced:
+            notes.append(f"traced: {layout} holds {size:.1f} GiB (closed form: {known:.1f})")
+        notes += [answer.note] if answer.note else []
+        if needed(answer.memory.peak_bytes).bytes <= option.cluster.gpu.memory_bytes:
+            found.append(Choice(one.fleet, option))
+    if not found:
+        raise RequestError(
+            "neither of the two best layouts fits, as a trace says", where="resources",
+            fix=f"{'; '.join(notes)}: more or larger machines, or train.layout for another one",
+        )  # fmt: skip
+    others = (*found[1:], *plan.others[AT_MOST - 1 :])
+    return dataclasses.replace(
+        plan, chosen=found[0], others=others, notes=(*plan.notes, *dict.fromkeys(notes))
+    )
+
+
+def training(choice: Choice, steps: int) -> risk.Work:
+    """What saving, starting and waiting take, as far as it is known."""
+    known, option = rows(ASSUMED), choice.option
+    per_weight = 3 * option.work.weights_bytes  # a weight and two moments
+    saved = per_weight * option.work.shape.parameters
+    ranks = option.cluster.gpus
+    stored = known["store_bytes_per_second"]["value"] * choice.fleet.nodes
+    return risk.Work(
+        steps=steps, step_seconds=option.step.seconds,
+        save_seconds=saved / ranks / known["save_bytes_per_second"]["value"],
+        commit_seconds=saved / stored,
+        restart_seconds=known["start_seconds"]["value"] + saved / stored,
+        wait_seconds=known["wait_seconds"]["value"],
+        notice_seconds=known["notice_seconds"].get(choice.fleet.machine.cloud, 0.0),
+    )  # fmt: skip
+
+
+def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
+    """Spot machines instead; None if the steps, or a price below on demand, are not known."""
+    dear, cheap = choice.fleet.usd_per_hour(), choice.fleet.usd_per_hour(spot=True)
+    if steps is None or dear is None or cheap is None:
+        return None
+    limits = spec.resources
+    needs = Needs(limits.max_run_hours, limits.budget_usd, limits.deadline_hours)
+    work = training(choice, steps)
+    given = "every" in spec.train.checkpoint.model_fields_set
+    every = spec.train.checkpoint.every if given else None
+    return weigh(
+        work, risk.hazard(limits.hazard), choice.fleet.nodes, Offer(cheap, dear), needs, every
+    )
+
+
 # What if, and what is not known
 
 
 def _if_else(asked: Asked, option: Option) -> Iterator[str]:
     cluster, constants = option.cluster, option.profile.constants
     seconds = option.step.seconds / option.profile.factor
-    slow = dataclasses.replace(
-        cluster,
-        inside_bytes_per_second=_half(cluster.inside_bytes_per_second),
-        between_bytes_per_second=_half(cluster.between_bytes_per_second),
-    )
+    links = ("inside_bytes_per_second", "between_bytes_per_second")
+    known = {link: speed for link in links if (speed := getattr(cluster, link)) is not None}
+    slow = dataclasses.replace(cluster, **{link: speed / 2 for link, speed in known.items()})
     if cluster.gpus > 1:
         by = step_time(option.work, slow, constants).seconds / seconds - 1
         yield f"with links half as fast: {by:+.0%} time"
     longer = dataclasses.replace(option.work, sequence=2 * option.work.sequence)
     size, has = needed(memory(longer).peak_bytes).bytes, cluster.gpu.memory_bytes
+    by = step_time(longer, cluster, constants).seconds / seconds / 2 - 1
+    then = f"{by:+.0%} time a token, {size / 2**30:.0f} GiB"
     if size > has:
-        yield (
-            f"with sequences twice as long: {size / 2**30:.0f} of {has / 2**30:.0f} GiB, "
-            "does not fit as it is"
-        )
-    else:
-        by = step_time(longer, cluster, constants).seconds / seconds / 2 - 1
-        yield f"with sequences twice as long: {by:+.0%} time a token, {size / 2**30:.0f} GiB"
-
-
-def _half(number: float | None) -> float | None:
-    return None if number is None else number / 2
+        then = f"{size / 2**30:.0f} of {has / 2**30:.0f} GiB, does not fit as it is"
+    yield f"with sequences twice as long: {then}"
 
 
 def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
@@ -190,8 +249,8 @@ def _of_prices(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> 
         read = min(price.as_of, price.spot_as_of or price.as_of)
         yield f"the price is old, read on {read} or later: rekindle prices refresh"
     if spot is not None:
-        start, wait = (assumed()[name]["value"] for name in ("start_seconds", "wait_seconds"))
+        start, wait = (rows(ASSUMED)[name]["value"] for name in ("start_seconds", "wait_seconds"))
         yield (
             f"spot: assumed are {start} s to start, {wait} s to wait for machines, and a node's "
-            f"{assumed()['store_bytes_per_second']['value'] / 1e9:g} GB/s to the store"
+            f"{rows(ASSUMED)['store_bytes_per_second']['value'] / 1e9:g} GB/s to the store"
         )

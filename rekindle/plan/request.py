@@ -131,19 +131,17 @@ def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Map
 def _vocabulary(spec: Spec, source: Mapping[str, Any]) -> Any:
     """A trained tokenizer has at most as many entries as it was asked for."""
     tokenizer = spec.model.tokenizer
-    trained = tokenizer if isinstance(tokenizer, TokenizerSpec) else TokenizerSpec()
     if isinstance(tokenizer, str):
         return source.get("vocab_size")
-    return max(int(source.get("vocab_size") or 0), trained.vocab_size)
+    return max(int(source.get("vocab_size") or 0), (tokenizer or TokenizerSpec()).vocab_size)
 
 
 def _read(path: Path, where: str) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise RequestError(
-            f"{path} is not JSON: {error}", where=where, fix="correct the file"
-        ) from error
+        what = f"{path} is not JSON: {error}"
+        raise RequestError(what, where=where, fix="correct the file") from error
     return found
 
 

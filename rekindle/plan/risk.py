@@ -178,22 +178,19 @@ def expected(work: Work, every: int, per_hour: float) -> Expectation:
         never = math.inf
         known = useful / 3600, saving / 3600
         return Expectation(never, never, never, *known, never, never, never)
-    restarting = (1 + interruptions) * alive_seconds(work.restart_seconds, rate)
+    # mean of a start, or of the time until an interruption, if that is shorter
+    alive = _struck(work.restart_seconds, rate) / rate if rate else work.restart_seconds
+    restarting = (1 + interruptions) * alive
     running = useful + saving + restarting
     if not work.saves_on_notice:
         running = interruptions / rate if rate else uninterrupted_seconds(work, every)
     waiting = (1 + interruptions) * work.wait_seconds
     lost = max(0.0, running - useful - saving - restarting)
     return Expectation(
-        wall_hours=(running + waiting) / 3600,
-        running_hours=running / 3600,
-        waiting_hours=waiting / 3600,
-        useful_hours=useful / 3600,
-        saving_hours=saving / 3600,
-        restarting_hours=restarting / 3600,
-        lost_hours=lost / 3600,
-        interruptions=interruptions,
-    )
+        wall_hours=(running + waiting) / 3600, running_hours=running / 3600,
+        waiting_hours=waiting / 3600, useful_hours=useful / 3600, saving_hours=saving / 3600,
+        restarting_hours=restarting / 3600, lost_hours=lost / 3600, interruptions=interruptions,
+    )  # fmt: skip
 
 
 def _interruptions(work: Work, every: int, rate: float) -> float:
@@ -226,11 +223,6 @@ def _grown(seconds: float, rate: float) -> float:
 def _struck(seconds: float, rate: float) -> float:
     """Chance of an interruption within that time."""
     return -math.expm1(-rate * seconds)
-
-
-def alive_seconds(seconds: float, rate: float) -> float:
-    """Mean of that time or the time until an interruption, if that is shorter; `rate` a second."""
-    return _struck(seconds, rate) / rate if rate else seconds
 
 
 def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:

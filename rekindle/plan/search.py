@@ -54,9 +54,9 @@ class Option:
         return self.step.seconds / (1 + spread), self.step.seconds * (1 + spread)
 
     @property
-    def complexity(self) -> tuple[int, ...]:
-        """See `_complexity`."""
-        return _complexity(self.work, self.proven)
+    def order(self) -> tuple[float, tuple[int, ...]]:
+        """Faster ones first, then simpler ones."""
+        return self.step.seconds, _complexity(self.work, self.proven)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,10 @@ class Found:
 def search(asked: Asked, cluster: Cluster) -> Found:
     """Weigh everything on that cluster."""
     asked = on_gpu(asked, cluster.gpu)
-    if asked.train.precision not in cluster.gpu.tflops:
-        return Found((), (Rejected("all", _no_peak(asked, cluster)),), 0)
+    gpu, precision = cluster.gpu, asked.train.precision
+    if precision not in gpu.tflops:
+        knows = f"knows no {precision} peak of {gpu.name}, but {', '.join(gpu.tflops)}"
+        return Found((), (Rejected("all", f"the catalog {knows}"),), 0)
     profile = profile_of(cluster.gpu.name, asked.train.compile)
     best: dict[str, Option] = {}
     rejected: dict[str, Rejected] = {}
@@ -92,8 +94,8 @@ def search(asked: Asked, cluster: Cluster) -> Found:
             rejected[name] = Rejected(name, candidate.reason)
             continue
         timed = [
-            _Timed(step_time(work, cluster, profile.constants), work, proven)
-            for work, proven in candidate.ways
+            _Timed(step_time(w, cluster, profile.constants), w, known)
+            for w, known in candidate.ways
         ]
         weighed += len(timed)
         fitting = _fastest_that_fits(timed, cluster.gpu.memory_bytes)
@@ -105,9 +107,7 @@ def search(asked: Asked, cluster: Cluster) -> Found:
             rejected[name] = _too_large(name, timed, cluster)
     tie = profile.spread * SHARED
     ranked = _ranked(list(best.values()), tie)
-    late = [
-        Rejected(str(option.work.layout), _slower(option, ranked[0], tie)) for option in ranked[1:]
-    ]
+    late = [Rejected(str(o.work.layout), _slower(o, ranked[0], tie)) for o in ranked[1:]]
     return Found(tuple(ranked), (*late, *rejected.values()), weighed)
 
 
@@ -140,16 +140,8 @@ def _complexity(work: Work, proven: bool) -> tuple[int, ...]:
     layout = work.layout
     data = (layout.shard > 1) + (layout.shard > 1 and layout.dp > 1)
     axes = 4 * (layout.tp > 1) + 8 * (layout.pp > 1) + 16 * (layout.cp > 1)
-    return (
-        int(not proven),
-        data + axes,
-        SCHEDULES.index(layout.schedule),
-        RECOMPUTED.index(work.checkpointing),
-    )
-
-
-def _order(option: Option) -> tuple[float, tuple[int, ...]]:
-    return option.step.seconds, option.complexity
+    schedule, again = SCHEDULES.index(layout.schedule), RECOMPUTED.index(work.checkpointing)
+    return int(not proven), data + axes, schedule, again
 
 
 def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
@@ -158,16 +150,8 @@ def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
         return []
     fastest = min(option.step.seconds for option in options)
     as_fast = [option for option in options if option.step.seconds <= fastest * (1 + tie)]
-    first = min(as_fast, key=lambda option: (option.complexity, option.step.seconds))
-    return [first, *sorted((o for o in options if o is not first), key=_order)]
-
-
-# Reasons
-
-
-def _no_peak(asked: Asked, cluster: Cluster) -> str:
-    gpu, known = cluster.gpu, ", ".join(cluster.gpu.tflops)
-    return f"the catalog knows no {asked.train.precision} peak of {gpu.name}, but {known}"
+    first = min(as_fast, key=lambda option: option.order[::-1])
+    return [first, *sorted((o for o in options if o is not first), key=lambda o: o.order)]
 
 
 def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected:
@@ -183,8 +167,5 @@ def _slower(option: Option, best: Option, tie: float) -> str:
     by = option.step.seconds / best.step.seconds - 1
     if by <= tie:
         return f"as fast within the error ({by:+.0%}), and less simple"
-    extra = {
-        name: seconds - best.step.terms.get(name, 0.0)
-        for name, seconds in option.step.terms.items()
-    }
-    return f"slower by {by:.0%}: {max(extra, key=lambda name: extra[name])}"
+    ours, its = best.step.terms, option.step.terms
+    return f"slower by {by:.0%}: {max(its, key=lambda name: its[name] - ours.get(name, 0.0))}"

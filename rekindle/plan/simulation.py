@@ -188,8 +188,7 @@ class _Attempts:
         total = self.started + self.made[-1]
         again = self.work.restart_seconds + self.work.commit_seconds
         made = self.made[np.maximum(saved - 1, 0)]
-        rest: Numbers = np.where(saved > 0, again + self.made[-1] - made, total)
-        return rest
+        return np.where(saved > 0, again + self.made[-1] - made, total)  # type: ignore[no-any-return]
 
     def _waits(self, count: int) -> Numbers | float:
         mean = self.work.wait_seconds

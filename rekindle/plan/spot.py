@@ -13,15 +13,8 @@ from collections.abc import Iterator
 from typing import Literal, get_args
 
 from rekindle.formats import duration
-from rekindle.plan.risk import (
-    Expectation,
-    Hazard,
-    Reclaims,
-    Work,
-    expected,
-    interval,
-    uninterrupted_seconds,
-)
+from rekindle.plan import risk
+from rekindle.plan.risk import Expectation, Hazard, Reclaims, Work, interval
 from rekindle.plan.simulation import Fallback, Range, fallback, hopeless, simulate
 
 # Below so many saves and starts between two interruptions time grows like an exponential of the
@@ -65,8 +58,7 @@ class Reason:
 class Outlook:
     """Spot machines at one rate of interruptions. Ranges are missing where it is hopeless, chances
     where no limit was given. `in_both` is the chance of keeping time and budget at once;
-    `fallback_usd` is the expected cost with on-demand machines at
-    the end."""
+    `fallback_usd` is the expected cost with on-demand machines at the end."""
 
     reclaims: Reclaims
     mtbf_hours: float
@@ -109,7 +101,7 @@ def weigh(
     between two saves. Takes some tens of milliseconds."""
     rates = {reclaims: hazard.per_hour(nodes, reclaims) for reclaims in get_args(Reclaims)}
     chosen = every or best_interval(work, rates["independent"], offer, needs)
-    hours = uninterrupted_seconds(work, every or interval(work, 0.0)) / 3600
+    hours = risk.uninterrupted_seconds(work, every or interval(work, 0.0)) / 3600
     on_demand_usd = hours * offer.on_demand_usd_per_hour
 
     def at(reclaims: Reclaims) -> Outlook:
@@ -144,7 +136,7 @@ def outlook(
     work: Work, every: int, per_hour: float, reclaims: Reclaims, offer: Offer, needs: Needs
 ) -> Outlook:
     """What to expect at `per_hour` interruptions of all machines together; no reasons yet."""
-    mean = expected(work, every, per_hour)
+    mean = risk.expected(work, every, per_hour)
     price = offer.spot_usd_per_hour
     runs = None if hopeless(work, every, per_hour) else simulate(work, every, per_hour)
     paid_hours = None if needs.budget_usd is None else needs.budget_usd / price
@@ -159,18 +151,13 @@ def outlook(
 
     limits = needs.max_run_hours, paid_hours
     return Outlook(
-        reclaims=reclaims,
-        mtbf_hours=1 / per_hour if per_hour else math.inf,
-        expected=mean,
-        expected_usd=mean.cost_usd(price),
-        wall_hours=runs.range("wall") if runs else None,
+        reclaims=reclaims, mtbf_hours=1 / per_hour if per_hour else math.inf, expected=mean,
+        expected_usd=mean.cost_usd(price), wall_hours=runs.range("wall") if runs else None,
         cost_usd=runs.range("running", price) if runs else None,
         in_time=None if needs.max_run_hours is None else within(needs.max_run_hours, None),
         in_budget=None if paid_hours is None else within(None, paid_hours),
-        in_both=None if None in limits else within(*limits),
-        fallback=mixed,
-        fallback_usd=mixed_usd,
-    )
+        in_both=None if None in limits else within(*limits), fallback=mixed, fallback_usd=mixed_usd,
+    )  # fmt: skip
 
 
 def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[Reason]:
@@ -190,11 +177,10 @@ def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> 
         yield Reason("dear", text, cost, on_demand_usd)
     missed = tuple(_missed(found, needs))
     yield from missed
-    if not missed and found.fallback is None and found.in_both is not None:
-        chance = found.in_both
-        if chance < needs.chance:
-            limits = f"take at most {needs.max_run_hours:g} h and cost at most ${_usd(needs)}"
-            yield Reason("both", f"{chance:.0%} chance to {limits}", chance, needs.chance)
+    both = None if missed or found.fallback is not None else found.in_both
+    if both is not None and both < needs.chance:
+        limits = f"take at most {needs.max_run_hours:g} h and cost at most ${_usd(needs)}"
+        yield Reason("both", f"{both:.0%} chance to {limits}", both, needs.chance)
 
 
 def _usd(needs: Needs) -> str:
@@ -212,10 +198,8 @@ def _missed(found: Outlook, needs: Needs) -> Iterator[Reason]:
         latest = needs.deadline_hours
     late = found.in_time is not None and found.in_time < needs.chance
     if late and limit is not None and latest > limit:
-        yield Reason(
-            "late", f"{found.in_time:.0%} chance to take at most {limit:g} h", found.in_time or 0.0,
-            needs.chance,
-        )  # fmt: skip
+        text = f"{found.in_time:.0%} chance to take at most {limit:g} h"
+        yield Reason("late", text, found.in_time or 0.0, needs.chance)
     if found.in_budget is not None:
         chance = max(0.0, found.in_budget - (rescue.chance if rescue else 0.0))
         if chance < needs.chance:

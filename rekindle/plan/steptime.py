@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from rekindle.plan.attention import BACKWARD_PRODUCTS, UNFUSED, Kernel, unfused_seconds
 from rekindle.plan.cluster import Cluster, Group, groups
-from rekindle.plan.traffic import traffic
-from rekindle.plan.work import Work
+from rekindle.plan.shape import ModelShape
+from rekindle.plan.work import Kernels, Work
 
 FORWARD = 1  # products; each of the gradients costs what the forward pass costs
 
@@ -33,11 +33,10 @@ class Constants:
     vocabulary; `inside_efficiency` and `between_efficiency`, what large collectives reach of the
     links' peaks; `hop_seconds` a rank of a ring; `contention`, the share of communication beside
     computing that costs time all the same, where nothing is gathered ahead, and `overlapped`, where
-    it is; `launch_seconds` of the host for a block's kernels, of which
-    `gather_launches` come on top where weights are sharded, `stage_seconds` for a micro-batch on
-    a stage of a pipeline, `data_seconds` for a token of the next step, beside this one,
-    `step_seconds` for what surrounds a step. `asynchronous`: kernels run while others are launched.
-    """
+    it is; `launch_seconds` of the host for a block's kernels, of which `gather_launches` come on
+    top where weights are sharded, `stage_seconds` for a micro-batch on a stage of a pipeline,
+    `data_seconds` for a token of the next step, beside this one, `step_seconds` for what surrounds
+    a step. `asynchronous`: kernels run while others are launched."""
 
     matrix_efficiency: float
     attention_efficiency: float
@@ -130,7 +129,9 @@ class _Model:
         hidden = self._exposed(max(0.0, each - idle), one.computing, contention) * turns
         hidden += self._exposed(max(0.0, kept - last), backward, contention)
         hidden += self._exposed(max(0.0, self._once() - last), backward, contention)
-        bubble = spread * (layout.pp - 1) * self._bubble_share()
+        share = 1 / (work.turns * (3 if layout.schedule == "zero_bubble" else 1))
+        bubble = spread * (layout.pp - 1) * share
+        optimizer = self.c.optimizer_bytes * self._trained() / (layout.shard * layout.cp)
         terms = {
             "matrix products": (one.products + one.head) * turns,
             "attention": one.attention * turns,
@@ -142,7 +143,7 @@ class _Model:
             "pipeline bubble": bubble,
             "between stages": self._between_stages() * turns,
             "teacher": self._teacher() * turns,
-            "optimizer": self._optimizer(),
+            "optimizer": optimizer / self.bandwidth,
         }
         terms["waiting for the host"] = idle * turns + self.c.step_seconds
         prepared = layout.micro_batch_size * work.sequence * turns * self.c.data_seconds
@@ -337,11 +338,6 @@ class _Model:
         together = min(exchanging, computing)
         return max(0.0, exchanging - computing) + contention * together
 
-    def _bubble_share(self) -> float:
-        if self.work.layout.schedule == "zero_bubble":
-            return 1 / (3 * self.work.turns)
-        return 1 / self.work.turns
-
     def _between_stages(self) -> float:
         """Seconds to hand a micro-batch on, there and back."""
         work, layout = self.work, self.work.layout
@@ -352,7 +348,42 @@ class _Model:
         speed = self._speed(self.cluster.group(2, layout.world // layout.pp))
         return 2 * work.turns * (size / speed + self.c.hop_seconds)
 
-    def _optimizer(self) -> float:
-        layout = self.work.layout
-        shards = layout.shard * layout.cp
-        return self.c.optimizer_bytes * self._trained() / shards / self.bandwidth
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes a token that a block moves through the GPU's memory besides products and attention.
+    `stream` is that of the residual stream (norms and sums), `inner` that between the divided
+    matrices (activation, rotary positions); each forward, backward.
+
+    Counted operation by operation, as many numbers as each reads and writes, of 2 bytes (4 where it
+    computes in fp32): an eager block runs one kernel an operation, a fused one a kernel for each
+    norm, gate and rotary position, a compiled one a kernel for each chain of them."""
+
+    stream: tuple[float, float]
+    inner: tuple[float, float]
+
+
+def traffic(shape: ModelShape, kernels: Kernels, dropout: bool = False) -> Traffic:
+    """Of a model in 16 bits. A GPT-2 block, eager, 768 wide: 20 d_model + 16 d_model forward."""
+    width, wide = shape.d_model, shape.ffn
+    rotated = (shape.heads + shape.kv_heads) * shape.head_dim if shape.norm == "rms" else 0
+    norms = 2 * width
+    if kernels == "compiled":  # a norm reads the sum that it is fused with, and writes both
+        stream = (norms * 8.0, norms * 12.0)
+    else:
+        # layer norm is one kernel; RMS norm as transformers writes it is six, four of them in fp32
+        slow = kernels == "eager" and shape.norm == "rms"
+        norm = (34.0, 60.0) if slow else (4.0, 8.0)
+        stream = (norms * (norm[0] + 6.0), norms * (norm[1] + 6.0))
+    if kernels == "eager":
+        gate = (10.0, 18.0) if shape.gated else (4.0, 6.0)
+        turn = (20.0, 26.0)
+    else:
+        gate = (6.0, 10.0) if shape.gated else (4.0, 6.0)
+        turn = (4.0, 4.0)
+    if dropout:  # fused with the sum it adds a mask of a byte, forward; backward it is a kernel
+        once = 5.0 if kernels == "eager" else 1.0
+        stream = (stream[0] + norms * once, stream[1] + norms * 5.0)
+    biases = sum(2.0 * m.outputs for m in shape.matrices if m.bias)  # their gradients read all
+    inner = (gate[0] * wide + turn[0] * rotated, gate[1] * wide + turn[1] * rotated + biases)
+    return Traffic(stream, inner)

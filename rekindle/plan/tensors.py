@@ -75,8 +75,7 @@ class Rank:
         self.trained_block = self.adapters or self.block
         head = shape.head.parameters if shape.head and not shape.causal else 0
         self.count = sum(self.blocks)
-        ends = [(first if stage == 0 else 0) + (last if stage == self.final else 0)
-                for stage in mine]  # fmt: skip
+        ends = [first * (stage == 0) + last * (stage == self.final) for stage in mine]
         if self.adapters:
             ends = [head if stage == self.final else 0 for stage in mine]
         self.trained_ends = sum(ends)
@@ -137,13 +136,8 @@ class Rank:
     @cached_property
     def norm_and_attention(self) -> int:
         """Until the attention's output matrix has been given its input."""
-        tokens, part, hidden = self.tokens, self.part, self.hidden
-        wide = max(4, self.stream)
-        if self.rms:  # the input in fp32, the normalised, the scale
-            kept = (wide + self.scaled) * part * hidden + 4 * part
-        else:  # the input in fp32, mean and scale
-            kept = wide * part * hidden + 8 * part
-        kept += self.inputs(3)
+        tokens = self.tokens
+        kept = self.normed + self.inputs(3)
         kept += self.compute * tokens * 2 * self.query + 2 * self.compute * self.seen * self.keys
         if self.shape.head_norms:
             both = self.query + self.keys
@@ -155,6 +149,13 @@ class Rank:
     def entering(self) -> int:
         """A norm's input in fp32."""
         return max(4, self.stream) * self.part * self.hidden
+
+    @cached_property
+    def normed(self) -> int:
+        """What a norm keeps: its input and the normalised, and the scale, or mean and scale."""
+        if self.rms:
+            return self.entering + (self.scaled * self.hidden + 4) * self.part
+        return self.entering + 8 * self.part
 
     @cached_property
     def scaled(self) -> int:
@@ -198,16 +199,10 @@ class Rank:
     @cached_property
     def mlp(self) -> int:
         """The rest of the block."""
-        tokens, part, hidden = self.tokens, self.part, self.hidden
-        wide = max(4, self.stream)
-        if self.rms:
-            kept = (wide + self.scaled) * part * hidden + 4 * part
-        else:
-            kept = wide * part * hidden + 8 * part
-        kept += self.inputs(2 if self.shape.gated else 1)
+        kept = self.normed + self.inputs(2 if self.shape.gated else 1)
         if self.shape.dropout:  # a byte an element
-            kept += tokens * hidden * self.shape.dropouts
-        return kept + self.activation * tokens * self.inner
+            kept += self.tokens * self.hidden * self.shape.dropouts
+        return kept + self.activation * self.tokens * self.inner
 
     @cached_property
     def joined(self) -> bool:
@@ -237,9 +232,7 @@ class Rank:
         if self.work.checkpointing == "none":
             return self.whole
         entry = self.stream * self.part * self.hidden
-        if self.work.checkpointing == "full":
-            return entry
-        return entry + self.products
+        return entry + (0 if self.work.checkpointing == "full" else self.products)
 
     def outputs(self, matrices: tuple[Matrix, ...]) -> int:
         """Elements a token of what matrices give."""
@@ -298,8 +291,7 @@ class Rank:
         """For the last norm of a language model."""
         if not self.shape.causal:
             return 0
-        wide = max(4, self.stream)
-        return (wide + self.scaled if self.rms else wide) * self.part * self.hidden
+        return self.entering + (self.scaled * self.part * self.hidden if self.rms else 0)
 
     @cached_property
     def inputs_held(self) -> int:
@@ -368,9 +360,7 @@ class Rank:
     def left(self) -> int:
         """What FSDP reduced last, which it lets go of in the next backward pass only; replicas
         reduce in the last one."""
-        if not self.sharded or self.layout.pp > 1 or self.group == 1:
-            return 0
-        if self.work.accumulation == 1:
+        if not self.sharded or self.layout.pp > 1 or 1 in (self.group, self.work.accumulation):
             return 0
         return self.exact * (self.trained_embedding if self.embedding else self.trained_ends)
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rekindle import outputs
 from rekindle.errors import Problem, RequestError
-from rekindle.outputs import (
-    Planned,
-    PlannedLayout,
-    PlannedRest,
-    PlannedSpot,
-    PlannedTerm,
-    Rejection,
-    rows_of,
-)
 from rekindle.plan.choice import Choice
 from rekindle.plan.memory import needed
 from rekindle.plan.plan import Plan
@@ -24,14 +16,16 @@ from rekindle.spec.layout import AXES
 NOT_COUNTED = "steps besides training are not counted: no run of this name is known that ended well"
 
 
-def told(plan: Plan, refused: Iterable[Problem] = (), rest: PlannedRest | None = None) -> Planned:
+def told(
+    plan: Plan, refused: Iterable[Problem] = (), rest: outputs.PlannedRest | None = None
+) -> outputs.Planned:
     """All that a plan says.
 
     `refused` is why it should not be submitted, `rest` what the other steps take."""
     option, problems = plan.chosen.option, list(refused)
     notes = plan.notes if rest else (*plan.notes, NOT_COUNTED)
     usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours
-    return Planned(
+    return outputs.Planned(
         name=plan.name, parameters=plan.asked.shape.parameters,
         tokens_per_step=plan.asked.train.global_batch_size * plan.chosen.option.sequence,
         steps=plan.steps, chosen=_layout(plan.chosen),
@@ -42,24 +36,24 @@ def told(plan: Plan, refused: Iterable[Problem] = (), rest: PlannedRest | None =
         else (usd * hours[0], usd * hours[1], usd * hours[2]),
         spot=_spot(plan.spot) if plan.spot else None, rest=rest,
         others=tuple(_layout(other) for other in plan.others),
-        rejected=tuple(Rejection(layout=r.layout, reason=r.reason) for r in plan.rejected),
+        rejected=tuple(outputs.Rejection(layout=r.layout, reason=r.reason) for r in plan.rejected),
         weighed=plan.weighed, if_else=plan.if_else, notes=notes,
-        errors=rows_of(RequestError(problems)) if problems else (),
+        errors=outputs.rows_of(RequestError(problems)) if problems else (),
     )  # fmt: skip
 
 
-def _terms(terms: Iterable[tuple[str, float]]) -> tuple[PlannedTerm, ...]:
-    return tuple(PlannedTerm(name=name, amount=amount) for name, amount in terms if amount)
+def _terms(terms: Iterable[tuple[str, float]]) -> tuple[outputs.PlannedTerm, ...]:
+    return tuple(outputs.PlannedTerm(name=name, amount=amount) for name, amount in terms if amount)
 
 
-def _layout(choice: Choice) -> PlannedLayout:
+def _layout(choice: Choice) -> outputs.PlannedLayout:
     fleet, option = choice.fleet, choice.option
     work, layout = option.work, option.work.layout
     low, high = option.seconds_between
     flops = work.shape.flops_per_token(option.sequence) * option.tokens_per_second
     tflops = option.cluster.gpu.product_tflops(work.precision, work.software.tf32) or 0.0
     peak = tflops * 1e12 * option.cluster.gpus
-    return PlannedLayout(
+    return outputs.PlannedLayout(
         machine=fleet.name, nodes=fleet.nodes, gpus_per_node=fleet.gpus_per_node,
         gpu=option.cluster.gpu.name, region=fleet.region, layout=str(layout),
         degrees={axis: getattr(layout, axis) for axis in AXES}, schedule=layout.schedule,
@@ -75,9 +69,9 @@ def _layout(choice: Choice) -> PlannedLayout:
     )  # fmt: skip
 
 
-def _spot(spot: Spot) -> PlannedSpot:
+def _spot(spot: Spot) -> outputs.PlannedSpot:
     ends = (spot.together, spot.independent)
-    return PlannedSpot(
+    return outputs.PlannedSpot(
         viable=spot.viable, hazard_per_node_hour=spot.hazard.per_node_hour,
         hazard=spot.hazard.chosen, every=spot.every,
         hours=(ends[0].expected.wall_hours, ends[1].expected.wall_hours),

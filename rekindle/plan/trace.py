@@ -63,19 +63,14 @@ class _TraceError(Exception):
 
 
 def trace(
-    finalists: Sequence[Finalist],
-    limit_seconds: float = LIMIT_SECONDS,
-    python: str = sys.executable,
-    at_most: int = AT_MOST,
-) -> list[Answer]:
+    finalists: Sequence[Finalist], limit_seconds: float = LIMIT_SECONDS,
+    python: str = sys.executable, at_most: int = AT_MOST,
+) -> list[Answer]:  # fmt: skip
     """Answers in the order of `finalists`, all of them by one child process."""
     computed = [memory(one.work) for one in finalists]
     short = [dataclasses.replace(one, work=_few(one.work)) for one in finalists]
-    asked = [
-        _job(one, found.pp_rank, depth)
-        for one, found in zip(short[:at_most], computed, strict=False)
-        for depth in depths(one.work)
-    ]
+    pairs = list(zip(short[:at_most], computed, strict=False))
+    asked = [_job(one, m.pp_rank, depth) for one, m in pairs for depth in depths(one.work)]
     try:
         said = _asked([_TINY, *asked], limit_seconds, python)
         _test(said.pop(0))
@@ -143,9 +138,10 @@ def _asked(
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def _layers(one: Finalist, pp_rank: int, layers: int) -> dict[str, Any]:
-    """What the child is asked, of a model with so many blocks."""
+def _job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
+    """What the child is asked, of a model with so many blocks in each stage at least."""
     work, names = one.work, FAMILIES[one.work.shape.model_type].names
+    layers = depth * work.layout.stages + work.shape.layers % work.layout.stages
     key = names.get("num_hidden_layers", "num_hidden_layers")
     config = {k: v for k, v in one.config.items() if k != "num_hidden_layers"} | {key: layers}
     weights = "bf16" if work.weights_bytes == 2 else "fp32"
@@ -159,11 +155,6 @@ def _layers(one: Finalist, pp_rank: int, layers: int) -> dict[str, Any]:
         "pp_rank": pp_rank, "classes": one.classes,
         "lora": one.lora.model_dump(mode="json") if one.lora else None, "teacher": one.teacher,
     }  # fmt: skip
-
-
-def _job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
-    stages = one.work.layout.stages
-    return _layers(one, pp_rank, depth * stages + one.work.shape.layers % stages)
 
 
 def extrapolated(pair: Sequence[Mapping[str, Any]], work: Work, pp_rank: int) -> Memory:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -28,8 +27,6 @@ from rekindle.errors import UnsupportedError
 from rekindle.train import compat, modules
 from rekindle.train.documents import Documents
 from rekindle.train.dropout import kept
-
-log = logging.getLogger(__name__)
 
 NAME = "rekindle"
 PEERS = "rekindle_peers"
@@ -99,18 +96,11 @@ def _mask_of_padding(
 
 
 def attend(
-    module: nn.Module,
-    query_BHTD: torch.Tensor,
-    key_BGTD: torch.Tensor,
-    value_BGTD: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    documents: Documents | None = None,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
+    module: nn.Module, query_BHTD: torch.Tensor, key_BGTD: torch.Tensor, value_BGTD: torch.Tensor,
+    attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
+    is_causal: bool | None = None, documents: Documents | None = None,
+    sliding_window: int | None = None, **others: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
     """[B, T, H, D], as transformers' attention functions return it, and no weights.
 
     `sliding_window` tokens, itself included, are what a query sees of its past. Raises
@@ -169,10 +159,8 @@ def apart(
     if call.peers.kernel == "varlen" and not call.dropout:
         return _varlen(query, key, value, documents, call)
     if documents.grouped:
-        grouped: torch.Tensor = _by_group(query, key, value, documents, call)
-        return grouped
-    alone: torch.Tensor = _by_document(query, key, value, documents, call)
-    return alone
+        return _by_group(query, key, value, documents, call)  # type: ignore[no-any-return]
+    return _by_document(query, key, value, documents, call)  # type: ignore[no-any-return]
 
 
 # not compiled, because each batch has other ranges
@@ -235,13 +223,11 @@ def _by_group(
 
 
 def _pad(x: torch.Tensor, places: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    padded: torch.Tensor = _Pad.apply(x, places, back)  # type: ignore[no-untyped-call]
-    return padded
+    return _Pad.apply(x, places, back)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _unpad(padded: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    x: torch.Tensor = _Unpad.apply(padded, back)  # type: ignore[no-untyped-call]
-    return x
+    return _Unpad.apply(padded, back)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Pad(torch.autograd.Function):
@@ -335,9 +321,6 @@ def _repeated(x_BGSD: torch.Tensor, heads: int) -> torch.Tensor:
     return x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], dim=1)
 
 
-# The varlen kernel
-
-
 def _varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents, call: Call
 ) -> torch.Tensor:
@@ -355,9 +338,6 @@ def _varlen(
         window_size=(left, 0) if call.causal else (-1, -1), enable_gqa=heads != key.shape[1],
     )  # fmt: skip
     return out.view(rows, length, heads, size)
-
-
-# Dropout
 
 
 def _with_dropout(
@@ -397,8 +377,7 @@ def _written_out(
     kept_BHTS = weights_BHTS * keep(
         weights_BHTS.detach(), call.dropout, peers.tp_rank, peers.tp_size
     )
-    out: torch.Tensor = kept_BHTS.flatten(0, 1) @ value_NSD
-    return out
+    return kept_BHTS.flatten(0, 1) @ value_NSD
 
 
 def _kept(weights_BHTS: torch.Tensor, dropout: float, tp_rank: int, tp_size: int) -> torch.Tensor:

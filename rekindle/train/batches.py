@@ -82,8 +82,7 @@ class Batches:
     def ids(self, work: Work) -> list[str]:
         """Names of the examples that this rank works on."""
         rows = self.shards.take(self.split, np.array(work.rows, np.int64))
-        names: list[str] = rows.column("id").to_pylist()
-        return names
+        return rows.column("id").to_pylist()  # type: ignore[no-any-return]
 
     def arranged(self, rows: np.ndarray, slots: np.ndarray) -> Micro:
         """A micro-batch of chosen `rows` (negative: none) in `slots`."""
@@ -116,11 +115,9 @@ class Batches:
         return Work(
             micro=tuple(map(self._pinned, micro)),
             rows=tuple(int(row) for rows, _ in picks for row in rows if row >= 0),
-            examples=len(real),
-            targets=targets,
-            tokens=int(lengths.sum()),
+            examples=len(real), targets=targets, tokens=int(lengths.sum()),
             squares=int((lengths**2).sum()),
-        )
+        )  # fmt: skip
 
     def _pick(self, batch: Batch, j: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and slots (from 0) of micro-batch j; beyond the batch, `size` empty slots."""

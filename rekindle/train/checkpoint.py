@@ -15,6 +15,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import datetime as dt
+import functools
 import gzip
 import hashlib
 import json
@@ -22,7 +23,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +35,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from rekindle.errors import CheckpointError
 from rekindle.launch.events import emit
 from rekindle.spec.model import CheckpointSpec
-from rekindle.train.dcp import (
-    THREADS,
-    File,
-    Piece,
-    Planner,
-    Writer,
-    fill,
-    pieces_of,
-    read_metadata,
-    yield_to_training,
-)
-from rekindle.train.manifest import (
-    HISTORY,
-    SCHEMA_VERSION,
-    Checkpoint,
-    State,
-    broken,
-    metadata_of,
-    offers,
-    signed,
-)
-from rekindle.train.retention import MANIFEST, Facts, names_in, retained, step_of
+from rekindle.train import dcp, manifest
+from rekindle.train.dcp import File, Piece, pieces_of
+from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, Facts, State, broken, step_of
+from rekindle.train.mesh import of_all, of_first
 from rekindle.train.snapshot import Snapshot, check_host_memory
 from rekindle.train.storage import Folder, storage_of, write_error
 
@@ -91,13 +74,12 @@ def load(
     nothing was filled then."""
     storage = storage_of(checkpoint.root)
     try:
-        metadata = read_metadata(
-            metadata_of(storage, checkpoint), [f.path for f in checkpoint.files]
-        )
+        content = manifest.metadata_of(storage, checkpoint)
+        metadata = dcp.read_metadata(content, [file.path for file in checkpoint.files])
         pieces = pieces_of(tensors)
         # from this machine's page cache each reads faster than gloo brings it from another process
         near = isinstance(storage, Folder) and all(p.local.is_cpu for p in pieces.values())
-        fill(pieces, metadata, storage, checkpoint.name, None if near else replicas)
+        dcp.fill(pieces, metadata, storage, checkpoint.name, None if near else replicas)
     except CheckpointError as error:
         problem = error.problems[0]
         raise CheckpointError(
@@ -122,12 +104,10 @@ class Checkpointer:
         # A group of its own: the save in the background runs collectives at any time, which must
         # not interleave with those of a step.
         self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        name = [uuid.uuid4().hex[:8]]
-        dist.broadcast_object_list(name, src=0, group=self.group)
-        self.attempt = name[0]
+        self.attempt = of_first(uuid.uuid4().hex[:8], self.group)
         self.snapshot = Snapshot()
         self.thread = concurrent.futures.ThreadPoolExecutor(
-            1, "checkpoint", initializer=yield_to_training
+            1, "checkpoint", initializer=dcp.yield_to_training
         )
         self.pending: concurrent.futures.Future[_Outcome] | None = None
         self.started = -1
@@ -193,10 +173,10 @@ class Checkpointer:
         """Write, commit, forget; runs in the thread. All ranks return the same."""
         folder = f"step-{step:09d}.{self.attempt}"
         # a store's throughput grows with parallel uploads; a disk's does not, and costs processors
-        threads = 1 if isinstance(self.storage, Folder) else THREADS
-        writer = Writer(self.storage, folder, threads)
+        threads = 1 if isinstance(self.storage, Folder) else dcp.THREADS
+        writer = dcp.Writer(self.storage, folder, threads)
         try:
-            dcp_save(copies, storage_writer=writer, planner=Planner(), process_group=self.group)
+            dcp_save(copies, storage_writer=writer, planner=dcp.Planner(), process_group=self.group)
         except CheckpointException as error:  # the same on all ranks
             if dist.get_rank() == 0 and isinstance(self.storage, Folder):
                 self._drop(folder)  # its room is needed; a store may not even answer
@@ -205,18 +185,17 @@ class Checkpointer:
         if dist.get_rank() == 0:
             files = [[] for _ in range(dist.get_world_size())]
         dist.gather_object(writer.files, files, group=self.group)
-        outcome = [_Outcome()]
+        outcome = _Outcome()
         if files is not None:
             body = {
-                "schema_version": SCHEMA_VERSION, "run_key": self.run_key, "step": step,
+                "schema_version": manifest.SCHEMA_VERSION, "run_key": self.run_key, "step": step,
                 "state": state,
             }  # fmt: skip
-            outcome = [self._commit(folder, body, [f for part in files for f in part], rows)]
-            outcome[0] = dataclasses.replace(outcome[0], seconds=time.monotonic() - began)
-            if outcome[0].problem is not None and isinstance(self.storage, Folder):
+            outcome = self._commit(folder, body, [f for part in files for f in part], rows)
+            outcome = dataclasses.replace(outcome, seconds=time.monotonic() - began)
+            if outcome.problem is not None and isinstance(self.storage, Folder):
                 self._drop(folder)
-        dist.broadcast_object_list(outcome, src=0, group=self.group)
-        return outcome[0]
+        return of_first(outcome, self.group)  # type: ignore[no-any-return]
 
     def _commit(self, folder: str, body: dict[str, Any], files: list[File], rows: int) -> _Outcome:
         try:
@@ -228,7 +207,7 @@ class Checkpointer:
                 self.storage.write(f"{folder}/{HISTORY}", lambda stream: stream.write(content))
                 files.append(File(HISTORY, len(content), hashlib.sha256(content).hexdigest()))
             body["files"] = [dataclasses.asdict(file) for file in files]
-            self.storage.put_new(f"{folder}/{MANIFEST}", signed(body))
+            self.storage.put_new(f"{folder}/{MANIFEST}", manifest.signed(body))
         except CheckpointError as error:
             return _Outcome(error)
         except OSError as error:
@@ -254,7 +233,7 @@ class Checkpointer:
     def _forget(self, newest_one: str) -> None:
         """Remove what retention does not keep, and what attempts before this one left behind."""
         complete = []
-        for name in names_in(self.storage):
+        for name in manifest.names_in(self.storage):
             facts = self.known.get(name) or Facts.read(self.storage, name)
             if facts is not None:
                 self.known[name] = facts
@@ -264,7 +243,7 @@ class Checkpointer:
                 complete.append(facts)
             elif self.attempt in name or self.storage.abandoned(name):
                 self._drop(name)
-        kept = retained(complete, self.spec)
+        kept = manifest.retained(complete, self.spec)
         for facts in complete:
             if facts.name not in kept:
                 self._drop(facts.name)
@@ -291,29 +270,23 @@ class _Gang:
 
     def told(self, value: Any) -> Any:
         """Rank 0's value."""
-        values = [value]
-        if self.world > 1:
-            dist.broadcast_object_list(values, src=0)
-        return values[0]
+        return of_first(value) if self.world > 1 else value
 
     def gathered(self, value: Any) -> list[Any]:
         """Every rank's value."""
-        values = [value] * self.world
-        if self.world > 1:
-            dist.all_gather_object(values, value)
-        return values
+        return of_all(value) if self.world > 1 else [value]
 
 
 def _choose(
     root: str | Path, run_key: str, gang: _Gang, step: int | None = None
 ) -> Checkpoint | None:
     storage = storage_of(root)
-    found = offers(storage, run_key) if gang.rank == 0 else iter(())
+    found = manifest.offers(storage, run_key) if gang.rank == 0 else iter(())
     if step is not None:
         found = (offer for offer in found if offer[0].step == step)
     skipped = 0
     while True:
-        offer = gang.told(_next(found))
+        offer = gang.told(_or_error(lambda: next(found, None)))
         if isinstance(offer, CheckpointError):
             raise offer
         if offer is None:
@@ -324,7 +297,8 @@ def _choose(
         problem: str | CheckpointError = offer[1]
         if not problem:
             share = sorted(checkpoint.files, key=lambda f: f.bytes)[gang.rank :: gang.world]
-            problem = next(filter(None, gang.gathered(_broken_or_error(checkpoint, share))), "")
+            mine = _or_error(functools.partial(broken, checkpoint, share))
+            problem = next(filter(None, gang.gathered(mine)), "")
         if isinstance(problem, CheckpointError):
             raise problem
         if not problem:
@@ -339,17 +313,10 @@ def _say(text: str) -> None:
     emit("notice", text=text)
 
 
-def _next(offered: Iterator[tuple[Checkpoint, str]]) -> Any:
-    """The next offer, None, or the error that came instead: values that can be broadcast."""
+def _or_error(call: Callable[[], Any]) -> Any:
+    """What a call gives, or the error that came instead: values that can be sent to other ranks."""
     try:
-        return next(offered, None)
-    except CheckpointError as error:
-        return error
-
-
-def _broken_or_error(checkpoint: Checkpoint, files: Sequence[File]) -> str | CheckpointError:
-    try:
-        return broken(checkpoint, files)
+        return call()
     except CheckpointError as error:
         return error
 

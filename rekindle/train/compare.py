@@ -7,7 +7,11 @@ compilation, precision and adapters, and once on rank 0 alone without any of the
 of the gradients have to agree within the precision's rounding. That of bf16, fp16 and TF32 would
 hide an error of a hundredth, so these are compared once more in fp32. The steps are long ones of
 gradient descent, which, unlike AdamW's, show gradients that are too large or too small. The small
-network always fits; what only large sizes show, this cannot see."""
+network always fits; what only large sizes show, this cannot see.
+
+And before any first step with packed documents: two of them in one sequence have to give the loss
+they give in sequences of their own, on the very model, layout, device and precision that is about
+to train; a wrong mask shows at once, and not as a model that is a little worse than it could be."""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ import copy
 import dataclasses
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +33,24 @@ from torch import nn
 from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import StepError
-from rekindle.launch.heartbeats import Phase
 from rekindle.spec.layout import Layout
 from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train import adapters, modules, weights
+from rekindle.train import modules, weights
 from rekindle.train.batches import TRAIN
 from rekindle.train.job import Job
 from rekindle.train.loop import Plan, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
-from rekindle.train.parallel import DTYPES, build, settle
+from rekindle.train.parallel import build, prepared, settle
 from rekindle.train.part import Goal
 
 STEPS = 2
 HEAD, VOCABULARY, MICRO = 16, 509, 2
 TEXT = 32  # tokens of a sequence, at least
 TOLERANCE = {"fp64": 1e-6, "fp32": 1e-4, "tf32": 5e-3, "fp16": 2e-2, "bf16": 4e-2}
-
-Beat = Callable[[int, Phase], None]
+PACKED_TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,27 +66,24 @@ class Gap:
     @property
     def largest(self) -> float:
         """The largest relative difference; infinite where something is not a number."""
-        gaps = [
-            abs(mine - theirs) / max(abs(theirs), 1e-12)
-            for mine, theirs in self.losses + self.norms
-        ]
+        pairs = self.losses + self.norms
+        gaps = (abs(mine - theirs) / max(abs(theirs), 1e-12) for mine, theirs in pairs)
         return max(gap if math.isfinite(gap) else math.inf for gap in gaps)
 
 
 def compared(
-    cell: Cell, job: Job, task: Task, shards: Shards, network: nn.Module, mesh: Mesh,
-    beat: Beat = lambda step, phase: None,
-) -> tuple[Gap, ...]:  # fmt: skip
+    cell: Cell, job: Job, task: Task, shards: Shards, network: nn.Module, mesh: Mesh
+) -> tuple[Gap, ...]:
     """The difference for the layout of `mesh`, in the precision of the training, and in fp32 if
     that is another one; raises StepError if one is more than rounding. The same on all ranks, which
     all have to call it. `network` is looked at only."""
     small = _Small(job, task, shards, network, mesh)
     rounded = _rounding(job.train, mesh.device)
-    gaps = [_gap(small, job.train, mesh, beat, rounded)]
+    gaps = [_gap(small, job.train, mesh, rounded)]
     if TOLERANCE[rounded] > TOLERANCE["fp32"]:
         exact = job.train.model_copy(update={"precision": "fp32", "weights": "fp32"})
         with _without_tf32():
-            gaps.append(_gap(small, exact, mesh, beat, "fp32"))
+            gaps.append(_gap(small, exact, mesh, "fp32"))
     if job.train.compile:
         torch._dynamo.reset()  # what was compiled for the small network is of no more use
     gc.collect()
@@ -95,12 +94,12 @@ def compared(
     return tuple(gaps)
 
 
-def _gap(small: _Small, train: TrainSpec, mesh: Mesh, beat: Beat, rounded: str) -> Gap:
-    mine = small.steps(train, mesh, beat)
+def _gap(small: _Small, train: TrainSpec, mesh: Mesh, rounded: str) -> Gap:
+    mine = small.steps(train, mesh)
     theirs = torch.zeros(2 * STEPS, dtype=torch.float64, device=mesh.device)
     if dist.get_rank() == 0:
         plain = {"compile": False, "activation_checkpointing": "none", "layout": "auto"}
-        theirs = small.steps(train.model_copy(update=plain), Mesh.of(Layout(), mesh.device), beat)
+        theirs = small.steps(train.model_copy(update=plain), Mesh.of(Layout(), mesh.device))
     dist.all_reduce(theirs)
     pairs = list(zip(mine.tolist(), theirs.tolist(), strict=True))
     return Gap(rounded, tuple(pairs[::2]), tuple(pairs[1::2]), TOLERANCE[rounded])
@@ -157,10 +156,10 @@ class _Small:
         count = STEPS * 2 * self.sequences + 1
         self.shards = _rows(task, shards, self.config, layout, count)
 
-    def steps(self, train: TrainSpec, mesh: Mesh, beat: Beat) -> torch.Tensor:
+    def steps(self, train: TrainSpec, mesh: Mesh) -> torch.Tensor:
         """Loss and norm of the gradient of each step, float64 [2 * STEPS]."""
         layout = dataclasses.replace(mesh.layout, micro_batch_size=MICRO)
-        trainer = self._trainer(train, dataclasses.replace(mesh, layout=layout), beat)
+        trainer = self._trainer(train, dataclasses.replace(mesh, layout=layout))
         optimizer, found = trainer.optimizer, []
         alone = layout.world == 1  # the other ranks, if there are any, have no part in it
         for _ in range(STEPS):
@@ -178,24 +177,18 @@ class _Small:
             optimizer.clear()
         return torch.tensor(found, dtype=torch.float64, device=mesh.device)
 
-    def _trainer(self, train: TrainSpec, mesh: Mesh, beat: Beat) -> Trainer:
+    def _trainer(self, train: TrainSpec, mesh: Mesh) -> Trainer:
         train = train.model_copy(
             update={"global_batch_size": self.sequences, "micro_batch_size": MICRO, "steps": STEPS}
         )
         with weights.deferred() as recorder:
             network = self._network()
         source = weights.Source(network, recorder, train.seed)
-        origins, lora = modules.unfused(network), None
-        if self.job.model.lora is not None:
-            spec = self.job.model.lora.model_copy(update={"dropout": 0.0})
-            with weights.deferred(recorder):
-                lora = adapters.inject(network, spec, origins)
-            source.include(network)
-        dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
-        if dtype is not None:
-            weights.convert(network, dtype)
+        origins, lora = modules.unfused(network), self.job.model.lora
+        quiet = lora.model_copy(update={"dropout": 0.0}) if lora is not None else None
+        scaling = prepared(network, source, origins, train, quiet)
         goal = Goal(train.label_smoothing)
-        parts = build(self.task, network, origins, train, goal, mesh, lora)
+        parts = build(self.task, network, origins, train, goal, mesh, scaling)
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
         order = SampleOrder(
             rows=self.shards.rows(TRAIN), global_batch_size=self.sequences, seed=0,
@@ -203,7 +196,7 @@ class _Small:
             pack_length=objective_of(self.task).pack_length(self.shards.manifest.settings),
         )  # fmt: skip
         plan = Plan.of(train, order)
-        return Trainer(self.task, self.shards, train, plan, settle(parts), train.seed, beat)
+        return Trainer(self.task, self.shards, train, plan, settle(parts), train.seed)
 
     def _network(self) -> nn.Module:
         if self.config is not None:
@@ -228,9 +221,8 @@ def _small_config(config: Any, layout: Layout) -> Any:
     for name in ("intermediate_size", "hidden_dim", "n_inner"):
         if getattr(small, name, None):
             setattr(small, name, 2 * small.hidden_size)
-    small.vocab_size, small.pad_token_id, small.eos_token_id, small.bos_token_id = (
-        VOCABULARY, 0, 0, None,
-    )  # fmt: skip
+    small.vocab_size, small.bos_token_id = VOCABULARY, None
+    small.pad_token_id = small.eos_token_id = 0
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(small, name, 0.0)
@@ -262,3 +254,39 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
     table = pa.table(columns)
     told = manifest.model_copy(update={"settings": settings, "rows": {TRAIN: count}})
     return Shards(Path(), told, {TRAIN: table, "validation": table.slice(0, 0)})
+
+
+def probe_packing(trainer: Trainer) -> float | None:
+    """The relative difference between packed and separate documents, the same on all ranks; None
+    where nothing is packed. Raises StepError if they see each other. All ranks have to call it."""
+    batches = trainer.batches
+    length = batches.order.pack_length
+    if length is None:
+        return None
+    candidates = np.flatnonzero((batches.lengths <= length // 2) & (batches.targets > 0))[:2]
+    if len(candidates) < 2:
+        return None
+    packed = _loss_of(trainer, candidates, np.array([0, 0]))
+    separate = _loss_of(trainer, candidates, np.array([0, 1]))
+    gap = abs(packed - separate) / max(abs(separate), 1e-12)
+    exact = trainer.spec.weights == "fp32"
+    allowed = PACKED_TOLERANCE[trainer.spec.precision if exact else "bf16"]
+    if not (math.isfinite(gap) and gap <= allowed):
+        raise StepError(
+            f"packed documents see each other: their loss is {packed:.6f}, and {separate:.6f} in "
+            "sequences of their own",
+            where="data.packing",
+            fix="set data.packing: false, and report this with the versions of torch and "
+            "transformers",
+        )
+    return gap
+
+
+def _loss_of(trainer: Trainer, rows: np.ndarray, slots: np.ndarray) -> float:
+    """Of the documents in `rows`, arranged in `slots`; two sequences in either case, so that every
+    pipeline has something to do."""
+    full = np.concatenate([rows, -np.ones(2 - len(set(slots.tolist())), np.int64)])
+    places = np.concatenate([slots, np.arange(len(set(slots.tolist())), 2)])
+    share = trainer.losses([trainer.batches.arranged(full, places)])
+    loss, _, targets = trainer.agreed(share).tolist()
+    return float(loss / targets)

@@ -52,8 +52,7 @@ def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tens
         elif scale is not None:
             query_THD = query_THD * (scale * query_THD.shape[-1] ** 0.5)
         options |= _window(known, window_size)
-        out: torch.Tensor = kernel(query_THD, key_TGD, value_TGD, *places, **options)
-        return out
+        return kernel(query_THD, key_TGD, value_TGD, *places, **options)  # type: ignore[no-any-return]
 
     return attend
 

@@ -12,7 +12,6 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import io
-import logging
 import math
 import os
 import pickle
@@ -49,9 +48,8 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from rekindle.errors import CheckpointError, RekindleError
 from rekindle.spec.heartbeat import beat
+from rekindle.train.mesh import of_all
 from rekindle.train.storage import Storage, write_error
-
-log = logging.getLogger(__name__)
 
 METADATA = ".metadata"
 THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
@@ -60,17 +58,13 @@ _FOREIGN = "rekindle did not write it: find out who did, and remove it"
 
 _DCP = "torch.distributed.checkpoint"
 _ALLOWED = {
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    (f"{_DCP}.metadata", "Metadata"),
-    (f"{_DCP}.metadata", "MetadataIndex"),
-    (f"{_DCP}.metadata", "TensorStorageMetadata"),
-    (f"{_DCP}.metadata", "TensorProperties"),
-    (f"{_DCP}.metadata", "ChunkStorageMetadata"),
-    (f"{_DCP}.metadata", "StorageMeta"),
-    (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"),
+    ("torch", "Size"), ("torch.serialization", "_get_layout"),
     (f"{_DCP}.filesystem", "_StorageInfo"),
-}
+    *((f"{_DCP}.metadata", name) for name in (
+        "Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties",
+        "ChunkStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING",
+    )),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,9 +236,6 @@ class Writer(StorageWriter):
             raise write_error(error, self.storage.root, len(content)) from None
         self.files.append(File(METADATA, len(content), hashlib.sha256(content).hexdigest()))
 
-    def storage_meta(self) -> StorageMeta | None:
-        return None
-
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
@@ -397,9 +388,8 @@ def _owners(pieces: Mapping[str, Piece], count: int) -> dict[str, int]:
 
 def _agree(failure: Exception | None, replicas: dist.ProcessGroup) -> None:
     """Raise on all ranks if one of them could not read: the others would wait for it for ever."""
-    failures: list[str | None] = [None] * replicas.size()
     said = None if failure is None else f"{type(failure).__name__}: {failure}"
-    dist.all_gather_object(failures, said, group=replicas)
+    failures = of_all(said, replicas)
     if failure is not None:
         raise failure
     if first := next(filter(None, failures), None):
@@ -424,20 +414,16 @@ def _plan(name: str, piece: Piece, metadata: Metadata) -> list[_Read]:
     saved = metadata.state_dict_metadata.get(name)
     if not isinstance(saved, TensorStorageMetadata):
         raise CheckpointError(f"it holds no {name}")
-    here, there = (
-        (tuple(piece.whole), piece.local.dtype),
-        (tuple(saved.size), saved.properties.dtype),
-    )
+    here = tuple(piece.whole), piece.local.dtype
+    there = tuple(saved.size), saved.properties.dtype
     if here != there:
         raise CheckpointError(f"{name} is {there} there and {here} here")
     found, reads = 0, []
     for item in create_read_items_for_chunk_list(name, saved, [piece.chunk]):
         info = metadata.storage_data[item.storage_index]
-        part, target = (
-            _slices(item.storage_offsets, item.lengths),
-            _slices(item.dest_offsets, item.lengths),
-        )
-        reads.append(_Read(info.relative_path, info.offset, info.length, part, piece.local[target]))
+        part = _slices(item.storage_offsets, item.lengths)
+        target = piece.local[_slices(item.dest_offsets, item.lengths)]
+        reads.append(_Read(info.relative_path, info.offset, info.length, part, target))
         found += math.prod(item.lengths)
     if found != piece.local.numel():
         raise CheckpointError(

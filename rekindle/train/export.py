@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import torch
 import torch.distributed as dist
 
+from rekindle.train.mesh import of_all
 from rekindle.train.modules import Origin
 from rekindle.train.parallel import Parts
 from rekindle.train.weights import INDEX, whole_of
@@ -59,28 +60,17 @@ def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _held(parts: Parts) -> dict[str, torch.Tensor]:
-    held: dict[str, torch.Tensor] = {
-        name: p for name, p in parts.parameters() if name not in parts.tied
-    }
-    for stage in parts.stages:
-        saved = stage.part.network.state_dict(keep_vars=True)
-        held |= {n: b for n, b in stage.part.network.named_buffers() if n in saved}
-    return held
+    held = {name: p for name, p in parts.parameters() if name not in parts.tied}
+    return {**held, **dict(parts.buffers())}
 
 
 def _listed(parts: Parts, held: Mapping[str, torch.Tensor]) -> list[_Listed]:
     """What each pipeline rank holds, first stage first; the same on all ranks (a collective)."""
-    lead = dist.get_rank() if _leads(parts) else -1
+    # one rank speaks for its pipeline rank
+    lead = dist.get_rank() if parts.mesh.leads("dp", "shard", "cp", "tp") else -1
     mine = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in held.items()]
-    everyone: list[_Listed] = [(0, -1, [])] * dist.get_world_size()
-    dist.all_gather_object(everyone, (parts.mesh.place("pp"), lead, mine))
+    everyone: list[_Listed] = of_all((parts.mesh.place("pp"), lead, mine))
     return sorted((x for x in everyone if x[1] >= 0), key=lambda x: x[0])
-
-
-def _leads(parts: Parts) -> bool:
-    """Whether this rank speaks for its pipeline rank."""
-    mesh = parts.mesh
-    return all(mesh.place(axis) == 0 for axis in ("dp", "shard", "cp", "tp"))
 
 
 def _sent(
@@ -100,7 +90,7 @@ class _Joiner:
 
     def __init__(self, parts: Parts) -> None:
         self.origins = parts.origins
-        self.scaling = parts.adapters.scaling if parts.adapters else 0.0
+        self.scaling = parts.scaling or 0.0
         self.waiting: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         self.pieces: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
         self.wanted: dict[str, int] = defaultdict(int)

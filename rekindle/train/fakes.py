@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
@@ -48,36 +50,40 @@ def engine_without_values(live: Live, shape: Callable[[Any], Any], fake: bool) -
     """The engine runs, and `live` counts it; `shape` gives what a stage of a pipeline receives and
     what it hands on."""
     with contextlib.ExitStack() as stack:
-        for context in (
-            _propagation_uncounted(live),
-            replaced(part.Part, "forward", functools.partial(_forward, live)),
+        contexts = [
+            # DTensor finds out shapes with tensors of the whole size, which no rank holds
+            replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", _in(live.pausing)),
+            replaced(part.Part, "forward", _in(live.forward)),
             replaced(FSDPParam, "to_accumulated_grad_if_needed", functools.partial(_whole, live)),
-        ):
-            stack.enter_context(context)
-        if fake:
-            for context in (
-                _real_meshes(),
+        ]
+        if fake:  # which rank is where is a tensor, too, and its values are needed; copies of a
+            # network are made of tensors on the meta device
+            real = _in(unset_fake_temporarily)
+            contexts += [
+                replaced(DeviceMesh, "__init__", real),
+                replaced(teacher, "init_device_mesh", real),
+                replaced(parallel, "cut", real),
+                replaced(optimizer, "_ends", real),
                 replaced(pipeline, "PipelineStage", lambda _: _told(live, shape)),
                 replaced(schedules, "_batch_p2p", _under_way),
-            ):
-                stack.enter_context(context)
+            ]
+        for context in contexts:
+            stack.enter_context(context)
         yield
 
 
-def _forward(live: Live, function: Any) -> Any:
-    """Its own phase."""
+def _in(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[Any], Any]:
+    """Has a function run in a context."""
 
-    @functools.wraps(function)
-    def forward(part: Any, *args: Any, **kwargs: Any) -> Any:
-        live.phase = "forward"
-        since = live.mark()
-        try:
-            return function(part, *args, **kwargs)
-        finally:
-            live.phase = "backward"
-            live.keep(since)
+    def changed(function: Any) -> Any:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with context():
+                return function(*args, **kwargs)
 
-    return forward
+        return called
+
+    return changed
 
 
 def _whole(live: Live, function: Any) -> Any:
@@ -91,49 +97,6 @@ def _whole(live: Live, function: Any) -> Any:
             live.call(GRADIENTS, [getattr(whole, "_local_tensor", whole)])
 
     return called
-
-
-@contextlib.contextmanager
-def _propagation_uncounted(live: Live) -> Iterator[None]:
-    """DTensor finds out shapes with tensors of the whole size, which no rank holds."""
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-
-    def uncounted(function: Any) -> Any:
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            before, live.paused = live.paused, True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                live.paused = before
-
-        return called
-
-    with replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", uncounted):
-        yield
-
-
-@contextlib.contextmanager
-def _real_meshes() -> Iterator[None]:
-    """Which rank is where is a tensor, too, and its values are needed; copies of a network are made
-    of tensors on the meta device."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    def real(function: Any) -> Any:
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with unset_fake_temporarily():
-                return function(*args, **kwargs)
-
-        return called
-
-    with contextlib.ExitStack() as stack:
-        for owner, name in (
-            (DeviceMesh, "__init__"), (teacher, "init_device_mesh"), (parallel, "cut"),
-            (optimizer, "_ends"),
-        ):  # fmt: skip
-            stack.enter_context(replaced(owner, name, real))
-        yield
 
 
 class _Sent:
@@ -189,17 +152,18 @@ def as_on_gpu() -> Iterator[None]:
     """Under autocast CUDA computes some operations in fp32 that the CPU leaves as they are
     (docs.pytorch.org/docs/stable/amp.html), and keeps a byte an element of a dropout's mask; one
     kernel takes all documents, and the loss makes more logits at a time."""
-    with contextlib.ExitStack() as stack:
-        for owner, name in ((F, "layer_norm"), (torch, "pow")):
-            stack.enter_context(replaced(owner, name, _in_fp32))
-        stack.enter_context(replaced(F, "dropout", lambda _: _dropout))
-        stack.enter_context(replaced(dropout, "install", lambda _: lambda network: None))
-        stack.enter_context(replaced(dropout, "_drawn_on_cpu", lambda _: dropout._drawn))
-        stack.enter_context(replaced(kernels, "kernel_for", lambda _: lambda *_: "varlen"))
-        stack.enter_context(replaced(compat, "varlen_attn", lambda _: _varlen))
-        stack.enter_context(replaced(attention, "_draws_alike", lambda _: _alone))
-        stack.enter_context(replaced(attention, "sdpa", _without_dropout))
-        stack.enter_context(replaced(linear_loss, "rows_at_once", _on_cuda))
+    with (
+        replaced(F, "layer_norm", _in_fp32),
+        replaced(torch, "pow", _in_fp32),
+        replaced(F, "dropout", lambda _: _dropout),
+        replaced(dropout, "install", lambda _: lambda network: None),
+        replaced(dropout, "_drawn_on_cpu", lambda _: dropout._drawn),
+        replaced(kernels, "kernel_for", lambda _: lambda *_: "varlen"),
+        replaced(compat, "varlen_attn", lambda _: _varlen),
+        replaced(attention, "_draws_alike", lambda _: _alone),
+        replaced(attention, "sdpa", _without_dropout),
+        replaced(linear_loss, "rows_at_once", lambda rows: lambda n, _: rows(n, "cuda")),
+    ):
         yield
 
 
@@ -215,10 +179,6 @@ def _without_dropout(function: Any) -> Any:
         return function(*args, **kwargs)
 
     return called
-
-
-def _on_cuda(function: Any) -> Any:
-    return lambda columns, _: function(columns, "cuda")
 
 
 def _varlen(

@@ -8,7 +8,6 @@ from, or nothing); the same is in the JSON file that REKINDLE_JOB names."""
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,8 +25,6 @@ from rekindle.records import HistoryRow, TrainingSummary, write_atomically
 from rekindle.train import modelfolder
 from rekindle.train.history import read_history
 from rekindle.train.job import Job, root_of
-
-log = logging.getLogger(__name__)
 
 OnRows = Callable[[Sequence[HistoryRow]], None]
 
@@ -63,13 +60,9 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
     own = _entrypoint(job) if job.train.entrypoint else None
     with shared_secret(rendezvous, root_of(job.checkpoints)) as place:
         torchrun(
-            own or ["-m", "rekindle.train.worker", str(path)],
-            job.train,
-            status=Path(job.status),
-            rendezvous=place,
-            environment={"REKINDLE_JOB": str(path)},
-            on_poll=on_poll,
-        )
+            own or ["-m", "rekindle.train.worker", str(path)], job.train, status=Path(job.status),
+            rendezvous=place, environment={"REKINDLE_JOB": str(path)}, on_poll=on_poll,
+        )  # fmt: skip
 
 
 def _entrypoint(job: Job) -> list[str]:
@@ -106,20 +99,12 @@ def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
     if job.curve.exists():  # damaged lines, too: the card says so
         write_atomically(target / "history.jsonl", job.curve.read_text(errors="replace"))
     TrainingSummary(
-        run_key=job.run_key,
-        task=job.task,
-        engine="entrypoint",
-        world_size=world_size,
-        steps=rows[-1].step if rows else 0,
-        epochs=rows[-1].epoch if rows else 0.0,
-        global_batch_size=job.train.global_batch_size,
-        seed=job.train.seed,
-        precision=precision,
-        parameters=0,
-        init_from=job.init_from,
-        weights_sha256=modelfolder.weights_sha256(output),
+        run_key=job.run_key, task=job.task, engine="entrypoint", world_size=world_size,
+        steps=rows[-1].step if rows else 0, epochs=rows[-1].epoch if rows else 0.0,
+        global_batch_size=job.train.global_batch_size, seed=job.train.seed, precision=precision,
+        parameters=0, init_from=job.init_from, weights_sha256=modelfolder.weights_sha256(output),
         train_rows=shards.rows("train"),
-    ).write(target / "training.json")
+    ).write(target / "training.json")  # fmt: skip
 
 
 class _Follower:

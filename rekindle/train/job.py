@@ -12,6 +12,8 @@ import uuid
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
 from rekindle.errors import RequestError
 from rekindle.records import write_atomically
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -60,29 +62,20 @@ class Job:
 
     def parameters(self) -> dict[str, Any]:
         """The settings that tracking shows beside the curves."""
-        sections = {
-            "train": self.train.model_dump(mode="json"),
-            "model": self.model.model_dump(mode="json"),
-        }
-        flat = {
-            f"{name}.{key}": value for name, part in sections.items() for key, value in part.items()
-        }
-        return {"task": self.task, "run_key": self.run_key, "init_from": self.init_from, **flat}
+        found = {"task": self.task, "run_key": self.run_key, "init_from": self.init_from}
+        for name, section in (("train", self.train), ("model", self.model)):
+            found |= {f"{name}.{k}": value for k, value in section.model_dump(mode="json").items()}
+        return found
 
     def write(self, path: Path) -> None:
         """Store it for `read`."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        fields["model"] = self.model.model_dump(mode="json")
-        fields["train"] = self.train.model_dump(mode="json")
+        fields = TypeAdapter(Job).dump_python(self, mode="json")
         write_atomically(path, json.dumps(fields, indent=2))
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """The job that `write` stored."""
-        fields = json.loads(path.read_text())
-        fields["model"] = ModelSpec.model_validate(fields["model"])
-        fields["train"] = TrainSpec.model_validate(fields["train"])
-        return cls(**fields)
+        return TypeAdapter(cls).validate_python(json.loads(path.read_text()))
 
 
 def folder_of(artifact_root: str, kind: str, key: str) -> str:

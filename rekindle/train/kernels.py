@@ -28,15 +28,13 @@ def takes_groups(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def kernel_for(
-    network: nn.Module, device: torch.device, precision: torch.dtype
-) -> attention.Kernel:
+def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> attention.Kernel:
     """What keeps documents apart on this device: the varlen kernel where it takes the network's
-    heads in this precision. Raises UnsupportedError where it does but disagrees with one call a
+    heads in this type. Raises UnsupportedError where it does but disagrees with one call a
     document.
 
     To be asked before training: with inference tensors there are no gradients to compare."""
-    if device.type != "cuda" or precision not in attention.HALVES:
+    if device.type != "cuda" or dtype not in attention.HALVES:
         return "sdpa"
     config = network.config.to_dict()  # type: ignore[union-attr, operator]
     heads = next((int(config[n]) for n in ("num_attention_heads", "n_head", "n_heads")
@@ -45,9 +43,8 @@ def kernel_for(
     width = next((int(config[n]) for n in ("hidden_size", "n_embd", "dim") if config.get(n)), heads)
     size = int(config.get("head_dim") or width // heads)
     windows = (None, 8) if config.get("sliding_window") else (None,)
-    shared = heads // groups
     try:
-        gap = difference(device, precision, shared * 2, 2, size, windows)
+        gap = difference(device, dtype, heads // groups * 2, 2, size, windows)
     except (ImportError, RuntimeError, TypeError, ValueError, UnsupportedError) as error:
         reason = str(error).partition("\n")[0]
         log.warning("attention: one call a document, because of the varlen kernel: %s", reason)

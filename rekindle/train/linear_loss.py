@@ -41,7 +41,7 @@ def linear_cross_entropy(
     `weight` [V, H] may be a DTensor whose rows are divided over `group`; then each rank's gradient
     of `hidden` is its share, and `add_up` makes it the whole."""
     start = intervals(weight)[0][0] if isinstance(weight, DTensor) else 0
-    divided = group if isinstance(weight, DTensor) and group is not None else None
+    divided = group if isinstance(weight, DTensor) else None
     local_VH = weight.to_local() if isinstance(weight, DTensor) else weight
     if torch.is_autocast_enabled(hidden_NH.device.type):
         dtype = torch.get_autocast_dtype(hidden_NH.device.type)
@@ -160,12 +160,8 @@ def judge_targets(
         dtype = torch.get_autocast_dtype(hidden_FH.device.type)
         hidden_FH, local_VH = hidden_FH.to(dtype), local_VH.to(dtype)
     rows = rows_at_once(len(local_VH), hidden_FH.device.type)
-    found = [
-        judged(exact(part_FH @ local_VH.T), part_F, start, divided)
-        for part_FH, part_F in zip(
-            torch.split(hidden_FH, rows), torch.split(targets_F, rows), strict=True
-        )
-    ]
+    parts = zip(torch.split(hidden_FH, rows), torch.split(targets_F, rows), strict=True)
+    found = [judged(exact(h @ local_VH.T), targets, start, divided) for h, targets in parts]
     return torch.cat(found)
 
 

@@ -36,7 +36,8 @@ class Held:
 
 
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that are made while it is active and still there."""
+    """Counts the bytes of all tensors that are made while it is active and still there. `peak` is
+    the most since `begin`, and `at` the number of the growth that led to it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,7 +48,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.asked = 0  # at which growth of a step to look
         self.worst: list[Held] = []
         self.phase_of_peak = ""
-        self._growths = self._peak = self._at = self._born = 0
+        self._growths = self.peak = self.at = self._born = 0
         self._held: dict[int, Held] = {}
 
     def __torch_dispatch__(
@@ -91,31 +92,32 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if held is not None:
                 held.kind = kind
 
-    def mark(self) -> int:
-        """For `keep`."""
-        return self._born
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """A phase, from which what is still there is kept for the backward pass."""
+        self.phase, since = "forward", self._born
+        try:
+            yield
+        finally:
+            self.phase = "backward"
+            for held in self._held.values():
+                if held.born > since:
+                    held.kind = held.kind or ACTIVATIONS
 
-    def keep(self, since: int) -> None:
-        """What was made since `mark` and is still there is kept for the backward pass."""
-        for held in self._held.values():
-            if held.born > since:
-                held.kind = held.kind or ACTIVATIONS
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Nothing is counted."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     def begin(self, asked: int = 0) -> None:
         """A step begins; at its growth number `asked` what there is is noted in `worst`."""
         self.asked, self.worst = asked, []
-        self.peaks, self._growths, self._peak, self._at = {}, 0, 0, 0
+        self.peaks, self._growths, self.peak, self.at = {}, 0, 0, 0
         self._reach()
-
-    @property
-    def at(self) -> int:
-        """At which growth since `begin` there was most."""
-        return self._at
-
-    @property
-    def peak(self) -> int:
-        """The most since `begin`."""
-        return self._peak
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """FSDP gives memory back so, and takes it again."""
@@ -137,8 +139,8 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _reach(self) -> None:
         self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.bytes)
-        if self.bytes > self._peak:
-            self._peak, self._at = self.bytes, self._growths
+        if self.bytes > self.peak:
+            self.peak, self.at = self.bytes, self._growths
             self.phase_of_peak = self.phase
 
     def _end(self, key: int) -> None:

@@ -1,11 +1,10 @@
 """The training loop: the same batches, the same dropout and the same weights however often it is
 interrupted, and in whatever layout.
 
-Decides what one optimizer step is: the micro-batches of this rank forward and backward (through
-the pipeline's schedule, if there is one), one small all-reduce on which all ranks agree (loss,
-gradient norm, a request to stop, whether a save is written), then the update, or none if the
-gradient is not finite. So the state to save is the step, the weights, the moments, and the scale of
-fp16.
+Decides what one optimizer step is: the micro-batches of this rank forward and backward (through the
+pipeline's schedule, if there is one), one small all-reduce on which all ranks agree (loss, gradient
+norm, a request to stop, whether a save is written), then the update, or none if the gradient is not
+finite. So the state to save is the step, the weights, the moments, and the scale of fp16.
 
 A GPU never waits for the host: what a step agreed on is read once, while the next one is computed,
 and that is the only thing that is read."""
@@ -19,7 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,18 +34,12 @@ from rekindle.spec.model import DEFAULT_EPOCHS, TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train.batches import TRAIN, VALIDATION, Batches, Work
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
-from rekindle.train.feed import Feed, Numbers
-from rekindle.train.history import History
-from rekindle.train.ledger import Ledger
-from rekindle.train.micro import Micro
-from rekindle.train.optimizer import Optimizer
-from rekindle.train.parallel import DTYPES, Parts
+from rekindle.train.history import History, Ledger
+from rekindle.train.micro import Feed, Micro, Numbers
+from rekindle.train.optimizer import Optimizer, learning_rate
+from rekindle.train.parallel import Parts, autocast
 from rekindle.train.profile import Profiler
-from rekindle.train.schedule import learning_rate
 from rekindle.train.throughput import Clock
-
-if TYPE_CHECKING:
-    from rekindle.train.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +132,11 @@ class Trainer:
         self.beat = beat
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         layout = self.mesh.layout
-        self.pipeline = _pipeline(parts) if layout.pp > 1 else None
+        self.pipeline = None
+        if layout.pp > 1:
+            from rekindle.train.pipeline import Pipeline  # torch's part of it takes a second
+
+            self.pipeline = Pipeline(parts)
         self.optimizer = Optimizer(parts, spec)
         order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
         joined = parts.stages[0].part.joins_texts
@@ -285,7 +282,7 @@ class Trainer:
         right predictions and targets."""
         phase: Phase = "step" if step else "warm-up"
         self.beat(step, phase)
-        with self._precision():
+        with autocast(self.spec.precision, self.mesh.device):
             if self.pipeline is not None:
                 return self.pipeline.train([self._scaled(m) for m in self.feed(work.micro)])
             module, layout = self.parts.stages[0].module, self.mesh.layout
@@ -334,7 +331,7 @@ class Trainer:
             stage.module.eval()
         moved = (dataclasses.replace(m, count=torch.ones_like(m.count)) for m in self.feed(micro))
         sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
-        with self._precision():
+        with autocast(self.spec.precision, self.mesh.device):
             if self.pipeline is not None:
                 sums += self.pipeline.evaluate(list(moved))
             else:
@@ -355,27 +352,14 @@ class Trainer:
             dist.all_reduce(values)
         return values
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.spec.precision in ("bf16", "fp16"):
-            return torch.autocast(self.mesh.device.type, dtype=DTYPES[self.spec.precision])
-        return contextlib.nullcontext()
-
     def tensors(self) -> dict[str, Any]:
         """Weights and optimizer moments, named after the parameter in the whole network: what a
         checkpoint holds."""
-        tied = self.parts.tied
-        frozen = self.parts.adapters is not None
-        model = {
-            tied.get(name, name): p.detach()
-            for name, p in self.parts.parameters()
-            if p.requires_grad or not frozen
-        }
-        buffers = {
-            name: buffer
-            for stage in self.parts.stages
-            for name, buffer in _persistent_buffers(stage.part.network)
-        }
-        return {"model": {**model, **buffers}, "optimizer": self.optimizer.tensors()}
+        tied, every = self.parts.tied, self.parts.scaling is None
+        held = ((name, p) for name, p in self.parts.parameters() if p.requires_grad or every)
+        model = {tied.get(name, name): p.detach() for name, p in held}
+        model |= dict(self.parts.buffers())
+        return {"model": model, "optimizer": self.optimizer.tensors()}
 
     def restore(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint, of whatever layout; returns its step."""
@@ -392,16 +376,12 @@ class Trainer:
         """Everything else that a checkpoint holds, as JSON."""
         scale = self.optimizer.scale
         return {
-            "step": step,
-            "world_size": self.world,
-            "layout": str(self.mesh.layout),
-            "precision": self.spec.precision,
-            "steps": self.plan.steps,
-            "validation_loss": row.get("validation_loss"),
-            "best": dataclasses.asdict(self.best),
+            "step": step, "world_size": self.world, "layout": str(self.mesh.layout),
+            "precision": self.spec.precision, "steps": self.plan.steps,
+            "validation_loss": row.get("validation_loss"), "best": dataclasses.asdict(self.best),
             "train_seconds": seconds,
             "loss_scale": [float(scale.value), int(scale.good)] if scale else None,
-        }
+        }  # fmt: skip
 
 
 class _Reports:
@@ -428,12 +408,6 @@ class _Reports:
             self.ledger.append(done.step + 1, self.trainer.batches.ids(done.work))
 
 
-def _pipeline(parts: Parts) -> Pipeline:
-    from rekindle.train.pipeline import Pipeline  # torch's part of it takes a second to import
-
-    return Pipeline(parts)
-
-
 def _validation(
     task: Task, shards: Shards, order: SampleOrder, mesh: Any, seed: int, joined: bool
 ) -> Batches | None:
@@ -446,11 +420,6 @@ def _validation(
         pack_length=order.pack_length,
     )  # fmt: skip
     return Batches(task, shards, VALIDATION, once, mesh, seed, joined)
-
-
-def _persistent_buffers(network: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    saved = network.state_dict(keep_vars=True)
-    yield from ((name, b) for name, b in network.named_buffers() if name in saved)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""What a committed checkpoint says of itself, and whether it is true.
+"""What a committed checkpoint says of itself, whether it is true, and which are kept: the newest
+few, the best, and one for each span of training time.
 
 `manifest.json` holds the schema, run key, step and state as JSON, the size and SHA-256 of every
 file, and a hash of itself."""
@@ -11,21 +12,25 @@ import gzip
 import hashlib
 import io
 import json
+import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rekindle.errors import CheckpointError
 from rekindle.spec.heartbeat import beat
+from rekindle.spec.model import CheckpointSpec
 from rekindle.train.dcp import METADATA, THREADS, File
-from rekindle.train.retention import MANIFEST, names_in, step_of
 from rekindle.train.storage import Storage, storage_of
 
 SCHEMA_VERSION = 2
+MANIFEST = "manifest.json"
 _MOST_HISTORY_BYTES = 2 << 30
 HISTORY = "history.jsonl.gz"
 _PIECE_BYTES = 1 << 20
+_NAME = re.compile(r"^step-(\d{9,})\.([0-9a-f]{8})$")
 
 State = Mapping[str, Any]
 
@@ -92,10 +97,8 @@ def offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
             problem = "" if _digest(body) == manifest["sha256"] else f"{MANIFEST} was altered"
             found, step, state = str(body["run_key"]), int(body["step"]), dict(body["state"])
         except (ValueError, KeyError, TypeError) as error:
-            yield (
-                Checkpoint(storage.root, name, step_of(name), {}, ()),
-                (f"{MANIFEST} cannot be read: {error!r}"),
-            )
+            unread = Checkpoint(storage.root, name, step_of(name), {}, ())
+            yield unread, f"{MANIFEST} cannot be read: {error!r}"
             continue
         if not problem and found != run_key:
             raise CheckpointError(
@@ -141,3 +144,57 @@ def metadata_of(storage: Storage, checkpoint: Checkpoint) -> bytes:
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def names_in(storage: Storage) -> list[str]:
+    """Names of checkpoints, complete or not, by step."""
+    return sorted((n for n in storage.folders() if _NAME.match(n)), key=lambda n: (step_of(n), n))
+
+
+def step_of(name: str) -> int:
+    match = _NAME.match(name)
+    assert match
+    return int(match[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What retention knows of a complete checkpoint."""
+
+    name: str
+    validation_loss: float | None = None
+    train_seconds: float | None = None
+
+    @classmethod
+    def of(cls, name: str, manifest: Mapping[str, Any]) -> Self:
+        state = manifest["state"]
+        return cls(name, state.get("validation_loss"), state.get("train_seconds"))
+
+    @classmethod
+    def read(cls, storage: Storage, name: str) -> Self | None:
+        """None where nothing was committed."""
+        content = storage.read(f"{name}/{MANIFEST}")
+        if content is None:
+            return None
+        try:
+            return cls.of(name, json.loads(content))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return cls(name)
+
+
+def retained(complete: Sequence[Facts], spec: CheckpointSpec) -> set[str]:
+    """Names to keep: the newest `keep`, the one with the lowest validation loss, the last of each
+    span of training time."""
+    ordered = sorted(complete, key=lambda facts: (step_of(facts.name), facts.name))
+    kept = {facts.name for facts in ordered[-spec.keep :]}
+    if spec.keep_best:
+        losses = [(f.validation_loss, f.name) for f in ordered if f.validation_loss is not None]
+        judged = [pair for pair in losses if math.isfinite(pair[0])]
+        kept |= {min(judged, key=lambda pair: pair[0])[1]} if judged else set()
+    if spec.keep_every_hours:
+        last: dict[int, str] = {}
+        for facts in ordered:
+            if facts.train_seconds is not None:
+                last[int(facts.train_seconds // (spec.keep_every_hours * 3600))] = facts.name
+        kept |= set(last.values())
+    return kept

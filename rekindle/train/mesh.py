@@ -6,6 +6,7 @@ sharded over shard x cp, because context-parallel ranks hold the same weights, t
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,10 @@ class Mesh:
             return dist.get_rank() if axis == "dp" else 0
         return int(self.ranks.get_local_rank(axis))
 
+    def leads(self, *axes: str) -> bool:
+        """Whether this rank is the first on each of these axes."""
+        return not any(map(self.place, axes))
+
     def group(self, axis: str) -> dist.ProcessGroup | None:
         """The ranks that differ from this one on that axis only; None where there are no others."""
         if self.ranks is None or getattr(self.layout, axis) == 1:
@@ -58,18 +63,21 @@ class Mesh:
         """Which part of the batch this rank works on, of `layout.data`."""
         return self.place("dp") * self.layout.shard + self.place("shard")
 
-    @property
-    def tensor(self) -> DeviceMesh:
-        """The mesh of tensor parallelism."""
+    def over(self, *axes: str) -> DeviceMesh:
+        """The mesh of these axes; `weights` is shard x cp."""
         assert self.ranks is not None
-        return self.ranks["tp"]
+        return self.ranks[axes]
 
-    @property
-    def weights(self) -> DeviceMesh:
-        """The mesh [dp, shard x cp] over which FSDP replicates and shards."""
-        assert self.ranks is not None
-        return self.ranks["dp", "weights"]
 
-    def same_weights(self) -> int:
-        """How many ranks would hold the same parameter if nothing were sharded."""
-        return self.layout.world // self.layout.pp
+def of_all(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What each rank has, in their order (a collective on the host)."""
+    found = [value] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found
+
+
+def of_first(value: Any, group: dist.ProcessGroup | None = None) -> Any:
+    """What rank 0 has (a collective on the host)."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
+    return box[0]

@@ -68,11 +68,10 @@ class ModelFolder:
 
 def configure(network: torch.nn.Module, folder: Path) -> None:
     """Write the configuration of a network of transformers beside its weights."""
-    config: Any = network.config
-    config.architectures = [type(network).__name__]
-    config.dtype = "bfloat16" if stored_dtype(folder) == "BF16" else "float32"
-    config.save_pretrained(folder)
     model: Any = network
+    model.config.architectures = [type(network).__name__]
+    model.config.dtype = "bfloat16" if stored_dtype(folder) == "BF16" else "float32"
+    model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
 
@@ -94,11 +93,8 @@ def _stored(folder: Path) -> list[tuple[str, int]]:
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        found += [
-            (entry["dtype"], math.prod(entry["shape"]))
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
+        header.pop("__metadata__", None)
+        found += [(entry["dtype"], math.prod(entry["shape"])) for entry in header.values()]
     return found
 
 
@@ -119,8 +115,7 @@ def _trained_on(folder: Path) -> np.ndarray:
             f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}",
             fix="copy the model's folder with all its files, or train the model again",
         )
-    found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    return found
+    return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
 
 
 def describe(

@@ -2,22 +2,27 @@
 stage leaves out.
 
 transformers' own forward runs in every layout: a stage is the whole network with the blocks of
-others replaced by `Skip`, so no architecture is written down twice; its names are in families/.
-GPT-2's fused, transposed projections are taken apart into plain linear layers while training
+others replaced by `Skip` (`cut`), so no architecture is written down twice; its names are in
+families/. Adapters are put on before that (`inject`), and merged on export (export.py). GPT-2's
+fused, transposed projections are taken apart into plain linear layers while training
 (`unfused`), so that tensor parallelism and LoRA see what they see elsewhere, and joined again on
 export."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
-from rekindle.errors import UnsupportedError
+from rekindle.errors import RequestError, UnsupportedError
 from rekindle.families import DIVISIBLE, Modules
+from rekindle.spec.layout import Layout, Shape
+from rekindle.spec.model import LoraSpec
 
 
 class Skip(nn.Module):
@@ -34,13 +39,6 @@ class Zero(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), device=positions.device)
-
-
-class Nothing(nn.Module):
-    """Stands for a pooler that another stage runs; its result is not used."""
-
-    def forward(self, hidden_BTH: torch.Tensor) -> torch.Tensor:
-        return hidden_BTH
 
 
 class FusedColumns(nn.Module):
@@ -60,6 +58,12 @@ def model_type(network: nn.Module) -> str:
     """transformers' name of the architecture, or the class for a user's own network."""
     config = getattr(network, "config", None)
     return str(getattr(config, "model_type", "") or type(network).__name__)
+
+
+def shape_of(network: nn.Module) -> Shape | None:
+    """What of the network has to be divisible; None for a user's own."""
+    config = getattr(network, "config", None)
+    return Shape.of(config.to_dict()) if config is not None else None
 
 
 def known(network: nn.Module) -> Modules | None:
@@ -171,11 +175,88 @@ def tables(network: nn.Module) -> list[nn.Module]:
     return [m for m in found if m is not None and any(True for _ in m.parameters())]
 
 
-def stand_ins(names: Modules, first: bool, last: bool) -> Iterator[tuple[str, nn.Module]]:
-    """What a stage puts in place of the modules of the backbone that it does not run."""
-    if not first:
-        for name in names.first:
-            yield name, Zero() if name == names.positions else Skip()
-    if not last:
-        for name in names.last:
-            yield name, Nothing() if name == names.summary else Skip()
+def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
+    """A copy of the network in which only stage `index` of its blocks is left; earlier stages get a
+    block more where the number is odd, because the last has the head."""
+    names = [name for name, _ in blocks(network)]
+    if len(names) < layout.stages:
+        raise UnsupportedError(
+            f"{model_type(network)} has {len(names)} blocks and cannot be cut into "
+            f"{layout.stages} stages",
+            where="train.layout.pp",
+            fix="use fewer stages, or a layout without pp",
+        )
+    parts = [part.tolist() for part in np.array_split(np.array(names), layout.stages)]
+    made = copy.deepcopy(network)
+    if isinstance(made, nn.Sequential):
+        _cut_sequence(made, parts, index)
+    else:
+        _cut_transformer(made, set(names) - set(parts[index]), index, layout.stages)
+    return made
+
+
+def _cut_sequence(network: nn.Sequential, parts: list[list[str]], index: int) -> None:
+    """Layers without weights stay with the block before them."""
+    starts = {part[0]: stage for stage, part in enumerate(parts)}
+    stage = 0
+    for name, _ in list(network.named_children()):
+        stage = starts.get(name, stage)
+        if stage != index:
+            replace(network, name, Skip())
+
+
+def _cut_transformer(network: nn.Module, others: set[str], index: int, count: int) -> None:
+    names = required(network, "pipeline")
+    for name in others:
+        replace(network, name, Skip())
+    body = backbone(network)
+    last = index == count - 1
+    stand_ins: list[tuple[str, nn.Module]] = []
+    if index > 0:
+        stand_ins += [(n, Zero() if n == names.positions else Skip()) for n in names.first]
+    if not last:  # the result of a pooler is not used by the stages before the last
+        stand_ins += [(n, nn.Identity() if n == names.summary else Skip()) for n in names.last]
+    for name, stand_in in stand_ins:
+        found = getattr(body, name, None)
+        if isinstance(found, nn.Module):
+            replace(body, name, stand_in)
+        elif isinstance(found, float | int):
+            setattr(body, name, 0.0)
+    heads = [name for name, child in network.named_children() if child is not body]
+    for name in [] if last else heads:
+        replace(network, name, Skip())
+
+
+def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> float:
+    """Put low-rank adapters (Hu et al. 2021, arXiv 2106.09685) of peft on the spec's layers, freeze
+    everything else but a new head, and note in `origins` where the wrapped weights lie; returns the
+    factor of their updates, which are that times B A. Raises RequestError for a target that no
+    block has."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = required(network, "LoRA")
+    known = [*names.column, *names.row]
+    targets = list(spec.targets) or known
+    lost = [t for t in targets if not any(name.endswith(t) for name in known)]
+    if lost:
+        raise RequestError(
+            f"{model_type(network)} has no layer called {lost[0]}",
+            where="model.lora.targets",
+            fix=f"use some of {', '.join(name.rpartition('.')[2] for name in known)}",
+        )
+    config = LoraConfig(
+        r=spec.rank, lora_alpha=cast(int, spec.alpha), lora_dropout=spec.dropout,
+        target_modules=targets,
+    )  # fmt: skip
+    inject_adapter_in_model(config, network)
+    body = backbone(network)
+    model: Any = network
+    if model.get_output_embeddings() is None:  # a head for classes starts fresh
+        for child in network.children():
+            if child is not body:
+                child.requires_grad_(True)
+    for name, _ in network.named_parameters():
+        if ".base_layer." in name:
+            plain = name.replace(".base_layer.", ".")
+            origins[name] = origins.pop(plain, Origin(plain))
+    return spec.alpha / spec.rank

@@ -1,8 +1,7 @@
 """Which arithmetic a rank computes in: precision, TF32, deterministic algorithms.
 
-`auto` becomes bf16 where all GPUs have it, and fp32 elsewhere. A training that resumes
-keeps the precision of its checkpoint, whatever `auto` would be on the new machines: one run never
-mixes two.
+`auto` becomes bf16 where all GPUs have it, and fp32 elsewhere. A training that resumes keeps the
+precision of its checkpoint, whatever `auto` would be on the new machines: one run never mixes two.
 
 What `train.deterministic` needs here: `torch.use_deterministic_algorithms` and cuDNN's flags
 (docs.pytorch.org/docs/stable/notes/randomness.html). What CUDA and NCCL read when they start, the
@@ -29,8 +28,9 @@ def decided(train: TrainSpec, device: torch.device, began: str | None) -> TrainS
     if precision == "auto":
         precision = began or ("bf16" if device.type == "cuda" and available else "fp32")
     if "bf16" in (precision, train.weights) and not available:
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
         raise UnsupportedError(
-            f"{_name(device)}, or another GPU of this job, does not have bf16"
+            f"{gpu}, or another GPU of this job, does not have bf16"
             + (", and this training began in it" if train.precision == "auto" else ""),
             where="train.weights" if precision != "bf16" else "train.precision",
             fix="use GPUs that have it (NVIDIA's from A100, L4 and RTX 3090 on), or set "
@@ -83,7 +83,3 @@ def _all_have_bf16(device: torch.device) -> bool:
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(flag, op=dist.ReduceOp.MIN)
     return bool(flag)
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"

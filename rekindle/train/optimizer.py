@@ -1,4 +1,5 @@
-"""AdamW on the shards that this rank holds, the global gradient norm, loss scaling.
+"""AdamW on the shards that this rank holds, the learning rate of a step, the global gradient norm,
+loss scaling.
 
 The optimizer sees plain local tensors that share memory with the parameters: fused kernels work,
 meshes mix freely, nothing goes through DTensor's dispatch. Only the names and the checkpoint know
@@ -10,6 +11,7 @@ takes the factor of the gradients, and whether there is an update at all, as ten
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +19,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from rekindle.spec.model import TrainSpec
+from rekindle.plan.inflight import stages_of
+from rekindle.spec.model import SCRATCH_LR, TrainSpec
+from rekindle.train.attention import HALVES
 from rekindle.train.mesh import Mesh
 from rekindle.train.parallel import Parts
-from rekindle.train.schedule import peak_rate
-from rekindle.train.stages import stages_of
 from rekindle.train.weights import divides, local_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-_HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +45,9 @@ class Optimizer:
 
     def __init__(self, parts: Parts, spec: TrainSpec) -> None:
         self.parts, self.spec = parts, spec
+        trained = ((name, p) for name, p in parts.parameters() if p.requires_grad)
         self.held = [
-            _Held(name, p, local_of(p).detach(), _repeated(name, p, parts))
-            for name, p in parts.parameters()
-            if p.requires_grad
+            _Held(name, p, local_of(p).detach(), _repeated(name, p, parts)) for name, p in trained
         ]
         self.copies = _Copies(parts, {h.name: h for h in self.held})
         self.scale = _Scale(parts.mesh.device) if spec.precision == "fp16" else None
@@ -93,7 +93,7 @@ class Optimizer:
         gradients = [h.local.grad for h in self.counted if h.local.grad is not None]
         if not gradients:
             return torch.zeros((), dtype=torch.float64, device=self.parts.mesh.device)
-        half = any(gradient.dtype in _HALVES for gradient in gradients)
+        half = any(gradient.dtype in HALVES for gradient in gradients)
         kind = torch.float32 if half else None  # sums of half precision would lose what is small
         norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=kind)).double()
         return (norms.square() * self.shares).sum()
@@ -184,7 +184,8 @@ class _Copies:
         ] if parts.mesh.layout.pp > 1 else []  # fmt: skip
         here = {stage.index for stage in parts.stages}
         self.both_here = {0, parts.mesh.layout.stages - 1} <= here
-        self.group = _ends(parts.mesh) if self.pairs and _apart(parts.mesh) else None
+        apart = parts.mesh.layout.stages - 1 not in stages_of(parts.mesh.layout, 0)
+        self.group = _ends(parts.mesh) if self.pairs and apart else None
 
     def add_up(self) -> None:
         """Give both the sum of the two gradients."""
@@ -194,11 +195,6 @@ class _Copies:
                 source.local.grad, copy.local.grad = total, total.clone()
             elif (one := source or copy) is not None and self.group is not None:
                 dist.all_reduce(one.local.grad, group=self.group)
-
-
-def _apart(mesh: Mesh) -> bool:
-    """Whether first and last stage lie on different ranks."""
-    return mesh.layout.stages - 1 not in stages_of(mesh.layout, 0)
 
 
 def _ends(mesh: Mesh) -> dist.ProcessGroup | None:
@@ -223,7 +219,8 @@ def _repeated(name: str, parameter: torch.Tensor, parts: Parts) -> int:
         mesh = parameter.device_mesh
         for axis, placement in enumerate(parameter.placements):
             shards *= mesh.size(axis) if divides(placement) else 1
-    return parts.mesh.same_weights() // shards
+    # of a pipeline rank all would hold the same parameter if nothing were sharded
+    return parts.mesh.layout.world // parts.mesh.layout.pp // shards
 
 
 def _local_gradient(parameter: torch.Tensor) -> torch.Tensor:
@@ -247,3 +244,31 @@ def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(
         local, parameter.device_mesh, parameter.placements, run_check=False, **more
     )
+
+
+def peak_rate(spec: TrainSpec) -> float:
+    """The rate after the warm-up; that of a training from scratch where the spec has none."""
+    return SCRATCH_LR if spec.lr is None else spec.lr
+
+
+def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
+    """Rate used in step `step` (0-based) of `steps`: a linear warm-up, then constant, a line or
+    half a cosine down to `min_lr_ratio` of the peak, or WSD.
+
+    WSD (warm-up, stable, decay) is the schedule of MiniCPM (Hu et al. 2024, arXiv 2404.06395),
+    whose last tenth of the steps sufficed for the decay; the decay here is a line (Hägele et al.
+    2024, arXiv 2405.18392). With lr 1, no warm-up, cosine: step 50 of 100 has 0.5; with wsd, decay
+    0.2 and min_lr_ratio 0.1, step 90 of 100 has 0.55."""
+    peak, warmup_steps = peak_rate(spec), int(spec.warmup * steps)
+    if step < warmup_steps:
+        return peak * (step + 1) / (warmup_steps + 1)
+    if spec.lr_schedule == "constant":
+        return peak
+    if spec.lr_schedule == "wsd":
+        decay_steps = int(spec.decay * steps)
+        left = min(1.0, (steps - step) / max(1, decay_steps))
+    else:
+        share = (step - warmup_steps) / max(1, steps - warmup_steps)
+        cosine = spec.lr_schedule == "cosine"
+        left = 0.5 * (1 + math.cos(math.pi * share)) if cosine else 1 - share
+    return peak * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left)

@@ -6,6 +6,7 @@ offer is refused by name; nothing runs unsharded by accident."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -16,24 +17,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils import checkpoint
 
 from rekindle.errors import UnsupportedError
-from rekindle.spec.model import TrainSpec
+from rekindle.plan.inflight import stages_of
+from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
 from rekindle.train import attention, dropout, kernels, modules, tensor, weights
-from rekindle.train.adapters import Adapters
 from rekindle.train.mesh import Mesh
-from rekindle.train.modules import Origin, Skip
+from rekindle.train.modules import Origin, Skip, cut
 from rekindle.train.part import Goal, Part
-from rekindle.train.stages import piece as cut
-from rekindle.train.stages import stages_of
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {**HALVES, "fp64": torch.float64}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +49,16 @@ class Parts:
 
     `partial`: parameters whose gradients tp ranks have to add up. `tied`: parameters that are
     another one, which stages far apart hold a copy each of. `origins`: where a parameter's starting
-    value lies. `adapters`: what LoRA added. `attention`: what keeps documents apart in training
-    steps; without dropout, as in validation, it may be the varlen kernel all the same."""
+    value lies. `scaling`: of LoRA's updates, None without. `attention`: what keeps documents apart
+    in training steps; without dropout, as in validation, it may be the varlen kernel all the
+    same."""
 
     stages: tuple[Stage, ...]
     mesh: Mesh
     partial: frozenset[str]
     tied: Mapping[str, str]
     origins: Mapping[str, Origin]
-    adapters: Adapters | None = None
+    scaling: float | None = None
     attention: attention.Kernel = "sdpa"
 
     @property
@@ -74,10 +71,40 @@ class Parts:
         for stage in self.stages:
             yield from stage.part.network.named_parameters()
 
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those that are saved, by their name in the whole network."""
+        for stage in self.stages:
+            saved = stage.part.network.state_dict(keep_vars=True)
+            yield from ((n, b) for n, b in stage.part.network.named_buffers() if n in saved)
+
+
+def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """What forward passes run in: half precision where that is the training's."""
+    half = HALVES.get(precision)
+    return torch.autocast(device.type, dtype=half) if half else contextlib.nullcontext()
+
+
+def prepared(
+    network: nn.Module, source: weights.Source | None, origins: dict[str, Origin],
+    train: TrainSpec, lora: LoraSpec | None = None,
+) -> float | None:  # fmt: skip
+    """Put adapters on a whole network, and give its weights the type that they are stored in.
+    Returns the factor of the adapters' updates, None without; `source` learns of them."""
+    scaling = None
+    if lora is not None:
+        with weights.deferred(source.recorder if source else None):
+            scaling = modules.inject(network, lora, origins)
+        if source:
+            source.include(network)
+    dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
+    if dtype is not None:
+        weights.convert(network, dtype)
+    return scaling
+
 
 def build(
     task: Task, network: nn.Module, origins: Mapping[str, Origin], train: TrainSpec, goal: Goal,
-    mesh: Mesh, adapters: Adapters | None = None, kind: type[Part] = Part,
+    mesh: Mesh, scaling: float | None = None, kind: type[Part] = Part,
 ) -> Parts:  # fmt: skip
     """The parts of this rank, on its device, without values yet (see weights.fill); `network` is
     cut up and must not be used any more. `kind` is what is made of the network's output."""
@@ -99,14 +126,9 @@ def build(
             tensor.divide(piece, network, mesh, tokens)
         if hasattr(piece, "config") and modules.known(piece) is not None:
             peers = attention.Peers(
-                mesh.place("tp"),
-                mesh.place("cp"),
-                layout.tp,
-                layout.cp,
-                mesh.group("cp"),
-                kernel,
+                mesh.place("tp"), mesh.place("cp"), layout.tp, layout.cp, mesh.group("cp"), kernel,
                 kernels.takes_groups(mesh.device),
-            )
+            )  # fmt: skip
             attention.install(piece, peers)
             dropout.install(piece)
         _recompute_and_compile(piece, train, constants=tokens)
@@ -117,7 +139,7 @@ def build(
     partial = tensor.shared_by_share(network, tokens) if layout.tp > 1 else frozenset()
     tied = modules.tied(network)
     origins = dict(origins) | {name: Origin(source) for name, source in tied.items()}
-    return Parts(tuple(stages), mesh, partial, tied, origins, adapters, used)
+    return Parts(tuple(stages), mesh, partial, tied, origins, scaling, used)
 
 
 def _on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -168,18 +190,18 @@ def _again(forward: Callable[..., Any], context: Any, *args: Any, **kwargs: Any)
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     more = {"context_fn": context} if context else {}
-    return checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
+    return checkpoint.checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
 
 
 def _selective() -> Any:
     """Keep the results of matrix products and attention, compute the rest again (Korthikanti et al.
     2022, arXiv 2205.05198)."""
-    saved = saved_operations()
+    saved, kinds = saved_operations(), checkpoint.CheckpointPolicy
 
-    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op in saved else CheckpointPolicy.PREFER_RECOMPUTE
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> checkpoint.CheckpointPolicy:
+        return kinds.MUST_SAVE if op in saved else kinds.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return checkpoint.create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 def saved_operations() -> frozenset[Any]:
@@ -199,12 +221,12 @@ def _distribute(part: Part, train: TrainSpec, mesh: Mesh) -> nn.Module:
     layout = mesh.layout
     if layout.dp * layout.shard * layout.cp == 1 or layout.only_replicates:
         return part
-    cast = DTYPES.get(train.precision) if train.precision in ("bf16", "fp16") else None
+    cast = HALVES.get(train.precision)
     policy = MixedPrecisionPolicy(
         param_dtype=cast, reduce_dtype=torch.float32 if cast else None, cast_forward_inputs=False
     )
     keep = layout.pp > 1 or layout.shard * layout.cp == 1
-    shard: Any = functools.partial(fully_shard, mesh=mesh.weights, mp_policy=policy)
+    shard: Any = functools.partial(fully_shard, mesh=mesh.over("dp", "weights"), mp_policy=policy)
     tables = modules.tables(part.network)
     for module in [*tables, *(b for _, b in modules.blocks(part.network))]:
         if not isinstance(module, Skip):

@@ -12,6 +12,7 @@ supervised tokens, C classes."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from typing import Any
 
@@ -66,14 +67,12 @@ class Part(nn.Module):
         self.joins_texts = self.objective.prepared(self)
         if _drops(network):
             for name, block in modules.blocks(network):
-                block.register_forward_pre_hook(self._reseed(zlib.crc32(name.encode())))
+                place = zlib.crc32(name.encode())
+                block.register_forward_pre_hook(functools.partial(self._reseed, place))
 
-    def _reseed(self, place: int) -> Any:
-        def hook(module: nn.Module, args: Any) -> None:
-            if module.training:
-                seed(_mixed(self.key, place), self.device)
-
-        return hook
+    def _reseed(self, place: int, module: nn.Module, args: Any) -> None:
+        if module.training:
+            seed(_mixed(self.key, place), self.device)
 
     def forward(self, carried: torch.Tensor | None = None, *, micro: Micro) -> torch.Tensor:
         """Of one micro-batch on this rank's device; `carried` is what the stage before handed on,
@@ -100,8 +99,7 @@ class Part(nn.Module):
         if self.ours and micro.documents is not None:
             more = {"documents": micro.documents}
         body = modules.backbone(network)
-        states_BTH: torch.Tensor = body(**batch, **more, use_cache=False).last_hidden_state
-        return states_BTH
+        return body(**batch, **more, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     def hidden(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """What the next stage receives; a Sequential takes one input."""

@@ -15,16 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleInterleaved1F1B,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage, schedules
 
+from rekindle.plan.inflight import stages_of
 from rekindle.train.micro import Micro
 from rekindle.train.parallel import Parts
-from rekindle.train.stages import stages_of
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -34,7 +29,7 @@ class Pipeline:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.layout = parts.mesh.layout
+        self.layout, self.group = parts.mesh.layout, parts.mesh.group("pp")
         self.owns_first = any(stage.index == 0 for stage in parts.stages)
         self.owns_last = any(s.index == s.count - 1 for s in parts.stages)
         self._schedules: dict[Any, Any] = {}
@@ -45,10 +40,13 @@ class Pipeline:
         """Forward and backward of all micro-batches, on this rank's device; float64 [3], summed, on
         the ranks that hold the last stage, zeros on the others."""
         first = micro[0].inputs[_first(micro[0])]
-        schedule = self._schedule(tuple(first.shape), len(micro))
+        # one for each shape; a step of another number of micro-batches has one of its own
+        key = tuple(first.shape), len(micro)
+        if key not in self._schedules:
+            self._schedules[key] = self._made(len(micro))
         for stage in self.parts.stages:
             stage.part.results.clear()
-        schedule.step(
+        self._schedules[key].step(
             *((first,) if self.owns_first else ()), micro=micro,
             # one for each micro-batch, which `_loss` does not look at
             target=torch.empty(len(micro)) if self.owns_last else None,
@@ -66,7 +64,6 @@ class Pipeline:
         """One micro-batch follows the other down the stages; what the last one makes of each is in
         `results` of its part. (The schedules of torch 2.13 cannot do that where a rank has two
         stages.)"""
-        group = self.parts.mesh.group("pp")
         mine = {stage.index: stage for stage in self.parts.stages}
         owner = {s: r for r in range(self.layout.pp) for s in stages_of(self.layout, r)}
         me = self.parts.mesh.place("pp")
@@ -78,33 +75,31 @@ class Pipeline:
                 if index not in mine:
                     continue
                 if index > 0 and owner[index - 1] != me:
-                    carried = self._receive(owner[index - 1], group, (index, first.shape))
+                    carried = self._receive(owner[index - 1], (index, first.shape))
                 carried = mine[index].module(carried, micro=without_first(one))
                 if index + 1 < self.layout.stages and owner[index + 1] != me:
-                    self._send(carried, owner[index + 1], group, (index + 1, first.shape))
+                    self._send(carried, owner[index + 1], (index + 1, first.shape))
 
-    def _send(
-        self, hidden: torch.Tensor, to: int, group: dist.ProcessGroup | None, key: Any
-    ) -> None:
+    def _send(self, hidden: torch.Tensor, to: int, key: Any) -> None:
         """`key` is the stage that receives and what the first one did, on which shapes depend."""
         if key not in self._sent:
             self._sent.add(key)
             shape = [*hidden.shape, *[0] * (6 - hidden.ndim)]
             head = [hidden.ndim, _DTYPES.index(hidden.dtype), *shape]
-            dist.send(torch.tensor(head, device=hidden.device), group=group, group_dst=to)
-        dist.send(hidden.contiguous(), group=group, group_dst=to)
+            dist.send(torch.tensor(head, device=hidden.device), group=self.group, group_dst=to)
+        dist.send(hidden.contiguous(), group=self.group, group_dst=to)
 
-    def _receive(self, source: int, group: dist.ProcessGroup | None, key: Any) -> torch.Tensor:
+    def _receive(self, source: int, key: Any) -> torch.Tensor:
         """Waits for the device to learn a shape, the first time it comes by."""
         device = self.parts.mesh.device
         if key not in self._shapes:
             head = torch.zeros(8, dtype=torch.int64, device=device)
-            dist.recv(head, group=group, group_src=source)
+            dist.recv(head, group=self.group, group_src=source)
             ndim, kind, *shape = head.tolist()
             self._shapes[key] = shape[:ndim], _DTYPES[kind]
         shape, dtype = self._shapes[key]
         hidden = torch.empty(shape, dtype=dtype, device=device)
-        dist.recv(hidden, group=group, group_src=source)
+        dist.recv(hidden, group=self.group, group_src=source)
         return hidden
 
     def _total(self, count: int) -> torch.Tensor:
@@ -113,27 +108,18 @@ class Pipeline:
             total += result[0].double()
         return total
 
-    def _schedule(self, shape: tuple[int, ...], count: int) -> Any:
-        """One for each shape; a step of another number of micro-batches has one of its own."""
-        key = shape, count
-        if key not in self._schedules:
-            self._schedules[key] = self._made(count)
-        return self._schedules[key]
-
     def _made(self, micro: int) -> Any:
         mesh = self.parts.mesh
         stages = [
-            PipelineStage(s.module, s.index, s.count, mesh.device, group=mesh.group("pp"))
+            PipelineStage(s.module, s.index, s.count, mesh.device, group=self.group)
             for s in self.parts.stages
         ]
-        kind = mesh.layout.schedule
-        if kind == "1f1b":
-            schedule: Any = Schedule1F1B(stages[0], micro, loss_fn=_loss, scale_grads=False)
-        else:
-            chosen: Any = (
-                ScheduleInterleaved1F1B if kind == "interleaved" else ScheduleZBVZeroBubble
-            )
-            schedule = chosen(stages, micro, loss_fn=_loss, scale_grads=False)
+        kind, mine = {
+            "1f1b": (schedules.Schedule1F1B, stages[0]),
+            "interleaved": (schedules.ScheduleInterleaved1F1B, stages),
+            "zero_bubble": (schedules.ScheduleZBVZeroBubble, stages),
+        }[mesh.layout.schedule]
+        schedule: Any = kind(mine, micro, loss_fn=_loss, scale_grads=False)
         schedule._split_inputs = functools.partial(_as_they_are, self.owns_first)
         return schedule
 

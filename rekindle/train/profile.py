@@ -69,19 +69,13 @@ class Profiler:
         seconds = time.perf_counter() - self.began
         self.recorder.stop()
         cuda = self.device.type == "cuda"
-        events = [
-            (event.key, event.count, _seconds(event, cuda))
-            for event in self.recorder.key_averages()
-        ]
+        clock = "self_device_time_total" if cuda else "self_cpu_time_total"  # microseconds
+        found = self.recorder.key_averages()
+        events = [(event.key, event.count, float(getattr(event, clock)) / 1e6) for event in found]
         exposed = 0.0 if cuda else _exposed_on_cpu(self.recorder.events())
         waited -= self.waited
         verdict(events, self.steps, seconds, waited, exposed, self.tips).write(self.target)
         self.recorder = None
-
-
-def _seconds(event: Any, cuda: bool) -> float:
-    micro = event.self_device_time_total if cuda else event.self_cpu_time_total
-    return float(micro) / 1e6
 
 
 def _exposed_on_cpu(events: Iterable[Any]) -> float:
@@ -111,13 +105,9 @@ def exposed_seconds(collectives: Sequence[Span], operators: Sequence[Span]) -> f
 
 
 def verdict(
-    events: list[tuple[str, int, float]],
-    steps: int,
-    seconds: float,
-    waited: float,
-    exposed: float = 0.0,
-    tips: Mapping[str, str] = MappingProxyType({}),
-) -> Profile:
+    events: list[tuple[str, int, float]], steps: int, seconds: float, waited: float,
+    exposed: float = 0.0, tips: Mapping[str, str] = MappingProxyType({}),
+) -> Profile:  # fmt: skip
     """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own).
     `exposed`: seconds of waiting for collectives that belong to no operator.
 
@@ -127,18 +117,13 @@ def verdict(
     compute = sum(took for name, _, took in events if not is_collective(name))
     busy = max(together + compute + waited, 1e-12)
     scale = min(1.0, seconds / busy)  # threads and streams overlap
-    shares = {
-        "compute": compute * scale / seconds,
-        "communication": together * scale / seconds,
-        "data": waited * scale / seconds,
-    }
+    busy_with = {"compute": compute, "communication": together, "data": waited}
+    shares = {name: spent * scale / seconds for name, spent in busy_with.items()}
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     bound = max(shares, key=lambda name: shares[name])
     top = sorted(events, key=lambda event: -event[2])[:SHOWN]
     return Profile(
-        steps=steps,
-        seconds=seconds,
-        bound=bound,
+        steps=steps, seconds=seconds, bound=bound,
         shares={name: round(share, 4) for name, share in shares.items()},
         advice=tips.get(bound, ""),
         operators=tuple(
@@ -146,7 +131,7 @@ def verdict(
             for name, calls, took in top
             if took > 0
         ),
-    )
+    )  # fmt: skip
 
 
 def is_collective(name: str) -> bool:
@@ -162,34 +147,29 @@ def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
     def allowed(**change: Any) -> bool:
         return cell is None or dataclasses.replace(cell, **change) in tested()
 
-    compiled = [] if train.compile or not allowed(compile=True) else ["train.compile: true"]
-    compute = [*compiled]
-    if train.precision in ("fp32", "fp64") and allowed(precision="bf16"):
-        compute.append("train.precision: bf16")
-    if train.activation_checkpointing != "none":
-        compute.append("train.activation_checkpointing: none, where memory allows")
-    if cell is not None and cell.kind != "image":
-        compute.append("a smaller data.max_length")
-    together = ["a larger train.global_batch_size, so that gradients are added up less often"]
-    if layout.tp > 1:
-        together.append("a smaller layout.tp, or one that stays inside a node")
-    if layout.shard > 1:
-        together.append("layout.dp in place of some of layout.shard")
-    if layout.pp > 1:
-        together.append("more micro-batches (a smaller train.micro_batch_size)")
-    host = [*compiled]
-    if layout.micro_batch_size * layout.data < train.global_batch_size:
-        host.insert(0, "a larger train.micro_batch_size")
+    def those(*choices: tuple[bool, str]) -> str:
+        return "; or ".join(text for holds, text in choices if holds)
+
+    compiled = not train.compile and allowed(compile=True), "train.compile: true"
+    exact = train.precision in ("fp32", "fp64") and allowed(precision="bf16")
+    again, small = train.activation_checkpointing, layout.micro_batch_size * layout.data
+    compute = those(
+        compiled, (exact, "train.precision: bf16"),
+        (again != "none", "train.activation_checkpointing: none, where memory allows"),
+        (cell is not None and cell.kind != "image", "a smaller data.max_length"),
+    )  # fmt: skip
+    together = those(
+        (True, "a larger train.global_batch_size, so that gradients are added up less often"),
+        (layout.tp > 1, "a smaller layout.tp, or one that stays inside a node"),
+        (layout.shard > 1, "layout.dp in place of some of layout.shard"),
+        (layout.pp > 1, "more micro-batches (a smaller train.micro_batch_size)"),
+    )
+    host = those((small < train.global_batch_size, "a larger train.micro_batch_size"), compiled)
     return {
-        "compute": "Arithmetic is the limit, as it should be. "
-        f"Faster: {_one_of(compute or ['more ranks'])}.",
-        "communication": f"Ranks wait for each other. Try {_one_of(together)}.",
+        "compute": f"Arithmetic is the limit, as it should be. Faster: {compute or 'more ranks'}.",
+        "communication": f"Ranks wait for each other. Try {together}.",
         "data": "Ranks wait for batches. Put the shards on a local disk, or give each rank more "
         "cores.",
         "host": "Many small operators keep Python busy. "
-        f"Try {_one_of(host or ['a larger train.global_batch_size'])}.",
+        f"Try {host or 'a larger train.global_batch_size'}.",
     }
-
-
-def _one_of(choices: Sequence[str]) -> str:
-    return "; or ".join(choices)

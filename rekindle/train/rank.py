@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from rekindle.launch import meeting
-from rekindle.launch.process import die_with_parent, name_process, on_signal
+from rekindle.launch.process import die_with_parent, leave, name_process, on_signal
 from rekindle.records import write_atomically
 from rekindle.train.loop import StopFlag
 from rekindle.train.vitals import Vitals
@@ -51,7 +51,9 @@ def live(
         with on_signal(stop.raise_it):
             work(rank, stop, vitals)
             dist.barrier()
-            _leave()
+            # With everything still alive: a process group that is taken apart, here or when its
+            # last user is, may wait for ever for a thread of gloo's that waits for Python's lock.
+            leave(0)
     except BaseException as error:  # noqa: BLE001 - the supervisor must learn of any error
         vitals.failed(error)
         os._exit(1)
@@ -73,11 +75,3 @@ def connect() -> torch.device:
 def say(status: Path, ending: dict[str, object]) -> None:
     """Tell the supervisor how the work ended; rank 0 does."""
     write_atomically(status / "status.json", json.dumps(ending))
-
-
-def _leave() -> NoReturn:
-    """End at once, with everything still alive: a process group that is taken apart, here or when
-    its last user is, may wait for ever for a thread of gloo's that waits for Python's lock."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)

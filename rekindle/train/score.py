@@ -27,10 +27,10 @@ from rekindle.launch.secret import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import Contender, Objective, Sample, Scores
 from rekindle.spec.model import TrainSpec
+from rekindle.train import pieces
 from rekindle.train.job import attempt_in, folder_of, root_of, working_of
 from rekindle.train.modelfolder import digest_of, open_model
-from rekindle.train.pieces import TEST, piece_count, scores_key
-from rekindle.train.scorejob import ScoreJob, Turn, Who, judged_rows, openings_of
+from rekindle.train.pieces import TEST, ScoreJob, Turn, Who, piece_count
 
 TABLE, RECORD = "scores.parquet", "scores.json"
 _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
@@ -46,9 +46,10 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
     if rendezvous.node_rank:
         _run(job, rendezvous)
         return None
+    waiting = "another run scores the same model; waiting for it"
     with contextlib.ExitStack() as locks:
         for root in sorted({turn.kept for turn in job.turns}):
-            locks.enter_context(owned(working_of(root), _say_that_it_waits))
+            locks.enter_context(owned(working_of(root), lambda: emit("notice", text=waiting)))
         if rendezvous.nodes > 1 or not _is_complete(job):
             _run(job, rendezvous)
         else:
@@ -71,23 +72,14 @@ def job_of(
     for who, folder in folders.items():
         if who == "candidate" or refusal is None:
             digest = digest_of(folder) if who == "candidate" else champion_digest
-            key = scores_key(digest, examples, train, has_gpu())
+            key = pieces.scores_key(digest, examples, train, has_gpu())
             turns.append(Turn(who, str(folder), digest, folder_of(artifact_root, "scores", key)))
     return ScoreJob(
-        turns=tuple(turns),
-        judged=tuple(map(str, folders.values())),
-        examples=str(examples),
-        status=str(attempt_in(working_of(turns[-1].kept))),
-        train=train,
-        champion_version=champion_version,
-        champion_digest=champion_digest,
-        incomparable=refusal,
+        turns=tuple(turns), judged=tuple(map(str, folders.values())), examples=str(examples),
+        status=str(attempt_in(working_of(turns[-1].kept))), train=train,
+        champion_version=champion_version, champion_digest=champion_digest, incomparable=refusal,
         code=code,
-    )
-
-
-def _say_that_it_waits() -> None:
-    emit("notice", text="another run scores the same model; waiting for it")
+    )  # fmt: skip
 
 
 def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
@@ -110,11 +102,9 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
     try:
         with shared_secret(rendezvous, root_of(job.turns[-1].kept)) as place:
             torchrun(
-                ["-m", "rekindle.train.score_rank", str(path)],
-                job.train,
-                status=Path(job.status),
+                ["-m", "rekindle.train.score_rank", str(path)], job.train, status=Path(job.status),
                 rendezvous=place,
-            )
+            )  # fmt: skip
     except StepError as failure:
         if not _is_scored(job):
             raise
@@ -140,17 +130,13 @@ def _objective(job: ScoreJob) -> Objective:
 
 def _samples(job: ScoreJob) -> tuple[Sample, ...] | None:
     """What the candidate wrote, if it has; nothing where there are no texts to go on with."""
-    name, openings = openings_of(job)
+    name, openings = pieces.openings_of(job)
     return job.candidate.pieces.samples(name) if openings else ()
 
 
-def _incomparable(
-    candidate_folder: Path, champion_folder: Path, code: str
-) -> tuple[str, str] | None:
-    """Why the two cannot be compared: the name of a check, and a sentence."""
-    candidate, champion = (
-        open_model(folder, code) for folder in (candidate_folder, champion_folder)
-    )
+def _incomparable(ours: Path, theirs: Path, code: str) -> tuple[str, str] | None:
+    """Why candidate and champion cannot be compared: the name of a check, and a sentence."""
+    candidate, champion = (open_model(folder, code) for folder in (ours, theirs))
     if candidate.task.objective == "tokens" and champion.task.objective != "tokens":
         return "same_task", "the champion is not a language model"
     if candidate.task.modality != champion.task.modality:
@@ -168,7 +154,7 @@ def _incomparable(
 
 def hand_over(job: ScoreJob, output: Path) -> Scores:
     """Write the scores on the examples that decide, and the record beside them."""
-    keep_N = judged_rows(job)
+    keep_N = pieces.judged_rows(job)
     rows = _facts(Path(job.examples)).filter(pa.array(keep_N))
     hashes = rows.column("hash").to_pylist()
     contenders, cuts = {}, []
@@ -191,18 +177,13 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
             precision=job.train.precision, labels=model.labels, unigram_nats=nats,
         )  # fmt: skip
     record = Scores(
-        objective=_objective(job),
-        candidate=contenders["candidate"],
-        champion=contenders.get("champion"),
-        champion_version=job.champion_version,
-        champion_digest=job.champion_digest,
-        incomparable=job.incomparable,
-        same_targets=all(cut.equals(cuts[0]) for cut in cuts),
-        rows=len(rows),
-        excluded=len(keep_N) - len(rows),
-        examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
+        objective=_objective(job), candidate=contenders["candidate"],
+        champion=contenders.get("champion"), champion_version=job.champion_version,
+        champion_digest=job.champion_digest, incomparable=job.incomparable,
+        same_targets=all(cut.equals(cuts[0]) for cut in cuts), rows=len(rows),
+        excluded=len(keep_N) - len(rows), examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
         samples=(_samples(job) or ()) if cuts else (),
-    )
+    )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, output / TABLE, compression="zstd")
     record.write(output / RECORD)

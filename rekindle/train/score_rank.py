@@ -10,10 +10,9 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,13 @@ from rekindle.launch.heartbeats import Phase
 from rekindle.records import Sample
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import TokenTask
+from rekindle.train import pieces
 from rekindle.train.loop import StopFlag
+from rekindle.train.mesh import of_all, of_first
 from rekindle.train.modelfolder import open_model
 from rekindle.train.numerics import arrange, decided, keep_positions
-from rekindle.train.pieces import TEST, as_piece, piece_count, read_piece
+from rekindle.train.pieces import SAMPLE_CHARACTERS, TEST, Opening, ScoreJob, Turn, piece_count
 from rekindle.train.rank import connect, live, say
-from rekindle.train.scorejob import SAMPLE_CHARACTERS, Opening, ScoreJob, Turn, openings_of
 from rekindle.train.scorer import Loaded, Writer, encode
 from rekindle.train.vitals import Vitals
 
@@ -72,7 +72,7 @@ class Work:
 
     def score(self, turn: Turn) -> bool:
         """Score what is missing of one contender; False after a request to stop."""
-        missing = _agreed(turn.pieces.missing(self.count) if self.leads else [])
+        missing = of_first(turn.pieces.missing(self.count) if self.leads else [])
         opened = open_model(Path(turn.folder), self.job.code)
         writes = turn == self.job.candidate and isinstance(opened.task, TokenTask)
         if not missing and not (writes and self._unwritten(turn)):
@@ -101,7 +101,7 @@ class Work:
         return f"scoring the {turn.who} on {ranks} ranks in {precision}{named}{where}"
 
     def _score_piece(self, turn: Turn, loaded: Loaded, number: int) -> bool:
-        rows = read_piece(self.examples, number)
+        rows = pieces.read_piece(self.examples, number)
         encoded = encode(loaded.opened, rows)
 
         def on_turn(done: int) -> bool:
@@ -117,7 +117,7 @@ class Work:
         if self.leads:
             settings = loaded.opened.settings
             columns = loaded.objective.columns(encoded, sums.numpy(), settings)
-            turn.pieces.put(number, as_piece(rows, encoded, columns))
+            turn.pieces.put(number, pieces.as_piece(rows, encoded, columns))
         return True
 
     def _is_over(self) -> bool:
@@ -128,10 +128,10 @@ class Work:
 
     def _unwritten(self, turn: Turn) -> tuple[str, list[Opening]] | None:
         """The texts that the candidate has not gone on with yet, and their name."""
-        found = openings_of(self.job) if self.leads else None
+        found = pieces.openings_of(self.job) if self.leads else None
         if found is not None and (not found[1] or turn.pieces.samples(found[0]) is not None):
             found = None
-        return _agreed(found)  # type: ignore[no-any-return]
+        return of_first(found)  # type: ignore[no-any-return]
 
     def _write_samples(self, turn: Turn, loaded: Loaded) -> None:
         """What the model makes of the beginnings of a few texts."""
@@ -140,10 +140,6 @@ class Work:
             return
         name, openings = found
         opened, task = loaded.opened, loaded.opened.task
-
-        def on_token() -> None:
-            self.beat(self.count, "score")
-
         assert isinstance(task, TokenTask)
         prompts = [turns for turns, _ in openings]
 
@@ -153,7 +149,7 @@ class Work:
         if opened.own_task:
             texts = self._waited_for(lambda: write(opened.network()))
         else:
-            texts = write(Writer(loaded, on_token))
+            texts = write(Writer(loaded, lambda: self.beat(self.count, "score")))
         if self.leads:
             samples = [
                 Sample(prompt=_last(p)[-SAMPLE_CHARACTERS:], generated=text, expected=expected)
@@ -165,33 +161,22 @@ class Work:
         """What a user's own task, which knows its network best, writes on rank 0's CPU. It does so
         in a thread, and all ranks beat meanwhile: it may be slow, but not without a bound. Raises
         StepError beyond that."""
-        done: Future[list[str]] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(write())
-            except BaseException as error:  # noqa: BLE001 - the main thread raises it
-                done.set_exception(error)
-
         limit = OWN_FACTOR * self.job.train.hang_seconds
         deadline = time.monotonic() + limit
-        if self.leads:
-            threading.Thread(target=run, daemon=True).start()
-        while _agreed(self.leads and not wait([done], BEAT_SECONDS).done):
+        done = ThreadPoolExecutor(1).submit(write) if self.leads else None
+        while of_first(done is not None and not wait([done], BEAT_SECONDS).done):
             self.beat(self.count, "score")
-            if self.leads and time.monotonic() > deadline:
+            if done is not None and time.monotonic() > deadline:
                 raise StepError(
                     f"the task's own `generate` has not ended within {limit:g} s",
                     fix="make it faster on a CPU, or raise train.hang_seconds",
                 )
-        return done.result() if self.leads else []
+        return done.result() if done is not None else []
 
 
 def _compare_nodes(train: TrainSpec) -> None:
     """Raise UnsupportedError unless all nodes compute alike: each decides `auto` by its GPUs."""
-    mine = (train.precision, train.weights)
-    everyone: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone: list[tuple[str, str]] = of_all((train.precision, train.weights))
     if len(set(everyone)) > 1:
         found = " and ".join(sorted({precision for precision, _ in everyone}))
         raise UnsupportedError(
@@ -210,13 +195,6 @@ def free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _agreed(found: Any) -> Any:
-    """What rank 0 found."""
-    box = [found]
-    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-    return box[0]
 
 
 if __name__ == "__main__":

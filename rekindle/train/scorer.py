@@ -11,7 +11,6 @@ classes."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,16 +23,15 @@ import torch.distributed as dist
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import DataError, RequestError, UnsupportedError
 from rekindle.launch.events import emit
-from rekindle.spec.layout import Shape, resolve
+from rekindle.spec.layout import resolve
 from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
 from rekindle.train import modules, weights
-from rekindle.train.feed import Feed
+from rekindle.train.documents import Ints
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Micro, Tensors
+from rekindle.train.micro import Feed, Micro, Tensors
 from rekindle.train.modelfolder import ModelFolder
 from rekindle.train.objectives import objective_of
-from rekindle.train.objectives.base import Ints
-from rekindle.train.parallel import DTYPES, Parts, build
+from rekindle.train.parallel import Parts, autocast, build, prepared
 from rekindle.train.part import Goal, Part
 from rekindle.train.weights import Source
 
@@ -101,7 +99,10 @@ class Loaded:
         for batch, rows in self._batches(encoded, places):
             if on_turn(done):
                 return None
-            self._add(sums, batch)
+            result = self._forward(batch)
+            if self._speaks(batch):
+                values = self.objective.sums(result.cpu().double(), batch.micro)
+                sums.index_add_(0, batch.places, values)
             done += rows
         dist.all_reduce(sums)
         return sums
@@ -117,20 +118,11 @@ class Loaded:
         row = np.zeros(1, np.int64)
         batch = self._batch(table, np.arange(2), row, leads, asked=len(ids) - 1)
         token_11 = torch.zeros(1, 1, dtype=torch.float64)
+        result = self._forward(batch)
         if self._speaks(batch):
-            result = self._forward(batch)
             token_11[: len(result)] += result[:, 1:].cpu()
-        else:
-            self._forward(batch)
         dist.all_reduce(token_11)
         return int(token_11)
-
-    def _add(self, sums: torch.Tensor, batch: Batch) -> None:
-        """Add what this rank found out to the sums, unless a peer does so."""
-        result = self._forward(batch)
-        if not self._speaks(batch):
-            return
-        sums.index_add_(0, batch.places, self.objective.sums(result.cpu().double(), batch.micro))
 
     def _speaks(self, batch: Batch) -> bool:
         """Whether this rank's result counts: tp peers have the same, and so have cp peers unless
@@ -144,18 +136,13 @@ class Loaded:
         (micro,) = self.feed([batch.micro])
         for stage in self.parts.stages:
             stage.part.results.clear()
-        with self._precision():
+        with autocast(self.train.precision, self.mesh.device):
             if self.pipeline is not None:
                 self.pipeline.forward([micro])
             else:
                 self.parts.stages[0].part(micro=micro)
         found = [result for stage in self.parts.stages for result in stage.part.results]
         return found[0] if found else torch.zeros(0, 2)
-
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.train.precision in ("bf16", "fp16"):
-            return torch.autocast(self.mesh.device.type, dtype=DTYPES[self.train.precision])
-        return contextlib.nullcontext()
 
     def _batches(self, encoded: pa.Table, places: Ints) -> Iterator[tuple[Batch, int]]:
         """This rank's micro-batches, as many as every data rank has, and how many rows all data
@@ -244,13 +231,10 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
         source = Source(network, recorder, 0, folder)
     else:
         network = opened.network()
-    config = getattr(network, "config", None)
-    shape = Shape.of(config.to_dict()) if config is not None else None
-    mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), device)
+    layout = resolve(train, dist.get_world_size(), modules.shape_of(network))
+    mesh = Mesh.of(layout, device)
     origins = modules.unfused(network)
-    dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
-    if dtype is not None:
-        weights.convert(network, dtype)
+    prepared(network, source, origins, train)
     parts = build(task, network, origins, train, Goal(), mesh, kind=Scorer)
     if source is not None:
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from rekindle import formats
 from rekindle.errors import CheckpointError
 from rekindle.launch import memory
 from rekindle.train.dcp import THREADS, Piece
+from rekindle.train.mesh import of_all
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +53,7 @@ class Snapshot:
         list(self.copiers.map(_copy, (share for share in shares if share)))
         if any(not piece.local.is_cpu for piece in pieces.values()):
             torch.accelerator.synchronize()
-        return {
-            name: dataclasses.replace(piece, local=self.places[name])
-            for name, piece in pieces.items()
-        }
+        return {n: dataclasses.replace(p, local=self.places[n]) for n, p in pieces.items()}
 
     def release(self) -> None:
         """Give the memory back; the copies of the last `take` are gone."""
@@ -91,9 +88,7 @@ def check_host_memory(pieces: Mapping[str, Piece]) -> None:
     """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of its ranks.
 
     All ranks have to call it, before the first save: later the kernel would kill a rank in it."""
-    mine = (memory.identity(), snapshot_bytes(pieces), memory.available_bytes())
-    found = [mine] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
+    found = of_all((memory.identity(), snapshot_bytes(pieces), memory.available_bytes()))
     for place in sorted({place for place, _, _ in found}):
         ranks = [(size, left) for other, size, left in found if other == place]
         size, left = sum(size for size, _ in ranks), min(left for _, left in ranks)
@@ -114,8 +109,7 @@ def _aligned(size: int) -> int:
 
 def _allocate(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Pinned | None]:
     """An uninitialised host tensor for each, each with a storage of its own size."""
-    starts: dict[str, int] = {}
-    total = 0
+    starts, total = {}, 0
     for name, tensor in tensors.items():
         starts[name] = total
         total += _aligned(tensor.nbytes)
@@ -140,9 +134,8 @@ def _parts(target: torch.Tensor, source: torch.Tensor) -> list[tuple[torch.Tenso
     if source.nbytes <= _COPY_BYTES or not source.is_contiguous():
         return [(target, source)]
     size = _COPY_BYTES // source.element_size()
-    return list(
-        zip(torch.split(target.view(-1), size), torch.split(source.view(-1), size), strict=True)
-    )
+    parts = (torch.split(whole.view(-1), size) for whole in (target, source))
+    return list(zip(*parts, strict=True))
 
 
 def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

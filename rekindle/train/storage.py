@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import fsspec
 
@@ -31,40 +31,6 @@ T = TypeVar("T")
 PAUSES_SECONDS = (1.0, 4.0, 15.0)  # between the tries of one request to a store
 PART_BYTES = 32 << 20  # of an upload in parts, and of reading ahead
 DEAD_AFTER = dt.timedelta(hours=24)  # an upload this old has no living attempt behind it
-
-
-class Storage(Protocol):
-    """Files by their path below a root; paths use "/"."""
-
-    root: str
-
-    def folders(self) -> list[str]:
-        """Names of the folders directly below the root; none where there is no root."""
-
-    def read(self, path: str) -> bytes | None:
-        """A small file's content, or None where there is no such file."""
-
-    def size(self, path: str) -> int | None:
-        """Bytes of a file, or None where there is no such file."""
-
-    def reader(self, path: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """A file, open for reading anywhere in it."""
-
-    def write(self, path: str, produce: Callable[[BinaryIO], T]) -> T:
-        """Make a file of what `produce` writes; it is durable on return. `produce` may be called
-        again, after a failure."""
-
-    def put_new(self, path: str, content: bytes) -> None:
-        """Store a small file in one instant; raises CheckpointError where it exists already."""
-
-    def check_room(self, needed_bytes: int) -> None:
-        """Raises CheckpointError where it is known that so much does not fit."""
-
-    def remove(self, folder: str, last: str) -> None:
-        """Delete a folder with its files, the file `last` before all others."""
-
-    def abandoned(self, folder: str) -> bool:
-        """Whether no process can be writing into `folder` any more."""
 
 
 def storage_of(root: str | Path) -> Storage:
@@ -97,24 +63,28 @@ def write_error(error: OSError, root: str, needed_bytes: int) -> CheckpointError
 
 
 class Folder:
-    """Checkpoints in a folder of this machine, or of a volume that all machines mount."""
+    """Checkpoints in a folder of this machine, or of a volume that all machines mount: files by
+    their path below it; paths use "/"."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.root = str(path)
 
     def folders(self) -> list[str]:
+        """Names of the folders directly below the root; none where there is no root."""
         if not self.path.is_dir():
             return []
         return [entry.name for entry in self.path.iterdir() if entry.is_dir()]
 
     def read(self, path: str) -> bytes | None:
+        """A small file's content, or None where there is no such file."""
         try:
             return (self.path / path).read_bytes()
         except FileNotFoundError:
             return None
 
     def size(self, path: str) -> int | None:
+        """Bytes of a file, or None where there is no such file."""
         try:
             return (self.path / path).stat().st_size
         except FileNotFoundError:
@@ -122,10 +92,13 @@ class Folder:
 
     @contextlib.contextmanager
     def reader(self, path: str) -> Iterator[BinaryIO]:
+        """A file, open for reading anywhere in it."""
         with (self.path / path).open("rb") as file:
             yield file
 
     def write(self, path: str, produce: Callable[[BinaryIO], T]) -> T:
+        """Make a file of what `produce` writes; it is durable on return. `produce` may be called
+        again, after a failure."""
         target = self.path / path
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb", buffering=1 << 20) as file:
@@ -135,6 +108,7 @@ class Folder:
         return made
 
     def put_new(self, path: str, content: bytes) -> None:
+        """Store a small file in one instant; raises CheckpointError where it exists already."""
         target = self.path / path
         if target.exists():
             raise _exists(self.root, path)
@@ -145,21 +119,25 @@ class Folder:
             _sync_folder(folder)
 
     def check_room(self, needed_bytes: int) -> None:
+        """Raises CheckpointError where it is known that so much does not fit."""
         self.path.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.path).free
         if free < needed_bytes:
             raise no_room(self.root, needed_bytes, free)
 
     def remove(self, folder: str, last: str) -> None:
+        """Delete a folder with its files, the file `last` before all others."""
         (self.path / folder / last).unlink(missing_ok=True)
         shutil.rmtree(self.path / folder, ignore_errors=True)
 
     def abandoned(self, folder: str) -> bool:
+        """Whether no process can be writing into `folder` any more."""
         return True
 
 
 class ObjectStore:
-    """Checkpoints under a prefix of an object store, through the fsspec driver of its protocol."""
+    """Checkpoints under a prefix of an object store, through the fsspec driver of its protocol:
+    what Folder has."""
 
     def __init__(self, uri: str) -> None:
         self.root = uri.rstrip("/")
@@ -283,6 +261,9 @@ class _PatientFile:
             return bytes(self.file.read(size))
 
         return bytes(self.patiently(again))
+
+
+Storage: TypeAlias = Folder | ObjectStore
 
 
 def _exists(root: str, path: str) -> CheckpointError:

@@ -25,7 +25,7 @@ from rekindle.tasks import TASKS, Task
 from rekindle.train import attention, kernels, modelfolder, modules, weights
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
-from rekindle.train.parallel import DTYPES
+from rekindle.train.parallel import HALVES
 
 
 def load_teacher(folder: Path, job: Job, task: Task, shards: Shards, mesh: Mesh) -> nn.Module:
@@ -40,21 +40,18 @@ def load_teacher(folder: Path, job: Job, task: Task, shards: Shards, mesh: Mesh)
 
 def divides(parameters: int, train: TrainSpec, mesh: Mesh) -> bool:
     """Whether ranks divide the blocks of a teacher of so many parameters."""
-    width = 4 if _half(train) is None else 2
+    width = 2 if train.precision in HALVES else 4
     return mesh.layout.world > 1 and parameters * width > WHOLE_TEACHER_BYTES
 
 
 def ready(network: nn.Module, train: TrainSpec, mesh: Mesh) -> nn.Module:
     """The network with our attention, frozen."""
     if modules.known(network) is not None:
-        kernel = kernels.kernel_for(network, mesh.device, _half(train) or torch.float32)
+        computed = HALVES.get(train.precision, torch.float32)
+        kernel = kernels.kernel_for(network, mesh.device, computed)
         groups = kernels.takes_groups(mesh.device)
         attention.install(network, attention.Peers(kernel=kernel, groups=groups))
     return network.eval().requires_grad_(False)
-
-
-def _half(train: TrainSpec) -> torch.dtype | None:
-    return DTYPES[train.precision] if train.precision in ("bf16", "fp16") else None
 
 
 def _sharded(folder: Path, train: TrainSpec, task: Task, shards: Shards, mesh: Mesh) -> nn.Module:
@@ -74,23 +71,16 @@ def _sharded(folder: Path, train: TrainSpec, task: Task, shards: Shards, mesh: M
 def arrange(network: nn.Module, train: TrainSpec, mesh: Mesh, divided: bool) -> None:
     """Convert the weights to the precision of the forward pass and put them on the device, the
     blocks `divided` among all ranks or not."""
-    half = _half(train)
-    if half is not None:
-        weights.convert(network, half)
-    if divided:
-        _divide(network, mesh.device)
+    if train.precision in HALVES:
+        weights.convert(network, HALVES[train.precision])
+    if divided:  # under one root, so that a block's weights are gathered while the one before works
+        ranks = init_device_mesh(mesh.device.type, (dist.get_world_size(),))
+        shard = functools.partial(fully_shard, mesh=ranks)
+        for _, block in modules.blocks(network):
+            shard(block)
+        whole = {p for p in network.parameters() if not isinstance(p, DTensor)}
+        shard(modules.backbone(network), ignored_params=whole)
     weights.transform(network, lambda value: _placed(value, mesh.device))
-
-
-def _divide(network: nn.Module, device: torch.device) -> None:
-    """Under one root, so that the weights of a block are gathered while the one before it
-    computes."""
-    ranks = init_device_mesh(device.type, (dist.get_world_size(),))
-    shard = functools.partial(fully_shard, mesh=ranks)
-    for _, block in modules.blocks(network):
-        shard(block)
-    whole = {p for p in network.parameters() if not isinstance(p, DTensor)}
-    shard(modules.backbone(network), ignored_params=whole)
 
 
 def _placed(value: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -4,8 +4,8 @@ sequence (Korthikanti et al. 2022, arXiv 2205.05198). For language models the vo
 too.
 
 Parameters are DTensors, so that loading, saving and FSDP know of the whole; the products are of
-plain local tensors with collectives.py between them, because a DTensor's every operation costs the
-host a tenth of a millisecond or more."""
+plain local tensors with collectives between them, because a DTensor's every operation costs the
+host a tenth of a millisecond or more. Shapes: B rows, T tokens, H hidden."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from torch.nn import functional as F
 
 from rekindle.errors import UnsupportedError
 from rekindle.families import Modules
-from rekindle.train import collectives, modules
+from rekindle.train import modules
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Skip
 from rekindle.train.weights import intervals
+
+_ops = torch.ops._c10d_functional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +40,15 @@ class Peers:
     sequence: bool
 
     def enter(self, stream: torch.Tensor) -> torch.Tensor:
-        """What every peer's columns are multiplied with: the whole stream."""
-        if self.sequence:
-            return collectives.gather(stream, self.group, self.size)
-        return collectives.enter(stream, self.group)
+        """What every peer's columns are multiplied with: the whole stream, [B, T, H]; its gradient
+        comes back as shares."""
+        there, back = ("joined", "summed part") if self.sequence else ("same", "sum")
+        return _turned(stream, there, back, self)
 
     def leave(self, share: torch.Tensor) -> torch.Tensor:
-        """Back to the stream."""
-        if self.sequence:
-            return collectives.scatter(share, self.group, self.size)
-        return collectives.add_up(share, self.group)
+        """Back to the stream: the sum over peers, whole, or divided to [B, T / size, H]."""
+        there, back = ("summed part", "joined") if self.sequence else ("sum", "same")
+        return _turned(share, there, back, self)
 
 
 class ColumnLinear(nn.Linear):
@@ -64,9 +65,9 @@ class GatheredLinear(ColumnLinear):
     peers: Peers
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        mine = super().forward(collectives.enter(input, self.peers.group))
+        mine = super().forward(self.peers.enter(input))
         low, high = intervals(self.weight)[0]
-        return collectives.add_up(F.pad(mine, (low, len(self.weight) - high)), self.peers.group)
+        return self.peers.leave(F.pad(mine, (low, len(self.weight) - high)))
 
 
 class RowLinear(nn.Linear):
@@ -114,7 +115,7 @@ def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> No
     sequence = not isinstance(network, nn.Sequential) and along_sequence(network, tokens)
     group = mesh.group("tp")
     assert group is not None
-    peers = Peers(mesh.tensor, collectives.group_name(group), mesh.layout.tp, sequence)
+    peers = Peers(mesh.over("tp"), str(group.group_name), mesh.layout.tp, sequence)
     if isinstance(network, nn.Sequential):
         _divide_layers(network, whole, peers)
         return
@@ -218,3 +219,49 @@ def _entering(peers: Peers, module: nn.Module, args: Any, kwargs: Any) -> Any:
     if args:
         return (peers.enter(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": peers.enter(kwargs["hidden_states"])}
+
+
+# Collectives that gradients pass through. A tensor is whole (each peer has all of it), a share (the
+# peers' add up to it), or divided along its second dimension. Where a whole tensor feeds divided
+# matrices, its gradient comes back as shares; each function turns one kind into another, and
+# gradients back. `group` is a process group's name, because that is what a compiled graph can hold.
+
+
+def _turned(x: torch.Tensor, there: str, back: str, peers: Peers) -> torch.Tensor:
+    return _Turn.apply(x, there, back, peers.group, peers.size)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _Turn(torch.autograd.Function):
+    """One way of `_WAYS` forward, another one for gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, there: str, back: str, group: str, size: int
+    ) -> torch.Tensor:
+        ctx.back, ctx.group, ctx.size = back, group, size
+        return _WAYS[there](x, group, size)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return _WAYS[ctx.back](grad, ctx.group, ctx.size), None, None, None, None
+
+
+def _same(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    return x.view_as(x)
+
+
+def _sum(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group))  # type: ignore[no-any-return]
+
+
+def _joined(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    by_peer = _ops.wait_tensor(_ops.all_gather_into_tensor(x_BTH.contiguous(), size, group))
+    return torch.unflatten(by_peer, 0, (size, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _summed_part(x_BTH: torch.Tensor, group: str, size: int) -> torch.Tensor:
+    by_peer = torch.unflatten(x_BTH, 1, (size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+    return _ops.wait_tensor(_ops.reduce_scatter_tensor(by_peer, "sum", size, group))  # type: ignore[no-any-return]
+
+
+_WAYS = {"same": _same, "sum": _sum, "joined": _joined, "summed part": _summed_part}

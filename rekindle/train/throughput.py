@@ -90,10 +90,9 @@ class Clock:
         self.smooth = seconds if not self.smooth else 0.9 * self.smooth + 0.1 * seconds
         row: dict[str, Any] = {
             "samples_per_second": round(work.examples / self.smooth, 2),
-            "step_seconds": round(seconds, 6),
-            "data_wait": round(min(1.0, wait / seconds), 4),
+            "step_seconds": round(seconds, 6), "data_wait": round(min(1.0, wait / seconds), 4),
             "memory_bytes": _peak_bytes(self.device),
-        }
+        }  # fmt: skip
         if self.cost is not None:
             row["tokens_per_second"] = round(work.tokens / self.smooth, 1)
             row["tokens"] = work.tokens

@@ -17,21 +17,34 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, TrainSpec
+from rekindle.tasks import load_task
+from rekindle.train import modules, teacher, weights
 from rekindle.train.compat import give_collectives_shapes, require_newest
+from rekindle.train.documents import Documents
+from rekindle.train.fakes import as_on_gpu, engine_without_values
 from rekindle.train.live import GRADIENTS, MOMENTS, PARAMETERS, TEACHER, TEMPORARIES, Live
+from rekindle.train.loop import synchronised
+from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Micro
+from rekindle.train.optimizer import Optimizer
+from rekindle.train.parallel import DTYPES, autocast, build, settle
+from rekindle.train.part import Goal
+from rekindle.train.pipeline import Pipeline, without_first
+from rekindle.train.weights import local_of
 
-if TYPE_CHECKING:
-    from rekindle.train.mesh import Mesh
-    from rekindle.train.micro import Micro
-    from rekindle.train.part import Goal
+NOT_SEEN = "torch.compile is not seen: blocks are counted as they are written"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +69,6 @@ class Trace:
     device: str = "cuda"
     detail: bool = False
 
-    @classmethod
-    def read(cls, text: str) -> Trace:
-        """From JSON."""
-        given = json.loads(text)
-        lora = given.pop("lora", None)
-        return cls(
-            **{**given, "layout": Layout(**given["layout"]), "train": TrainSpec(**given["train"])},
-            lora=LoraSpec(**lora) if lora else None,
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
@@ -84,11 +87,6 @@ class Traced:
 
 def traced(trace: Trace) -> Traced:
     """Run it in a process of its own: it exchanges parts of the engine while it runs."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from rekindle.train.fakes import as_on_gpu, engine_without_values
-
     layout = trace.layout
     if layout.pp > 1:
         require_newest("the trace of a pipeline", "train.layout.pp", "plan with a newer torch")
@@ -96,12 +94,10 @@ def traced(trace: Trace) -> Traced:
     rank = trace.pp_rank * (layout.world // layout.pp) + trace.cp_rank * layout.tp
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
     run = _Run(trace)
+    engine = engine_without_values(run.live, run.shapes, fake=True)
+    meant = as_on_gpu() if trace.device == "cuda" else contextlib.nullcontext()
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(engine_without_values(run.live, run.shapes, fake=True))
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            if trace.device == "cuda":
-                stack.enter_context(as_on_gpu())
+        with engine, FakeTensorMode(allow_non_fake_inputs=True), meant:
             return run.result()
     finally:
         dist.destroy_process_group()
@@ -109,8 +105,6 @@ def traced(trace: Trace) -> Traced:
 
 class _Run:
     def __init__(self, trace: Trace) -> None:
-        from rekindle.tasks import load_task
-
         self.trace, self.live = trace, Live()
         self.task = load_task(trace.task)
         self.tokens = self.task.objective == "tokens"
@@ -120,21 +114,17 @@ class _Run:
         self.mesh: Mesh
 
     def result(self) -> Traced:
-        from rekindle.train.optimizer import Optimizer
-        from rekindle.train.parallel import settle
-        from rekindle.train.pipeline import Pipeline
-
         live, parts = self.live, self._parts()
         self.joined = parts.stages[0].part.joins_texts
         self._divide_backward(parts)
         with live.counting():
-            taught = [_local(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
-            for tensor in [*(_local(p) for _, p in parts.parameters()), *taught]:
+            taught = [local_of(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
+            for tensor in [*(local_of(p) for _, p in parts.parameters()), *taught]:
                 live.note(tensor)
-            live.call(PARAMETERS, (_local(p) for _, p in parts.parameters()))
+            live.call(PARAMETERS, (local_of(p) for _, p in parts.parameters()))
             live.call(TEACHER, taught)
             parts = settle(parts) if not parts.mesh.layout.only_replicates else parts
-            live.call(PARAMETERS, (_local(p) for _, p in parts.parameters()))
+            live.call(PARAMETERS, (local_of(p) for _, p in parts.parameters()))
             buckets = self._buckets(parts)
             live.call(GRADIENTS, buckets.values())
             optimizer = Optimizer(parts, self.trace.train)
@@ -156,22 +146,13 @@ class _Run:
             terms[held.kind or TEMPORARIES] += held.was
         largest = sorted(live.worst, key=lambda held: -held.was)
         return Traced(
-            live.peak, live.phase_of_peak, static, live.peaks, dict(terms), self._notes(),
+            live.peak, live.phase_of_peak, static, live.peaks, dict(terms),
+            (NOT_SEEN,) if self.trace.train.compile else (),
             tuple((h.was, h.kind, h.phase, h.made_by) for h in largest)
             if self.trace.detail else (),
         )  # fmt: skip
 
-    def _notes(self) -> tuple[str, ...]:
-        compiled = "torch.compile is not seen: blocks are counted as they are written"
-        return (compiled,) if self.trace.train.compile else ()
-
     def _parts(self) -> Any:
-        from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-        from rekindle.train import adapters, modules, weights
-        from rekindle.train.mesh import Mesh
-        from rekindle.train.parallel import DTYPES, build
-
         trace, train = self.trace, self.trace.train
         with unset_fake_temporarily():
             mesh = self.mesh = Mesh.of(trace.layout, torch.device("cpu"))
@@ -180,7 +161,7 @@ class _Run:
         origins, lora = modules.unfused(network), None
         if trace.lora is not None:
             with unset_fake_temporarily(), weights.deferred(recorder):
-                lora = adapters.inject(network, trace.lora, origins)
+                lora = modules.inject(network, trace.lora, origins)
         dtype = DTYPES.get("fp64" if train.precision == "fp64" else train.weights)
         if dtype is not None:
             weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)
@@ -188,11 +169,6 @@ class _Run:
         return build(self.task, network, origins, train, self._goal(), mesh, lora)
 
     def _goal(self) -> Goal:
-        from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-        from rekindle.train import modules, teacher, weights
-        from rekindle.train.part import Goal
-
         trace, mesh = self.trace, self.mesh
         if trace.teacher is None:
             return Goal()
@@ -223,12 +199,10 @@ class _Run:
 
     def _step(self, parts: Any, optimizer: Any) -> None:
         """As Trainer's."""
-        from rekindle.train.loop import synchronised
-
         live, layout = self.live, parts.mesh.layout
         sharded = layout.shard * layout.cp > 1
         micro = [self._batch() for _ in range(self.trace.accumulation)]
-        with self._precision():
+        with autocast(self.trace.train.precision, self.mesh.device):
             if self.pipeline is not None:
                 self.pipeline.train(micro)
             else:
@@ -239,7 +213,8 @@ class _Run:
                         result = module(micro=one)
                         result[0, 0].backward()
                     del result
-        live.call(GRADIENTS, (_local(p.grad) for _, p in parts.parameters() if p.grad is not None))
+        grads = (p.grad for _, p in parts.parameters() if p.grad is not None)
+        live.call(GRADIENTS, map(local_of, grads))
         live.phase = "optimizer"
         squares = optimizer.collect()
         optimizer.step(1e-3, squares, squares)
@@ -250,8 +225,6 @@ class _Run:
         """Make the end of a backward pass, from a stage's first block on, a phase of its own: it
         grows with the number of blocks by other tensors than the beginning, and the larger of two
         straight lines is not one."""
-        from rekindle.train import modules
-
         for stage in parts.stages:
             named = modules.blocks(stage.part.network)
             blocks = [block for _, block in named if not isinstance(block, modules.Skip)]
@@ -268,20 +241,9 @@ class _Run:
         if hidden.requires_grad:
             hidden.register_hook(begins)  # type: ignore[no-untyped-call]
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        from rekindle.train.parallel import DTYPES
-
-        precision = self.trace.train.precision
-        if precision in ("bf16", "fp16"):
-            return torch.autocast("cpu", dtype=DTYPES[precision])
-        return contextlib.nullcontext()
-
     def _batch(self) -> Micro:
         """Every token is a target, and every sequence one document: what takes most."""
-        import numpy as np
-
-        from rekindle.train.documents import Documents
-        from rekindle.train.micro import Micro
+        import numpy as np  # first missed would be torch
 
         trace, cp = self.trace, self.trace.layout.cp
         rows, length = trace.layout.micro_batch_size, trace.sequence // cp
@@ -294,29 +256,20 @@ class _Run:
                 return Micro(inputs, labels, count, key=0, weights=weights)
             joined = whole.view(1, -1)
             return Micro(
-                inputs={"input_ids": joined, "position_ids": joined.clone()},
-                labels=labels,
-                targets=torch.arange(rows) * length,
-                documents=Documents.of_texts([length] * rows),
-                count=count,
-                key=0,
-                weights=weights,
-            )
+                inputs={"input_ids": joined, "position_ids": joined.clone()}, labels=labels,
+                targets=torch.arange(rows) * length, documents=Documents.of_texts([length] * rows),
+                count=count, key=0, weights=weights,
+            )  # fmt: skip
         numbers_BS = np.ones((rows, trace.sequence), np.int64)
         return Micro(
             inputs={"input_ids": whole, "position_ids": whole.clone()},
             labels=torch.zeros(rows * length, dtype=torch.int64),
             targets=torch.zeros(rows * length, dtype=torch.int64),
-            documents=Documents.of(numbers_BS, cp, self.mesh.place("cp")),
-            count=count,
-            key=0,
-        )
+            documents=Documents.of(numbers_BS, cp, self.mesh.place("cp")), count=count, key=0,
+        )  # fmt: skip
 
     def shapes(self, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """What a stage of the pipeline receives and what it hands on."""
-        from rekindle.train import modules
-        from rekindle.train.pipeline import without_first
-
         layout = self.trace.layout
         micro = self._batch()
         first = micro.inputs["input_ids"]
@@ -324,10 +277,14 @@ class _Run:
         config = part.network.config
         tp = layout.tp if part.sequence_parallel else 1
         kept: list[torch.Tensor] = []
-        carried = torch.empty(rows, length // tp, config.hidden_size, dtype=self._embedded(part))
+        # what the first stage's table gives: weights as they are while they are used
+        train = self.trace.train
+        cast = DTYPES.get(train.precision) if isinstance(part, FSDPModule) else None
+        dtype = cast or DTYPES.get(train.weights, torch.float32)
+        carried = torch.empty(rows, length // tp, config.hidden_size, dtype=dtype)
         blocks = [b for _, b in modules.blocks(part.network) if not isinstance(b, modules.Skip)]
         hook = blocks[-1].register_forward_hook(lambda *given: kept.append(_first(given[-1])))
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), autocast(self.trace.train.precision, self.mesh.device):
             part(first if part.first else carried, micro=without_first(micro))
         hook.remove()
         del part.results[:]
@@ -339,20 +296,9 @@ class _Run:
         sent = torch.empty(1, 3, requires_grad=True) if part.last else hidden
         return received, sent
 
-    def _embedded(self, part: Any) -> torch.dtype:
-        """What the first stage's table gives: weights as they are while they are used."""
-        from torch.distributed.fsdp import FSDPModule
-
-        from rekindle.train.parallel import DTYPES
-
-        train = self.trace.train
-        cast = DTYPES.get(train.precision) if isinstance(part, FSDPModule) else None
-        return cast or DTYPES.get(train.weights, torch.float32)
-
 
 def _first(found: Any) -> torch.Tensor:
-    out: torch.Tensor = found[0] if isinstance(found, tuple) else found
-    return out
+    return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
 
 
 def _network(config: Mapping[str, Any], classes: int, tokens: bool) -> nn.Module:
@@ -361,19 +307,14 @@ def _network(config: Mapping[str, Any], classes: int, tokens: bool) -> nn.Module
     given = {key: value for key, value in config.items() if key != "model_type"}
     made = AutoConfig.for_model(config["model_type"], **given, num_labels=classes)
     kind: Any = AutoModelForCausalLM if tokens else AutoModelForSequenceClassification
-    network: nn.Module = kind.from_config(made, dtype=torch.float32)
-    return network
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return getattr(parameter, "_local_tensor", parameter)
+    return kind.from_config(made, dtype=torch.float32)  # type: ignore[no-any-return]
 
 
 def main() -> None:
     """The command."""
     logging.disable(logging.WARNING)
     for line in filter(str.strip, sys.stdin):
-        found = dataclasses.asdict(traced(Trace.read(line)))
+        found = dataclasses.asdict(traced(TypeAdapter(Trace).validate_json(line)))
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
 

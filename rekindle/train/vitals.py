@@ -2,7 +2,10 @@
 
 Decides what a rank tells its supervisor: a beat at least once a micro-batch, stacks of all threads
 on SIGUSR1, and, when it fails, the cause with what to do about it, and whether another rank is to
-blame. gloo says the latter only in the text of a RuntimeError."""
+blame. gloo says the latter only in the text of a RuntimeError. Of memory that ran out it says which
+term of `rekindle plan` asked for more than there was, by the innermost frame of ours in the
+traceback, and what makes it smaller. No torch is imported: what ran out of memory may be imported
+already."""
 
 from __future__ import annotations
 
@@ -15,22 +18,18 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from rekindle import formats
 from rekindle.errors import Problem, RekindleError
 from rekindle.launch.fault import Fault
 from rekindle.launch.heartbeats import HeartbeatFile, Phase, stacks_path
 from rekindle.spec import heartbeat
-from rekindle.train import exhausted
 
 _PEER_WORDS = (
-    "connection closed by peer",
-    "connection reset",
-    "connection refused",
-    "timed out waiting",
-    "gloo",
-    "broken pipe",
-    "socket timeout",
-)
+    "connection closed by peer", "connection reset", "connection refused", "timed out waiting",
+    "gloo", "broken pipe", "socket timeout",
+)  # fmt: skip
 _LONGEST_TEXT = 2_000
 
 
@@ -65,15 +64,9 @@ class Vitals:
         traceback.print_exception(error, file=sys.stdout)
         sys.stdout.flush()
         problem = explain(error, self.held)
-        self._signs.say(
-            {
-                "time": time.time(),
-                "message": problem.what[:_LONGEST_TEXT],
-                "where": problem.where[:_LONGEST_TEXT],
-                "fix": problem.fix[:_LONGEST_TEXT],
-                "peer_lost": is_peer_lost(error),
-            }
-        )
+        texts = {"message": problem.what, "where": problem.where, "fix": problem.fix}
+        cut = {name: text[:_LONGEST_TEXT] for name, text in texts.items()}
+        self._signs.say({"time": time.time(), **cut, "peer_lost": is_peer_lost(error)})
 
 
 def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Problem:
@@ -89,8 +82,8 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
                 f"the disk is full: {cause.strerror}", str(cause.filename or ""),
                 "free some space or lower train.checkpoint.keep; the same command resumes",
             )  # fmt: skip
-        if exhausted.is_out_of_memory(cause):
-            return exhausted.explain(cause, held or {})
+        if is_out_of_memory(cause):
+            return _exhausted(cause, held or {})
     return Problem(f"{kind}: {error}", fix="see the step's log for the traceback")
 
 
@@ -107,3 +100,90 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while found is not None:
         yield found
         found = found.__cause__ or found.__context__
+
+
+# Out of memory
+
+_SHARD = "shard the model over more ranks (train.layout.shard)"
+_FEWER = "lower train.micro_batch_size"
+_ANYTHING = f"{_FEWER}, set train.activation_checkpointing: full, or {_SHARD}"
+_STATE = f"{_SHARD}, train adapters (model.lora), or set train.weights: bf16"
+
+FIXES: Mapping[str, str] = {
+    "parameters": _STATE,
+    "optimizer": _STATE,
+    "gradients": f"{_SHARD}, train adapters (model.lora), or {_FEWER}",
+    "activations": f"{_FEWER}, set train.activation_checkpointing: full, or divide the sequence "
+    "(train.layout.cp)",
+    "attention": f"{_FEWER}, lower data.max_length, or divide the heads (train.layout.tp) or the "
+    "sequence (train.layout.cp)",
+    "logits": f"{_FEWER}, or divide the vocabulary (train.layout.tp)",
+    "scoring": f"{_SHARD}, or take GPUs with more memory for the step `score`",
+    "teacher": f"take a smaller model.teacher, set train.precision: bf16, or {_FEWER}",
+    "copies for a checkpoint": "raise the container's memory limit, or shard the model over more "
+    "machines (train.layout.shard)",
+}
+
+# file, and functions in it ("" stands for any) -> term
+_PLACES: tuple[tuple[str, frozenset[str], str], ...] = tuple(
+    (file, frozenset(functions.split()), term)
+    for file, functions, term in (
+        ("attention.py", "", "attention"), ("tokens.py", "_lesson", "teacher"),
+        ("cross_entropy.py", "taught", "teacher"), ("part.py", "states hidden", "activations"),
+        ("linear_loss.py", "judge_targets judged", "scoring"), ("tokens.py", "score", "scoring"),
+        ("classes.py", "score", "scoring"), ("tags.py", "score", "scoring"),
+        ("linear_loss.py", "", "logits"), ("tokens.py", "", "logits"),
+        ("cross_entropy.py", "", "logits"), ("classes.py", "", "logits"), ("tags.py", "", "logits"),
+        ("teacher.py", "", "teacher"), ("scorer.py", "", "scoring"),
+        ("snapshot.py", "", "copies for a checkpoint"),
+        ("optimizer.py", "collect _local_gradient add_up _add_up", "gradients"),
+        ("optimizer.py", "", "optimizer"), ("weights.py", "", "parameters"),
+        ("parallel.py", "_on_device _distribute settle", "parameters"),
+        ("parallel.py", "_again", "activations"), ("loop.py", "_backward _warm_up", "gradients"),
+        ("loop.py", "losses validate", "activations"), ("pipeline.py", "", "activations"),
+    )
+)  # fmt: skip
+_TEACHING = ("_lesson", "taught")  # whatever a teacher computes there, is the teacher's
+_HERE = Path(__file__).parent
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of the host or of a GPU ran out. torch's CPU allocator, and some of CUDA's
+    libraries, raise a plain RuntimeError."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    words = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def _exhausted(error: BaseException, held: Mapping[str, int]) -> Problem:
+    """The term that ran out of memory, what else this rank holds, and the setting that helps."""
+    term = term_of(error)
+    what = f"out of memory{f' for {term}' if term else ''} ({type(error).__name__}): {error}"
+    sizes = [f"{name} {formats.binary(number)}" for name, number in held.items()]
+    rest = _allocated() - sum(held.values())
+    sizes += [f"everything else {formats.binary(rest)}"] if held and rest > 0 else []
+    known = f"; this rank holds {', '.join(sizes)}" if sizes else ""
+    return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
+
+
+def term_of(error: BaseException) -> str:
+    """What the engine was making, by the innermost frame of ours; "" if none tells."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = [code for code in codes if Path(code.co_filename).is_relative_to(_HERE)]
+    teaching = [code for code in ours if code.co_name in _TEACHING]
+    for code in reversed(teaching or ours):
+        for name, functions, term in _PLACES:
+            if Path(code.co_filename).name == name and (not functions or code.co_name in functions):
+                return term
+    return ""
+
+
+def _allocated() -> int:
+    """Bytes of tensors on this rank's GPU; 0 without one."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return 0
+    return int(torch.cuda.memory_allocated())

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,8 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rekindle.errors import DataError
 from rekindle.spec.heartbeat import beat
 from rekindle.train.modules import Origin
-
-log = logging.getLogger(__name__)
 
 Interval = tuple[int, int]
 INDEX = "model.safetensors.index.json"
@@ -162,8 +159,7 @@ class Source:
             shape = self.storages[name][1]
             found = self.checkpoint.find(name, self.prefix, tuple(shape))
             if found is not None:
-                part: torch.Tensor = self.checkpoint.slice(found)[index]
-                return part
+                return self.checkpoint.slice(found)[index]  # type: ignore[no-any-return]
             if name not in self.fresh:
                 self.fresh.append(name)
         return self._replayed(name)[index]

@@ -23,38 +23,28 @@ from rekindle.errors import CheckpointError, RequestError
 from rekindle.launch.events import emit
 from rekindle.records import TrainingSummary, write_atomically
 from rekindle.spec import rates
-from rekindle.spec.layout import Layout, Shape, resolve, uneven
+from rekindle.spec.layout import Layout, resolve, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
-from rekindle.spec.model import CheckpointSpec, ModelSpec
+from rekindle.spec.model import CheckpointSpec
 from rekindle.tasks import TASKS, Task, load_task
-from rekindle.train import (
-    adapters,
-    checkpoint,
-    compat,
-    export,
-    modelfolder,
-    modules,
-    numerics,
-    weights,
-)
+from rekindle.train import checkpoint, compat, export, modelfolder, modules, numerics, weights
 from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.checkpoint import Checkpointer
+from rekindle.train.compare import compared, probe_packing
 from rekindle.train.dcp import pieces_of
 from rekindle.train.goal import goal_of, labels_of
-from rekindle.train.history import History, read_history
+from rekindle.train.history import History, Ledger, forget, read_history
 from rekindle.train.job import Job
-from rekindle.train.ledger import Ledger, forget
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
-from rekindle.train.parallel import DTYPES, Parts, build, settle
-from rekindle.train.probe import probe_packing
+from rekindle.train.parallel import Parts, build, prepared, settle
 from rekindle.train.profile import FILE as PROFILE
 from rekindle.train.profile import Profiler, tips
 from rekindle.train.rank import connect, live, say
 from rekindle.train.throughput import Clock, Cost, device_name
 from rekindle.train.vitals import Vitals
-from rekindle.train.weights import Recorder, Source
+from rekindle.train.weights import Source
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +82,9 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
     checkpointer = Checkpointer(job.checkpoints, _keeps(job, shards), job.run_key, history.path)
     checkpointer.check_memory(trainer.tensors())
     clock = Clock(plan.steps, cost, device, trainer.world, job.train)
-    ledger = Ledger(job.working, rank) if job.train.ledger and _speaks(start.mesh) else None
+    # of pp, cp and tp peers, which see the same examples, one writes them down
+    speaks = job.train.ledger and start.mesh.leads("pp", "cp", "tp")
+    ledger = Ledger(job.working, rank) if speaks else None
     profiler = Profiler(
         job.train.profile if rank == 0 else 0, device, job.working / PROFILE,
         tips(job.train, start.mesh.layout, _cell(job, start.mesh.layout)),
@@ -152,30 +144,20 @@ def _begin(
             log.warning("%s", damage)
             emit("notice", text=damage)
     steps, layout = trainer.plan.steps, trainer.mesh.layout
-    where = (
-        f"resumed from the checkpoint of step {first} of {steps}"
-        if first
-        else f"{steps} steps from the start"
-    )
+    where = f"{steps} steps from the start"
+    if first:
+        where = f"resumed from the checkpoint of step {first} of {steps}"
     named = "" if layout.only_replicates else f", {layout}"
     emit("notice", text=f"{where} on {trainer.world} ranks{named}, {job.train.precision}")
     if hint := uneven(job.train, layout):
         emit("notice", text=hint)
 
 
-def _speaks(mesh: Mesh) -> bool:
-    """Whether this rank writes down the examples that its tp, cp and pp peers see, too."""
-    return all(mesh.place(axis) == 0 for axis in ("pp", "cp", "tp"))
-
-
 def _held(trainer: Trainer) -> dict[str, int]:
     """Bytes of what this rank holds from the first step to the last, by the plan's terms."""
-    parameters = [weights.local_of(p) for _, p in trainer.parts.parameters()]
+    parameters = sum(weights.local_of(p).nbytes for _, p in trainer.parts.parameters())
     moments = pieces_of(trainer.tensors()["optimizer"]).values()
-    return {
-        "parameters": sum(p.nbytes for p in parameters),
-        "optimizer": sum(piece.local.nbytes for piece in moments),
-    }
+    return {"parameters": parameters, "optimizer": sum(piece.local.nbytes for piece in moments)}
 
 
 def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
@@ -186,13 +168,10 @@ def order_of(job: Job, task: Task, shards: Shards, parts: Parts) -> SampleOrder:
     pack_length = objective_of(task).pack_length(settings)
     padded = has_lengths and not parts.stages[0].part.joins_texts
     return SampleOrder(
-        rows=shards.rows(TRAIN),
-        global_batch_size=job.train.global_batch_size,
-        seed=job.train.seed,
-        lengths=shards.lengths(TRAIN) if padded or pack_length else None,
-        pack_length=pack_length,
+        rows=shards.rows(TRAIN), global_batch_size=job.train.global_batch_size, seed=job.train.seed,
+        lengths=shards.lengths(TRAIN) if padded or pack_length else None, pack_length=pack_length,
         classes=labels_of(shards) if job.train.sampling == "balanced" else None,
-    )
+    )  # fmt: skip
 
 
 def _cell(job: Job, layout: Layout) -> Cell | None:
@@ -218,23 +197,23 @@ class Start:
         """Networks of our own tasks are built without values; what a user's task builds is taken as
         it is."""
         manifest = shards.manifest
-        before = (
-            modelfolder.check_start(Path(job.init), shards, code=job.code) if job.init else None
-        )
-        model, folder = _origin(job, task)
+        before = None
+        if job.init:
+            before = modelfolder.check_start(Path(job.init), shards, code=job.code)
+        model = job.model
+        if job.init:  # in Hugging Face layout where the task's are
+            model = model.model_copy(update={"source": job.init, "revision": None})
+        folder = task.weights(model) if job.task in TASKS else None
+        given = (model, manifest.labels, manifest.settings, shards.assets)
         torch.manual_seed(job.train.seed)
         source = None
         if job.task not in TASKS or (job.init and folder is None):
-            network = (
-                before.network().train()
-                if before is not None
-                else task.build(model, manifest.labels, manifest.settings, shards.assets)
-            )
+            network = before.network().train() if before is not None else task.build(*given)
         else:
             with weights.deferred() as recorder:
-                network = task.build(model, manifest.labels, manifest.settings, shards.assets)
+                network = task.build(*given)
             source = Source(network, recorder, job.train.seed, folder)
-        layout = resolve(job.train, dist.get_world_size(), _shape(network))
+        layout = resolve(job.train, dist.get_world_size(), modules.shape_of(network))
         cell = _cell(job, layout)
         composed = cell is not None and require(cell, job.train.untested) == "composed"
         compat.check_schedule(layout)
@@ -247,38 +226,23 @@ class Start:
     def compare(self, cell: Cell) -> None:
         """Raise StepError where the layout, of which tests know each two parts only, does not
         compute what one rank does."""
-        from rekindle.train.compare import compared
-
         gaps = compared(cell, self.job, self.task, self.shards, self.network, self.mesh)
         if dist.get_rank() == 0:
             within = " and ".join(
                 f"within {gap.largest:.1g} in {gap.precision} (up to {gap.allowed:g} is rounding)"
                 for gap in gaps
             )
-            emit(
-                "notice",
-                text=f"no test has trained {cell} as a whole; two steps of a small network agree "
-                f"with one rank's {within}",
-            )
+            agree = f"two steps of a small network agree with one rank's {within}"
+            emit("notice", text=f"no test has trained {cell} as a whole; {agree}")
 
     def parts(self, fresh: bool) -> Parts:
         """What this rank trains, with its starting values if `fresh` (a checkpoint brings its own,
         but not those of weights that LoRA leaves as they are)."""
-        job, lora = self.job, None
-        if job.model.lora is not None:
-            recorder = self.source.recorder if self.source else Recorder()
-            with weights.deferred(recorder):
-                lora = adapters.inject(self.network, job.model.lora, self.origins)
-            if self.source:
-                self.source.include(self.network)
-        dtype = DTYPES.get("fp64" if job.train.precision == "fp64" else job.train.weights)
-        if dtype is not None:
-            weights.convert(self.network, dtype)
-        parts = build(
-            self.task, self.network, self.origins, job.train,
-            goal_of(job, self.task, self.shards, self.mesh), self.mesh, lora,
-        )  # fmt: skip
-        if self.source is not None and (fresh or lora is not None):
+        job = self.job
+        scaling = prepared(self.network, self.source, self.origins, job.train, job.model.lora)
+        goal = goal_of(job, self.task, self.shards, self.mesh)
+        parts = build(self.task, self.network, self.origins, job.train, goal, self.mesh, scaling)
+        if self.source is not None and (fresh or scaling is not None):
             weights.fill([s.part.network for s in parts.stages], self.source, parts.origins)
             if dist.get_rank() == 0 and self.source.checkpoint and self.source.fresh:
                 log.info("not in the checkpoint, starts fresh: %s", ", ".join(self.source.fresh))
@@ -314,20 +278,6 @@ def _again(job: Job, task: Task, shards: Shards) -> nn.Module:
     return task.build(job.model, manifest.labels, manifest.settings, shards.assets)
 
 
-def _origin(job: Job, task: Task) -> tuple[ModelSpec, Path | None]:
-    """The model to build, and the folder with its weights; `init` is one in Hugging Face layout
-    where the task's are."""
-    if not job.init:
-        return job.model, task.weights(job.model) if job.task in TASKS else None
-    moved = job.model.model_copy(update={"source": job.init, "revision": None})
-    return moved, task.weights(moved) if job.task in TASKS else None
-
-
-def _shape(network: nn.Module) -> Shape | None:
-    config = getattr(network, "config", None)
-    return Shape.of(config.to_dict()) if config is not None else None
-
-
 def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int | None) -> None:
     """Rank 0 writes the summary of a training that is done after step `last`, then the word that
     says so. `best`: the step whose weights were exported, if it was asked for."""
@@ -338,34 +288,21 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
         "loss": final.validation_loss, "accuracy": final.validation_accuracy,
     } if final else {}  # fmt: skip
     summary = TrainingSummary(
-        run_key=job.run_key,
-        task=job.task,
-        engine="native",
-        world_size=trainer.world,
-        steps=last,
-        epochs=trainer.plan.epoch(last),
-        global_batch_size=job.train.global_batch_size,
-        seed=job.train.seed,
-        precision=job.train.precision,
-        deterministic=job.train.deterministic,
-        parameters=modelfolder.count_parameters(output),
-        init_from=job.init_from,
-        weights_sha256=modelfolder.weights_sha256(output),
-        train_rows=trainer.batches.order.rows,
+        run_key=job.run_key, task=job.task, engine="native", world_size=trainer.world, steps=last,
+        epochs=trainer.plan.epoch(last), global_batch_size=job.train.global_batch_size,
+        seed=job.train.seed, precision=job.train.precision, deterministic=job.train.deterministic,
+        parameters=modelfolder.count_parameters(output), init_from=job.init_from,
+        weights_sha256=modelfolder.weights_sha256(output), train_rows=trainer.batches.order.rows,
         validation={name: value for name, value in validation.items() if value is not None},
-        layout=str(trainer.mesh.layout),
-        device=device_name(trainer.mesh.device),
+        layout=str(trainer.mesh.layout), device=device_name(trainer.mesh.device),
         attention=trainer.parts.attention if trainer.parts.stages[0].part.ours else "",
-        best_step=best,
-        planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
-    )
+        best_step=best, planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
+    )  # fmt: skip
     target = Path(job.history)
     target.mkdir(parents=True, exist_ok=True)
     summary.write(target / "training.json")
-    write_atomically(
-        target / "history.jsonl",
-        history.path.read_text(errors="replace") if history.path.exists() else "",
-    )
+    curve = history.path.read_text(errors="replace") if history.path.exists() else ""
+    write_atomically(target / "history.jsonl", curve)
     if (job.working / PROFILE).exists():
         shutil.copyfile(job.working / PROFILE, target / PROFILE)
     say(Path(job.status), {"status": "done", "step": last})

@@ -8,7 +8,7 @@ import yaml
 
 from rekindle.catalog import tables as module
 from rekindle.catalog.tables import limits, network
-from rekindle.launch.nccl_profile import PROFILE
+from rekindle.launch.torchrun import PROFILE
 
 ROWS = yaml.safe_load(Path(module.__file__).with_name("network.yaml").read_text())
 AZURE = {

@@ -23,17 +23,7 @@ from rekindle.data.order import SampleOrder
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import (
-    adapters,
-    attention,
-    compat,
-    kernels,
-    linear_loss,
-    modules,
-    parallel,
-    part,
-    weights,
-)
+from rekindle.train import attention, compat, kernels, linear_loss, modules, parallel, part, weights
 from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
 from rekindle.train.mesh import Mesh
@@ -169,7 +159,7 @@ def parts_of(case, mode):
     origins, lora = modules.unfused(network), None
     if case.lora:
         with unset_fake_temporarily(), weights.deferred(recorder):
-            lora = adapters.inject(network, LoraSpec(**case.lora), origins)
+            lora = modules.inject(network, LoraSpec(**case.lora), origins)
     dtype = parallel.DTYPES.get(train.weights)
     with unset_fake_temporarily():
         if dtype is not None:

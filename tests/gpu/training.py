@@ -19,7 +19,7 @@ from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import adapters, modules, parallel, weights
+from rekindle.train import modules, parallel, weights
 from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.part import Goal
@@ -118,7 +118,7 @@ def trainer_of(case: Case, device: torch.device) -> Trainer:
     origins, lora = modules.unfused(network), None
     if case.lora:
         with weights.deferred(recorder):
-            lora = adapters.inject(network, LoraSpec(**case.lora), origins)
+            lora = modules.inject(network, LoraSpec(**case.lora), origins)
         source.include(network)
     dtype = parallel.DTYPES.get(train.weights)
     if dtype is not None:

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.run import parse_args
 
-from rekindle.launch import accelerator
+from rekindle.launch import process
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.worker_group import Start, argv
 from rekindle.train.rank import connect
@@ -21,7 +21,7 @@ from rekindle.train.rank import connect
     ],
 )
 def test_the_allocator_grows_its_segments_unless_the_user_has_set_it(environment, told):
-    assert accelerator.allocator(environment) == told
+    assert process.allocator(environment) == told
 
 
 def test_torchrun_takes_the_option_that_binds_ranks_to_the_processors_beside_their_gpu():
@@ -38,11 +38,11 @@ def test_ranks_are_bound_where_there_are_several_nodes_and_numactl(tmp_path, mon
     nodes = tmp_path / "nodes"
     (nodes / "node0").mkdir(parents=True)
     monkeypatch.setenv("PATH", str(tools))
-    assert not accelerator.can_bind(nodes)
+    assert not process.can_bind(nodes)
     (nodes / "node1").mkdir()
-    assert accelerator.can_bind(nodes)
+    assert process.can_bind(nodes)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert not accelerator.can_bind(nodes)
+    assert not process.can_bind(nodes)
 
 
 def test_ranks_on_gpus_join_with_their_device_so_that_communicators_are_made_before_the_first_step(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import StepError
-from rekindle.launch.nccl_profile import PROFILE, profiled
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.launch.torchrun import PROFILE, profiled
 from tests.ports import free_port
 
 HERE = Path(__file__).parent

@@ -11,8 +11,7 @@ from rekindle.catalog.gpus import gpu
 from rekindle.plan.attention import unfused_seconds
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of
-from rekindle.plan.steptime import step_time
-from rekindle.plan.traffic import traffic
+from rekindle.plan.steptime import step_time, traffic
 from rekindle.plan.work import Software, Work
 from rekindle.spec.layout import Layout
 from tests.plan.fit import mape

@@ -10,9 +10,9 @@ import pytest
 from rekindle.catalog.gpus import gpu
 from rekindle.catalog.machines import THIS_CPU, machines
 from rekindle.errors import RequestError
-from rekindle.plan import here as module
+from rekindle.plan import fleet as module
 from rekindle.plan.constants import CPU
-from rekindle.plan.here import here
+from rekindle.plan.fleet import here
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.pipelining._utils import _StageForwardMeta, _TensorMeta
 
 from rekindle.errors import CheckpointError
-from rekindle.launch.peers import PlainUnpickler
+from rekindle.launch.meeting import PlainUnpickler
 from rekindle.train.checkpoint import _Outcome
 from rekindle.train.dcp import File, Piece, Planner, Writer
 

@@ -31,7 +31,6 @@ from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import (
-    adapters,
     batches,
     compare,
     modelfolder,
@@ -41,6 +40,7 @@ from rekindle.train import (
     part,
     weights,
 )
+from rekindle.train.compare import probe_packing
 from rekindle.train.documents import Documents
 from rekindle.train.export import export
 from rekindle.train.job import Job
@@ -48,7 +48,6 @@ from rekindle.train.loop import Plan, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline  # noqa: F401
-from rekindle.train.probe import probe_packing
 
 ROWS, VOCABULARY, LONGEST, PACK = 37, 61, 17, 24
 STEPS = 5  # with SGD
@@ -132,7 +131,7 @@ def trainer_of(case: dict) -> Trainer:
     lora = None
     if cell["lora"]:
         with weights.deferred(recorder):
-            lora = adapters.inject(network, LoraSpec(rank=3), origins)
+            lora = modules.inject(network, LoraSpec(rank=3), origins)
         source.include(network)
     if case["exact"]:
         weights.transform(network, lambda t: t.double() if t.is_floating_point() else t)

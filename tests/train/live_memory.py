@@ -23,7 +23,7 @@ from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import CheckpointSpec, LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import adapters, modules, parallel, teacher, weights
+from rekindle.train import modules, parallel, teacher, weights
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.fakes import engine_without_values
 from rekindle.train.live import Live
@@ -75,7 +75,7 @@ def trainer_of(case: dict, live: Live) -> Trainer:
     origins, lora = modules.unfused(network), None
     if case["lora"]:
         with weights.deferred(recorder):
-            lora = adapters.inject(network, LoraSpec(**case["lora"]), origins)
+            lora = modules.inject(network, LoraSpec(**case["lora"]), origins)
         source.include(network)
     goal = Goal()
     if case["teacher"]:

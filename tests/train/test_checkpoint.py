@@ -26,7 +26,7 @@ from rekindle.spec.model import CheckpointSpec, DataSpec, ModelSpec, TrainSpec
 from rekindle.train.checkpoint import load, newest
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
-from rekindle.train.retention import Facts, retained
+from rekindle.train.manifest import Facts, retained
 from tests.train import checkpoint_cases
 
 CASES = Path(checkpoint_cases.__file__)

@@ -23,11 +23,11 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import attention, linear_loss
 from rekindle.train.batches import Batches
-from rekindle.train.feed import Feed
 from rekindle.train.goal import goal_of
 from rekindle.train.job import Job
 from rekindle.train.live import Live
 from rekindle.train.mesh import Mesh
+from rekindle.train.micro import Feed
 from rekindle.train.part import Part
 from tests.support.train_layouts import MODELS, NO_DROPOUT, TASKS
 from tests.train.differential import PACK, made_shards

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rekindle.tasks.image_classification import ImageClassification
-from rekindle.train import exhausted, weights
+from rekindle.train import vitals, weights
 from rekindle.train.dcp import pieces_of
 from rekindle.train.linear_loss import linear_cross_entropy
 from rekindle.train.micro import Micro
@@ -92,14 +92,14 @@ def test_what_ran_out_elsewhere_is_told_without_a_term():
     ],
 )  # fmt: skip
 def test_only_missing_memory_is_called_so(error, is_one):
-    assert exhausted.is_out_of_memory(error) is is_one
+    assert vitals.is_out_of_memory(error) is is_one
 
 
 def test_every_term_has_a_setting_that_helps():
-    assert {term for _, _, term in exhausted._PLACES} == set(exhausted.FIXES)
-    files = {file.name: file for file in Path(exhausted.__file__).parent.rglob("*.py")}
-    for name, functions, _ in exhausted._PLACES:
+    assert {term for _, _, term in vitals._PLACES} == set(vitals.FIXES)
+    files = {file.name: file for file in Path(vitals.__file__).parent.rglob("*.py")}
+    for name, functions, _ in vitals._PLACES:
         text = files[name].read_text()
         assert all(f"def {function}(" in text for function in functions), name
     objectives = {name for name, file in files.items() if file.parent.name == "objectives"}
-    assert objectives - {"__init__.py", "base.py"} <= {name for name, _, _ in exhausted._PLACES}
+    assert objectives - {"__init__.py", "base.py"} <= {name for name, _, _ in vitals._PLACES}

@@ -10,8 +10,7 @@ from rekindle.errors import CheckpointError
 from rekindle.records import HistoryRow
 from rekindle.train import manifest
 from rekindle.train.dcp import File
-from rekindle.train.history import History, read_history
-from rekindle.train.ledger import Ledger, forget, read_ledger
+from rekindle.train.history import History, Ledger, forget, read_history, read_ledger
 from rekindle.train.manifest import Checkpoint
 
 

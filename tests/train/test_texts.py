@@ -16,12 +16,11 @@ from rekindle.tasks import load_task
 from rekindle.train import attention, dropout, modules, parallel
 from rekindle.train.batches import Batches
 from rekindle.train.documents import Documents
-from rekindle.train.feed import Feed
 from rekindle.train.mesh import Mesh
-from rekindle.train.optimizer import Optimizer
+from rekindle.train.micro import Feed
+from rekindle.train.optimizer import Optimizer, learning_rate
 from rekindle.train.parallel import Parts, Stage
 from rekindle.train.part import Goal, Part
-from rekindle.train.schedule import learning_rate
 from tests.quick import first
 from tests.train import varlen_reference
 from tests.train.differential import made_shards

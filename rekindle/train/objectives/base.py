@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from rekindle.train.documents import Documents
+from rekindle.train.documents import Documents, Ints
 from rekindle.train.micro import Chosen, Micro, Tensors
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from rekindle.train.part import Part
 
 
-Ints = npt.NDArray[np.int64]
 Columns = dict[str, pa.Array]
+Texts = list[list[int]]
 
 
 class Objective(abc.ABC):
@@ -90,9 +89,7 @@ class Objective(abc.ABC):
         return {"logits": pa.ListArray.from_arrays(pa.array(starts), logits)}
 
     @abc.abstractmethod
-    def invented(
-        self, random: np.random.Generator, texts: list[list[int]], classes: int
-    ) -> Columns:
+    def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
         """The columns of shards that say what is to be learnt, of texts of random tokens."""
 
     def rows_at_once(self, most: int) -> int | None:

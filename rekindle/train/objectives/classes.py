@@ -20,7 +20,7 @@ from rekindle.train import modules
 from rekindle.train.documents import Documents
 from rekindle.train.linear_loss import exact
 from rekindle.train.micro import Chosen, Micro, Tensors
-from rekindle.train.objectives.base import Columns, Objective, by_length, joined
+from rekindle.train.objectives.base import Columns, Objective, Texts, by_length, joined
 from rekindle.train.objectives.cross_entropy import logits_of, loss_of, taught
 
 if TYPE_CHECKING:
@@ -54,12 +54,9 @@ class Classes(Objective):
         return Micro(
             inputs=inputs,
             labels=torch.from_numpy(table.column("label").to_numpy().astype(np.int64)),
-            weights=torch.from_numpy((rows >= 0).astype(np.float64)),
-            targets=targets,
-            documents=documents,
-            key=key,
-            count=count,
-        )
+            weights=torch.from_numpy((rows >= 0).astype(np.float64)), targets=targets,
+            documents=documents, key=key, count=count,
+        )  # fmt: skip
 
     def alike(self, batches: Batches, micro: list[Micro]) -> list[Micro]:
         """Texts of the same length in all micro-batches of a pipeline."""
@@ -77,10 +74,8 @@ class Classes(Objective):
             value = pad if name == "input_ids" else 0
             return F.pad(tensor, (0, longest - tensor.shape[1]), value=value)
 
-        return [
-            dataclasses.replace(m, inputs={name: one(name, t) for name, t in m.inputs.items()})
-            for m in micro
-        ]
+        padded = ({name: one(name, t) for name, t in m.inputs.items()} for m in micro)
+        return [dataclasses.replace(m, inputs=i) for m, i in zip(micro, padded, strict=True)]
 
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         assert micro.weights is not None
@@ -105,9 +100,7 @@ class Classes(Objective):
         inputs = task.collate(table, settings)
         return Micro(inputs, labels=rows, count=torch.ones(1), key=0), rows
 
-    def invented(
-        self, random: np.random.Generator, texts: list[list[int]], classes: int
-    ) -> Columns:
+    def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
         return {"label": pa.array(random.integers(0, classes, len(texts)), pa.int32())}
 
 

@@ -12,9 +12,11 @@ import pyarrow as pa
 import torch
 
 from rekindle.train import modules
+from rekindle.train.documents import Ints
 from rekindle.train.linear_loss import exact
 from rekindle.train.micro import Chosen, Micro, Tensors
-from rekindle.train.objectives.base import Columns, Ints, Objective, by_length, joined, of_targets
+from rekindle.train.objectives import base
+from rekindle.train.objectives.base import Columns, Objective, Texts, joined, of_targets
 from rekindle.train.objectives.cross_entropy import logits_of, loss_of, taught
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Tags(Objective):
         return all(modules.known(one) is not None for one in (part.network, *part.teachers))
 
     def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
-        table, rows = by_length(chosen) if batches.joined else (chosen.table, chosen.rows)
+        table, rows = base.by_length(chosen) if batches.joined else (chosen.table, chosen.rows)
         real_W = np.repeat(rows >= 0, _lengths(table, "places"))
         if batches.joined:
             inputs, starts_B, documents = joined(table)
@@ -72,9 +74,7 @@ class Tags(Objective):
     def places(self, encoded: pa.Table) -> Ints:
         return np.append(np.int64(0), np.cumsum(_lengths(encoded, "places")))
 
-    def invented(
-        self, random: np.random.Generator, texts: list[list[int]], classes: int
-    ) -> Columns:
+    def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
         """Each token is a word."""
         tags = [random.integers(0, classes, len(text)).tolist() for text in texts]
         places = [list(range(len(text))) for text in texts]

@@ -17,7 +17,7 @@ from rekindle.data.manifest import row_tokens
 from rekindle.train.documents import Documents
 from rekindle.train.linear_loss import Lesson, exact, judge_targets, judged, linear_cross_entropy
 from rekindle.train.micro import Chosen, Micro, Tensors
-from rekindle.train.objectives.base import Columns, Objective, of_targets, row, sendable
+from rekindle.train.objectives.base import Columns, Objective, Texts, of_targets, row, sendable
 
 if TYPE_CHECKING:
     from rekindle.spec.layout import Layout
@@ -105,18 +105,14 @@ class Tokens(Objective):
             full.append(len(tokens) >= longest)
             cut.append(hashlib.sha256(tokens.tobytes() + marks.tobytes()).digest()[:16])
         return {
-            "nats": pa.array(sums[:, 0]),
-            "right": pa.array(sums[:, 1].astype(np.int32)),
+            "nats": pa.array(sums[:, 0]), "right": pa.array(sums[:, 1].astype(np.int32)),
             "targets": pa.array(sums[:, 2].astype(np.int32)),
             "target_bytes": encoded.column("target_bytes"),
-            "target_ids": pa.array(ids, pa.list_(pa.int32())),
-            "cut": pa.array(cut, pa.binary(16)),
+            "target_ids": pa.array(ids, pa.list_(pa.int32())), "cut": pa.array(cut, pa.binary(16)),
             "full": pa.array(full, pa.bool_()),
-        }
+        }  # fmt: skip
 
-    def invented(
-        self, random: np.random.Generator, texts: list[list[int]], classes: int
-    ) -> Columns:
+    def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
         """Every token is a target."""
         marks = [np.ones(len(text), np.uint8).tolist() for text in texts]
         return {"supervised": pa.array(marks, pa.list_(pa.uint8()))}

@@ -16,7 +16,7 @@ from rekindle.errors import SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read.pipeline import read
-from rekindle.launch.nccl_profile import PROFILE
+from rekindle.launch.torchrun import PROFILE
 from rekindle.platforms.vertex.compile import compile
 from rekindle.platforms.vertex.lowering import launcher
 from rekindle.spec.platforms import VertexSpec
