@@ -1,6 +1,6 @@
 """What verbs say with `--json`: one object each on stdout.
 
-`configs/schemas/` has their schemas (`python -m rekindle.spec.generate`). Verbs that end with a run
+`configs/schemas/` has their schemas (`python -m tools.generate`). Verbs that end with a run
 say `RunSummary`, `RunRecord` or `Registration` of records.py, whichever they show."""
 
 from __future__ import annotations
