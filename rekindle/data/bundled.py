@@ -83,9 +83,8 @@ class BundledSource:
 
     def fingerprint(self) -> str:
         """Hash of the name and of the package's file."""
-        return hashlib.sha256(f"{self._name}\0{file_sha256(self._file())}".encode()).hexdigest()[
-            :32
-        ]
+        text = f"{self._name}\0{file_sha256(self._file())}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def seen(self) -> str:
         """The same: a release does not change."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -63,10 +63,20 @@ class RawBatch:
         return dataclasses.replace(self, columns=columns, lines=self.lines[keep], names=names)
 
 
+def as_python(value: Any) -> Any:
+    """A value of a column as Python has it, whichever way the column holds it."""
+    return value.as_py() if isinstance(value, pa.Scalar) else value
+
+
+def with_mask(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Values as an Arrow array, null for None, and where there is one."""
+    return pa.array(values, kind), np.array([value is not None for value in values], bool)
+
+
 def content_of(raw: RawBatch, value: Any) -> Any:
     """An image's value: the bytes of the file that it names, if it is text. Raises OSError or
     ValueError where that cannot be read."""
-    value = value.as_py() if isinstance(value, pa.Scalar) else value
+    value = as_python(value)
     return raw.fetch(value) if isinstance(value, str) and raw.fetch else value
 
 

@@ -1,7 +1,9 @@
-"""What a language model reads, in one form whatever its source: JSON, a list of [role, content].
+"""Columns whose rows are more than one text. A row that is not what its column has to hold is noted
+and left out.
 
-A plain text has the role `text`, a pair `prompt` and `completion`, and the turns of a chat have
-their own roles. A row that makes no such document is noted and left out."""
+What a language model reads has one form whatever its source: JSON, a list of [role, content]. A
+plain text has the role `text`, a pair `prompt` and `completion`, and the turns of a chat have their
+own roles. What a tagger reads are lists of words, and a tag for each word."""
 
 from __future__ import annotations
 
@@ -11,9 +13,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import Mask, RawBatch, encodable, texts
+from rekindle.data.columns import (
+    Mask,
+    RawBatch,
+    as_python,
+    encodable,
+    scalar_text,
+    texts,
+    with_mask,
+)
 from rekindle.data.validate import Findings
-from rekindle.spec.model import ColumnsSpec
+from rekindle.spec.model import ColumnsSpec, DataSpec
 from rekindle.tasks.chat import ROLES
 
 
@@ -34,7 +44,7 @@ class DocumentColumns:
             made = self._joined(raw, prompt=names.prompt, completion=names.completion)
         else:
             made = self._joined(raw, text=names.text)
-        return pa.array(made, pa.string()), np.array([value is not None for value in made], bool)
+        return with_mask(made, pa.string())
 
     def _joined(self, raw: RawBatch, **parts: str) -> list[str | None]:
         """Documents of one content for each role; `parts` names the columns."""
@@ -48,20 +58,20 @@ class DocumentColumns:
             found[role] = content.values.to_pylist()
         rows = zip(*found.values(), strict=True)
         return [
-            _document(list(zip(found, row, strict=True))) if good else None
+            _json(list(zip(found, row, strict=True))) if good else None
             for row, good in zip(rows, fit.tolist(), strict=True)
         ]
 
     def _chat(self, raw: RawBatch, row: int, value: Any) -> str | None:
-        value = value.as_py() if isinstance(value, pa.Scalar) else value
-        fault, detail = _fault(value)
+        value = as_python(value)
+        fault, detail = _chat_fault(value)
         if fault:
             self._findings.add(fault, raw.place(row), detail)
             return None
-        return _document([(turn["role"], turn["content"]) for turn in value])
+        return _json([(turn["role"], turn["content"]) for turn in value])
 
 
-def _fault(turns: Any) -> tuple[str, Any]:
+def _chat_fault(turns: Any) -> tuple[str, Any]:
     """What keeps a value from being a chat, and the part at fault; "" for nothing."""
     if not isinstance(turns, list) or not turns:
         return "chat", turns
@@ -80,5 +90,66 @@ def _fault(turns: Any) -> tuple[str, Any]:
     return "", None
 
 
-def _document(turns: list[tuple[str, str]]) -> str:
-    return json.dumps(turns, ensure_ascii=False, separators=(",", ":"))
+class WordColumns:
+    """The columns of words and of tags, in the roles that `data.columns` gives them."""
+
+    def __init__(self, data: DataSpec, findings: Findings) -> None:
+        self._columns, self._labels = data.columns, frozenset(data.labels)
+        self._findings = findings
+
+    def words(self, raw: RawBatch) -> tuple[pa.StringArray, Mask]:
+        """JSON of each row's words, null where it has none, and where it has some."""
+        made: list[str | None] = []
+        for row, value in enumerate(raw.columns[self._columns.words]):
+            words = as_python(value)
+            fault, detail = _words_fault(words)
+            if fault:
+                self._findings.add(fault, raw.place(row), detail)
+            made.append(None if fault else _json(words))
+        return with_mask(made, pa.string())
+
+    def tags(self, raw: RawBatch) -> tuple[pa.ListArray, Mask]:
+        """Each row's tags, and where they are one for each word."""
+        both = (raw.columns[name] for name in (self._columns.label, self._columns.words))
+        made: list[list[str | None] | None] = []
+        for row, (given, value) in enumerate(zip(*both, strict=True)):
+            tags, words = _tags(as_python(given)), as_python(value)
+            fault, detail = self._fault(tags, words)
+            if fault and not _words_fault(words)[0]:  # else noted already
+                self._findings.add(fault, raw.place(row), detail)
+            made.append(None if fault else tags)
+        return with_mask(made, pa.list_(pa.string()))
+
+    def _fault(self, tags: list[str | None] | None, words: Any) -> tuple[str, Any]:
+        """What keeps `tags` from being one for each word, and the part at fault; "" for nothing."""
+        if tags is None or not isinstance(words, list) or len(tags) != len(words):
+            count = "none" if tags is None else len(tags)
+            return "tags", f"{count} for {len(words) if isinstance(words, list) else 'no'} words"
+        for number, tag in enumerate(tags):
+            if tag is None or not tag.strip():
+                return "tags", f"none for word {number + 1}"
+            if not encodable(tag):
+                return "undecodable", ascii(tag)
+            if self._labels and tag not in self._labels:
+                return "unknown label", tag
+        return "", None
+
+
+def _words_fault(words: Any) -> tuple[str, Any]:
+    """What keeps a value from being words, and the part at fault; "" for nothing."""
+    if not isinstance(words, list) or not words:
+        return "words", words
+    for word in words:
+        if not isinstance(word, str) or not word.strip():
+            return "words", word
+        if not encodable(word):
+            return "undecodable", ascii(word)
+    return "", None
+
+
+def _tags(value: Any) -> list[str | None] | None:
+    return [scalar_text(tag) for tag in value] if isinstance(value, list) else None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -22,13 +22,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from rekindle.data.examples import ExamplesFile
+from rekindle.data.examples import CONTENT, ExamplesFile
 from rekindle.errors import StepError
 from rekindle.tasks import Task, load_task
 from rekindle.tasks.base import Settings
 
 _AHEAD = 2
-_CONTENT = ("text", "words", "image", "document")
 _MODULE = "rekindle.data.encode"
 
 
@@ -37,7 +36,7 @@ def encode_batch(
 ) -> pa.RecordBatch:
     """Shard rows of a batch: id, hash, label as class index (or indices) if there is one, slices,
     and what the task encodes."""
-    names = [name for name in batch.schema.names if name not in ("split", *_CONTENT)]
+    names = [name for name in batch.schema.names if name not in ("split", *CONTENT)]
     columns: dict[str, Any] = {name: batch.column(name) for name in names}
     if "label" in columns:
         columns["label"] = _indices(batch.column("label"), labels)
@@ -61,12 +60,8 @@ class Encoders:
     def __init__(
         self, task: str, labels: tuple[str, ...], settings: Settings, assets: Path, workers: int
     ) -> None:
-        self._order = {
-            "task": task,
-            "labels": list(labels),
-            "settings": dict(settings),
-            "assets": str(assets),
-        }
+        self._order = {"task": task, "labels": list(labels), "settings": dict(settings),
+                       "assets": str(assets)}  # fmt: skip
         self._workers = workers
 
     def encode(

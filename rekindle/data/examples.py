@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -26,6 +25,8 @@ from rekindle.records import SCHEMA_VERSION, Record
 
 SPLITS = ("train", "validation", "test")
 SUMMARY = "summary.json"
+CONTENT = ("text", "words", "image", "document")
+"""One of these columns is what the model sees; the others say something of it."""
 HASH_BYTES = 16
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 << 20
@@ -76,14 +77,9 @@ class ExamplesWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         for file in self._files.values():
-            file.close(complete=error is None)
+            file.close(complete=kind is None)
 
 
 @dataclasses.dataclass
@@ -128,8 +124,7 @@ class _BatchFile:
 
 def _content_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
     """Bytes of text or pixels of each row."""
-    known = ("text", "words", "document", "image")
-    name = next(name for name in known if name in table.schema.names)
+    name = next(name for name in CONTENT if name in table.schema.names)
     return np.asarray(pa.compute.binary_length(table.column(name)), np.int64)
 
 

@@ -160,11 +160,8 @@ class SourceFile:
 
     def sha256(self) -> str:
         """Hash of the bytes as they are stored."""
-        running = hashlib.sha256()
         with self.filesystem.open(self.path, "rb") as stream:
-            while piece := stream.read(_PIECE_BYTES):
-                running.update(piece)
-        return running.hexdigest()
+            return _Hashing(stream).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,6 +62,7 @@ def fingerprint(
     window, content, (files, size) = _content(data, load_task(task).modality)
     own = task not in TASKS or train.entrypoint  # rekindle's code reads no file of the author's
     included = os.environ.get(INCLUDED, "") if own else ""
+    folders = _folders(model)
     work_key = digest(
         {
             "task": task if task in TASKS else _own_task(task),
@@ -69,7 +70,7 @@ def fingerprint(
             "window": str(window or ""),
             "settings": [
                 data.model_dump(mode="json", exclude=_DATA_ASIDE),
-                {**model.model_dump(mode="json", exclude={"init_from"}), **_folders(model)},
+                {**model.model_dump(mode="json", exclude={"init_from"}), **folders},
                 {**train.model_dump(mode="json", exclude=_TRAIN_ASIDE), "best": train.exports_best},
             ],
             "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
@@ -77,7 +78,6 @@ def fingerprint(
             **({"included": included} if included else {}),
         }
     )
-    folders = _folders(model)
     tokenizing = [folders.get(f"{key}_content", "") for key in ("source", "tokenizer")]
     init_from = _init_from(model, work_key, champion)
     init_digest = _digest_behind(init_from, model, champion)
@@ -168,7 +168,7 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
         source = open_source(data, modality)
         return None, source.fingerprint(), source.extent()
     if "{window" in data.source:
-        partitions = FileSource(data, modality).partitions
+        partitions = FileSource(data, modality).files
         window = resolve(data.window, partitions.newest, partitions.unit)
         source = open_source(data, modality, window)
         return window, source.fingerprint(), source.extent()

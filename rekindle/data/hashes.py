@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.data.columns import RawBatch, content_of, texts
+from rekindle.data.columns import RawBatch, as_python, content_of, texts
 from rekindle.data.roles import Kind
 from rekindle.data.split import content_views
 from rekindle.data.validate import Findings
@@ -50,7 +50,9 @@ class _ColumnHash:
         if self._kind == "image":
             values = pa.array([_image_bytes(raw, v) for v in raw.columns[column]], pa.binary())
         elif self._kind == "list":
-            values = pa.array([_as_json(value) for value in raw.columns[column]], pa.string())
+            plain = map(as_python, raw.columns[column])
+            lists = [json.dumps(value, sort_keys=True, default=repr) for value in plain]
+            values = pa.array(lists, pa.string())
         else:
             values = texts(raw, column, self._kind, Findings()).values
         self._present.update(np.asarray(values.is_valid(), np.uint8).tobytes())
@@ -61,11 +63,6 @@ class _ColumnHash:
     def digest(self) -> str:
         """The hash of all values so far."""
         return "".join(part.hexdigest() for part in (self._present, self._lengths, self._bytes))
-
-
-def _as_json(value: Any) -> str:
-    value = value.as_py() if isinstance(value, pa.Scalar) else value
-    return json.dumps(value, sort_keys=True, default=repr)
 
 
 def _image_bytes(raw: RawBatch, value: Any) -> bytes:

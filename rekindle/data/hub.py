@@ -68,7 +68,8 @@ class HubSource:
         for table in stream.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS):
             lines = np.arange(row, row + len(table))
             row += len(table)
-            raw = RawBatch(_arrays(table), lines, split, own_split)
+            arrays = {name: table.column(name).combine_chunks() for name in table.schema.names}
+            raw = RawBatch(arrays, lines, split, own_split)
             yield self._named(raw, names) if names else raw
 
     def fingerprint(self) -> str:
@@ -184,10 +185,6 @@ def _names(configs: Any) -> Iterator[str]:
     elif isinstance(configs, dict):
         for key in ("data_files", "data_dir", "path"):
             yield from _names(configs.get(key))
-
-
-def _arrays(table: pa.Table) -> dict[str, Any]:
-    return {name: table.column(name).combine_chunks() for name in table.schema.names}
 
 
 def _unreachable(name: str, error: Exception) -> DataError:

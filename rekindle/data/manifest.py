@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,8 @@ class Shards:
         `places`."""
         table = self._tables[split]
         if "places" in table.schema.names:
-            parts = [_placed(chunk) for chunk in table.column("places").chunks]
-            return np.concatenate([np.zeros(0, np.int64), *parts])
-        if "supervised" not in table.schema.names:
-            return np.ones(len(table), np.int64)
-        parts = [_supervised(chunk) for chunk in table.column("supervised").chunks]
-        return np.concatenate([np.zeros(0, np.int64), *parts])
+            return _of_lists(table, "places", _placed)
+        return _of_lists(table, "supervised", _supervised)
 
     def hashes(self, split: str) -> list[bytes]:
         """Content hash of each row."""
@@ -143,12 +139,17 @@ def read_manifest(folder: Path) -> ShardManifest:
 
 def row_tokens(table: pa.Table) -> npt.NDArray[np.int64]:
     """Tokens of each row: the length of `input_ids`; ones where there is no such column."""
-    if "input_ids" not in table.schema.names:
+    return _of_lists(table, "input_ids", lambda lists: lists.value_lengths())
+
+
+def _of_lists(
+    table: pa.Table, name: str, count: Callable[[pa.ListArray], npt.ArrayLike]
+) -> npt.NDArray[np.int64]:
+    """What `count` says of each list in a column; ones where there is no such column."""
+    if name not in table.schema.names:
         return np.ones(len(table), np.int64)
-    lengths = [chunk.value_lengths() for chunk in table.column("input_ids").chunks]
-    return np.concatenate(
-        [np.zeros(0, np.int64), *(np.asarray(part, np.int64) for part in lengths)]
-    )
+    parts = [np.asarray(count(chunk), np.int64) for chunk in table.column(name).chunks]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def _supervised(lists: pa.ListArray) -> npt.NDArray[np.int64]:

@@ -7,13 +7,12 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import Mask, RawBatch, content_of, texts
-from rekindle.data.documents import DocumentColumns
+from rekindle.data.columns import Mask, RawBatch, content_of, texts, with_mask
+from rekindle.data.documents import DocumentColumns, WordColumns
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
 from rekindle.data.split import content_hashes
 from rekindle.data.validate import Findings
-from rekindle.data.words import WordColumns
 from rekindle.spec.model import DataSpec
 
 
@@ -76,8 +75,7 @@ class Normaliser:
                 pixels.append(None)
                 continue
             pixels.append(self._images.pixels(value, raw.place(row), self._findings))
-        known = np.array([value is not None for value in pixels], bool)
-        return pa.array(pixels, pa.binary()), known
+        return with_mask(pixels, pa.binary())
 
     def _label(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
         found = texts(raw, self._data.columns.label, "scalar", self._findings)

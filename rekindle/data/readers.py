@@ -70,7 +70,8 @@ def read_csv(
                 number = int(numbers[-1]) + 1 if len(numbers) else number
                 skipped[:] = [row for row in skipped if row >= number]
         except pa.ArrowInvalid as error:
-            findings.add("malformed", file.name, _csv_failure(str(error)))
+            what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
+            findings.add("malformed", file.name, what if "straddling" in str(error) else str(error))
 
 
 def read_parquet(
@@ -328,12 +329,6 @@ def _csv_batches(
     yield from reader
 
 
-def _csv_failure(message: str) -> str:
-    if "straddling" in message:
-        return f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
-    return message
-
-
 def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
     """The stream in pieces that end with a newline (the last one may lack it, and so does one that
     is too long to go on)."""
@@ -409,18 +404,14 @@ def _irregular_block(
             continue
         try:
             row = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, columns))
+            if not isinstance(row, dict):
+                raise ValueError("no object")
         except UnicodeDecodeError:
             findings.add("undecodable", f"{file.name}:{number}", repr(text))
             continue
         except (ValueError, RecursionError) as error:
-            findings.add(
-                "malformed", f"{file.name}:{number}", f"{error}: {text.decode(errors='replace')}"
-            )
-            continue
-        if not isinstance(row, dict):
-            findings.add(
-                "malformed", f"{file.name}:{number}", f"no object: {text.decode(errors='replace')}"
-            )
+            what = f"{error}: {text.decode(errors='replace')}"
+            findings.add("malformed", f"{file.name}:{number}", what)
             continue
         lines.append(number)
         for name, column in values.items():

@@ -8,7 +8,6 @@ are memory-mapped. `manifest.json` is written last and is the commit."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import logging
 import os
@@ -63,8 +62,20 @@ def shard(
     with contextlib.closing(encoders.encode(files)) as batches, writer:
         for split, batch in batches:
             writer.write(split, batch)
-    dropped = _dropped(summary, writer, data.max_length)
-    manifest = _manifest(task_name, summary, settings, writer, dropped, assets)
+    manifest = ShardManifest(
+        task=task_name,
+        source=summary.source,
+        window=summary.window,
+        tokenizer=folder_fingerprint(assets),
+        examples=writer.hashes.hexdigest()[:32],
+        labels=summary.labels,
+        slices=summary.slices,
+        rows=writer.rows,
+        dropped=_dropped(summary, writer, data.max_length),
+        class_rows=summary.class_rows,
+        settings=settings,
+        shards=tuple(writer.files),
+    )
     manifest.write(out / MANIFEST)
     total = sum(file.bytes for file in writer.files)
     log.info("%d shards, %s bytes, %d workers", len(writer.files), f"{total:,}", workers)
@@ -101,30 +112,6 @@ def _dropped(summary: ExamplesSummary, writer: _ShardWriter, max_length: int) ->
         raise DataError(f"no text of the split train has a {what[3:]}", where=counts, fix=fix)
     log.warning("texts with %s were left out: %s", what, counts)
     return dropped
-
-
-def _manifest(
-    task_name: str,
-    summary: ExamplesSummary,
-    settings: dict[str, Any],
-    writer: _ShardWriter,
-    dropped: dict[str, int],
-    assets: Path,
-) -> ShardManifest:
-    return ShardManifest(
-        task=task_name,
-        source=summary.source,
-        window=summary.window,
-        tokenizer=folder_fingerprint(assets),
-        examples=writer.hashes.hexdigest()[:32],
-        labels=summary.labels,
-        slices=summary.slices,
-        rows=writer.rows,
-        dropped=dropped,
-        class_rows=summary.class_rows,
-        settings=settings,
-        shards=tuple(writer.files),
-    )
 
 
 class _ShardWriter:
@@ -169,24 +156,16 @@ class _ShardWriter:
         if self._open and (self._open.split != split or self._open.rows == self._shard_rows):
             self._complete()
         if self._open is None:
-            self._open = _OpenShard.create(self._folder, split, len(self.files), schema)
+            path = self._folder / f"{split}-{len(self.files):05}.arrow"
+            self._open = _OpenShard(path, split, schema)
         return self._open
 
 
-@dataclasses.dataclass
 class _OpenShard:
-    path: Path
-    split: str
-    sink: _HashingFile
-    writer: Any
-    rows: int = 0
-    tokens: int = 0
-
-    @classmethod
-    def create(cls, folder: Path, split: str, number: int, schema: pa.Schema) -> _OpenShard:
-        path = folder / f"{split}-{number:05}.arrow"
-        sink = _HashingFile(path)
-        return cls(path, split, sink, pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema))
+    def __init__(self, path: Path, split: str, schema: pa.Schema) -> None:
+        self.path, self.split, self.sink = path, split, _HashingFile(path)
+        self.writer = pa.ipc.new_file(pa.PythonFile(self.sink, mode="w"), schema)
+        self.rows = self.tokens = 0
 
     def append(self, batch: pa.RecordBatch) -> None:
         self.writer.write_batch(batch)
