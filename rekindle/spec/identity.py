@@ -15,20 +15,10 @@ from typing import Any
 from rekindle.records import canonical_json
 from rekindle.spec.heartbeat import beat
 
-DATA_PLANE = (
-    "errors.py",
-    "records.py",
-    "spec",
-    "data",
-    "tasks",
-    "launch",
-    "train",
-    "evaluate",
-    "registry",
-)
+TRAINING = ("errors.py", "records.py", "spec", "data", "tasks", "launch", "train")
+DATA_PLANE = (*TRAINING, "evaluate", "registry")
 _PIECE_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 20
-TRAINING = ("errors.py", "records.py", "spec", "data", "tasks", "launch", "train")
 
 
 def digest(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -123,10 +124,10 @@ def _divisibility(layout: Layout, shape: Shape) -> Iterator[Problem]:
 def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
     """Each data rank feeds its pipeline with at least as many micro-batches as it has ranks, in
     full rounds for the schedules that go around."""
-    each = _micro_batches(train, layout)
-    unit = layout.pp
-    if layout.pp > 1 and (each < unit or (layout.schedule != "1f1b" and each % unit)):
-        count = f"{each} micro-batches of {_micro_batch(train, layout)} a data rank"
+    size, unit = _micro_batch(train, layout), layout.pp
+    each = -(-(train.global_batch_size // size) // layout.data)
+    if each < unit or (layout.schedule != "1f1b" and each % unit):
+        count = f"{each} micro-batches of {size} a data rank"
         need = f"at least {unit}" if layout.schedule == "1f1b" else f"a multiple of {unit}"
         yield Problem(
             f"{count} cannot feed {layout.pp} stages ({layout.schedule} needs {need})",
@@ -136,26 +137,16 @@ def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
         )
 
 
-def _micro_batches(train: TrainSpec, layout: Layout) -> int:
-    """Micro-batches of a step on one data rank."""
-    size = _micro_batch(train, layout)
-    return -(-(train.global_batch_size // size) // layout.data)
-
-
 def _micro_batch(train: TrainSpec, layout: Layout) -> int:
     """`auto`: the largest divisor of the global batch up to 32 that gives every data rank work, and
     every stage of a pipeline a micro-batch in each round."""
     if train.micro_batch_size != "auto":
         return train.micro_batch_size
     size = train.global_batch_size
-    parts = layout.pp if layout.pp > 1 else 1
-    parts *= layout.data if layout.pp > 1 else 1
+    parts = layout.pp * layout.data if layout.pp > 1 else 1
     largest = min(max(1, size // parts), LARGEST_AUTO_MICRO_BATCH)
-    fitting = (d for d in range(largest, 0, -1) if size % d == 0)
-    return next(
-        (d for d in fitting if (size // d) % parts == 0),
-        next(d for d in range(largest, 0, -1) if size % d == 0),
-    )
+    fitting = [d for d in range(largest, 0, -1) if size % d == 0]
+    return next((d for d in fitting if (size // d) % parts == 0), fitting[0])
 
 
 def uneven(train: TrainSpec, layout: Layout) -> str:
@@ -176,16 +167,13 @@ def uneven(train: TrainSpec, layout: Layout) -> str:
 def _with_neighbours(
     problem: Problem, wanted: Layout, world: int, shape: Shape | None, train: TrainSpec
 ) -> Problem:
-    nearest = _nearest(wanted, world, shape, train)
-    if not nearest:
+    if not (nearest := _nearest(wanted, world, shape, train)):
         return problem
-    texts = " or ".join(
-        "{"
-        + ", ".join(f"{axis}: {getattr(n, axis)}" for axis in AXES if getattr(n, axis) > 1)
-        + "}"
-        for n in nearest
-    )
-    fix = f"on {world} ranks, use {texts.replace('{}', 'auto')}"
+    degrees = [
+        [f"{axis}: {getattr(n, axis)}" for axis in AXES if getattr(n, axis) > 1] for n in nearest
+    ]
+    texts = [f"{{{', '.join(named)}}}" if named else "auto" for named in degrees]
+    fix = f"on {world} ranks, use {' or '.join(texts)}"
     return dataclasses.replace(problem, fix=f"{problem.fix}; {fix}" if problem.fix else fix)
 
 
@@ -203,15 +191,9 @@ def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) 
     used = [a for a in AXES[1:] if getattr(wanted, a) > 1]
     found = []
     for degrees in itertools.product(*(divisors for _ in used)):
+        rest, odd = divmod(world, math.prod(degrees))
         named = dict(zip(used, degrees, strict=True))
-        rest = world
-        for degree in degrees:
-            rest, odd = divmod(rest, degree)
-            if odd:
-                rest = 0
-        if not rest:
-            continue
         layout = Layout(dp=rest, schedule=wanted.schedule, **named)
-        if next(problems_of(layout, world, shape, train), None) is None:
+        if not odd and next(problems_of(layout, world, shape, train), None) is None:
             found.append(layout)
     return sorted(found, key=distance)[:3]

@@ -87,9 +87,8 @@ def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: st
 def _with_extends(path: Path, seen: tuple[Path, ...]) -> Document:
     if path.resolve() in seen or len(seen) >= MAX_EXTENDS:
         chain = " -> ".join(str(p) for p in (*seen, path))
-        raise SpecError(
-            f"`extends` goes in a circle: {chain}", where=str(path), fix="remove one of them"
-        )
+        what = f"`extends` goes in a circle: {chain}"
+        raise SpecError(what, where=str(path), fix="remove one of them")
     document = read_document(path)
     base_name = document.values.pop("extends", None)
     _anchor_paths(document.values, path.parent)
@@ -202,9 +201,8 @@ def _without(values: Mapping[str, Any], bad: set[KeyPath], path: KeyPath) -> dic
     kept: dict[str, Any] = {}
     for key, value in values.items():
         here = (*path, key)
-        if here in bad:
-            continue
-        kept[key] = _without(value, bad, here) if isinstance(value, dict) else value
-        if any(wrong[: len(here)] == here for wrong in bad) and not isinstance(value, dict):
-            del kept[key]
+        if isinstance(value, dict) and here not in bad:
+            kept[key] = _without(value, bad, here)
+        elif not any(wrong[: len(here)] == here for wrong in bad):
+            kept[key] = value
     return kept

@@ -23,13 +23,13 @@ _WRITE = {
     "tuple": "write a list, [a, b]", "model": "write a section, {field: value}",
     "date": "write a date, such as 2026-11-23", "finite": "write a number",
 }  # fmt: skip
-# the same by the whole name, with the bound of the field
 # what other trainers call a field
 _ELSEWHERE = {
     "learning_rate": "lr", "batch_size": "global_batch_size", "num_epochs": "epochs",
     "num_train_epochs": "epochs", "max_steps": "steps", "patience": "early_stopping_patience",
     "max_seq_length": "max_length", "warmup_ratio": "warmup", "bf16": "precision",
 }  # fmt: skip
+# what to write by the whole name, with the bound of the field
 _WITHIN = {
     "greater_than": ("above", "gt"), "greater_than_equal": ("of at least", "ge"),
     "less_than": ("below", "lt"), "less_than_equal": ("of at most", "le"),
