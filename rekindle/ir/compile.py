@@ -9,6 +9,7 @@ IR. `python -m rekindle.ir.compile PATH.py:FUNCTION` is that process."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -130,13 +131,7 @@ def _main(path: Path, function: str, answer_file: Path) -> None:
     try:
         answer: dict[str, Any] = {"ir": _compile_file(path, function)}
     except RekindleError as error:
-        problem = error.problems[0]
-        answer = {
-            "unsupported": False,
-            "what": problem.what,
-            "where": problem.where,
-            "fix": problem.fix,
-        }
+        answer = {"unsupported": False, **dataclasses.asdict(error.problems[0])}
     except BaseException as error:  # noqa: BLE001 - the user's file may raise anything, even exit
         answer = _explain(error, path)
     answer_file.write_text(json.dumps(answer), encoding="utf-8")

@@ -20,11 +20,12 @@ import dataclasses
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 from rekindle.errors import StepError, UnsupportedError
 
 Kind = Literal["text", "number", "boolean"]
+T = TypeVar("T")
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -40,19 +41,12 @@ _TOKEN = re.compile(
 )
 _MOST_TOKENS, _MOST_LEVELS, _MOST_DIGITS = 800, 50, 400  # far beyond what is written by hand
 _KINDS: Mapping[str, Kind] = {
-    "STRING": "text",
-    "NUMBER_INTEGER": "number",
-    "NUMBER_DOUBLE": "number",
-    "BOOLEAN": "boolean",
-}
+    "STRING": "text", "NUMBER_INTEGER": "number", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean",
+}  # fmt: skip
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
     ">=": operator.ge,
-}
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +155,8 @@ def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
             return evaluate(left, values) and evaluate(right, values)
         case Either(left, right):
             return evaluate(left, values) or evaluate(right, values)
-        case Compare(left, symbol, right):
-            return _compare(expression, symbol, _value(left, values), _value(right, values))
+        case Compare(left, _, right):
+            return _compare(expression, _value(left, values), _value(right, values))
 
 
 class _Parser:
@@ -236,14 +230,19 @@ class _Parser:
             self.at += 1
         if not negated and self.peek() != ("mark", "("):
             return self.compare()
+        inner = self.bracketed(self.either)
+        return Not(inner) if negated else inner
+
+    def bracketed(self, parse: Callable[[], T]) -> T:
+        """What `parse` takes from between brackets."""
         self.take("(")
         self.levels += 1
         if self.levels > _MOST_LEVELS:
             self.refuse_size()
-        inner = self.either()
+        inner = parse()
         self.levels -= 1
         self.take(")")
-        return Not(inner) if negated else inner
+        return inner
 
     def compare(self) -> Compare:
         left = self.term()
@@ -261,14 +260,7 @@ class _Parser:
             return Reference(value)
         if kind != "cast":
             return Value(_literal(kind, value))
-        self.take("(")
-        self.levels += 1
-        if self.levels > _MOST_LEVELS:
-            self.refuse_size()
-        inner = self.term()
-        self.levels -= 1
-        self.take(")")
-        return Cast("int" if value == "int" else "double", inner)
+        return Cast("int" if value == "int" else "double", self.bracketed(self.term))
 
 
 def _literal(kind: str, text: str) -> str | int | float | bool:
@@ -328,10 +320,10 @@ def _value(term: Term, values: Mapping[str, Any]) -> Any:
             return values[name]
 
 
-def _compare(compare: Compare, symbol: str, left: Any, right: Any) -> bool:
+def _compare(compare: Compare, left: Any, right: Any) -> bool:
     kinds = _kind_of_value(left), _kind_of_value(right)
     if kinds[0] is None or kinds[0] != kinds[1]:
         raise StepError(f"the condition `{compare}` compares {left!r} with {right!r}")
-    if kinds[0] == "boolean" and symbol not in ("==", "!="):
+    if kinds[0] == "boolean" and compare.operator not in ("==", "!="):
         raise StepError(f"the condition `{compare}`: booleans have no order")
-    return _OPERATORS[symbol](left, right)
+    return _OPERATORS[compare.operator](left, right)

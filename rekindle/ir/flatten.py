@@ -178,11 +178,10 @@ class _Flattening:
             at = f"{path}/{node.name}" if path else node.name
             first = len(self.found)
             given = self.inputs(node, scope, ended)
-            if node.condition is not None:
-                guard = Guard(at, node.condition.text, node.condition.expression, given.parameters)
+            inner = guards
+            if (condition := node.condition) is not None:
+                guard = Guard(at, condition.text, condition.expression, given.parameters)
                 inner = (*guards, guard)
-            else:
-                inner = guards
             after = tuple(leaf for name in node.after for leaf in inside[name])
             ended[node.name] = self.node(node, at, given, inner, after)
             inside[node.name] = tuple(flat.path for flat in self.found[first:])
@@ -332,14 +331,8 @@ def _results(
     ended: Mapping[str, _Scope],
     kind: str = "parameters",
 ) -> dict[str, Source]:
-    return {
-        name: _first([_output(ended, source, kind) for source in several])
-        for name, several in results.items()
-    }
-
-
-def _first(items: list[Source]) -> Source:
-    return items[0] if len(items) == 1 else FirstOf(tuple(items))
+    found = {n: tuple(_output(ended, s, kind) for s in several) for n, several in results.items()}
+    return {n: items[0] if len(items) == 1 else FirstOf(items) for n, items in found.items()}
 
 
 def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.ir.graph import (
-    AnyNode,
     Constant,
     Dag,
     FinalStatus,
@@ -55,7 +54,8 @@ def _walk(dag: Dag, scope: Scope, found: list[TracedStep]) -> Scope:
     """Steps of a Dag; what its outputs come from."""
     ended: dict[tuple[str, str], Traced] = {}
     for node in dag.ordered():
-        inputs = {name: _of(binding, scope, ended) for name, binding in _bindings(node)}
+        bindings: dict[str, Any] = {**node.parameters, **node.artifacts}
+        inputs = {name: _of(binding, scope, ended) for name, binding in bindings.items()}
         if isinstance(node, SubDag):
             for name, output in _walk(node.dag, _inside(node, inputs), found).items():
                 ended[node.name, name] = output
@@ -72,11 +72,6 @@ def _walk(dag: Dag, scope: Scope, found: list[TracedStep]) -> Scope:
     }
 
 
-def _bindings(node: AnyNode) -> Iterator[tuple[str, Any]]:
-    yield from node.parameters.items()
-    yield from node.artifacts.items()
-
-
 def _inside(node: SubDag, inputs: Scope) -> Scope:
     """What the inputs of a nested Dag stand for; a loop's item comes from its list."""
     known = {name: Traced(repr(p.default)) for name, p in node.inputs.parameters.items()}
@@ -89,10 +84,8 @@ def _inside(node: SubDag, inputs: Scope) -> Scope:
 
 def _of(binding: Any, scope: Scope, ended: Mapping[tuple[str, str], Traced]) -> Traced:
     match binding:
-        case Constant(value):
+        case Constant(value) | Formatted(value):  # what that reads are inputs of the same node
             return Traced(repr(value))
-        case Formatted(value):
-            return Traced(repr(value))  # what it reads are inputs of the same node
         case FromInput(name):
             return scope.get(name, Traced())
         case FromTask(task, output):

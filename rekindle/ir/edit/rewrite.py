@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from rekindle.ir.distribution import PLATFORM
-from rekindle.ir.edit.unread import check_all
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.read.documents import documents
+from rekindle.ir.read.fields import Fields, Refusals, malformed
 
 OWN_IMAGES = "rekindle/"
 
@@ -26,7 +26,7 @@ def rewritten(
     refers to, and that was therefore not read, if it is not valid: the platform would reject it."""
     spec, *settings = documents(ir_text)
     spec = spec.get("pipelineSpec", spec)
-    check_all(spec)
+    _check_all(spec)
     parameters = _at(_at(spec["root"], "inputDefinitions"), "parameters")
     for name, value in arguments.items():
         parameters[name] |= {"defaultValue": value, "isOptional": True}
@@ -35,6 +35,48 @@ def rewritten(
         if image and (container.get("image") or "").startswith(OWN_IMAGES):
             container["image"] = image
     return spec, settings
+
+
+def _check_all(spec: Mapping[str, Any]) -> None:
+    """RequestError, with its place, unless every component, task and executor has its shape; a part
+    of one that is null counts as absent.
+
+    `read` follows references from the root, so that what no task names stays unread; what rewrites
+    a pipeline walks all of it, and KFP parses all of it."""
+    top = Fields(spec, "", Refusals())
+    for _, component in _each(top, "components"):
+        component.take("executorLabel", str, "")
+        for side in ("inputDefinitions", "outputDefinitions"):
+            _check_ports(component.fields(side))
+        for _, task in _each(component.fields("dag"), "tasks"):
+            _check_task(task)
+    for _, executor in _each(top.fields("deploymentSpec"), "executors"):
+        container = executor.fields("container")
+        container.take("image", str, "")
+        container.take("command", list, [])
+
+
+def _each(around: Fields, key: str) -> Iterator[tuple[str, Fields]]:
+    """Everything under `key`, none of it null, which is not a value of a map in protobuf."""
+    for name, one in around.each(key):
+        if around.data[key][name] is None:
+            raise malformed(None, "a mapping", one.where)
+        yield name, one
+
+
+def _check_task(task: Fields) -> None:
+    reference = task.fields("componentRef")
+    if not reference.take("name", str, ""):
+        raise malformed(None, "the name of a component", reference.at("name"))
+    task.fields("cachingOptions")
+    task.fields("retryPolicy")
+    _check_ports(task.fields("inputs"))
+
+
+def _check_ports(ports: Fields) -> None:
+    for kind in ("parameters", "artifacts"):
+        for name in ports.fields(kind).data:
+            Fields(ports.data[kind][name], f"{ports.at(kind)}.{name}", ports.refusals)
 
 
 def executors_of(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

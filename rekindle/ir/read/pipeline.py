@@ -166,16 +166,10 @@ class _Reader:
         inputs, outputs = self.ports(component)
         condition, always = _trigger(task, inputs)
         shared: dict[str, Any] = {
-            "name": name,
-            "path": path,
-            "where": task.where,
-            "component": component_name.removeprefix("comp-"),
-            "inputs": inputs,
-            "outputs": outputs,
-            "after": tuple(str(n) for n in task.take("dependentTasks", list, [])),
-            "condition": condition,
-            "always": always,
-        }
+            "name": name, "path": path, "where": task.where, "inputs": inputs, "outputs": outputs,
+            "component": component_name.removeprefix("comp-"), "condition": condition,
+            "after": tuple(map(str, task.take("dependentTasks", list, []))), "always": always,
+        }  # fmt: skip
         shared["parameters"], shared["artifacts"] = read_bindings(task.fields("inputs"), inputs)
         self.expanding.append(component_name)
         try:
@@ -260,10 +254,8 @@ def _setting(fields: Fields, name: str) -> tuple[Setting, ...]:
 def _parameter(name: str, fields: Fields, at_root: bool) -> Parameter | None:
     kind = fields.take("parameterType", str, "")
     default, literals = fields.any("defaultValue"), fields.take("literals", list, [])
-    optional, description = (
-        fields.take("isOptional", bool, False),
-        fields.take("description", str, ""),
-    )
+    optional = fields.take("isOptional", bool, False)
+    description = fields.take("description", str, "")
     fields.refuse("type", "parameters of schema 2.0", "compile it with kfp 2.x")
     fields.close()
     if kind not in _TYPES:
@@ -273,9 +265,8 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> Parameter | None:
     try:
         values = [from_ir(value, type_) for value in (default, *literals)]
     except ValueError as error:
-        raise RequestError(
-            f"the default of `{name}`: {error}", where=fields.at("defaultValue")
-        ) from error
+        what = f"the default of `{name}`: {error}"
+        raise RequestError(what, where=fields.at("defaultValue")) from error
     default = values[0] if at_root else parse_value(values[0], fields.at("defaultValue"))
     return Parameter(name, type_, optional, default, tuple(values[1:]), description)
 
@@ -287,10 +278,8 @@ def _artifact(name: str, fields: Fields) -> Artifact:
         title = schema.take("instanceSchema", str, "")
     schema.close()
     fields.take("description", str, "")
-    optional, is_list = (
-        fields.take("isOptional", bool, False),
-        fields.take("isArtifactList", bool, False),
-    )
+    optional = fields.take("isOptional", bool, False)
+    is_list = fields.take("isArtifactList", bool, False)
     fields.close()
     return Artifact(name, title, version, optional, is_list)
 
@@ -299,10 +288,8 @@ def _loop(task: Fields) -> Loop | None:
     policy = task.fields("iteratorPolicy")
     at_once = int(policy.take("parallelismLimit", float, 0.0))
     policy.close()
-    for key, input_key in (
-        ("parameterIterator", "inputParameter"),
-        ("artifactIterator", "inputArtifact"),
-    ):
+    inputs = {"parameterIterator": "inputParameter", "artifactIterator": "inputArtifact"}
+    for key, input_key in inputs.items():
         if not task.has(key):
             continue
         iterator = task.fields(key)
