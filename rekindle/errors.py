@@ -56,6 +56,11 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"did you mean `{near[0]}`?" if near else ""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or the name of its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def fix_of(error: OSError) -> str:
     """What to do about a file that cannot be read or written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -35,16 +35,9 @@ log = logging.getLogger(__name__)
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 PACKAGES = (
-    "rekindle",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "numpy",
-    "pyarrow",
-    "mlflow",
-    "kfp",
+    "rekindle", "torch", "transformers", "tokenizers", "numpy", "pyarrow", "mlflow", "kfp",
     "scikit-learn",
-)
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +68,8 @@ class Registry:
         if "://" in self.artifact_root:
             return contextlib.nullcontext()
         folder = Path(self.artifact_root) / "locks" / f"register-{self.name}"
-        return owned(
-            folder, lambda: emit("notice", text="another run is registering; waiting for it")
-        )
+        waits = "another run is registering; waiting for it"
+        return owned(folder, lambda: emit("notice", text=waits))
 
 
 def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | None:
@@ -179,10 +171,8 @@ def register(
             f"not registered: the files in {model} are not those that were judged",
             where=where.shown_uri, fix="run the same config again: the model is judged again",
         )  # fmt: skip
-    tags = {
-        f"{PREFIX}{k}": v
-        for k, v in _lineage(fingerprint, training, evidence, evidence_file, code_commit).items()
-    }
+    lineage = _lineage(fingerprint, training, evidence, evidence_file, code_commit)
+    tags = {f"{PREFIX}{name}": value for name, value in lineage.items()}
     tags[f"{PREFIX}task_code"] = code_in(model)
     with where.alone(), where.open(f"register {where.name}") as client:
         _ensure_model(client, where.name)
@@ -197,9 +187,8 @@ def register(
         is_champion = champion is not None and champion.version == version.version
         if not is_champion:
             client.set_registered_model_alias(where.name, CHALLENGER, version.version)
-        return registration(
-            client, where, version, created, _decision(where, evidence, is_champion)
-        )
+        decision = _decision(where, evidence, is_champion)
+        return registration(client, where, version, created, decision)
 
 
 def _decision(where: Registry, evidence: Evidence, is_champion: bool) -> Decision:
@@ -270,10 +259,10 @@ def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping
 
 def _same_work(client: MlflowClient, name: str, run_key: str, digest: str) -> ModelVersion | None:
     query = f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'"
-    found = [
+    found = (
         v for v in client.search_model_versions(query) if tags_of(v).get("model_digest") == digest
-    ]
-    return min(found, key=lambda v: int(v.version)) if found else None
+    )
+    return min(found, key=lambda v: int(v.version), default=None)
 
 
 def _ensure_model(client: MlflowClient, name: str) -> None:

@@ -64,9 +64,8 @@ def promote(where: Registry, registered: Registration, evidence_file: Path) -> R
         if not _is_promoted(client, where, version, evidence):
             fetch_model(where, version, evidence.model_digest)
             with _claimed(client, where, version) as claim:
-                may = functools.partial(
-                    _may_replace, client, where, version, evidence, evidence_file
-                )
+                ask = (client, where, version, evidence, evidence_file)
+                may = functools.partial(_may_replace, *ask)
                 if may():
                     claim.replace_champion(may)
         challenger = by_alias(client, where, CHALLENGER)

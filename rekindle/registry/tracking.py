@@ -22,31 +22,18 @@ log = logging.getLogger(__name__)
 
 BATCH = 1_000
 METRICS = (
-    "loss",
-    "lr",
-    "grad_norm",
-    "samples_per_second",
-    "tokens_per_second",
-    "step_seconds",
-    "data_wait",
-    "memory_bytes",
-    "mfu",
-    "validation_loss",
-    "validation_accuracy",
-)
+    "loss", "lr", "grad_norm", "samples_per_second", "tokens_per_second", "step_seconds",
+    "data_wait", "memory_bytes", "mfu", "validation_loss", "validation_accuracy",
+)  # fmt: skip
 
 
 class Tracker:
     """Logs to the MLflow run of one run key; after a first failure it says so and stays silent."""
 
     def __init__(
-        self,
-        tracking_uri: str,
-        artifact_root: str,
-        name: str,
-        run_key: str,
+        self, tracking_uri: str, artifact_root: str, name: str, run_key: str,
         parameters: Mapping[str, Any],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tracking_uri, self.artifact_root = tracking_uri, artifact_root
         self.name, self.run_key, self.parameters = name, run_key, parameters
         self.run_id = ""

@@ -11,7 +11,7 @@ sequences, T tokens, V vocabulary, N documents, F tokens of all documents joined
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,10 +22,13 @@ from rekindle.tasks import bpe
 from rekindle.tasks.base import Modality, Settings, TokenTask
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
 from rekindle.tasks.pretrained import (
+    TOKENIZER,
     check_positions,
     check_source,
     configuration,
     fetch_tokenizer,
+    read_tokenizer,
+    save_tokenizer,
     weights_folder,
 )
 
@@ -38,12 +41,13 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from rekindle.spec.model import DataSpec, ModelSpec
+    from rekindle.tasks.base import Columns, Passes
 
     Ints = npt.NDArray[np.int64]
     Row = tuple[list[int], npt.NDArray[np.uint8], int]
 
 IGNORED = -100
-_TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
+_TEMPLATE = "chat_template.jinja"
 _EXAMPLE = "{model_type: llama, hidden_size: 128, intermediate_size: 352, num_hidden_layers: 2}"
 # what some architectures do to the scores behind the last matrix product
 _SCALES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -67,21 +71,13 @@ class CausalLM(TokenTask):
                 where="model.tokenizer.vocab_size", fix=f"at least {bpe.SMALLEST}",
             )  # fmt: skip
 
-    def fit(
-        self,
-        train: Callable[[], Iterator[pa.RecordBatch]],
-        data: DataSpec,
-        model: ModelSpec,
-        assets: Path,
-    ) -> Settings:
+    def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         shape = {"form": data.columns.form, "max_length": data.max_length, "packing": data.packing}
         if isinstance(model.tokenizer, str) or isinstance(model.source, str):
             return {**shape, **_fetch_tokenizer(model, assets)}
         return {**shape, **_train_tokenizer(train, model.tokenizer or TokenizerSpec(), assets)}
 
-    def encode(
-        self, batch: pa.RecordBatch, settings: Settings, assets: Path
-    ) -> dict[str, pa.Array]:
+    def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         import numpy as np
         import pyarrow as pa
 
@@ -263,11 +259,7 @@ def _joined(table: pa.Table, name: str) -> tuple[Ints, Ints]:
     return column.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
 
 
-@lru_cache(maxsize=4)
-def _tokenizer(assets: Path) -> tokenizers.Tokenizer:
-    import tokenizers
-
-    return tokenizers.Tokenizer.from_file(str(assets / _TOKENIZER))
+_tokenizer = lru_cache(maxsize=4)(read_tokenizer)
 
 
 def _template(settings: Settings, assets: Path) -> ChatTemplate:
@@ -279,18 +271,13 @@ def _source(assets: Path) -> str:
     return (assets / _TEMPLATE).read_text(encoding="utf-8")
 
 
-def _train_tokenizer(
-    train: Callable[[], Iterator[pa.RecordBatch]], spec: TokenizerSpec, assets: Path
-) -> Settings:
+def _train_tokenizer(train: Passes, spec: TokenizerSpec, assets: Path) -> Settings:
     texts = (
         [content for document in _documents(batch) for _, content in document] for batch in train()
     )
     tokenizer = bpe.train_bpe(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
-    tokenizer.save(str(assets / _TOKENIZER))
     roles = {"pad_token": bpe.PAD, "eos_token": bpe.END}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (assets / "tokenizer_config.json").write_text(text)
+    save_tokenizer(tokenizer, assets, **roles)
     (assets / _TEMPLATE).write_text(TEMPLATE, encoding="utf-8")
     return {
         "vocab_size": tokenizer.get_vocab_size(),
@@ -311,7 +298,7 @@ def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
     source = tokenizer.get_chat_template() if tokenizer.chat_template else TEMPLATE
     tokenizer.chat_template = source
     tokenizer.save_pretrained(assets)
-    tokenizer.backend_tokenizer.save(str(assets / _TOKENIZER))
+    tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
     (assets / _TEMPLATE).write_text(source, encoding="utf-8")
     pad = tokenizer.pad_token_id
     return {

@@ -8,7 +8,6 @@ Shapes: B texts, T tokens."""
 from __future__ import annotations
 
 import abc
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -16,19 +15,22 @@ from typing import TYPE_CHECKING, ClassVar
 from rekindle.spec.model import TokenizerSpec
 from rekindle.tasks.base import Settings, Task
 from rekindle.tasks.pretrained import (
+    TOKENIZER,
     check_positions,
     check_source,
     configuration,
     fetch_tokenizer,
+    save_tokenizer,
     weights_folder,
 )
-from rekindle.tasks.wordpiece import train_wordpiece
+from rekindle.tasks.wordpiece import SPECIAL_TOKENS, train_wordpiece
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
     from rekindle.spec.model import DataSpec, ModelSpec
+    from rekindle.tasks.base import Passes
 
 
 class EncoderTask(Task):
@@ -41,13 +43,7 @@ class EncoderTask(Task):
         example = "{model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}"
         check_source(model, example, data.max_length)
 
-    def fit(
-        self,
-        train: Callable[[], Iterator[pa.RecordBatch]],
-        data: DataSpec,
-        model: ModelSpec,
-        assets: Path,
-    ) -> Settings:
+    def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         if isinstance(model.source, str):
             positions = getattr(configuration(model, {}, {}), "max_position_embeddings", None)
             check_positions(positions, data.max_length)
@@ -122,22 +118,10 @@ def _train_tokenizer(
     """A WordPiece vocabulary learnt from the training texts; the same file for the same texts."""
     tokenizer = train_wordpiece(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
     tokenizer.enable_truncation(max_length)
-    tokenizer.save(str(assets / "tokenizer.json"))
-    roles = {
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "mask_token": "[MASK]",
-    }
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **roles}
-    (assets / "tokenizer_config.json").write_text(
-        json.dumps(config, indent=2, sort_keys=True) + "\n"
-    )
-    return {
-        "vocab_size": tokenizer.get_vocab_size(),
-        "pad_token_id": tokenizer.token_to_id("[PAD]"),
-    }
+    roles = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS}
+    save_tokenizer(tokenizer, assets, model_max_length=max_length, **roles)
+    pad = tokenizer.token_to_id("[PAD]")
+    return {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": pad}
 
 
 def _fetch_tokenizer(model: ModelSpec, max_length: int, assets: Path) -> Settings:
@@ -146,6 +130,6 @@ def _fetch_tokenizer(model: ModelSpec, max_length: int, assets: Path) -> Setting
     tokenizer = fetch_tokenizer(model)
     tokenizer.backend_tokenizer.enable_truncation(max_length)
     tokenizer.save_pretrained(assets)
-    tokenizer.backend_tokenizer.save(str(assets / "tokenizer.json"))
+    tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return {"vocab_size": len(tokenizer), "pad_token_id": int(pad or 0)}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from rekindle.spec.model import DataSpec, ModelSpec
+    from rekindle.tasks.base import Columns
 
 DEFAULTS: dict[str, Any] = {"channels": [32, 64], "hidden": 128, "dropout": 0.1}
 
@@ -34,9 +35,7 @@ class ImageClassification(Task):
         if "architecture" in model.source and data.image_size is not None:
             resnet.check_size(*data.image_size)
 
-    def encode(
-        self, batch: pa.RecordBatch, settings: Settings, assets: Path
-    ) -> dict[str, pa.Array]:
+    def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         return {"pixels": batch.column("image")}
 
     def build(
@@ -144,11 +143,8 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
     layers: list[nn.Module] = []
     for channels in architecture["channels"]:
         groups = next(g for g in (8, 4, 2, 1) if channels % g == 0)
-        layers += [
-            nn.Conv2d(depth, channels, 3, padding=1),
-            nn.GroupNorm(groups, channels),
-            nn.GELU(),
-        ]
+        convolution = nn.Conv2d(depth, channels, 3, padding=1)
+        layers += [convolution, nn.GroupNorm(groups, channels), nn.GELU()]
         depth = channels
         if min(height, width) >= 2:
             layers.append(nn.MaxPool2d(2))

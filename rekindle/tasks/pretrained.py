@@ -4,14 +4,16 @@ hub name or a folder. Text tasks share it."""
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import Problem, RequestError, did_you_mean
+from rekindle.errors import Problem, RequestError, did_you_mean, first_line
 from rekindle.spec.heartbeat import beat
 
 if TYPE_CHECKING:
+    import tokenizers
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from rekindle.spec.model import ModelSpec
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 # settings that transformers takes for any architecture, or by older names
 _GENERAL = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype", "dtype",
             "layer_types", "use_cache"}  # fmt: skip
+TOKENIZER = "tokenizer.json"
 _NETWORK = "check the name, the revision and the network; a private one needs HF_TOKEN"
 
 
@@ -57,7 +60,7 @@ def configuration(
             return AutoConfig.from_pretrained(model.source, revision=model.revision, **always)
         except (OSError, ValueError) as error:
             raise RequestError(
-                f"cannot load the configuration of `{model.source}`: {_first_line(error)}",
+                f"cannot load the configuration of `{model.source}`: {first_line(error)}",
                 where="model.source", fix=_NETWORK,
             ) from error  # fmt: skip
     given = {key: value for key, value in model.source.items() if key != "model_type"}
@@ -66,7 +69,7 @@ def configuration(
         return AutoConfig.for_model(model.source["model_type"], **{**given, **inline, **always})
     except (ValueError, TypeError) as error:
         raise RequestError(
-            f"not a configuration of {model.source['model_type']}: {_first_line(error)}",
+            f"not a configuration of {model.source['model_type']}: {first_line(error)}",
             where="model.source", fix="see the fields of its configuration class in transformers",
         ) from error  # fmt: skip
 
@@ -118,7 +121,7 @@ def weights_folder(model: ModelSpec) -> Path | None:
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise RequestError(
-            f"cannot fetch the weights of `{model.source}`: {_first_line(error)}",
+            f"cannot fetch the weights of `{model.source}`: {first_line(error)}",
             where="model.source", fix=_NETWORK,
         ) from error  # fmt: skip
     return Path(found)
@@ -147,7 +150,7 @@ def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=None if own else model.revision)
     except (OSError, ValueError) as error:
         raise RequestError(
-            f"cannot load the tokenizer `{name}`: {_first_line(error)}", where="model.tokenizer",
+            f"cannot load the tokenizer `{name}`: {first_line(error)}", where="model.tokenizer",
             fix="check the name and the network, or train one: `tokenizer: {vocab_size: 4096}`",
         ) from error  # fmt: skip
     if not tokenizer.is_fast:
@@ -160,5 +163,18 @@ def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any) -> None:
+    """Leave a tokenizer that was trained here among the assets, in Hugging Face layout."""
+    tokenizer.save(str(assets / TOKENIZER))
+    text = json.dumps(
+        {"tokenizer_class": "PreTrainedTokenizerFast", **config}, indent=2, sort_keys=True
+    )
+    (assets / "tokenizer_config.json").write_text(text + "\n")
+
+
+def read_tokenizer(assets: Path) -> tokenizers.Tokenizer:
+    """The tokenizer among the assets."""
+    import tokenizers
+
+    found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(assets / TOKENIZER))
+    return found

@@ -80,12 +80,11 @@ def build(architecture: dict[str, Any]) -> torch.nn.Module:
 
 def _body(architecture: str, depth: int, classes: int) -> torch.nn.Module:
     library, name = _parts(architecture)
+    found: torch.nn.Module
     if library == "timm":
         import timm
 
-        found: torch.nn.Module = timm.create_model(
-            name, num_classes=classes, in_chans=depth, norm_layer=_norm
-        )
+        found = timm.create_model(name, num_classes=classes, in_chans=depth, norm_layer=_norm)
         return found
     if library == "torchvision":
         import torchvision
@@ -95,10 +94,8 @@ def _body(architecture: str, depth: int, classes: int) -> torch.nn.Module:
                 f"torchvision:{name} reads images in colour, and these have {depth} channel(s)",
                 where="model.source", fix=f"set architecture: {name}",
             )  # fmt: skip
-        known: torch.nn.Module = getattr(torchvision.models, name)(
-            num_classes=classes, norm_layer=_norm
-        )
-        return known
+        found = getattr(torchvision.models, name)(num_classes=classes, norm_layer=_norm)
+        return found
     return _by_transformers(name, depth, classes)
 
 
