@@ -6,7 +6,6 @@ say `RunSummary`, `RunRecord` or `Registration` of records.py, whichever they sh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 from rekindle.errors import RekindleError
@@ -434,27 +433,11 @@ class PricesRefreshed(Answer):
     errors: tuple[ErrorRow, ...] = ()
 
 
-ANSWERS: Mapping[str, type[Answer]] = MappingProxyType(
-    {
-        "card": Card,
-        "collected": Collected,
-        "compared": Compared,
-        "compiled": Compiled,
-        "difference": Difference,
-        "errors": Errors,
-        "grid": Grid,
-        "image-built": ImageBuilt,
-        "images-pushed": ImagesPushed,
-        "laid-out": LaidOut,
-        "log": LogText,
-        "calibration": Calibration,
-        "planned": Planned,
-        "prices": Prices,
-        "prices-refreshed": PricesRefreshed,
-        "readiness": Readiness,
-        "runs": Runs,
-        "schedule-deleted": ScheduleDeleted,
-        "schedules": Schedules,
-        "submitted": Submitted,
-    }
-)
+ANSWERS: Mapping[str, type[Answer]] = {
+    "card": Card, "collected": Collected, "compared": Compared, "compiled": Compiled,
+    "difference": Difference, "errors": Errors, "grid": Grid, "image-built": ImageBuilt,
+    "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,
+    "planned": Planned, "prices": Prices, "prices-refreshed": PricesRefreshed,
+    "readiness": Readiness, "runs": Runs, "schedule-deleted": ScheduleDeleted,
+    "schedules": Schedules, "submitted": Submitted,
+}  # fmt: skip

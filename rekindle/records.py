@@ -615,14 +615,8 @@ RECORD_KINDS: dict[str, type[Record]] = {
     "registration": Registration,
 }
 
-RECORD_FILES: dict[str, str] = {  # what a record is called in an artifact that is a folder
-    "fingerprint": "fingerprint.json",
-    "shards": "manifest.json",
-    "training": "training.json",
-    "scores": "scores.json",
-    "evidence": "evidence.json",
-    "registration": "registration.json",
-}
+# what a record is called in an artifact that is a folder
+RECORD_FILES = {kind: f"{kind}.json" for kind in RECORD_KINDS} | {"shards": "manifest.json"}
 
 
 def kind_of(content: bytes) -> str:

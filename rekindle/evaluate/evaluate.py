@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle import records
-from rekindle.evaluate.gate import Verdict, judge
+from rekindle.evaluate.gate import judge, refused
 from rekindle.evaluate.scores import SCORES, Scores
-from rekindle.records import Check, ClassResult, Evidence, Slice
+from rekindle.records import ClassResult, Evidence, Slice
 from rekindle.spec.model import EvaluateSpec
 
 TABLE, RECORD = "scores.parquet", "scores.json"
@@ -34,7 +34,7 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     slices = _slices(rows, slice_columns, ours, theirs)
     refusal = _refusal(record)
     verdict = (
-        _refused(*refusal) if refusal else judge(spec, metric, ours, theirs, slices, slice_metric)
+        refused(*refusal) if refusal else judge(spec, metric, ours, theirs, slices, slice_metric)
     )
     return Evidence(
         run_key=record.candidate.run_key,
@@ -83,10 +83,6 @@ def _refusal(record: records.Scores) -> tuple[str, str] | None:
         detail = f"the champion, version {record.champion_version}, was not scored"
         return "champion_scored", f"{detail}; run the step `score` again"
     return record.incomparable
-
-
-def _refused(name: str, detail: str) -> Verdict:
-    return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
 
 
 def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:

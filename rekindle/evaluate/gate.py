@@ -44,10 +44,7 @@ def judge(
     """The verdict on `candidate`; `champion` is None only when the registry has none. `metric` is
     what the two are compared in, `slice_metric` on slices."""
     if len(candidate) == 0:
-        nothing = Check(
-            name="examples", passed=False, detail="no held-out examples are left to judge on"
-        )
-        return Verdict(False, nothing.detail, (nothing,), None)
+        return refused("examples", "no held-out examples are left to judge on")
     checks = [_finite(candidate, "candidate"), candidate.trivial(), *_floors(spec, candidate)]
     comparison = None
     if champion is not None:
@@ -56,13 +53,14 @@ def judge(
             comparison = compare(spec.gate, metric, candidate, champion)
             checks.append(_better(spec.gate, comparison))
         checks += _slice_checks(spec.gate, slices, slice_metric)
-    failed = [check for check in checks if not check.passed]
-    if failed:
-        return Verdict(
-            False, "; ".join(check.detail for check in failed), tuple(checks), comparison
-        )
-    praise = _praise(spec, metric, candidate, comparison)
-    return Verdict(True, praise, tuple(checks), comparison)
+    failed = "; ".join(check.detail for check in checks if not check.passed)
+    reason = failed or _praise(spec, metric, candidate, comparison)
+    return Verdict(not failed, reason, tuple(checks), comparison)
+
+
+def refused(name: str, detail: str) -> Verdict:
+    """The verdict where nothing can be compared: one check that did not pass says why."""
+    return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
 
 
 def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Comparison:
@@ -90,11 +88,8 @@ def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) ->
 def _finite(scores: Scores, who: str) -> Check:
     bad = sorted(name for name, value in scores.metrics.items() if not math.isfinite(value))
     bad += [] if scores.finite else ["predictions"]
-    detail = (
-        f"the {who}'s {', '.join(bad)} is not a number"
-        if bad
-        else f"the {who}'s metrics are numbers"
-    )
+    detail = f"{', '.join(bad)} is not a number" if bad else "metrics are numbers"
+    detail = f"the {who}'s {detail}"
     return Check(name=f"{who}_finite", passed=not bad, detail=detail)
 
 

@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 from rekindle.errors import DataError
 from rekindle.evaluate import metrics
 from rekindle.evaluate.metrics import Floats, Ints
+from rekindle.evaluate.scores.base import Scores
 from rekindle.records import CalibrationBin, Check, ClassResult, Contender
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassScores:
+class ClassScores(Scores):
     """Probabilities of classes, [N, C], the true ones, [N], and what they are called, [C]."""
 
     probabilities_NC: Floats

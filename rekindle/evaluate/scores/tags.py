@@ -86,12 +86,9 @@ class TagScores(Scores):
 
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
-        if not len(self):
-            return {}
-        if not self.finite:
+        if len(self) and not self.finite:
             return dict.fromkeys(TAG_METRICS, math.nan)
-        everything = np.arange(len(self))[None]
-        return {name: float(self.resampled(name, everything)[0]) for name in TAG_METRICS}
+        return self.measured(TAG_METRICS)
 
     @property
     def finite(self) -> bool:
