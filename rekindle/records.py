@@ -135,6 +135,11 @@ class StepRecord(Record):
     artifacts: Mapping[str, ArtifactRecord] = Field(default_factory=dict)
     error: str = ""
 
+    def holding(self, kind: str) -> ArtifactRecord | None:
+        """The first of its artifacts that holds a record of this kind."""
+        found = (a for a in self.artifacts.values() if a.metadata.get("record") == kind)
+        return next(found, None)
+
 
 class Ignored(Record):
     """A wish that a platform does not honour: `what` happens instead, and `asked_by` whom (steps,

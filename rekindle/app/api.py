@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle import formats
-from rekindle.app.runs import DEFAULT_HOME, all_runs, read_run
+from rekindle.app.runs import DEFAULT_HOME, all_runs, found_records, read_run
 from rekindle.errors import RequestError
 from rekindle.records import Evidence, RunRecord, StepRecord
-from rekindle.report import comparison_text
-from rekindle.report.collect import Findings, collect
+from rekindle.report.collect import Findings, collect, gate_of, model_of
+from rekindle.report.comparison import compared, lines
 from rekindle.report.readable_log import lines_of, shown
-from rekindle.report.summary import gate_of, model_of
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
@@ -328,7 +327,7 @@ class Comparison:
         return Path(path)
 
     def __repr__(self) -> str:
-        return "\n".join(comparison_text.lines(self.found))
+        return "\n".join(lines(self.found))
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
@@ -339,9 +338,6 @@ def compare(*wanted: Run | str, home: str | Path = DEFAULT_HOME) -> Comparison:
 
     `rekindle.compare(*rekindle.runs()[-2:])`. Raises RekindleError for an id that is not there,
     fewer than two runs or more than twenty."""
-    from rekindle.app.compare import found_records
-    from rekindle.report.comparison import compared
-
     root = Path(home).resolve()
     given = {one.id: one for one in wanted if isinstance(one, Run)}
     asked = [one.record if isinstance(one, Run) else one for one in wanted]

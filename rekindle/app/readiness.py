@@ -10,7 +10,7 @@ from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
 from rekindle.app.preflight import looks
-from rekindle.errors import PlatformError, Problem, RequestError
+from rekindle.errors import Problem, RequestError
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.platforms.checks import problems as wrong_ones
 from rekindle.platforms.checks import run_checks
@@ -77,11 +77,3 @@ def _compiled(
         return ready(platform, on_machines(spec, platform, home)), ()
     except RequestError as error:
         return None, error.problems
-
-
-def unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
-    """Nothing at all could be asked: the platform is then not ready."""
-    return PlatformError(
-        f"{platform} could not be asked: {first.said}", where=first.where,
-        fix="check the network, and retry the command",
-    )  # fmt: skip

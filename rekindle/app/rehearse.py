@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.app.pipeline import TRAINING, arguments_of, graph_of
+from rekindle.app.pipeline import TRAINING, arguments_of, graph_of, training_of
 from rekindle.app.plan import planned_here
 from rekindle.app.preflight import preflight
 from rekindle.app.progress import Progress
@@ -93,12 +93,12 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
     if not fault.mark.exists():
         raise StepError(f"the fault {fault.kind} did not happen", fix="report this: it is a bug")
     resumed, done = _resumed_from(checkpoints, faulted.summary.steps)
+    steps_lost = max(0, fault.step - 1 - resumed, done - resumed)
     found = Rehearsal(
         fault=fault.kind,
         step=fault.step,
         resumed_from_step=resumed,
-        samples_lost=max(0, fault.step - 1 - resumed, done - resumed)
-        * stage.spec.train.global_batch_size,
+        samples_lost=steps_lost * stage.spec.train.global_batch_size,
         losses_equal=whole.losses == faulted.losses,
         weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
     )
@@ -184,10 +184,9 @@ class _Stage:
 
 
 def _trained(record: RunRecord, attempts: int) -> Trained:
-    artifacts = record.step(TRAINING).artifacts.values()
-    folder = next(Path(a.uri) for a in artifacts if a.metadata.get("record") == "training")
-    summary = TrainingSummary.read(folder / "training.json")
-    return Trained(summary, tuple(read_history(folder / "history.jsonl")), attempts)
+    file = training_of(record)
+    rows = read_history(file.with_name("history.jsonl"))
+    return Trained(TrainingSummary.read(file), tuple(rows), attempts)
 
 
 def _resumed_from(checkpoints: Path, steps: int) -> tuple[int, int]:

@@ -90,10 +90,7 @@ def _imports(spec: Spec) -> tuple[str, ...]:
     """What most steps of the shipped pipeline import; the first sets what the second reads."""
     if spec.pipeline is not None:
         return ()
-    stores = (
-        "mlflow.store.tracking.sqlalchemy_store",
-        "mlflow.store.model_registry.sqlalchemy_store",
-    )
+    stores = [f"mlflow.store.{kind}.sqlalchemy_store" for kind in ("tracking", "model_registry")]
     embedded = () if spec.registration.tracking_uri else stores
     return ("rekindle.registry.client", "mlflow", *embedded)
 
@@ -133,15 +130,11 @@ def resolved(spec: Spec, home: Path) -> Spec:
 
 def _ignored(spec: Spec) -> tuple[Ignored, ...]:
     """What the spec asks of a platform that this machine does not give."""
-    asked = spec.resources
-    ranks = spec.platforms.local.ranks
-    notes = []
+    asked, notes = spec.resources, []
     if asked.nodes > 1 or asked.gpus_per_node:
-        what = f"{ranks} processes share this machine"
-        fields = (
-            f"resources.nodes={asked.nodes}",
-            f"resources.gpus_per_node={asked.gpus_per_node}",
-        )
+        what = f"{spec.platforms.local.ranks} processes share this machine"
+        names = ("nodes", "gpus_per_node")
+        fields = tuple(f"resources.{name}={getattr(asked, name)}" for name in names)
         notes.append(Ignored(what=what, asked_by=fields))
     if asked.spot:
         notes.append(Ignored(what="This machine is not taken away", asked_by=("resources.spot",)))

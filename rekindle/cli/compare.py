@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.compare import side_by_side
+from rekindle.app.runs import found_records
 from rekindle.cli.options import answer, shared
+from rekindle.report.collect import collect
+from rekindle.report.comparison import compared, lines
 from rekindle.report.comparison_page import render_comparison
-from rekindle.report.comparison_text import lines
 
 
 @click.command("compare")
@@ -22,7 +23,8 @@ def command(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool)
     are compared with; an interval says whether a model is better than the first beyond chance.
 
     RUN is a run id, a unique prefix of one, or `latest`."""
-    pairs, found = side_by_side(home, runs)
+    pairs = [(record, collect(record)) for record in found_records(home, runs)]
+    found = compared(pairs)
     if html is not None:
         render_comparison(html, pairs, found)
     if as_json:

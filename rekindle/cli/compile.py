@@ -51,13 +51,9 @@ class Several(click.ParamType):  # type: ignore[type-arg]
               help="Folder for the definition.")  # fmt: skip
 @shared
 def command(
-    config: Path,
-    overrides: tuple[str, ...],
-    platforms: tuple[str, ...],
-    output: Path,
-    home: Path,
+    config: Path, overrides: tuple[str, ...], platforms: tuple[str, ...], output: Path, home: Path,
     as_json: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a compiled YAML),
     for each platform. For more than one it also writes parity.md, a table of how each platform
     carries every step. The same input gives the same bytes."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from rekindle.app.compile import compiled
-from rekindle.app.definition import files_in, last_sent
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
+from rekindle.app.runs import files_in, last_sent
 from rekindle.cli.options import FOLDER, answer, config, overrides, shared
 from rekindle.errors import RequestError
 from rekindle.outputs import Difference, StepDifference
@@ -29,13 +29,9 @@ from rekindle.spec.load import load_target
               help="What `rekindle compile` wrote; default: what was submitted last.")  # fmt: skip
 @shared
 def command(
-    config: Path,
-    overrides: tuple[str, ...],
-    platform: str,
-    against: Path | None,
-    home: Path,
+    config: Path, overrides: tuple[str, ...], platform: str, against: Path | None, home: Path,
     as_json: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Say which steps of CONFIG the platform will run again, compared with what was submitted
     last, and why. Steps that it takes from its cache are listed as such."""
     spec = on_machines(load_target(config, overrides), platform, home)

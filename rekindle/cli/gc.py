@@ -45,7 +45,7 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
     _table(shown)
     if not going:
         click.echo("nothing to remove", err=True)
-    if going:
+    else:
         agree(yes, f"Remove {len(going):,} things, {_size(going)}?")
         shown = [item for item in shown if item.stays] + remove(place, retention.look, going)
         render_index(place)
@@ -74,10 +74,7 @@ def _table(items: Sequence[HomeItem]) -> None:
     for (stays, kind, why), members in groups.items():
         size = "" if stays else _size(members)
         lines.append(("stays" if stays else "goes", kind, f"{len(members):,}", size, why))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(cells).rstrip(), err=True)
+    click.echo("\n".join(formats.aligned(lines)), err=True)
 
 
 def _size(items: Sequence[HomeItem]) -> str:

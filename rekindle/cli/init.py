@@ -17,11 +17,8 @@ from rekindle.outputs import LaidOut
 
 @click.command("init")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
-@click.option(
-    "--full",
-    is_flag=True,
-    help="All example configs with their data, and the pipeline and components to change.",
-)
+@click.option("--full", is_flag=True, help="All example configs with their data, and the pipeline "
+              "and components to change.")  # fmt: skip
 @shared
 def command(folder: Path, full: bool, home: Path, as_json: bool) -> int:
     """Copy a config to start from, with sample data and a README, into FOLDER (default: here).

@@ -11,13 +11,13 @@ import click
 from rekindle.app import calibrate
 from rekindle.app.plan import figures
 from rekindle.app.plan_text import lines
-from rekindle.cli.options import answer, overrides, shared
+from rekindle.cli.options import answer, maybe_config, overrides, own_prices, shared
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.load import load_target
 
 
 @click.command("plan")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
+@maybe_config
 @overrides
 @click.option("--platform", type=click.Choice(["local", *PLATFORMS]), default=None,
               help="Platform whose machines are considered; default: the only one with a section "
@@ -28,23 +28,15 @@ from rekindle.spec.load import load_target
               help="Examples in the training split, where no run has counted them.")  # fmt: skip
 @click.option("--trace", "with_trace", is_flag=True,
               help="Trace the memory of the two best layouts; needs torch.")  # fmt: skip
-@click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-              help="Your own price file; it overrides known prices; repeatable.")  # fmt: skip
+@own_prices
 @click.option("--calibrate", "run", metavar="RUN",
               help="First measure that run; its speed corrects this and later plans.")  # fmt: skip
 @shared
 def command(
-    config: Path | None,
-    overrides: tuple[str, ...],
-    platform: str | None,
-    region: str,
-    examples: int | None,
-    with_trace: bool,
-    own: tuple[Path, ...],
-    run: str | None,
-    home: Path,
+    config: Path | None, overrides: tuple[str, ...], platform: str | None, region: str,
+    examples: int | None, with_trace: bool, own: tuple[Path, ...], run: str | None, home: Path,
     as_json: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Estimate what the training of CONFIG needs, how long it takes and what it costs.
 
     With --calibrate, the measured speed of a run, here or on a platform, corrects the speeds that

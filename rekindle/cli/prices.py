@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
+from rekindle import formats
 from rekindle.catalog import prices
 from rekindle.catalog.machines import machine, machines
 from rekindle.catalog.prices import Price, PriceBook
-from rekindle.cli.options import answer, shared
+from rekindle.cli.options import answer, own_prices, shared
 from rekindle.errors import PlatformError, RekindleError, RequestError
 from rekindle.outputs import PriceChange, PriceRow, Prices, PricesRefreshed, rows_of
 from rekindle.platforms.azureml.prices import ask as of_azure
@@ -25,34 +26,27 @@ from rekindle.records import write_atomically
 
 CLOUDS = ("aws", "gcp", "azure")
 _NUMBERS = (3, 4, 5)  # columns
-Ask = Callable[[Sequence[str], Sequence[str], datetime.date], list[Price]]
 
 
 def _which(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--cloud` and `--region`."""
-    for option in (
-        click.option("--region", "regions", multiple=True, help="Only this region; repeatable."),
-        click.option("--cloud", "clouds", type=click.Choice(CLOUDS), multiple=True,
-                     help="Only this cloud; repeatable."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+    cloud = click.option("--cloud", "clouds", type=click.Choice(CLOUDS), multiple=True,
+                         help="Only this cloud; repeatable.")  # fmt: skip
+    region = click.option(
+        "--region", "regions", multiple=True, help="Only this region; repeatable."
+    )
+    return cloud(region(function))
 
 
 @click.group("prices", invoke_without_command=True)
 @_which
-@click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-              help="Your own price file; it overrides known prices; repeatable.")  # fmt: skip
+@own_prices
 @shared
 @click.pass_context
 def command(
-    context: click.Context,
-    clouds: tuple[str, ...],
-    regions: tuple[str, ...],
-    own: tuple[Path, ...],
-    home: Path,
-    as_json: bool,
-) -> int | None:
+    context: click.Context, clouds: tuple[str, ...], regions: tuple[str, ...],
+    own: tuple[Path, ...], home: Path, as_json: bool,
+) -> int | None:  # fmt: skip
     """List machine prices per hour and their age; --json adds their sources."""
     if context.invoked_subcommand is not None:
         _refuse_options(context)
@@ -65,7 +59,7 @@ def command(
                            fix=f"choose of {there}; `rekindle prices refresh --region R` asks for "
                            "another region")  # fmt: skip
     today = _today()
-    rows = [_row(each, today) for each in sorted(found, key=lambda p: _order(p))]
+    rows = [_row(each, today) for each in sorted(found, key=_order)]
     if as_json:
         answer(Prices(prices=tuple(rows)))
     else:
@@ -144,7 +138,10 @@ def _asked(cloud: str, regions: Sequence[str], today: datetime.date) -> list[Pri
     is known."""
     names = [each.name for each in machines().values() if each.cloud == cloud]
     try:
-        found = _asker(cloud)(names, regions, today)
+        if cloud == "gcp":
+            found = of_google(names, regions, today, os.environ.get(KEY, ""))
+        else:
+            found = (of_aws if cloud == "aws" else of_azure)(names, regions, today)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         what = f"the answer of {cloud} has another form: {type(error).__name__} {error}"
         raise PlatformError(what, where=cloud, fix="report it; known prices stay") from error
@@ -152,14 +149,6 @@ def _asked(cloud: str, regions: Sequence[str], today: datetime.date) -> list[Pri
         what = f"{cloud} has no price of a machine of the catalog in {', '.join(lacking)}"
         raise PlatformError(what, where=cloud, fix="leave the region out, or correct its name")
     return found
-
-
-def _asker(cloud: str) -> Ask:
-    if cloud == "aws":
-        return of_aws
-    if cloud == "azure":
-        return of_azure
-    return lambda names, regions, today: of_google(names, regions, today, os.environ.get(KEY, ""))
 
 
 def _write(
@@ -269,13 +258,7 @@ def _table(rows: Sequence[PriceRow]) -> None:
             _shown(row.on_demand_usd_per_hour), _shown(row.spot_usd_per_hour),
             str(row.age_days), ", ".join(marks),
         ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (
-            cell.rjust(width) if i in _NUMBERS else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        click.echo("  ".join(cells).rstrip())
+    click.echo("\n".join(formats.aligned(lines, right=_NUMBERS)))
     if any(row.old or row.spot_old for row in rows):
         click.echo(
             f"old: of more than {prices.OLD_DAYS} days ago; `rekindle prices refresh` asks the "

@@ -57,12 +57,10 @@ def _words(record: RehearsalRecord) -> str:
     found = record.rehearsal
     lost = f"{found.samples_lost:,} samples trained again" if found.samples_lost else "nothing lost"
     equal = {True: "equal, bit for bit", False: "DIFFERENT"}
-    return "\n".join(
-        (
-            f"fault    {found.fault} at step {found.step}, {record.ranks} ranks, "
-            f"{record.attempts} attempts",
-            f"resumed  from step {found.resumed_from_step}, {lost}",
-            f"losses   {equal[found.losses_equal]}",
-            f"weights  {equal[found.weights_equal]}",
-        )
+    return (
+        f"fault    {found.fault} at step {found.step}, {record.ranks} ranks, "
+        f"{record.attempts} attempts\n"
+        f"resumed  from step {found.resumed_from_step}, {lost}\n"
+        f"losses   {equal[found.losses_equal]}\n"
+        f"weights  {equal[found.weights_equal]}"
     )

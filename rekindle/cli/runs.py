@@ -14,7 +14,6 @@ import click
 from rekindle import formats
 from rekindle.cli.options import overrides, shared
 from rekindle.errors import RequestError
-from rekindle.masking import plain
 from rekindle.outputs import Runs
 from rekindle.platforms.local.store import is_alive
 from rekindle.platforms.platform import PLATFORMS
@@ -44,16 +43,9 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
 @overrides
 @shared
 def command(
-    recover: Path | None,
-    platform: str | None,
-    name: str | None,
-    status: tuple[str, ...],
-    sort: str,
-    limit: int | None,
-    overrides: tuple[str, ...],
-    home: Path,
-    as_json: bool,
-) -> int:
+    recover: Path | None, platform: str | None, name: str | None, status: tuple[str, ...],
+    sort: str, limit: int | None, overrides: tuple[str, ...], home: Path, as_json: bool,
+) -> int:  # fmt: skip
     """List runs, newest first: start, window of the data, status, time, metric, gate, model version
     and which is champion."""
     folder = f"{os.path.realpath(home)}/runs"
@@ -116,9 +108,7 @@ def _table(shown: list[tuple[Entry, dict[str, Any]]]) -> None:
     rows = [_cells(entry, row) for entry, row in shown]
     empty = {2} if not any(row[2] for row in rows) else set[int]()  # most data has no windows
     lines = [[c for i, c in enumerate(line) if i not in empty] for line in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = "  ".join(f"{{:{width}}}" for width in widths).format
-    click.echo("\n".join(plain(aligned(*line)).rstrip() for line in lines))
+    click.echo("\n".join(formats.aligned(lines)))
 
 
 def _cells(entry: Entry, row: dict[str, Any]) -> tuple[str, ...]:

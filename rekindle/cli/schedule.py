@@ -16,7 +16,7 @@ from rekindle.app.plan_text import outlook
 from rekindle.app.preflight import preflight
 from rekindle.app.readiness import ready, refuse_early
 from rekindle.app.run import windows
-from rekindle.cli.options import agree, answer, config, overrides, shared, yes
+from rekindle.cli.options import Decorated, agree, answer, config, overrides, shared, yes
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ScheduleDeleted, ScheduleRow, Schedules
@@ -46,19 +46,13 @@ def command() -> None:
 @overrides
 @platform
 @yes
-@click.option(
-    "--print", "printed", is_flag=True, help="Only print what would be written on this machine."
-)
+@click.option("--print", "printed", is_flag=True,
+              help="Only print what would be written on this machine.")  # fmt: skip
 @shared
 def set_(
-    config: Path,
-    overrides: tuple[str, ...],
-    platform: str,
-    yes: bool,
-    printed: bool,
-    home: Path,
+    config: Path, overrides: tuple[str, ...], platform: str, yes: bool, printed: bool, home: Path,
     as_json: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
     resumes.
 
@@ -88,11 +82,13 @@ def set_(
     return _told(platform, [there.set_schedule(definition, spec.schedule, spec.name)], as_json)
 
 
+def _of_a_config(function: Decorated) -> Decorated:
+    """CONFIG, what it is overridden by, and where its schedule is."""
+    return config(overrides(platform(shared(function))))
+
+
 @command.command("list")
-@config
-@overrides
-@platform
-@shared
+@_of_a_config
 def list_(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
@@ -102,24 +98,17 @@ def list_(
 
 
 @command.command("pause")
-@config
-@overrides
-@platform
-@shared
+@_of_a_config
 def pause(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:
     """Pause the schedule; `schedule set` resumes it."""
     spec = load_target(config, overrides)
-    paused = _place(platform, spec).pause_schedule(spec.name)
-    return _told(platform, [paused], as_json)
+    return _told(platform, [_place(platform, spec).pause_schedule(spec.name)], as_json)
 
 
 @command.command("delete")
-@config
-@overrides
-@platform
-@shared
+@_of_a_config
 def delete(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
 ) -> int:

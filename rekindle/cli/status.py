@@ -29,9 +29,8 @@ def command(run: str, home: Path, as_json: bool) -> int:
 
         record = asked(record, home)
     elif record.status == "running" and not is_alive(home, record.run_id):
-        record = record.model_copy(
-            update={"status": "cancelled", "error": "killed; the same command resumes"}
-        )
+        update = {"status": "cancelled", "error": "killed; the same command resumes"}
+        record = record.model_copy(update=update)
     if as_json:
         answer(record)
     else:

@@ -3,24 +3,29 @@ is better than the first run's beyond chance.
 
 Two models are compared as the gate compares them, by a paired bootstrap, where both were judged on
 the same examples and labels and their scores are still there; else a note says why not. Language
-models with different tokenizers are compared in bits per byte only. Shapes: N examples."""
+models with different tokenizers are compared in bits per byte only. `lines` is all that as text,
+comparison_page.py as a page."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rekindle import formats
 from rekindle.outputs import Compared, ComparedFact, ComparedMetric, ComparedRun
 from rekindle.records import Comparison, RunRecord, StepRecord
-from rekindle.report.collect import Findings
-from rekindle.report.summary import gate_of, model_of
+from rekindle.report.collect import Findings, gate_of, model_of
+from rekindle.report.texts import lower_is_better, shorten_middle
 
 if TYPE_CHECKING:
     from rekindle.evaluate.scores import Scores
 
     Judged = tuple[Scores, Any]
 Pair = tuple[RunRecord, Findings]
+Row = tuple[str, ...]
 _TRAINING = "finetune"
+_MOST_LETTERS = 60
 
 
 def compared(runs: Sequence[Pair]) -> Compared:
@@ -145,3 +150,84 @@ def _judged(record: RunRecord, found: Findings, notes: list[str]) -> Judged | No
         why = str(error).splitlines()[0]
         notes.append(f"the scores of {record.run_id} cannot be read: {why}")
     return None
+
+
+def lines(found: Compared) -> list[str]:
+    """The tables, and what could not be compared."""
+    about: list[Row] = [("run", *(run.run_id for run in found.runs))]
+    about += [(name.lower(), *values) for name, values in facts(found.runs)]
+    title = (
+        "metrics, and changes from the first run (with 95% interval; marked where it holds no zero)"
+    )
+    tables = {
+        title: _metric_rows(found),
+        "config": _fact_rows(found.settings),
+        "data": _fact_rows(found.data),
+    }
+    text = formats.aligned(about)
+    for name, rows in tables.items():
+        text += ["", name, *formats.aligned(rows)]
+    return [*text, *(["", *(f"note: {note}" for note in found.notes)] if found.notes else [])]
+
+
+def facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
+    """What the runs came to: of each fact its name, and a value for each run."""
+    columns = [_facts(run) for run in runs]
+    return [(rows[0][0], [value for _, value in rows]) for rows in zip(*columns, strict=True)]
+
+
+def _facts(run: ComparedRun) -> tuple[tuple[str, str], ...]:
+    trained = "from the cache" if run.training_seconds == 0 else None
+    return (
+        ("Started", formats.date(run.started_at)),
+        ("Status", run.status),
+        ("Time", formats.duration(run.seconds)),
+        ("Training", trained or formats.duration(run.training_seconds)),
+        ("Gate", (run.decision or "–").replace("_", " ")),
+        ("Model", run.model or "–"),
+        ("Judged on", f"{formats.count(run.rows)} rows" if run.rows is not None else "–"),
+    )
+
+
+def value_text(value: Any) -> str:
+    """A setting as a config would have it; "–" for one that is not there."""
+    if value is None:
+        return "–"
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:g}"
+    is_line = isinstance(value, str) and "\n" not in value
+    return value if is_line else json.dumps(value, ensure_ascii=False)
+
+
+def change_text(change: Comparison | None) -> str:
+    """The change of the value and its interval; "" for none."""
+    if change is None:
+        return ""
+    ends = [change.estimate, change.lower, change.upper]
+    if lower_is_better(change.metric):  # a comparison is turned so that more is better
+        ends = [-change.estimate, -change.upper, -change.lower]
+    middle, lower, upper = map(formats.signed, ends)
+    return f"{middle} [{lower}, {upper}]"
+
+
+def certainly(change: Comparison | None) -> str:
+    """`better` or `worse` where the interval holds no zero, else nothing."""
+    if change is None or change.lower <= 0 <= change.upper:
+        return ""
+    return "better" if change.lower > 0 else "worse"
+
+
+def _metric_rows(found: Compared) -> list[Row]:
+    rows: list[Row] = []
+    for metric in found.metrics:
+        rows.append((metric.name, *(formats.metric(value) for value in metric.values)))
+        if any(metric.changes):
+            rows.append(("", *(f"{change_text(c)} {certainly(c)}".strip() for c in metric.changes)))
+    return rows or [("no run was evaluated",)]
+
+
+def _fact_rows(rows: tuple[ComparedFact, ...]) -> list[Row]:
+    return [
+        (row.name, *(shorten_middle(value_text(value), _MOST_LETTERS) for value in row.values))
+        for row in rows
+    ] or [("the same",)]

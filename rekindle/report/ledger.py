@@ -21,8 +21,7 @@ import rekindle
 from rekindle import formats
 from rekindle.records import RunRecord, write_atomically
 from rekindle.report import verdicts
-from rekindle.report.collect import collect
-from rekindle.report.summary import summarised
+from rekindle.report.collect import collect, summarised
 
 log = logging.getLogger(__name__)
 

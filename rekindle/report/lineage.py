@@ -65,18 +65,13 @@ def data(run: RunRecord, found: Findings) -> Data | None:
     if not manifest:
         return Data(facts, (), (), (), ())
     total = sum(manifest.rows.values())
-    splits = tuple(
-        Split(
-            name,
-            rows,
-            rows / total if total else 0.0,
-            plots.bar(rows, total, label=f"{name}: {rows} rows"),
-        )
-        for name, rows in manifest.rows.items()
-    )
+    splits = []
+    for name, rows in manifest.rows.items():
+        bar = plots.bar(rows, total, label=f"{name}: {rows} rows")
+        splits.append(Split(name, rows, rows / total if total else 0.0, bar))
     classes = _classes(manifest)
     names = tuple(manifest.class_rows)
-    return Data(facts, splits, classes[:_CLASSES_SHOWN], classes[_CLASSES_SHOWN:], names)
+    return Data(facts, tuple(splits), classes[:_CLASSES_SHOWN], classes[_CLASSES_SHOWN:], names)
 
 
 def lineage(run: RunRecord, found: Findings) -> Lineage:
@@ -134,11 +129,9 @@ def _data_facts(
             facts.append(("Left out", f"{formats.count(left_out)} with nothing to learn from"))
         shards = len(manifest.shards)
         held = formats.size(sum(shard.bytes for shard in manifest.shards))
-        facts.append(
-            ("As shards", f"{formats.count(shards)} file{'' if shards == 1 else 's'}, {held}")
-        )
-        tokens = sum(shard.tokens for shard in manifest.shards)
-        if tokens:
+        files = f"{formats.count(shards)} file{'' if shards == 1 else 's'}"
+        facts.append(("As shards", f"{files}, {held}"))
+        if tokens := sum(shard.tokens for shard in manifest.shards):
             facts.append(("Tokens", formats.count(tokens)))
         if manifest.tokenizer:
             facts.append(("Tokenizer", manifest.tokenizer))

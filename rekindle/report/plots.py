@@ -83,14 +83,9 @@ def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Ma
 
 
 def interval(
-    *,
-    lower: float,
-    estimate: float,
-    upper: float,
-    threshold: float | None,
-    label: str,
+    *, lower: float, estimate: float, upper: float, threshold: float | None, label: str,
     better: int = 1,
-) -> Markup:
+) -> Markup:  # fmt: skip
     """A confidence interval on an axis with zero and the threshold; the side that promotes is
     shaded. `better` is 1 if larger differences are better, -1 if smaller ones are."""
     marks = [0.0, lower, estimate, upper] + ([threshold] if threshold is not None else [])
@@ -104,20 +99,17 @@ def interval(
         left, width = (edge, 100 - edge) if better > 0 else (0.0, edge)
         size = {"y": "0", "height": "100%"}
         parts.append(tag("rect", css="goal", x=share(left), width=share(width), **size))
-        parts.append(
-            _upright(edge, "needed", f"needed {formats.signed(threshold)}", row=16, side=better)
-        )
+        needed = f"needed {formats.signed(threshold)}"
+        parts.append(_upright(edge, "needed", needed, row=16, side=better))
     parts.append(_upright(x.at(0.0), "zero", "no change", row=34, side=-better))
     won = threshold is not None and (lower > threshold if better > 0 else upper < threshold)
-    said = (
-        f"{formats.signed(lower)} to {formats.signed(upper)}, estimate {formats.signed(estimate)}"
-    )
+    low, middle, high = map(formats.signed, (lower, estimate, upper))
+    said = f"{low} to {high}, estimate {middle}"
     ends = {"x1": share(x.at(lower)), "x2": share(x.at(upper)), "y1": "62%", "y2": "62%"}
-    middle = tag("circle", cx=share(x.at(estimate)), cy="62%", r=7)
+    dot = tag("circle", cx=share(x.at(estimate)), cy="62%", r=7)
     css = f"span {'good' if won else 'bad'}"
-    return plot(
-        "interval", label, *parts, tag("g", title(said), tag("line", **ends), middle, css=css)
-    )
+    span = tag("g", title(said), tag("line", **ends), dot, css=css)
+    return plot("interval", label, *parts, span)
 
 
 def bar(

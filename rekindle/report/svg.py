@@ -13,7 +13,10 @@ _STRETCHED = 'viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" he
 def tag(name: str, *body: str | Markup, **attributes: object) -> Markup:
     """`<name attributes>body</name>`; `css` is the class, `_` in a name `-`, floats are rounded."""
     written = Markup("").join(
-        Markup(' {}="{}"').format(_attribute(key), _value(value))
+        Markup(' {}="{}"').format(
+            "class" if key == "css" else key.replace("_", "-"),
+            f"{value:.4g}" if isinstance(value, float) else value,
+        )
         for key, value in attributes.items()
         if value is not None
     )
@@ -43,11 +46,3 @@ def stretched(*body: Markup) -> Markup:
 def plot(css: str, label: str, *body: str | Markup, **attributes: object) -> Markup:
     """A whole plot, with its content in words."""
     return tag("svg", *body, css=f"plot {css}", role="img", aria_label=label, **attributes)
-
-
-def _attribute(key: str) -> str:
-    return "class" if key == "css" else key.replace("_", "-")
-
-
-def _value(value: object) -> object:
-    return f"{value:.4g}" if isinstance(value, float) else value

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from rekindle.records import Registration, RunRecord, StepRecord
+from rekindle.records import Evidence, Registration, RunRecord, StepRecord
 from rekindle.report import texts
 from rekindle.report.collect import Findings
 
@@ -42,7 +42,7 @@ def verdict(run: RunRecord, found: Findings) -> Verdict:
     if found.registration:
         return _registered(found.registration, found)
     if found.evidence:
-        return _judged(found)
+        return _judged(found.evidence)
     if run.platform != "local" and not run.steps:
         sentence = f"Finished on {run.platform}, which has its steps and logs."
         return Verdict("quiet", "finished", sentence)
@@ -82,9 +82,8 @@ def _unfinished(run: RunRecord, found: Findings) -> Verdict:
     steps = failed_steps(run)
     where = f" in step {steps[0].name}" if steps else ""
     champion = _champion_unchanged(found)
-    reason = next(
-        (line.strip() for line in (run.error or _error(steps)).splitlines() if line.strip()), ""
-    )
+    error = run.error or next((step.error for step in steps if step.error), "")
+    reason = (error.strip().splitlines() or [""])[0].strip()
     match run.status:
         case "submitting":
             sentence = "Sent, or about to be; it is not known whether it arrived. Submit it again."
@@ -111,10 +110,6 @@ def _champion_unchanged(found: Findings) -> str:
     if registration and "champion" in registration.aliases:
         return f" Version {registration.version} of {registration.name} had become champion before."
     return " No model was promoted."
-
-
-def _error(steps: tuple[StepRecord, ...]) -> str:
-    return next((step.error for step in steps if step.error), "")
 
 
 def _registered(registration: Registration, found: Findings) -> Verdict:
@@ -145,14 +140,12 @@ def _refusal(model: str, found: Findings) -> str:
     return f"Refused: {model} is kept as a challenger, {remains}."
 
 
-def _judged(found: Findings) -> Verdict:
-    evidence = found.evidence
-    if evidence and evidence.promote:
-        return Verdict(
-            "quiet", "passed", "The gate passed; this run registered no model.", evidence.reason
-        )
-    reason = evidence.reason if evidence else ""
-    return Verdict("bad", "refused", "Refused by the gate; this run registered no model.", reason)
+def _judged(evidence: Evidence) -> Verdict:
+    if evidence.promote:
+        sentence = "The gate passed; this run registered no model."
+        return Verdict("quiet", "passed", sentence, evidence.reason)
+    sentence = "Refused by the gate; this run registered no model."
+    return Verdict("bad", "refused", sentence, evidence.reason)
 
 
 def improvement(
