@@ -61,10 +61,9 @@ def spread(spec: Spec, graph: Graph) -> Graph:
     if machines == {name: getattr(ResourcesSpec(), name) for name in machines}:
         return graph
     if spec.pipeline is not None:
-        raise RequestError(
-            "`resources` are for the steps of rekindle's own pipeline that train and score",
-            where="resources", fix="call rekindle.distribute(task, nodes=...) in your pipeline",
-        )  # fmt: skip
+        what = "`resources` are for the steps of rekindle's own pipeline that train and score"
+        fix = "call rekindle.distribute(task, nodes=...) in your pipeline"
+        raise RequestError(what, where="resources", fix=fix)
     wanted = Distribution(checkpoint=_CHECKPOINT, **machines)
     if problems := wanted.problems(frozenset([_CHECKPOINT]), "resources"):
         raise RequestError(problems)

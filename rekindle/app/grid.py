@@ -77,10 +77,8 @@ def points(config: Path, overrides: Sequence[str]) -> list[Point]:
 def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent) -> Trained:
     """The pipeline up to its training."""
     if point.spec.pipeline is not None or point.spec.train.entrypoint:
-        raise RequestError(
-            "a grid needs the shipped pipeline and rekindle's own training", where="--set",
-            fix="run the combinations one by one",
-        )  # fmt: skip
+        what = "a grid needs the shipped pipeline and rekindle's own training"
+        raise RequestError(what, where="--set", fix="run the combinations one by one")
     only = dataclasses.replace(options, until=TRAINING)
     record = execute(windows(point.spec)[-1], only, on_change, on_event)
     return Trained(point, record, TrainingSummary.read(training_of(record)))
@@ -90,10 +88,8 @@ def best_of(trained: Sequence[Trained]) -> Trained:
     """The one with the lowest validation loss, the first of equals; StepError where none has."""
     best = min(trained, key=lambda each: each.loss)
     if best.loss == math.inf:
-        raise StepError(
-            "no training of the grid has a validation loss",
-            fix="see the logs of the runs above, or give data.split a validation share",
-        )
+        fix = "see the logs of the runs above, or give data.split a validation share"
+        raise StepError("no training of the grid has a validation loss", fix=fix)
     return best
 
 

@@ -66,10 +66,8 @@ def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
         return spec
     where, limits = "resources.machine", (asked.deadline_hours, asked.budget_usd)
     if platform not in CLOUDS:
-        raise RequestError(
-            f"it is not known which machines {platform} has", where=where,
-            fix="name the GPUs: accelerator, gpus_per_node and nodes",
-        )  # fmt: skip
+        fix = "name the GPUs: accelerator, gpus_per_node and nodes"
+        raise RequestError(f"it is not known which machines {platform} has", where=where, fix=fix)
     before = known(home, spec.name)
     if limits != (None, None) and spec.train.steps is None and before.examples is None:
         raise RequestError(

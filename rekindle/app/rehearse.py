@@ -60,11 +60,9 @@ def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
     StepError when a training fails."""
     preflight(spec, home)
     if spec.train.entrypoint:
-        raise RequestError(
-            "a rehearsal needs rekindle's own training loop, which causes the fault",
-            where="train.entrypoint",
-            fix="try your script with `kill` by hand; the launcher restarts it the same way",
-        )
+        what = "a rehearsal needs rekindle's own training loop, which causes the fault"
+        fix = "try your script with `kill` by hand; the launcher restarts it the same way"
+        raise RequestError(what, where="train.entrypoint", fix=fix)
     stage = _Stage(spec, home.resolve())
     try:
         return _rehearse(stage, fault)
@@ -80,10 +78,8 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
     began = time.monotonic()
     whole = stage.train("whole", None)
     if fault.step > whole.summary.steps:
-        raise RequestError(
-            f"step {fault.step} never comes: the training has {whole.summary.steps}",
-            where="--rehearse-preemption",
-        )
+        what = f"step {fault.step} never comes: the training has {whole.summary.steps}"
+        raise RequestError(what, where="--rehearse-preemption")
     checkpoints = stage.folder / "faulted" / "checkpoints"
     checkpoints.mkdir(parents=True)
     if fault.kind == "disk-full":
@@ -119,10 +115,9 @@ class _Stage:
         self.spec, _ = planned_here(resolved(spec.model_copy(update=update), home), home)
         graph = graph_of(self.spec)[1]
         if TRAINING not in graph.dag.nodes:
-            raise RequestError(
-                f"the pipeline has no step `{TRAINING}` to rehearse", where="pipeline",
-                fix="a rehearsal knows the shipped component `finetune` only",
-            )  # fmt: skip
+            what = f"the pipeline has no step `{TRAINING}` to rehearse"
+            fix = "a rehearsal knows the shipped component `finetune` only"
+            raise RequestError(what, where="pipeline", fix=fix)
         self.graph = graph.until(TRAINING)
         self.home = home
         self.started = datetime.datetime.now(datetime.UTC)
@@ -204,11 +199,9 @@ def _mount_small_disk(folder: Path, like: Path) -> None:
     size = 3 * held + _SPARE_BYTES
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > free // 2:
-        raise RequestError(
-            f"a full disk cannot be rehearsed here: checkpoints need {size >> 20:,} MB of memory",
-            where="--rehearse-preemption",
-            fix="rehearse with a smaller model; the code is the same",
-        )
+        what = f"a full disk cannot be rehearsed here: checkpoints need {size >> 20:,} MB of memory"
+        fix = "rehearse with a smaller model; the code is the same"
+        raise RequestError(what, where="--rehearse-preemption", fix=fix)
     words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "rekindle", str(folder)]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:

@@ -116,16 +116,13 @@ def resolved(spec: Spec, home: Path) -> Spec:
             if artifact.schema_title == "system.Model":
                 path = local_path(artifact.uri)
                 if path and artifact.digest and digest(describe(path)) != artifact.digest:
-                    raise RequestError(
-                        f"the model of the run {run.run_id} changed on disk, or is gone",
-                        where=str(path), fix="run that run's config again: the model is made again",
-                    )  # fmt: skip
+                    what = f"the model of the run {run.run_id} changed on disk, or is gone"
+                    fix = "run that run's config again: the model is made again"
+                    raise RequestError(what, where=str(path), fix=fix)
                 model = spec.model.model_copy(update={"init_from": artifact.uri})
                 return spec.model_copy(update={"model": model})
-    raise RequestError(
-        f"the run {run.run_id} left no model", where="model.init_from",
-        fix="name a run whose finetune step succeeded",
-    )  # fmt: skip
+    fix = "name a run whose finetune step succeeded"
+    raise RequestError(f"the run {run.run_id} left no model", where="model.init_from", fix=fix)
 
 
 def _ignored(spec: Spec) -> tuple[Ignored, ...]:

@@ -75,10 +75,8 @@ def find_run(home: Path, wanted: str) -> RunRecord:
     if not ids:
         fix = "`rekindle run CONFIG`, or name another --home"
         raise RequestError(f"there are no runs under {home}", fix=fix)
-    raise RequestError(
-        f"there is no run `{wanted}` under {home}",
-        fix=f"the latest is {ids[-1]}; `rekindle runs` lists all that `rekindle gc` left",
-    )
+    fix = f"the latest is {ids[-1]}; `rekindle runs` lists all that `rekindle gc` left"
+    raise RequestError(f"there is no run `{wanted}` under {home}", fix=fix)
 
 
 def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunRecord]:
@@ -86,10 +84,9 @@ def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunReco
 
     Raises RequestError for fewer than two, more than `MOST_COMPARED`, or the same one twice."""
     if not 2 <= len(wanted) <= MOST_COMPARED:
-        raise RequestError(
-            f"{len(wanted)} run{'' if len(wanted) == 1 else 's'} cannot be compared", where="RUN",
-            fix=f"name 2 to {MOST_COMPARED} of them; `rekindle runs` lists them",
-        )  # fmt: skip
+        what = f"{len(wanted)} run{'' if len(wanted) == 1 else 's'} cannot be compared"
+        fix = f"name 2 to {MOST_COMPARED} of them; `rekindle runs` lists them"
+        raise RequestError(what, where="RUN", fix=fix)
     records = [one if isinstance(one, RunRecord) else find_run(home, one) for one in wanted]
     ids = [record.run_id for record in records]
     if twice := [run_id for run_id in ids if ids.count(run_id) > 1]:
@@ -150,10 +147,8 @@ def sent_definition(record: RunRecord, home: Path) -> Definition:
     """What was submitted, from the run's folder; RequestError where that is lost."""
     folder = home / "runs" / record.run_id / DEFINITION
     if not (files := files_in(folder)):
-        raise RequestError(
-            f"what was submitted as {record.run_id} is not in {folder}",
-            fix=f"submit it again: {record.command}",
-        )
+        what = f"what was submitted as {record.run_id} is not in {folder}"
+        raise RequestError(what, fix=f"submit it again: {record.command}")
     return Definition(files)
 
 
@@ -180,7 +175,5 @@ def last_sent(name: str, platform: str, home: Path) -> Path:
         folder = home / "runs" / record.run_id / DEFINITION
         if (record.platform, record.name) == (platform, name) and folder.is_dir():
             return folder
-    raise RequestError(
-        f"nothing of {name} was submitted to {platform} from {home}", where="--against",
-        fix="name a folder that `rekindle compile` wrote",
-    )  # fmt: skip
+    what = f"nothing of {name} was submitted to {platform} from {home}"
+    raise RequestError(what, where="--against", fix="name a folder that `rekindle compile` wrote")

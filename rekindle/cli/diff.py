@@ -40,10 +40,8 @@ def command(
     there = Platform.of(platform, spec.platforms)
     after = compiled(platform, spec, *graph_of(spec))
     if after.entry not in before:
-        raise RequestError(
-            f"{against} holds no {after.entry}", where="--against",
-            fix=f"rekindle compile {config} --platform {platform} -o {against}",
-        )  # fmt: skip
+        fix = f"rekindle compile {config} --platform {platform} -o {against}"
+        raise RequestError(f"{against} holds no {after.entry}", where="--against", fix=fix)
     known = {n: c for n, c in before.items() if n == after.entry or n.startswith("bundles/")}
     verdicts = compare(there.cache_keys(known), there.cache_keys(after.files))
     if as_json:

@@ -114,10 +114,8 @@ def _check(docker: Docker, local: str, code: Code, config: Path) -> None:
     held = code_label(docker, local)
     if held != code.digest:
         what = f"{local} was built from other files than those that are here now"
-        raise RequestError(
-            what if held is not None else f"there is no image {local} here",
-            fix=f"rekindle images build {config}",
-        )
+        fix = f"rekindle images build {config}"
+        raise RequestError(what if held is not None else f"there is no image {local} here", fix=fix)
 
 
 def _docker() -> Docker:

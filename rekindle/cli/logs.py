@@ -103,10 +103,9 @@ def _logs(
         for path in Path(step.log).parent.glob("node-*/log.txt"):
             files[int(path.parent.name.removeprefix("node-"))] = path
         if node is not None and node not in files:
-            raise RequestError(
-                f"the step {step.name} has no log of a node {node}", where="--node",
-                fix=f"its nodes are {', '.join(map(str, sorted(files)))}",
-            )  # fmt: skip
+            what = f"the step {step.name} has no log of a node {node}"
+            fix = f"its nodes are {', '.join(map(str, sorted(files)))}"
+            raise RequestError(what, where="--node", fix=fix)
         wanted = sorted(files) if node is None else [node]
         return {n: _of_file(record, step, files[n], home, follow) for n in wanted}
     if record.platform == "local":
@@ -114,10 +113,8 @@ def _logs(
         what = f"the step {step.name} has no log{why}"
         raise RequestError(what, fix=steps_with_a_log(record, step))
     if node is not None:
-        raise RequestError(
-            f"{record.platform} gives the logs of all nodes of a step together", where="--node",
-            fix="leave it out",
-        )  # fmt: skip
+        what = f"{record.platform} gives the logs of all nodes of a step together"
+        raise RequestError(what, where="--node", fix="leave it out")
     return {0: log_of(record, step, home, follow)}
 
 

@@ -57,10 +57,8 @@ def agree(yes: bool, question: str) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise RequestError(
-            "stdin is not a terminal, so this cannot be confirmed; nothing was changed",
-            where="--yes", fix="pass --yes",
-        )  # fmt: skip
+        what = "stdin is not a terminal, so this cannot be confirmed; nothing was changed"
+        raise RequestError(what, where="--yes", fix="pass --yes")
     if not click.confirm(question, err=True):
         raise RequestError("nothing was changed", fix="answer y, or pass --yes")
 

@@ -127,9 +127,8 @@ def _places(
             if cloud in found and each.region not in found[cloud]:
                 found[cloud].append(each.region)
     if left := [cloud for cloud in clouds if not found[cloud]]:
-        raise RequestError(
-            f"no region of {' or '.join(left)} is named", where="--cloud", fix="--region"
-        )
+        what = f"no region of {' or '.join(left)} is named"
+        raise RequestError(what, where="--cloud", fix="--region")
     return {cloud: there for cloud, there in found.items() if there}
 
 

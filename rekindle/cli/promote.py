@@ -21,15 +21,12 @@ def command(run: str, home: Path, as_json: bool) -> int:
     record = find_run(home, run)
     found = collect(record, history=False)
     if found.registration is None or found.evidence is None:
-        raise RequestError(
-            f"the run {record.run_id} registered no model",
-            fix="name a run that did; `rekindle runs` lists them",
-        )
+        what = f"the run {record.run_id} registered no model"
+        raise RequestError(what, fix="name a run that did; `rekindle runs` lists them")
     if not found.evidence.promote:
-        raise RequestError(
-            f"the gate refused the candidate of {record.run_id}: {found.evidence.reason}",
-            fix="a refused candidate cannot be approved; change the config and run again",
-        )
+        what = f"the gate refused the candidate of {record.run_id}: {found.evidence.reason}"
+        fix = "a refused candidate cannot be approved; change the config and run again"
+        raise RequestError(what, fix=fix)
     from rekindle.registry.models import Registry, aliases
     from rekindle.registry.promotion import promote
 

@@ -43,11 +43,9 @@ def _need_private_mounts() -> None:
     except FileNotFoundError:
         allowed = False
     if not allowed:
-        raise RequestError(
-            "a full disk cannot be rehearsed here: no file system can be mounted",
-            where="--rehearse-preemption",
-            fix="run it as root, or where the kernel allows user namespaces and `unshare` is there",
-        )
+        what = "a full disk cannot be rehearsed here: no file system can be mounted"
+        fix = "run it as root, or where the kernel allows user namespaces and `unshare` is there"
+        raise RequestError(what, where="--rehearse-preemption", fix=fix)
     sys.stdout.flush()
     again = [*words, sys.executable, "-m", "rekindle.cli.main", *sys.argv[1:]]
     os.execvpe(words[0], again, {**os.environ, _PRIVATE: "1"})  # noqa: S606 - no shell is meant

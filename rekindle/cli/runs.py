@@ -51,10 +51,8 @@ def command(
     folder = f"{os.path.realpath(home)}/runs"
     if recover is not None:
         if platform is None:
-            raise RequestError(
-                "--recover needs a platform", where="--platform",
-                fix=f"pass --platform with --recover: {', '.join(PLATFORMS)}",
-            )  # fmt: skip
+            fix = f"pass --platform with --recover: {', '.join(PLATFORMS)}"
+            raise RequestError("--recover needs a platform", where="--platform", fix=fix)
         from rekindle.app.recover import recovered  # loads the planner
         from rekindle.spec.load import load_target
 

@@ -60,10 +60,8 @@ def set_(
     a line of your crontab, which starts `rekindle run CONFIG` in this folder."""
     spec = load_target(config, overrides)
     if spec.schedule is None:
-        raise RequestError(
-            "the config has no schedule", where="schedule",
-            fix="add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}",
-        )  # fmt: skip
+        fix = "add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}"
+        raise RequestError("the config has no schedule", where="schedule", fix=fix)
     if platform == "local":
         words = ["run", str(config.absolute()), *(f"--set={each}" for each in overrides)]
         return _set_here(spec, spec.schedule, words, home.absolute(), yes, printed, as_json)

@@ -37,16 +37,13 @@ class BundledSource:
         self._columns = data.columns
         if self._name not in _IMAGES | _TABLES:
             names = ", ".join(PREFIX + name for name in _IMAGES | _TABLES)
-            raise RequestError(
-                f"scikit-learn bundles no set of classes `{self._name}`", where="data.source",
-                fix=f"use one of {names}",
-            )  # fmt: skip
+            what = f"scikit-learn bundles no set of classes `{self._name}`"
+            raise RequestError(what, where="data.source", fix=f"use one of {names}")
         held = "image" if self._name in _IMAGES else "text"
         if modality != held:
-            raise RequestError(
-                f"{data.source} holds {held}s, and the task reads {modality}s", where="data.source",
-                fix=f"use task {held}_classification, or another source",
-            )  # fmt: skip
+            what = f"{data.source} holds {held}s, and the task reads {modality}s"
+            fix = f"use task {held}_classification, or another source"
+            raise RequestError(what, where="data.source", fix=fix)
         self._content = data.columns.image if held == "image" else data.columns.text
 
     def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:

@@ -137,12 +137,10 @@ class _Worker:
         code = self._process.wait()
         if code < 0:
             fix = "use fewer workers, or smaller texts" if code == -9 else ""
-            return StepError(
-                f"a worker that encodes examples was killed by signal {-code}", fix=fix
-            )
-        return StepError(
-            f"a worker that encodes examples failed (exit {code})", fix="see its traceback above"
-        )
+            what = f"a worker that encodes examples was killed by signal {-code}"
+            return StepError(what, fix=fix)
+        what = f"a worker that encodes examples failed (exit {code})"
+        return StepError(what, fix="see its traceback above")
 
 
 def _encoded(order: dict[str, Any]) -> Iterator[pa.RecordBatch]:

@@ -154,9 +154,8 @@ class ExamplesFile:
                 self._reader = pa.ipc.open_file(pa.OSFile(str(path)), options=options)
         except (OSError, pa.ArrowInvalid) as error:
             fix = "run the step `ingest` again"
-            raise DataError(
-                f"{path.name} is not a file of examples: {error}", where=str(path), fix=fix
-            ) from None
+            what = f"{path.name} is not a file of examples: {error}"
+            raise DataError(what, where=str(path), fix=fix) from None
 
     def __len__(self) -> int:
         return int(self._reader.num_record_batches)

@@ -132,10 +132,9 @@ class SourceFile:
             stream.seek(0)
             yield fsspec.compression.compr[self._compression()](stream, mode="rb")
             if local and _state(stream) != before:
-                raise DataError(
-                    "the file was written to while it was read", where=self.path,
-                    fix="write files aside and rename them when they are complete; then run again",
-                )  # fmt: skip
+                what = "the file was written to while it was read"
+                fix = "write files aside and rename them when they are complete; then run again"
+                raise DataError(what, where=self.path, fix=fix)
 
     def head(self, size: int) -> bytes:
         """The beginning of the content."""
@@ -189,10 +188,9 @@ class Files:
         if not chosen:
             starts = sorted(file.partition for file in self.files if file.partition)
             span = f"{starts[0].isoformat()} to {starts[-1].isoformat()}"
-            raise DataError(
-                f"the window {window} holds none of the partitions, which start {span}",
-                where="data.window", fix="move data.window.end, or lower data.window.offset",
-            )  # fmt: skip
+            what = f"the window {window} holds none of the partitions, which start {span}"
+            fix = "move data.window.end, or lower data.window.offset"
+            raise DataError(what, where="data.window", fix=fix)
         return dataclasses.replace(self, files=chosen)
 
     def fingerprint(self, *, named: bool, seen: bool = False) -> str:
@@ -212,26 +210,22 @@ def locate(data: DataSpec) -> Files:
         filesystem, path = fsspec.core.url_to_fs(data.source)
     except (ValueError, ImportError) as error:
         fix = "use a path or an fsspec URI, and install the driver of its protocol"
-        raise RequestError(
-            f"cannot open {data.source}: {error}", where="data.source", fix=fix
-        ) from None
+        what = f"cannot open {data.source}: {error}"
+        raise RequestError(what, where="data.source", fix=fix) from None
     partitions = Partitions.of(path, data.window) if data.window and "{window" in path else None
     try:
         found, root = _list(filesystem, partitions.glob if partitions else path)
     except Exception as error:  # fsspec lets the errors of its stores' clients through
         fix = "check the path, the credentials and the network"
-        raise DataError(
-            f"cannot list {data.source}: {error}", where="data.source", fix=fix
-        ) from error
+        what = f"cannot list {data.source}: {error}"
+        raise DataError(what, where="data.source", fix=fix) from error
     files = [f for f in _source_files(filesystem, found, root) if not _NOTE.search(f.name)]
     if partitions:
         files = _partitioned(files, partitions)
     if not files:
         what = "names no partition that exists" if partitions else "names no file"
-        raise DataError(
-            f"{data.source} {what}", where="data.source",
-            fix="check the path; * stands for any name",
-        )  # fmt: skip
+        fix = "check the path; * stands for any name"
+        raise DataError(f"{data.source} {what}", where="data.source", fix=fix)
     if data.split.by == "source":
         files = [dataclasses.replace(file, split=split_of(file.name)) for file in files]
     kind = _format_of(files, data)

@@ -177,10 +177,9 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
     window = resolve(data.window, to_datetime(span.newest) if span.newest is not None else None)
     hashed, rows = _hash_records(source, data, modality, window)
     if not rows:
-        raise DataError(
-            f"the window {window} selects none of {span.rows:,} records", where=f"they span {span}",
-            fix="move data.window.end, or lower data.window.offset",
-        )  # fmt: skip
+        what = f"the window {window} selects none of {span.rows:,} records"
+        fix = "move data.window.end, or lower data.window.offset"
+        raise DataError(what, where=f"they span {span}", fix=fix)
     return window, hashed, source.extent()
 
 
@@ -188,10 +187,8 @@ def _span(source: Source, data: DataSpec) -> Span:
     """The times of all records; rows that cannot be read are left to `ingest` to refuse."""
     column, findings, span = data.columns.time, Findings(), Span()
     if column is None:
-        raise RequestError(
-            "a window needs to know a record's time", where="data.window",
-            fix="set data.columns.time",
-        )  # fmt: skip
+        what = "a window needs to know a record's time"
+        raise RequestError(what, where="data.window", fix="set data.columns.time")
     for raw in source.read({column: "scalar"}, findings):
         times, known = read_times(raw, column, findings)
         span.include(times[known])

@@ -38,14 +38,12 @@ class HubSource:
         self._options = dict(parse_qsl(query.replace("+", "%2B")))
         if unknown := sorted(set(self._options) - set(_OPTIONS)):
             fix = f"a hub source takes {', '.join(_OPTIONS)}"
-            raise RequestError(
-                f"unknown option `{unknown[0]}` in {data.source}", where="data.source", fix=fix
-            )
+            what = f"unknown option `{unknown[0]}` in {data.source}"
+            raise RequestError(what, where="data.source", fix=fix)
         if Path(self._name).exists():  # `datasets` would read that, under the hub's fingerprint
-            raise RequestError(
-                f"{Path(self._name).absolute()} has the name of the data set `{self._name}`",
-                where="data.source", fix="run the command in another folder, or name the path",
-            )  # fmt: skip
+            what = f"{Path(self._name).absolute()} has the name of the data set `{self._name}`"
+            fix = "run the command in another folder, or name the path"
+            raise RequestError(what, where="data.source", fix=fix)
         self._label = data.columns.label if modality != "document" else ""
         self._own_splits = data.split.by == "source"
         self._commit = ""
@@ -136,9 +134,8 @@ class HubSource:
         wanted = self._options["split"].split("+") if "split" in self._options else list(found)
         if absent := [split for split in wanted if split not in found]:
             fix = f"it has {', '.join(found)}"
-            raise RequestError(
-                f"{self._name} has no split `{absent[0]}`", where="data.source", fix=fix
-            )
+            what = f"{self._name} has no split `{absent[0]}`"
+            raise RequestError(what, where="data.source", fix=fix)
         return {split: found[split] for split in wanted}
 
     def _refuse_foreign_files(self) -> None:
@@ -149,10 +146,9 @@ class HubSource:
                 path = urlsplit(name)
                 outside = path.scheme or "::" in name or ".." in path.path.split("/")
                 if outside or name.startswith(("/", "~")):
-                    raise DataError(
-                        f"{card} names `{name}`, which is not a file of the data set",
-                        where=self._name, fix="use a data set whose card names its own files",
-                    )  # fmt: skip
+                    what = f"{card} names `{name}`, which is not a file of the data set"
+                    fix = "use a data set whose card names its own files"
+                    raise DataError(what, where=self._name, fix=fix)
 
     def _cards(self) -> Iterator[tuple[str, Any]]:
         """The `configs` of both files that may have them."""
@@ -189,7 +185,5 @@ def _names(configs: Any) -> Iterator[str]:
 
 def _unreachable(name: str, error: Exception) -> DataError:
     fix = "check the name, the config, the network and, for a private one, HF_TOKEN"
-    return DataError(
-        f"cannot read `{name}` from the hub: {str(error).splitlines()[0]}", where="data.source",
-        fix=fix,
-    )  # fmt: skip
+    what = f"cannot read `{name}` from the hub: {str(error).splitlines()[0]}"
+    return DataError(what, where="data.source", fix=fix)

@@ -111,9 +111,8 @@ def _from_numbers(value: Any, size: tuple[int, int] | None) -> Pixels:
     except (TypeError, ValueError):
         raise PixelError(f"no list of numbers of one shape: {value!r}") from None
     if not np.isfinite(numbers).all():
-        raise PixelError(
-            f"{np.argmin(np.isfinite(numbers.ravel()))} of {numbers.size} is not a number"
-        )
+        what = f"{np.argmin(np.isfinite(numbers.ravel()))} of {numbers.size} is not a number"
+        raise PixelError(what)
     if (
         numbers.size == 0
         or (numbers != np.floor(numbers)).any()
@@ -130,9 +129,8 @@ def _shaped(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
     if pixels.ndim == 1:
         height, width = size or (math.isqrt(pixels.size), math.isqrt(pixels.size))
         if pixels.size % (height * width):
-            raise PixelError(
-                f"{pixels.size} numbers make no square image; nest them or set data.image_size"
-            )
+            what = f"{pixels.size} numbers make no square image; nest them or set data.image_size"
+            raise PixelError(what)
         pixels = pixels.reshape(height, width, -1)
     elif pixels.ndim == 2:
         pixels = pixels[:, :, None]

@@ -60,10 +60,8 @@ class FileSource:
             self.files = self.files.within(window)
         if self.files.format == "images" and modality != "image":
             fix = "use task image_classification, or set data.format"
-            raise RequestError(
-                f"the source holds images, and the task reads {modality}s", where="data.source",
-                fix=fix,
-            )  # fmt: skip
+            what = f"the source holds images, and the task reads {modality}s"
+            raise RequestError(what, where="data.source", fix=fix)
         if self.files.format not in ("images", *READERS):
             fix = f"use one of {', '.join(('auto', 'images', *READERS))}"
             what = f"format `{self.files.format}` does not go with {data.source}"

@@ -66,9 +66,8 @@ def parse_window(text: str) -> Window | None:
     except ValueError:
         separator = ""
     if not separator or window.start.tzinfo or window.end.tzinfo or window.start >= window.end:
-        raise RequestError(
-            f"{text!r} is not a window", fix="write it as 2026-03-01T00:00:00/2026-06-01T00:00:00"
-        )
+        what = f"{text!r} is not a window"
+        raise RequestError(what, fix="write it as 2026-03-01T00:00:00/2026-06-01T00:00:00")
     return window
 
 
@@ -134,9 +133,8 @@ def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = Non
     if spec.end != "latest":
         end = _end_of(spec.end)
     elif newest is None:
-        raise DataError(
-            "the window ends at the latest record, and there is none", where="data.window"
-        )
+        what = "the window ends at the latest record, and there is none"
+        raise DataError(what, where="data.window")
     else:
         unit = unit or every.unit
         end = shift(floor(newest, unit), parse_duration(f"1 {unit}"))
@@ -155,9 +153,8 @@ def _end_of(text: str) -> dt.datetime:
         time = parse_time(text)
     except ValueError as error:
         fix = "write a date that exists, such as 2026-03-31"
-        raise RequestError(
-            f"{text!r} is not a date: {error}", where="data.window.end", fix=fix
-        ) from None
+        what = f"{text!r} is not a date: {error}"
+        raise RequestError(what, where="data.window.end", fix=fix) from None
     if len(text) <= 13:
         unit = {4: "year", 7: "month", 10: "day", 13: "hour"}[len(text)]
         return shift(time, parse_duration(f"1 {unit}"))
@@ -180,9 +177,8 @@ class Partitions:
             leftover = re.sub("|".join(_DIRECTIVES), "", text)
             if leftover == text or "%" in leftover or "/" in leftover:
                 fix = f"use {', '.join(_DIRECTIVES)} and plain text"
-                raise RequestError(
-                    f"{match[0]} is not a format of a time", where="data.source", fix=fix
-                )
+                what = f"{match[0]} is not a format of a time"
+                raise RequestError(what, where="data.source", fix=fix)
         return cls(path, default)
 
     @property

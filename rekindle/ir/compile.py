@@ -44,9 +44,8 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
     name, _, function = target.rpartition(":")
     path = folder / (name or target)
     if path.suffix != ".py" or (name and not function.isidentifier()):
-        raise RequestError(
-            f"`{target}` names no pipeline", fix="write path.py:function, or the path of a .yaml"
-        )
+        what = f"`{target}` names no pipeline"
+        raise RequestError(what, fix="write path.py:function, or the path of a .yaml")
     if not path.is_file():
         raise RequestError(f"file not found: {path}", fix="write path.py:function")
     with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
@@ -68,10 +67,9 @@ def _ended(process: subprocess.CompletedProcess[str], path: Path) -> RekindleErr
     if process.returncode < 0:  # from outside, and perhaps not the next time
         number = -process.returncode
         why = "; was the memory full?" if number == signal.SIGKILL else ""
-        return RekindleError(
-            f"the process that loaded the pipeline was killed by signal {number}{why}",
-            where=str(path), fix="run the same command again; nothing was changed",
-        )  # fmt: skip
+        what = f"the process that loaded the pipeline was killed by signal {number}{why}"
+        fix = "run the same command again; nothing was changed"
+        return RekindleError(what, where=str(path), fix=fix)
     printed = (process.stderr or process.stdout).strip().splitlines()[-1:]
     what = f"loading it ended the process with exit code {process.returncode}"
     last = f"; the last line that it printed: {printed[0]}" if printed else ""

@@ -181,11 +181,9 @@ class _Parser:
             position = match.end()
 
     def refuse(self, near: str) -> NoReturn:
-        raise UnsupportedError(
-            f"the condition cannot be read near {near[:200]!r}: {self.text[:2_000]}",
-            where=self.where,
-            fix="branch on a bool that a component computes; KFP does not escape quotes in text",
-        )
+        what = f"the condition cannot be read near {near[:200]!r}: {self.text[:2_000]}"
+        fix = "branch on a bool that a component computes; KFP does not escape quotes in text"
+        raise UnsupportedError(what, where=self.where, fix=fix)
 
     def refuse_size(self) -> NoReturn:
         raise UnsupportedError(
@@ -287,9 +285,8 @@ def _kind_of_term(term: Term, types: Mapping[str, str], where: str) -> Kind | No
             return "number"
         case Reference(name):
             if name not in types:
-                raise UnsupportedError(
-                    f"the condition reads `{name}`, which is not an input here", where=where
-                )
+                what = f"the condition reads `{name}`, which is not an input here"
+                raise UnsupportedError(what, where=where)
             return _KINDS.get(types[name])
 
 

@@ -247,15 +247,12 @@ class _Flattening:
             known = self.over(loop, given)
             items = known.value if isinstance(known, Constant) else None
         if items is None or has_templates(items):
-            raise UnsupportedError(
-                f"`{path}` loops over what is known at run time only", where=node.where,
-                fix="loop over a list that is written in the pipeline, or an argument",
-            )  # fmt: skip
+            what = f"`{path}` loops over what is known at run time only"
+            fix = "loop over a list that is written in the pipeline, or an argument"
+            raise UnsupportedError(what, where=node.where, fix=fix)
         if not isinstance(items, list | tuple):
-            raise UnsupportedError(
-                f"`{path}` loops over {items!r}, which is not a list", where=node.where,
-                fix="give it a list",
-            )  # fmt: skip
+            what = f"`{path}` loops over {items!r}, which is not a list"
+            raise UnsupportedError(what, where=node.where, fix="give it a list")
         return items
 
     def limit(self, turns: Sequence[range], at_once: int) -> None:
@@ -309,10 +306,8 @@ class _Flattening:
             case FromTask():
                 return _element(_output(ended, binding, "parameters"), binding.keys, node.where)
             case FinalStatus(task):
-                raise UnsupportedError(
-                    f"`{node.path}` reads how `{task}` ended", where=node.where,
-                    fix="run it where exit handlers run",
-                )  # fmt: skip
+                what = f"`{node.path}` reads how `{task}` ended"
+                raise UnsupportedError(what, where=node.where, fix="run it where exit handlers run")
         return None
 
 

@@ -185,10 +185,8 @@ def _reference(body: str, whole: str, where: str) -> Reference:
         fields = [f for f in (match["field"], match["key"]) if f and f != "output_file"]
         if match["key"] is None or match["field"] == "metadata":
             return Reference((match["side"], match["kind"], match["name"], *fields))
-    raise UnsupportedError(
-        f"the placeholder {whole} is none that KFP writes", where=where,
-        fix="pass the value as a parameter of the pipeline",
-    )  # fmt: skip
+    what = f"the placeholder {whole} is none that KFP writes"
+    raise UnsupportedError(what, where=where, fix="pass the value as a parameter of the pipeline")
 
 
 def _structure(node: Any, where: str) -> Argument:
@@ -200,9 +198,8 @@ def _structure(node: Any, where: str) -> Argument:
         case {"IfPresent": {"InputName": str(name), "Then": then, **more}, **rest} if not rest:
             if more.keys() <= {"Else"}:
                 return IfPresent(name, _several(then, where), _several(more.get("Else", []), where))
-    raise UnsupportedError(
-        f"this argument is not a Concat or IfPresent that KFP writes: {node}", where=where
-    )
+    what = f"this argument is not a Concat or IfPresent that KFP writes: {node}"
+    raise UnsupportedError(what, where=where)
 
 
 def _several(node: Any, where: str) -> tuple[Argument, ...]:

@@ -82,11 +82,9 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
             return None
         tags = tags_of(version)
         if not tags.get("model_digest"):
-            raise RegistryError(
-                f"version {version.version} of {where.name} has no tag {PREFIX}model_digest",
-                where=where.shown_uri,
-                fix="move the champion alias to a version that rekindle registered",
-            )
+            what = f"version {version.version} of {where.name} has no tag {PREFIX}model_digest"
+            fix = "move the champion alias to a version that rekindle registered"
+            raise RegistryError(what, where=where.shown_uri, fix=fix)
         if not may_run(tags.get("task_code", ""), code):
             raise RegistryError(
                 f"the champion, version {version.version} of {where.name}, brings code that is not "
@@ -116,10 +114,9 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
         folder = Path(mlflow.artifacts.download_artifacts(f"models:/{where.name}/{version}"))
     found = sorted(folder.rglob(DESCRIPTION))
     if not found:
-        raise RegistryError(
-            f"version {version} of {where.name} holds no model of rekindle", where=where.shown_uri,
-            fix="move the champion alias to a version that rekindle registered",
-        )  # fmt: skip
+        what = f"version {version} of {where.name} holds no model of rekindle"
+        fix = "move the champion alias to a version that rekindle registered"
+        raise RegistryError(what, where=where.shown_uri, fix=fix)
     model = found[0].parent
     if digest_of(model) != digest:
         if tags.get("model_digest") == digest:
@@ -130,11 +127,9 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
                 fix="restore them from a copy; or delete the champion alias in the registry: the "
                 "next candidate is then promoted if it reaches the floor",
             )
-        raise RegistryError(
-            f"version {version} of {where.name} is another model than when the run began",
-            where=where.shown_uri,
-            fix="run the same config again: it asks the registry for the champion first",
-        )
+        what = f"version {version} of {where.name} is another model than when the run began"
+        fix = "run the same config again: it asks the registry for the champion first"
+        raise RegistryError(what, where=where.shown_uri, fix=fix)
     return model
 
 
@@ -147,10 +142,8 @@ def starting_weights(where: Registry, init_from: str, digest: str) -> str:
     if init_from.isdigit():
         return str(fetch_model(where, init_from, digest))
     if content_behind(init_from) != digest:
-        raise DataError(
-            f"the files of {init_from} changed since the run began", where="model.init_from",
-            fix="run the same config again",
-        )  # fmt: skip
+        what = f"the files of {init_from} changed since the run began"
+        raise DataError(what, where="model.init_from", fix="run the same config again")
     return init_from
 
 
@@ -167,10 +160,9 @@ def register(
     exact rerun again. Raises RegistryError where the model is not the one that was judged."""
     evidence, digest = Evidence.read(evidence_file), digest_of(model)
     if digest != evidence.model_digest:
-        raise RegistryError(
-            f"not registered: the files in {model} are not those that were judged",
-            where=where.shown_uri, fix="run the same config again: the model is judged again",
-        )  # fmt: skip
+        what = f"not registered: the files in {model} are not those that were judged"
+        fix = "run the same config again: the model is judged again"
+        raise RegistryError(what, where=where.shown_uri, fix=fix)
     lineage = _lineage(fingerprint, training, evidence, evidence_file, code_commit)
     tags = {f"{PREFIX}{name}": value for name, value in lineage.items()}
     tags[f"{PREFIX}task_code"] = code_in(model)

@@ -95,10 +95,8 @@ def _with_extends(path: Path, seen: tuple[Path, ...]) -> Document:
     if base_name is None:
         return document
     if not isinstance(base_name, str):
-        raise SpecError(
-            "`extends` is the path of one YAML file", where=document.lines[("extends",)],
-            fix="extends: base.yaml",
-        )  # fmt: skip
+        what = "`extends` is the path of one YAML file"
+        raise SpecError(what, where=document.lines[("extends",)], fix="extends: base.yaml")
     base = _with_extends(path.parent / base_name, (*seen, path.resolve()))
     return Document(_merge(base.values, document.values), {**base.lines, **document.lines})
 
@@ -167,10 +165,8 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
     key, equals, text = override.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
-        raise SpecError(
-            f"`--set {override[:20]}` is not of the form a.b=c", where="--set",
-            fix="--set train.lr=1e-4",
-        )  # fmt: skip
+        what = f"`--set {override[:20]}` is not of the form a.b=c"
+        raise SpecError(what, where="--set", fix="--set train.lr=1e-4")
     section: dict[str, Any] = values
     for part in path[:-1]:
         child = section.get(part)

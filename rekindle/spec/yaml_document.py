@@ -79,10 +79,8 @@ def parse_document(text: str, origin: str) -> Document:
     reader = _Reader(origin)
     values = reader.value(node, (), 0) if node is not None else {}
     if not isinstance(values, dict):
-        raise SpecError(
-            f"a config is a mapping of sections, not a {_kind(values)}", where=f"{origin}:1",
-            fix="start with `name:` and `task:`",
-        )  # fmt: skip
+        what = f"a config is a mapping of sections, not a {_kind(values)}"
+        raise SpecError(what, where=f"{origin}:1", fix="start with `name:` and `task:`")
     if reader.problems:
         raise SpecError(reader.problems)
     return Document(values, reader.lines)
@@ -134,10 +132,8 @@ class _Reader:
     def value(self, node: yaml.Node, path: KeyPath, depth: int) -> Any:
         self.nodes += 1
         if self.nodes > MAX_NODES or depth > MAX_DEPTH:
-            raise SpecError(
-                f"aliases or nesting make more than {MAX_NODES:,} values or {MAX_DEPTH} levels",
-                where=self.where(node), fix="write the values out",
-            )  # fmt: skip
+            what = f"aliases or nesting make more than {MAX_NODES:,} values or {MAX_DEPTH} levels"
+            raise SpecError(what, where=self.where(node), fix="write the values out")
         self.lines.setdefault(path, self.where(node))
         self._check_tag(node)
         if isinstance(node, yaml.MappingNode):

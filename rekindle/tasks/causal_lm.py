@@ -60,16 +60,13 @@ class CausalLM(TokenTask):
         check_source(model, _EXAMPLE, data.max_length)
         tokenizer = model.tokenizer
         if isinstance(tokenizer, TokenizerSpec) and isinstance(model.source, str):
-            raise RequestError(
-                "a tokenizer trained here does not fit the embeddings of a pretrained model",
-                where="model.tokenizer",
-                fix="leave it out, or give an inline config as model.source",
-            )
+            what = "a tokenizer trained here does not fit the embeddings of a pretrained model"
+            fix = "leave it out, or give an inline config as model.source"
+            raise RequestError(what, where="model.tokenizer", fix=fix)
         if isinstance(tokenizer, TokenizerSpec) and tokenizer.vocab_size < bpe.SMALLEST:
-            raise RequestError(
-                f"{tokenizer.vocab_size} tokens are fewer than the bytes and special tokens",
-                where="model.tokenizer.vocab_size", fix=f"at least {bpe.SMALLEST}",
-            )  # fmt: skip
+            what = f"{tokenizer.vocab_size} tokens are fewer than the bytes and special tokens"
+            fix = f"at least {bpe.SMALLEST}"
+            raise RequestError(what, where="model.tokenizer.vocab_size", fix=fix)
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         shape = {"form": data.columns.form, "max_length": data.max_length, "packing": data.packing}
@@ -290,10 +287,9 @@ def _train_tokenizer(train: Passes, spec: TokenizerSpec, assets: Path) -> Settin
 def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
     tokenizer = fetch_tokenizer(model)
     if tokenizer.eos_token_id is None:
-        raise RequestError(
-            "the tokenizer has no token that ends a text", where="model.tokenizer",
-            fix="name the tokenizer of a causal language model",
-        )  # fmt: skip
+        what = "the tokenizer has no token that ends a text"
+        fix = "name the tokenizer of a causal language model"
+        raise RequestError(what, where="model.tokenizer", fix=fix)
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     source = tokenizer.get_chat_template() if tokenizer.chat_template else TEMPLATE
     tokenizer.chat_template = source
@@ -313,10 +309,8 @@ def _check_fit(config: PretrainedConfig, settings: Settings) -> None:
     """Whether the architecture can take these tokens; raises RequestError or UnsupportedError."""
     check_positions(_positions(config), settings["max_length"])
     if config.vocab_size < settings["vocab_size"]:
-        raise RequestError(
-            f"the model knows {config.vocab_size} tokens, the tokenizer {settings['vocab_size']}",
-            where="model.tokenizer", fix="use the model's own tokenizer",
-        )  # fmt: skip
+        what = f"the model knows {config.vocab_size} tokens, the tokenizer {settings['vocab_size']}"
+        raise RequestError(what, where="model.tokenizer", fix="use the model's own tokenizer")
     for name in _SCALES:
         if getattr(config, name, None) not in (None, 1, 1.0):
             raise _unsupported(config, f"changes the scores ({name})")

@@ -59,10 +59,9 @@ class ChatTemplate:
         content = turns[index][1].strip()
         at = text.find(content, len(prompt))
         if not text.startswith(prompt) or at < 0:
-            raise DataError(
-                f"the chat template alters turn {index + 1}, so that the answer cannot be found",
-                fix="set model.tokenizer to one whose template keeps earlier turns as they are",
-            )
+            what = f"the chat template alters turn {index + 1}, so that the answer cannot be found"
+            fix = "set model.tokenizer to one whose template keeps earlier turns as they are"
+            raise DataError(what, fix=fix)
         alone = self._render(turns[: index + 1])
         ending = alone[alone.rfind(content) + len(content) :]
         end = at + len(content)
@@ -78,10 +77,8 @@ class ChatTemplate:
                 **self._special_tokens,
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise DataError(
-                f"the chat template refuses a chat: {error}",
-                fix="correct the order of its turns, or set model.tokenizer to another one",
-            ) from error
+            fix = "correct the order of its turns, or set model.tokenizer to another one"
+            raise DataError(f"the chat template refuses a chat: {error}", fix=fix) from error
 
 
 @functools.lru_cache(maxsize=4)

@@ -81,11 +81,9 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
     know."""
     source = model.source
     if isinstance(source, str):
-        raise RequestError(
-            f"image_classification trains its own network and cannot start from `{source}`",
-            where="model.source",
-            fix="give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from",
-        )
+        what = f"image_classification trains its own network and cannot start from `{source}`"
+        fix = "give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from"
+        raise RequestError(what, where="model.source", fix=fix)
     if "architecture" in source:
         resnet.check(source)
         return source

@@ -29,10 +29,8 @@ def check_source(model: ModelSpec, example: str, longest: int) -> None:
     """Refuse an inline config that does not say which architecture it configures, or that has no
     room for texts of `longest` tokens."""
     if isinstance(model.source, dict) and "model_type" not in model.source:
-        raise RequestError(
-            "an inline config needs to say which architecture it configures", where="model.source",
-            fix=f"add model_type: {example}",
-        )  # fmt: skip
+        what = "an inline config needs to say which architecture it configures"
+        raise RequestError(what, where="model.source", fix=f"add model_type: {example}")
     if isinstance(model.source, dict):
         given = model.source.get("max_position_embeddings") or model.source.get("n_positions")
         check_positions(given, longest)
@@ -41,11 +39,9 @@ def check_source(model: ModelSpec, example: str, longest: int) -> None:
 def check_positions(positions: int | None, longest: int) -> None:
     """RequestError where texts of `longest` tokens need more positions than a model has."""
     if positions is not None and positions < longest:
-        raise RequestError(
-            f"data.max_length is {longest}, but the model has {positions} positions",
-            where="data.max_length",
-            fix=f"set it to at most {positions}, or raise max_position_embeddings (inline config)",
-        )
+        what = f"data.max_length is {longest}, but the model has {positions} positions"
+        fix = f"set it to at most {positions}, or raise max_position_embeddings (inline config)"
+        raise RequestError(what, where="data.max_length", fix=fix)
 
 
 def configuration(
@@ -59,19 +55,16 @@ def configuration(
         try:
             return AutoConfig.from_pretrained(model.source, revision=model.revision, **always)
         except (OSError, ValueError) as error:
-            raise RequestError(
-                f"cannot load the configuration of `{model.source}`: {first_line(error)}",
-                where="model.source", fix=_NETWORK,
-            ) from error  # fmt: skip
+            what = f"cannot load the configuration of `{model.source}`: {first_line(error)}"
+            raise RequestError(what, where="model.source", fix=_NETWORK) from error
     given = {key: value for key, value in model.source.items() if key != "model_type"}
     _check_keys(model.source["model_type"], given)
     try:
         return AutoConfig.for_model(model.source["model_type"], **{**given, **inline, **always})
     except (ValueError, TypeError) as error:
-        raise RequestError(
-            f"not a configuration of {model.source['model_type']}: {first_line(error)}",
-            where="model.source", fix="see the fields of its configuration class in transformers",
-        ) from error  # fmt: skip
+        what = f"not a configuration of {model.source['model_type']}: {first_line(error)}"
+        fix = "see the fields of its configuration class in transformers"
+        raise RequestError(what, where="model.source", fix=fix) from error
 
 
 def _check_keys(model_type: str, given: dict[str, Any]) -> None:
@@ -120,10 +113,8 @@ def weights_folder(model: ModelSpec) -> Path | None:
             tqdm_class=_with_heartbeats(),
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise RequestError(
-            f"cannot fetch the weights of `{model.source}`: {first_line(error)}",
-            where="model.source", fix=_NETWORK,
-        ) from error  # fmt: skip
+        what = f"cannot fetch the weights of `{model.source}`: {first_line(error)}"
+        raise RequestError(what, where="model.source", fix=_NETWORK) from error
     return Path(found)
 
 
@@ -149,15 +140,13 @@ def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=None if own else model.revision)
     except (OSError, ValueError) as error:
-        raise RequestError(
-            f"cannot load the tokenizer `{name}`: {first_line(error)}", where="model.tokenizer",
-            fix="check the name and the network, or train one: `tokenizer: {vocab_size: 4096}`",
-        ) from error  # fmt: skip
+        what = f"cannot load the tokenizer `{name}`: {first_line(error)}"
+        fix = "check the name and the network, or train one: `tokenizer: {vocab_size: 4096}`"
+        raise RequestError(what, where="model.tokenizer", fix=fix) from error
     if not tokenizer.is_fast:
-        raise RequestError(
-            f"the tokenizer `{name}` has no fast version", where="model.tokenizer",
-            fix="name one with a tokenizer.json, or train one: `tokenizer: {vocab_size: 4096}`",
-        )  # fmt: skip
+        what = f"the tokenizer `{name}` has no fast version"
+        fix = "name one with a tokenizer.json, or train one: `tokenizer: {vocab_size: 4096}`"
+        raise RequestError(what, where="model.tokenizer", fix=fix)
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
     return tokenizer

@@ -111,8 +111,7 @@ def indices_of(found: pa.Array, labels: tuple[str, ...]) -> Ints:
     index = pc.index_in(found, pa.array(labels, pa.string()))
     if index.null_count:
         unknown = sorted(set(found.to_pylist()) - set(labels))
-        raise DataError(
-            f"the test split holds labels that the model does not know: {unknown[:5]}",
-            where="data", fix="list all classes in data.labels, or use more training data",
-        )  # fmt: skip
+        what = f"the test split holds labels that the model does not know: {unknown[:5]}"
+        fix = "list all classes in data.labels, or use more training data"
+        raise DataError(what, where="data", fix=fix)
     return np.asarray(index.to_numpy(zero_copy_only=False), np.int64)

@@ -35,9 +35,8 @@ class Job:
         for name, value in self.arguments.items():
             if name not in parameters:
                 known = ", ".join(parameters) or "none"
-                raise RequestError(
-                    f"the pipeline has no parameter `{name}`", where=_WHERE, fix=f"it takes {known}"
-                )
+                what = f"the pipeline has no parameter `{name}`"
+                raise RequestError(what, where=_WHERE, fix=f"it takes {known}")
             parameters[name] = _given(parameters[name], value)
         inputs = dataclasses.replace(graph.inputs, parameters=parameters)
         return dataclasses.replace(

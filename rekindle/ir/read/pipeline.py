@@ -150,10 +150,8 @@ class _Reader:
         """One task; None if it is refused as a whole."""
         self.tasks += 1
         if self.tasks > _MAX_TASKS:
-            raise RequestError(
-                f"the pipelines inside of this one make more than {_MAX_TASKS:,} tasks", where=path,
-                fix="use loops, or several pipelines",
-            )  # fmt: skip
+            what = f"the pipelines inside of this one make more than {_MAX_TASKS:,} tasks"
+            raise RequestError(what, where=path, fix="use loops, or several pipelines")
         info = task.fields("taskInfo")
         info.take("name", str, "")
         info.close()
