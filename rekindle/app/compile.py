@@ -103,7 +103,6 @@ def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
         )  # fmt: skip
     root = getattr(spec.platforms, platform).artifact_root
     if platform in _ROOTS and "://" not in root and not root.startswith("/"):
-        yield Problem(
-            "checkpoints need a place that outlives a step", f"platforms.{platform}.artifact_root",
-            f"set platforms.{platform}.artifact_root: {_ROOTS[platform]}",
-        )  # fmt: skip
+        what = "checkpoints need a place that outlives a step"
+        fix = f"set platforms.{platform}.artifact_root: {_ROOTS[platform]}"
+        yield Problem(what, f"platforms.{platform}.artifact_root", fix)

@@ -311,11 +311,9 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
 
 
 def _csv_batches(
-    stream: BinaryIO,
-    delimiter: str,
-    columns: Mapping[str, Kind],
+    stream: BinaryIO, delimiter: str, columns: Mapping[str, Kind],
     skip: Callable[[pa.csv.InvalidRow], str],
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
     # texts are checked for UTF-8 later, row by row; an image is the path of one
     types = {c: pa.string() if kind == "image" else pa.binary() for c, kind in columns.items()}
     reader = pa.csv.open_csv(

@@ -32,13 +32,9 @@ _BATCHES_A_WORKER = 8
 
 
 def shard(
-    examples: Path,
-    data: DataSpec,
-    model: ModelSpec,
-    task_name: str,
-    out: Path,
+    examples: Path, data: DataSpec, model: ModelSpec, task_name: str, out: Path,
     workers: int | None = None,
-) -> ShardManifest:
+) -> ShardManifest:  # fmt: skip
     """Write the shards of a folder of examples into `out`; returns, and writes, their manifest.
 
     `workers` is the number of encoding processes: by default as many as this process may use cores,

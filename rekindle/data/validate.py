@@ -127,13 +127,9 @@ def shorten(value: object) -> str:
 
 
 def check_splits(
-    rows: Mapping[str, int],
-    class_rows: Mapping[str, Mapping[str, int]],
-    labels: Sequence[str],
-    required: Sequence[str],
-    complete: Sequence[str],
-    findings: Findings,
-) -> None:
+    rows: Mapping[str, int], class_rows: Mapping[str, Mapping[str, int]], labels: Sequence[str],
+    required: Sequence[str], complete: Sequence[str], findings: Findings,
+) -> None:  # fmt: skip
     """Note `required` splits that are empty, and classes that a split of `complete` lacks; `rows`
     counts per split, `class_rows` per split and label (`labels` is empty where the task has
     none)."""

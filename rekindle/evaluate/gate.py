@@ -34,13 +34,9 @@ class Verdict:
 
 
 def judge(
-    spec: EvaluateSpec,
-    metric: str,
-    candidate: Scores,
-    champion: Scores | None,
-    slices: Sequence[Slice],
-    slice_metric: str,
-) -> Verdict:
+    spec: EvaluateSpec, metric: str, candidate: Scores, champion: Scores | None,
+    slices: Sequence[Slice], slice_metric: str,
+) -> Verdict:  # fmt: skip
     """The verdict on `candidate`; `champion` is None only when the registry has none. `metric` is
     what the two are compared in, `slice_metric` on slices."""
     if len(candidate) == 0:

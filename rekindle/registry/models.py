@@ -148,14 +148,9 @@ def starting_weights(where: Registry, init_from: str, digest: str) -> str:
 
 
 def register(
-    where: Registry,
-    model: Path,
-    evidence_file: Path,
-    fingerprint: Fingerprint,
-    training: TrainingSummary,
-    code_commit: str,
-    code: str = "",
-) -> Registration:
+    where: Registry, model: Path, evidence_file: Path, fingerprint: Fingerprint,
+    training: TrainingSummary, code_commit: str, code: str = "",
+) -> Registration:  # fmt: skip
     """Put the model into the registry as `challenger` with its lineage; finds the version of an
     exact rerun again. Raises RegistryError where the model is not the one that was judged."""
     evidence, digest = Evidence.read(evidence_file), digest_of(model)
@@ -192,12 +187,9 @@ def _decision(where: Registry, evidence: Evidence, is_champion: bool) -> Decisio
 
 
 def _lineage(
-    fingerprint: Fingerprint,
-    training: TrainingSummary,
-    evidence: Evidence,
-    evidence_file: Path,
+    fingerprint: Fingerprint, training: TrainingSummary, evidence: Evidence, evidence_file: Path,
     code_commit: str,
-) -> dict[str, str]:
+) -> dict[str, str]:  # fmt: skip
     """What a version is made of, as tags; values are text."""
     versions = {}
     for package in PACKAGES:

@@ -36,13 +36,9 @@ class Series:
 
 
 def line(
-    series: Sequence[Series],
-    *,
-    label: str,
-    x_name: str = "step",
-    zero: bool = False,
+    series: Sequence[Series], *, label: str, x_name: str = "step", zero: bool = False,
     guide: tuple[str, float] | None = None,
-) -> Markup:
+) -> Markup:  # fmt: skip
     """Lines over a shared x axis; a gap where a value is not finite. `guide` is a named level."""
     drawn = [s for s in series if any(drawable(point) for point in s.points)]
     if not drawn:

@@ -55,12 +55,9 @@ def own_folders() -> tuple[Path, ...]:
 
 
 def closure(
-    files: Iterable[Path],
-    sources: Mapping[str, str],
-    folders: Sequence[Path],
-    *,
+    files: Iterable[Path], sources: Mapping[str, str], folders: Sequence[Path], *,
     everywhere: bool = False,
-) -> dict[Path, Path]:
+) -> dict[Path, Path]:  # fmt: skip
     """The `files` and all modules that they and the `sources` (code by what it is called) import;
     each with the folder that it is imported from. RequestError for what is not Python.
 

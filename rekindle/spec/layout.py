@@ -101,9 +101,8 @@ def problems_of(
 ) -> Iterator[Problem]:
     """Why `world` ranks cannot train in that layout."""
     if layout.world != world:
-        yield Problem(
-            f"the layout {layout} needs {layout.world} ranks and there are {world}", "train.layout"
-        )
+        what = f"the layout {layout} needs {layout.world} ranks and there are {world}"
+        yield Problem(what, "train.layout")
     if shape is not None:
         yield from _divisibility(layout, shape)
     if layout.pp > 1:

@@ -121,14 +121,9 @@ class CausalLM(TokenTask):
         return weights_folder(model)
 
     def collate(
-        self,
-        table: pa.Table,
-        settings: Settings,
-        *,
-        slots: Ints | None = None,
-        rows: Ints | None = None,
-        length: int | None = None,
-    ) -> dict[str, torch.Tensor]:
+        self, table: pa.Table, settings: Settings, *, slots: Ints | None = None,
+        rows: Ints | None = None, length: int | None = None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
         import numpy as np
         import torch
 
@@ -168,13 +163,9 @@ class CausalLM(TokenTask):
         return logits_BTV.float()
 
     def generate(
-        self,
-        network: torch.nn.Module,
-        prompts: list[list[Turn]],
-        settings: Settings,
-        assets: Path,
+        self, network: torch.nn.Module, prompts: list[list[Turn]], settings: Settings, assets: Path,
         max_new_tokens: int,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         import torch
 
         tokenizer, end = _tokenizer(assets), settings["eos_token_id"]

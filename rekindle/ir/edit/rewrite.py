@@ -103,11 +103,9 @@ def _made(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def with_launchers(
-    spec: Mapping[str, Any],
-    settings: Sequence[Mapping[str, Any]],
-    graph: Graph,
+    spec: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], graph: Graph,
     lowered: Callable[[Step], dict[str, Any]],
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # fmt: skip
     """The pipeline, and the documents behind it, with a launcher in place of each step that has a
     distribution.
 
@@ -163,12 +161,9 @@ def with_output(
 
 
 def with_retries(
-    spec: Mapping[str, Any],
-    labels: Container[str],
-    count: Callable[[int], int],
-    policy: Mapping[str, Any],
-    always: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Any]:
+    spec: Mapping[str, Any], labels: Container[str], count: Callable[[int], int],
+    policy: Mapping[str, Any], always: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
     """The pipeline with other retries for the tasks of the executors in `labels`: `count` says how
     many, from how many the author allows; `policy` is for who says nothing of a field, `always` for
     everybody."""
@@ -181,11 +176,9 @@ def with_retries(
 
 
 def with_secrets(
-    spec: Mapping[str, Any],
-    settings: Sequence[Mapping[str, Any]],
-    secrets: Mapping[str, tuple[str, str]],
-    kept: Mapping[str, Container[str]] | None = None,
-) -> list[dict[str, Any]]:
+    spec: Mapping[str, Any], settings: Sequence[Mapping[str, Any]],
+    secrets: Mapping[str, tuple[str, str]], kept: Mapping[str, Container[str]] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
     step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
     that it names."""
