@@ -307,11 +307,8 @@ class Comparison:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a run, with what the configs differ in: for a `pandas.DataFrame`."""
-        settings = [
-            {fact.name: fact.values[i] for fact in self.found.settings}
-            for i in range(len(self.runs))
-        ]
-        return [{**run.row, **given} for run, given in zip(self.runs, settings, strict=True)]
+        facts = self.found.settings
+        return [run.row | {f.name: f.values[i] for f in facts} for i, run in enumerate(self.runs)]
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the losses of all runs into one plot; as `Run.plot`."""

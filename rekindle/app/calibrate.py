@@ -85,11 +85,9 @@ def spec_of(run: RunRecord) -> Spec:
 
 def _plan_of(run: RunRecord) -> Planned:
     if not run.plan:
-        raise RequestError(
-            f"{run.run_id} has no plan to compare with",
-            fix="the planner supports causal_lm and text_classification, on GPUs of its catalog or "
-            "on this machine",
-        )
+        tasks = "the planner supports causal_lm and text_classification"
+        fix = f"{tasks}, on GPUs of its catalog or on this machine"
+        raise RequestError(f"{run.run_id} has no plan to compare with", fix=fix)
     try:
         return Planned.model_validate(dict(run.plan))
     except ValidationError as error:

@@ -46,11 +46,9 @@ def place_of(record: RunRecord) -> tuple[Platform, Submission]:
     know nothing of."""
     sent = record.submission
     if sent is None or not sent.id:
-        raise RequestError(
-            f"the submission of {record.run_id} was interrupted before {record.platform} "
-            "confirmed it",
-            fix=f"rerun the command to continue it: {record.command}",
-        )
+        what = f"the submission of {record.run_id} was interrupted before"
+        fix = f"rerun the command to continue it: {record.command}"
+        raise RequestError(f"{what} {record.platform} confirmed it", fix=fix)
     sections = PlatformsSpec.model_validate(record.spec["platforms"])
     return Platform.of(record.platform, sections), sent
 

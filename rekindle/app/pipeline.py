@@ -93,10 +93,8 @@ def _open(
         if parameter.required:
             yield Problem(f"the pipeline needs a value for `{name}`", "pipeline", fix)
         elif name in _SECTIONS and field in spec.model_fields_set:
-            what = (
-                f"the config sets `{name}`, and the pipeline has a parameter `{name}`: nothing "
-                "says whether it receives the one or keeps its default"
-            )
+            what = f"the config sets `{name}`, and the pipeline has a parameter `{name}`"
+            what += ": nothing says whether it receives the one or keeps its default"
             yield Problem(what, name, f"{fix}; or remove the section")
 
 

@@ -60,10 +60,8 @@ def _files(spec: Spec) -> Iterator[Problem]:
     if spec.data is not None:
         yield from _source(spec.data.source)
     if spec.pipeline is not None:
-        yield from _file(
-            spec.pipeline.partition(".py:")[0] + (".py" if ".py:" in spec.pipeline else ""),
-            "pipeline",
-        )
+        path, colon, _ = spec.pipeline.partition(".py:")
+        yield from _file(path + colon.removesuffix(":"), "pipeline")
     if spec.train.entrypoint:
         yield from _entrypoint(spec.train.entrypoint)
     fields = {name: getattr(spec.model, name) for name in ("source", "tokenizer", "init_from")}
@@ -184,12 +182,8 @@ def _layout(spec: Spec) -> Iterator[Problem]:
         wanted = [train.precision]
         if train.precision == "auto":  # which the ranks decide
             wanted = ["bf16", "fp32"] if has_gpu() else ["fp32"]
-        cells = [
-            cell_of(
-                kind, layout, train.model_copy(update={"precision": p}), spec.model.lora is not None
-            )
-            for p in wanted
-        ]
+        trains = (train.model_copy(update={"precision": precision}) for precision in wanted)
+        cells = [cell_of(kind, layout, each, spec.model.lora is not None) for each in trains]
         if all(refusal(cell, train.untested) for cell in cells):
             require(cells[0], train.untested)
     except RekindleError as error:

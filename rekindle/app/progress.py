@@ -95,15 +95,10 @@ class Progress:
         if self.record is None:
             return Text("")
         running = {step.name for step in self.record.steps if step.status == "running"}
-        live = [
-            Text(plain(f"  {name}: {line}"), style="cyan")
-            for name, line in self.lines.items()
-            if name in running
-        ]
-        return Group(
-            step_table(self.record, self.console.width), *live,
-            Text(plain(self._place()), style="dim"),
-        )  # fmt: skip
+        said = [f"  {name}: {line}" for name, line in self.lines.items() if name in running]
+        live = [Text(plain(line), style="cyan") for line in said]
+        place = Text(plain(self._place()), style="dim")
+        return Group(step_table(self.record, self.console.width), *live, place)
 
     def _place(self) -> str:
         """Where the run is: steps done, of all, and since when."""

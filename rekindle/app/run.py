@@ -97,11 +97,9 @@ def _imports(spec: Spec) -> tuple[str, ...]:
 
 def environment_of(spec: Spec) -> dict[str, str]:
     """What the steps of a local run see: ours, their secrets, and how ranks find each other."""
-    secrets_of = {
-        name: os.environ[ref.removeprefix("env:")]
-        for name, ref in spec.platforms.local.secrets.items()
-    }
-    rendezvous = Rendezvous(ranks_per_node=spec.platforms.local.ranks)
+    here = spec.platforms.local
+    secrets_of = {name: os.environ[ref.removeprefix("env:")] for name, ref in here.secrets.items()}
+    rendezvous = Rendezvous(ranks_per_node=here.ranks)
     included = {INCLUDED: hash_} if (hash_ := included_hash(spec)) else {}
     return {**os.environ, **secrets_of, **rendezvous.environment(), **included}
 
@@ -144,10 +142,8 @@ def windows(spec: Spec) -> Sequence[Spec]:
     if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
         return [spec]
     window = spec.data.window
-    return [
-        _with_window(spec, {"offset": window.offset + back, "backfill": 0})
-        for back in range(window.backfill, -1, -1)
-    ]
+    offsets = range(window.offset + window.backfill, window.offset - 1, -1)
+    return [_with_window(spec, {"offset": offset, "backfill": 0}) for offset in offsets]
 
 
 def _with_window(spec: Spec, update: Mapping[str, Any]) -> Spec:

@@ -162,11 +162,8 @@ def keep_definition(record: RunRecord, definition: Definition, home: Path) -> No
 
 def files_in(folder: Path) -> dict[str, bytes]:
     """The files below the folder, by their paths in it."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def last_sent(name: str, platform: str, home: Path) -> Path:

@@ -189,14 +189,9 @@ def _tell(
     home: Path, answers: Mapping[str, list[Price]], changes: Sequence[PriceChange]
 ) -> None:  # fmt: skip
     for each in changes:
-        told = [
-            f"{kind} {_shown(was)} -> {_shown(now)}"
-            for kind, was, now in (
-                ("on demand", each.on_demand_before, each.on_demand),
-                ("spot", each.spot_before, each.spot),
-            )
-            if was != now
-        ]
+        demand = ("on demand", each.on_demand_before, each.on_demand)
+        pairs = (demand, ("spot", each.spot_before, each.spot))
+        told = [f"{kind} {_shown(was)} -> {_shown(now)}" for kind, was, now in pairs if was != now]
         click.echo(f"{each.machine} in {each.region}: {', '.join(told)}")
     of = ", ".join(f"{len(told)} of {cloud}" for cloud, told in answers.items())
     changed = f"{len(changes)} changed" if changes else "nothing changed"

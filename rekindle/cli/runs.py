@@ -63,11 +63,10 @@ def command(
     for entry in entries:
         if entry.is_champion:
             champions.setdefault(entry.name, entry)
-    shown = [
-        (entry, _row(entry, home, folder) | {"champion": champions.get(entry.name) is entry})
-        for entry in entries
-    ]
-    shown = [(entry, row) for entry, row in shown if not status or row["status"] in status]
+    shown = []
+    for entry in entries:
+        row = _row(entry, home, folder) | {"champion": champions.get(entry.name) is entry}
+        shown += [(entry, row)] if not status or row["status"] in status else []
     shown = sorted(shown, key=lambda pair: KEYS[sort](pair[0]))[:limit]
     if as_json:
         # as `Runs` would have it: the summaries were written by their records

@@ -69,12 +69,8 @@ class BundledSource:
         from sklearn import datasets
 
         table = getattr(datasets, f"load_{self._name}")()
-        texts = [
-            "; ".join(
-                f"{name} {value:g}" for name, value in zip(table.feature_names, row, strict=True)
-            )
-            for row in table.data
-        ]
+        named = (zip(table.feature_names, row, strict=True) for row in table.data)
+        texts = ["; ".join(f"{name} {value:g}" for name, value in row) for row in named]
         names = [str(table.target_names[index]) for index in table.target]
         return pa.array(texts, pa.string()), pa.array(names, pa.string())
 

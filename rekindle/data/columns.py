@@ -133,12 +133,9 @@ def scalar_text(value: object) -> str | None:
 
 
 _TEXT_TYPES = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_string_view,
-    pa.types.is_binary,
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
     pa.types.is_large_binary,
-)
+)  # fmt: skip
 
 
 def _is_scalar(kind: pa.DataType) -> bool:

@@ -53,14 +53,10 @@ def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
     """Columns of examples, as tasks/base.py lists them."""
     one = pa.list_(pa.string()) if modality == "words" else pa.string()
     label = [] if modality == "document" else [pa.field("label", one)]
-    fixed = [
-        pa.field("id", pa.string()),
-        pa.field("hash", pa.binary(HASH_BYTES)),
-        pa.field("split", pa.string()),
-        *label,
-        pa.field(modality, pa.binary() if modality == "image" else pa.string()),
-    ]
-    return pa.schema(fixed + [pa.field(name, pa.string()) for name in slices])
+    content = pa.field(modality, pa.binary() if modality == "image" else pa.string())
+    first = [pa.field("id", pa.string()), pa.field("hash", pa.binary(HASH_BYTES))]
+    split, *others = [pa.field(name, pa.string()) for name in ("split", *slices)]
+    return pa.schema([*first, split, *label, content, *others])
 
 
 class ExamplesWriter:

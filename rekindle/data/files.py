@@ -39,10 +39,9 @@ _NOTE = re.compile(
     r"(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$", re.IGNORECASE
 )
 _SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
+    "train": "train", "training": "train", "test": "test", "testing": "test",
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
+}  # fmt: skip
 _PIECE_BYTES = 1 << 20
 
 
@@ -271,12 +270,8 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
         return [], path
     root = _parent(fixed)
     details = filesystem.glob(path, detail=True).values()
-    files = [
-        info
-        for info in details
-        if info["type"] == "file" and is_visible(_below(info["name"], root))
-    ]
-    return files, root
+    files = [info for info in details if info["type"] == "file"]
+    return [info for info in files if is_visible(_below(info["name"], root))], root
 
 
 def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:

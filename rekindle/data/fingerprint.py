@@ -214,11 +214,8 @@ def _folders(model: ModelSpec) -> dict[str, str]:
     named = {"source": model.source, "tokenizer": model.tokenizer}
     if model.teacher is not None:
         named["teacher"] = model.teacher.source
-    return {
-        f"{key}_content": content_behind(value)
-        for key, value in named.items()
-        if isinstance(value, str)
-    }
+    texts = {key: value for key, value in named.items() if isinstance(value, str)}
+    return {f"{key}_content": content_behind(value) for key, value in texts.items()}
 
 
 def content_behind(name: str) -> str:

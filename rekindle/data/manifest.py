@@ -62,12 +62,10 @@ class Shards:
         starts = self._starts[split]
         owner = np.searchsorted(starts, wanted, side="right") - 1
         by_owner = np.argsort(owner, kind="stable")
-        pieces = [
-            self._batches[split][i].take(
-                pa.array(wanted[by_owner[owner[by_owner] == i]] - starts[i])
-            )
-            for i in np.unique(owner)
-        ]
+        pieces = []
+        for i in np.unique(owner):
+            mine = wanted[by_owner[owner[by_owner] == i]] - starts[i]
+            pieces.append(self._batches[split][i].take(pa.array(mine)))
         return pa.Table.from_batches(pieces).combine_chunks().take(pa.array(np.argsort(by_owner)))
 
     def labels(self, split: str) -> npt.NDArray[np.int32]:
@@ -183,11 +181,9 @@ def fingerprint_of_hashes(columns: Iterable[pa.ChunkedArray]) -> str:
     running = hashlib.sha256()
     for column in columns:
         for chunk in column.chunks:
-            width = chunk.type.byte_width
-            buffer = chunk.buffers()[1]
-            running.update(
-                memoryview(buffer)[chunk.offset * width : (chunk.offset + len(chunk)) * width]
-            )
+            start, width = chunk.offset, chunk.type.byte_width
+            view = memoryview(chunk.buffers()[1])
+            running.update(view[start * width : (start + len(chunk)) * width])
     return running.hexdigest()[:32]
 
 
@@ -218,10 +214,8 @@ def _check_totals(folder: Path, manifest: ShardManifest, tables: dict[str, pa.Ta
     rows = {split: len(table) for split, table in tables.items()}
     if rows != dict(manifest.rows):
         raise _refused(path, f"promises {dict(manifest.rows)} rows, and the shards hold {rows}")
-    if (
-        fingerprint_of_hashes(table.column("hash") for table in tables.values())
-        != manifest.examples
-    ):
+    examples = fingerprint_of_hashes(table.column("hash") for table in tables.values())
+    if examples != manifest.examples:
         raise _refused(path, "was made for other examples than the shards hold")
     if folder_fingerprint(folder / ASSETS) != manifest.tokenizer:
         raise _refused(folder / ASSETS, "has other files than when the shards were written")

@@ -98,14 +98,12 @@ def _metrics(runs: Sequence[Pair], notes: list[str]) -> tuple[ComparedMetric, ..
     names = dict.fromkeys(name for metrics in judged for name in metrics)
     first = _judged(*runs[0], notes)
     others = [_changes(runs[0], first, pair, notes) if first else {} for pair in runs[1:]]
-    return tuple(
-        ComparedMetric(
-            name=name,
-            values=tuple(metrics.get(name) for metrics in judged),
-            changes=(None, *(changes.get(name) for changes in others)),
-        )
-        for name in names
-    )
+    metrics = []
+    for name in names:
+        values = tuple(each.get(name) for each in judged)
+        changes = (None, *(each.get(name) for each in others))
+        metrics.append(ComparedMetric(name=name, values=values, changes=changes))
+    return tuple(metrics)
 
 
 def _changes(base: Pair, first: Judged, pair: Pair, notes: list[str]) -> dict[str, Comparison]:
@@ -159,13 +157,9 @@ def lines(found: Compared) -> list[str]:
     title = (
         "metrics, and changes from the first run (with 95% interval; marked where it holds no zero)"
     )
-    tables = {
-        title: _metric_rows(found),
-        "config": _fact_rows(found.settings),
-        "data": _fact_rows(found.data),
-    }
+    config, data = _fact_rows(found.settings), _fact_rows(found.data)
     text = formats.aligned(about)
-    for name, rows in tables.items():
+    for name, rows in ((title, _metric_rows(found)), ("config", config), ("data", data)):
         text += ["", name, *formats.aligned(rows)]
     return [*text, *(["", *(f"note: {note}" for note in found.notes)] if found.notes else [])]
 

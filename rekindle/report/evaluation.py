@@ -143,10 +143,8 @@ def slices(run: RunRecord, found: Findings) -> tuple[SliceTable, ...]:
     columns = dict.fromkeys(part.column for part in every)
     smallest = texts.number_setting(run.spec, "evaluate", "gate", "min_slice_size")
     wanted = verdicts.gate_metric(run, found)
-    return tuple(
-        _slice_table(column, [part for part in every if part.column == column], wanted, smallest)
-        for column in columns
-    )
+    parts = {column: [part for part in every if part.column == column] for column in columns}
+    return tuple(_slice_table(*each, wanted, smallest) for each in parts.items())
 
 
 def _metrics(candidate: Mapping[str, float], champion: Mapping[str, float]) -> tuple[Compared, ...]:

@@ -85,11 +85,9 @@ def lineage(run: RunRecord, found: Findings) -> Lineage:
     if found.shards and found.shards.examples:
         entries.append(("Examples", found.shards.examples))
     if found.training:
-        entries += [
-            ("Weights, sha256", found.training.weights_sha256),
-            ("Seed", str(found.training.seed)),
-            ("World size", str(found.training.world_size)),
-        ]
+        entries.append(("Weights, sha256", found.training.weights_sha256))
+        entries.append(("Seed", str(found.training.seed)))
+        entries.append(("World size", str(found.training.world_size)))
     if found.evidence:
         entries.append(("Examples judged", found.evidence.examples))
         entries.append(("Evidence file, sha256", _sha256(found.files["evidence"])))
@@ -142,15 +140,8 @@ def _classes(manifest: ShardManifest) -> tuple[ClassRow, ...]:
     """The classes in index order, those that no label announces last."""
     found = dict.fromkeys(name for rows in manifest.class_rows.values() for name in rows)
     totals = {split: sum(rows.values()) for split, rows in manifest.class_rows.items()}
-    most = max(
-        (
-            rows / totals[split]
-            for split, by in manifest.class_rows.items()
-            for rows in by.values()
-            if totals[split]
-        ),
-        default=1.0,
-    )
+    filled = [(totals[split], by) for split, by in manifest.class_rows.items() if totals[split]]
+    most = max((rows / total for total, by in filled for rows in by.values()), default=1.0)
     result = []
     for name in dict.fromkeys([*manifest.labels, *found]):
         cells = []

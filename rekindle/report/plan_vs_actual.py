@@ -108,11 +108,8 @@ def compared(run: RunRecord, found: Findings) -> Compared | None:
     if plan is None or not plan.chosen.step_seconds[0] > 0:
         return None
     otherwise = otherwise_trained(plan, found.training)
-    figures = [
-        dataclasses.replace(one, sure=one.sure and not otherwise)
-        for one in _figures(plan, run, found)
-        if one.planned[1] > 0
-    ]
+    planned = (one for one in _figures(plan, run, found) if one.planned[1] > 0)
+    figures = [dataclasses.replace(one, sure=one.sure and not otherwise) for one in planned]
     ends = (end / one.planned[1] for one in figures for end in one.planned)
     scale = ratio_axis([*ends, *(one.ratio for one in figures if one.ratio is not None)])
     step, enough = figures[0], len(measured(found.history)[0]) >= FEWEST

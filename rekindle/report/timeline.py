@@ -68,15 +68,10 @@ def timeline(run: RunRecord, folder: Path) -> Timeline | None:
     if not run.steps:
         return None
     starts = [_offset(run, step) for step in run.steps]
-    ends = [
-        start + (step.seconds or 0)
-        for start, step in zip(starts, run.steps, strict=True)
-        if start is not None
-    ]
+    pairs = list(zip(starts, run.steps, strict=True))
+    ends = [start + (step.seconds or 0) for start, step in pairs if start is not None]
     scale = time_axis(max((t for t in (run.seconds, *ends) if math.isfinite(t)), default=0.0))
-    steps = tuple(
-        _step(step, start, scale, folder) for start, step in zip(starts, run.steps, strict=True)
-    )
+    steps = tuple(_step(step, start, scale, folder) for start, step in pairs)
     return Timeline(plots.ruler(scale), steps, sum(step.cached for step in run.steps))
 
 

@@ -91,10 +91,8 @@ def _unfinished(run: RunRecord, found: Findings) -> Verdict:
         case "running" if run.platform != "local":
             return Verdict("wait", "running", f"Running on {run.platform} when last looked at.")
         case "running":
-            sentence = (
-                "Still running, or killed: the record was never closed."
-                " If nothing is at work on it, resume it."
-            )
+            sentence = "Still running, or killed: the record was never closed."
+            sentence += " If nothing is at work on it, resume it."
             return Verdict("wait", "running", sentence)
         case "cancelled":
             return Verdict("wait", "cancelled", f"Cancelled{where}.{champion}", reason)
@@ -125,10 +123,8 @@ def _registered(registration: Registration, found: Findings) -> Verdict:
         case "promoted":
             return Verdict("good", "promoted", f"Promoted: {model} is now the champion.", reason)
         case "approval_needed":
-            sentence = (
-                f"Waiting for approval: {model} passed the gate"
-                " and becomes champion when a person promotes it."
-            )
+            sentence = f"Waiting for approval: {model} passed the gate"
+            sentence += " and becomes champion when a person promotes it."
             return Verdict("wait", "approval needed", sentence, reason)
         case _:
             return Verdict("bad", "refused", _refusal(model, found), reason)

@@ -105,15 +105,11 @@ def _train(spec: Spec) -> Iterator[Finding]:
     train = spec.train
     if train.epochs is not None and train.steps is not None:
         yield ("train", "steps"), "epochs and steps both say how long to train", "keep one of them"
-    if isinstance(train.micro_batch_size, int) and (
-        train.micro_batch_size < 1 or train.global_batch_size % train.micro_batch_size
-    ):
-        yield (
-            ("train", "micro_batch_size"),
-            f"{train.micro_batch_size} does not divide the global batch, "
-            f"which is {train.global_batch_size}",
-            f"use {_nearest_divisor(train.global_batch_size, train.micro_batch_size)}, or auto",
-        )
+    size, total = train.micro_batch_size, train.global_batch_size
+    if isinstance(size, int) and (size < 1 or total % size):
+        what = f"{size} does not divide the global batch, which is {total}"
+        fix = f"use {_nearest_divisor(total, size)}, or auto"
+        yield ("train", "micro_batch_size"), what, fix
     if spec.pipeline is None:
         for field, what, fix in rates.findings(spec.task, spec.model, train):
             yield ("train", field), what, fix
@@ -158,11 +154,8 @@ def _rate(train: TrainSpec) -> Iterator[Finding]:
         what = f"the schedule `{train.lr_schedule}` has no decay of its own"
         yield ("train", "decay"), what, "set lr_schedule: wsd, or remove it"
     if train.lr_schedule == "constant" and train.min_lr_ratio:
-        yield (
-            ("train", "min_lr_ratio"),
-            "a constant rate does not fall",
-            "set lr_schedule to linear, cosine or wsd, or remove it",
-        )
+        fix = "set lr_schedule to linear, cosine or wsd, or remove it"
+        yield ("train", "min_lr_ratio"), "a constant rate does not fall", fix
 
 
 def _gate(spec: Spec) -> Iterator[Finding]:
@@ -246,9 +239,8 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _nearest_divisor(total: int, wanted: int) -> int:
-    return min(
-        (d for d in range(1, total + 1) if total % d == 0), key=lambda d: (abs(d - wanted), d)
-    )
+    divisors = (d for d in range(1, total + 1) if total % d == 0)
+    return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 
 _RULES = (_task, _pipeline, _data, _documents, _train, _gate, _schedule, _secrets)

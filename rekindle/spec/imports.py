@@ -46,12 +46,8 @@ def own_folders() -> tuple[Path, ...]:
     installed = [Path(sysconfig.get_path(name)) for name in names]
     installed += [Path(sys.prefix), Path(rekindle.__file__).parents[1]]
     folders = [Path(folder or ".").absolute() for folder in sys.path if not folder.endswith(".zip")]
-    return tuple(
-        folder
-        for folder in folders
-        if not _PACKAGES.intersection(folder.parts)
-        and not any(folder.is_relative_to(place) for place in installed)
-    )
+    own = [folder for folder in folders if not _PACKAGES.intersection(folder.parts)]
+    return tuple(f for f in own if not any(f.is_relative_to(place) for place in installed))
 
 
 def closure(

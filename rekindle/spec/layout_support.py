@@ -21,11 +21,9 @@ from rekindle.spec.model import TrainSpec
 Kind = Literal["image", "text", "tags", "tokens"]
 KINDS: tuple[Kind, ...] = ("image", "text", "tokens")  # of a group that names none
 KIND_OF: Mapping[str, Kind] = {
-    "image_classification": "image",
-    "text_classification": "text",
-    "token_classification": "tags",
-    "causal_lm": "tokens",
-}
+    "image_classification": "image", "text_classification": "text",
+    "token_classification": "tags", "causal_lm": "tokens",
+}  # fmt: skip
 """By task; a user's own task is theirs to test."""
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 
@@ -268,10 +266,5 @@ def _proven() -> frozenset[Cell]:
 
 @functools.cache
 def _pairs(kind: Kind) -> frozenset[tuple[str, str]]:
-    return frozenset(
-        (one, other)
-        for cell in tested()
-        if cell.kind == kind
-        for one in _features(cell)
-        for other in _features(cell)
-    )
+    features = [_features(cell) for cell in tested() if cell.kind == kind]
+    return frozenset((one, other) for each in features for one in each for other in each)

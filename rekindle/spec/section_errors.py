@@ -149,13 +149,9 @@ class Told:
         name, known = str(path[-1]), list(_fields(self._section_at(path[:-1])))
         meant = _ELSEWHERE.get(name, "")
         fix = f"did you mean `{meant}`?" if meant in known else did_you_mean(name, known)
-        elsewhere = [
-            f"{section}.{name}"
-            for section, field in _fields(self.root).items()
-            if name in _fields(_model_of(field.annotation))
-        ]
-        if not fix and elsewhere:
-            fix = f"did you mean `{elsewhere[0]}`?"
+        for section, field in _fields(self.root).items():
+            if not fix and name in _fields(_model_of(field.annotation)):
+                fix = f"did you mean `{section}.{name}`?"
         return self.problem(path, "unknown key", fix or f"known here: {', '.join(known)}")
 
     def _section_at(self, path: KeyPath) -> type[BaseModel] | None:
