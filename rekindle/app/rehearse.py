@@ -143,29 +143,19 @@ class _Stage:
     def _attempt(self, home: Path, environment: Mapping[str, str]) -> RunRecord:
         with Progress() as progress:
             return local.execute(
-                self.graph,
-                arguments_of(self.spec, self.graph, str(home)),
-                home=home,
-                record=new_record(self.spec, ()),
-                env={**environment_of(self.spec), **environment},
-                source_hash=source_hash(),
-                from_step=TRAINING,
-                on_change=progress.changed,
-                on_event=progress.event,
-                grace_seconds=self.spec.train.grace_seconds,
-            )
+                self.graph, arguments_of(self.spec, self.graph, str(home)), home=home,
+                record=new_record(self.spec, ()), env={**environment_of(self.spec), **environment},
+                source_hash=source_hash(), from_step=TRAINING, on_change=progress.changed,
+                on_event=progress.event, grace_seconds=self.spec.train.grace_seconds,
+            )  # fmt: skip
 
     def keep(self, found: Rehearsal, attempts: int, seconds: float) -> RehearsalRecord:
         """Write the record; forget the rest."""
         record = RehearsalRecord(
-            rehearsal_id=self.name,
-            config=self.spec.origin[0],
-            started_at=self.started.isoformat(timespec="milliseconds"),
-            seconds=seconds,
-            ranks=self.spec.platforms.local.ranks,
-            attempts=attempts,
-            rehearsal=found,
-        )
+            rehearsal_id=self.name, config=self.spec.origin[0],
+            started_at=self.started.isoformat(timespec="milliseconds"), seconds=seconds,
+            ranks=self.spec.platforms.local.ranks, attempts=attempts, rehearsal=found,
+        )  # fmt: skip
         record.write(self.folder.with_suffix(".json"))
         self.clear()
         return record

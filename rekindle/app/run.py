@@ -64,21 +64,11 @@ def execute(
     record = numbered(new_record(spec, ignored, plan=plan), home)
     try:
         return local.execute(
-            graph,
-            arguments,
-            home=home,
-            record=record,
-            env=env,
-            containers=containers,
-            source_hash=source_hash(),
-            own_code=functools.partial(hashes, spec, graph),
-            fresh=options.fresh,
-            from_step=options.from_step,
-            imports=_imports(spec),
-            on_change=on_change,
-            on_event=on_event,
-            grace_seconds=spec.train.grace_seconds,
-        )
+            graph, arguments, home=home, record=record, env=env, containers=containers,
+            source_hash=source_hash(), own_code=functools.partial(hashes, spec, graph),
+            fresh=options.fresh, from_step=options.from_step, imports=_imports(spec),
+            on_change=on_change, on_event=on_event, grace_seconds=spec.train.grace_seconds,
+        )  # fmt: skip
     finally:
         try:
             write_card(home, record.run_id)

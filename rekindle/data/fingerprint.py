@@ -84,18 +84,11 @@ def fingerprint(
     run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie
     version, champion_digest = _to_beat(champion, run_key)
     return Fingerprint(
-        data=content,
-        tokenizing=digest(tokenizing) if any(tokenizing) else "",
-        window=str(window or ""),
-        files=files,
-        bytes=size,
-        run_key=run_key,
-        work_key=work_key,
-        init_from=init_from,
-        init_digest=init_digest,
-        champion=version,
+        data=content, tokenizing=digest(tokenizing) if any(tokenizing) else "",
+        window=str(window or ""), files=files, bytes=size, run_key=run_key, work_key=work_key,
+        init_from=init_from, init_digest=init_digest, champion=version,
         champion_digest=champion_digest,
-    )
+    )  # fmt: skip
 
 
 def _own_task(task: str) -> list[Any]:

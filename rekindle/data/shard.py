@@ -59,19 +59,12 @@ def shard(
         for split, batch in batches:
             writer.write(split, batch)
     manifest = ShardManifest(
-        task=task_name,
-        source=summary.source,
-        window=summary.window,
-        tokenizer=folder_fingerprint(assets),
-        examples=writer.hashes.hexdigest()[:32],
-        labels=summary.labels,
-        slices=summary.slices,
-        rows=writer.rows,
-        dropped=_dropped(summary, writer, data.max_length),
-        class_rows=summary.class_rows,
-        settings=settings,
-        shards=tuple(writer.files),
-    )
+        task=task_name, source=summary.source, window=summary.window,
+        tokenizer=folder_fingerprint(assets), examples=writer.hashes.hexdigest()[:32],
+        labels=summary.labels, slices=summary.slices, rows=writer.rows,
+        dropped=_dropped(summary, writer, data.max_length), class_rows=summary.class_rows,
+        settings=settings, shards=tuple(writer.files),
+    )  # fmt: skip
     manifest.write(out / MANIFEST)
     total = sum(file.bytes for file in writer.files)
     log.info("%d shards, %s bytes, %d workers", len(writer.files), f"{total:,}", workers)

@@ -79,15 +79,9 @@ def _ended(process: subprocess.CompletedProcess[str], path: Path) -> RekindleErr
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command,
-            cwd=folder,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_SECONDS,
-        )
+            command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors="replace", timeout=_TIMEOUT_SECONDS,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         what = f"loading the pipeline took over {_TIMEOUT_SECONDS} s"
         raise RequestError(what, where=command[-3], fix="do no work when it is imported") from error

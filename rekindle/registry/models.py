@@ -94,14 +94,11 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
                 "the champion brings, and if it may run here, set register.trust_code: true",
             )
         return ChampionState(
-            version=str(version.version),
-            run_key=tags.get("run_key", ""),
-            work_key=tags.get("work_key", ""),
-            init_from=tags.get("init_from", ""),
-            beaten=tags.get("beaten", ""),
-            digest=tags["model_digest"],
+            version=str(version.version), run_key=tags.get("run_key", ""),
+            work_key=tags.get("work_key", ""), init_from=tags.get("init_from", ""),
+            beaten=tags.get("beaten", ""), digest=tags["model_digest"],
             beaten_digest=tags.get("beaten_digest", ""),
-        )
+        )  # fmt: skip
 
 
 def fetch_model(where: Registry, version: str, digest: str) -> Path:

@@ -180,13 +180,10 @@ def gate_of(found: Findings) -> GateSummary | None:
     waits: Decision = "pending" if found.evidence.promote else "refused"
     decision = found.registration.decision if found.registration else waits
     return GateSummary(
-        promoted=decision == "promoted",
-        decision=decision,
-        passed=found.evidence.promote,
-        reason=found.evidence.reason,
-        champion_version=found.evidence.champion_version,
+        promoted=decision == "promoted", decision=decision, passed=found.evidence.promote,
+        reason=found.evidence.reason, champion_version=found.evidence.champion_version,
         comparison=found.evidence.comparison,
-    )
+    )  # fmt: skip
 
 
 def model_of(found: Findings) -> ModelSummary | None:

@@ -44,15 +44,12 @@ def _run(record: RunRecord, found: Findings) -> ComparedRun:
     gate, model = gate_of(found), model_of(found)
     trained = [s for s in record.steps if s.name.rpartition("/")[2] == _TRAINING]
     return ComparedRun(
-        run_id=record.run_id,
-        started_at=record.started_at,
-        status=record.status,
-        seconds=record.seconds,
-        training_seconds=_seconds(trained[-1]) if trained else None,
+        run_id=record.run_id, started_at=record.started_at, status=record.status,
+        seconds=record.seconds, training_seconds=_seconds(trained[-1]) if trained else None,
         decision=gate.decision if gate else None,
         model=f"{model.name} v{model.version}" if model else "",
         rows=found.evidence.rows if found.evidence else None,
-    )
+    )  # fmt: skip
 
 
 def _seconds(step: StepRecord) -> float | None:

@@ -23,14 +23,11 @@ _TONES: Mapping[str, verdicts.Tone] = {"better": "good", "worse": "bad", "": "qu
 def render_comparison(target: Path, runs: Sequence[Pair], found: Compared) -> None:
     """Write the page to `target`; the same records give the same bytes."""
     text = page.render(
-        "compare.html.j2",
-        compared=found,
-        facts=facts(found.runs),
+        "compare.html.j2", compared=found, facts=facts(found.runs),
         metrics=[(metric.name, _cells(metric)) for metric in found.metrics],
         curves=[curves for curves in _curves(runs) if curves.plot],
-        left_out=max(0, len(runs) - len(COLOURS)),
-        value_text=value_text,
-    )
+        left_out=max(0, len(runs) - len(COLOURS)), value_text=value_text,
+    )  # fmt: skip
     write_atomically(target, text)
 
 

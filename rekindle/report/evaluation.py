@@ -216,13 +216,10 @@ def _slice_table(
         key=lambda row: (row.small, _badness(row, metric), row.name),
     )
     return SliceTable(
-        column=column,
-        metric=metric,
-        has_champion=any(part.champion for part in parts),
-        shown=tuple(rows[:_SLICES_SHOWN]),
-        more=tuple(rows[_SLICES_SHOWN:]),
+        column=column, metric=metric, has_champion=any(part.champion for part in parts),
+        shown=tuple(rows[:_SLICES_SHOWN]), more=tuple(rows[_SLICES_SHOWN:]),
         smallest=int(smallest) if smallest is not None else None,
-    )
+    )  # fmt: skip
 
 
 def _slice_row(part: Slice, metric: str, top: float, smallest: float | None) -> Compared:

@@ -185,14 +185,10 @@ def cell_of(kind: Kind, layout: Layout, train: TrainSpec, lora: bool) -> Cell:
     """The cell of a run; fp64 is fp32's."""
     axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
     return Cell(
-        kind=kind,
-        axes=axes,
-        schedule=layout.schedule if "pp" in axes else "",
-        checkpointing=train.activation_checkpointing,
-        compile=train.compile,
-        precision="fp32" if train.precision == "fp64" else train.precision,
-        lora=lora,
-    )
+        kind=kind, axes=axes, schedule=layout.schedule if "pp" in axes else "",
+        checkpointing=train.activation_checkpointing, compile=train.compile,
+        precision="fp32" if train.precision == "fp64" else train.precision, lora=lora,
+    )  # fmt: skip
 
 
 @functools.cache

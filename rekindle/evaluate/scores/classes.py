@@ -80,13 +80,10 @@ def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResul
     """The result of a class that has `rows`, and was answered `predicted` times, `hits` of them
     right."""
     return ClassResult(
-        label=label,
-        rows=rows,
-        predicted=predicted,
-        precision=hits / predicted if predicted else None,
-        recall=hits / rows if rows else None,
+        label=label, rows=rows, predicted=predicted,
+        precision=hits / predicted if predicted else None, recall=hits / rows if rows else None,
         f1=2 * hits / (predicted + rows) if predicted + rows else None,
-    )
+    )  # fmt: skip
 
 
 def beats_majority(metric: str, value: float, share: float, what: str) -> Check:

@@ -104,14 +104,11 @@ class _Reader:
         root = self.top.fields("root")
         inputs, outputs = self.ports(root, at_root=True)
         graph = Graph(
-            name=_name(info),
-            inputs=inputs,
-            outputs=outputs,
+            name=_name(info), inputs=inputs, outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
             description=info.take("description", str, ""),
-            pipeline_root=self.top.take("defaultPipelineRoot", str, ""),
-            settings=settings,
-        )
+            pipeline_root=self.top.take("defaultPipelineRoot", str, ""), settings=settings,
+        )  # fmt: skip
         for fields in (root, info, self.top):
             fields.close()
         return graph
