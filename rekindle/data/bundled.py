@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import RawBatch
+from rekindle.data.columns import RawBatch, Source
 from rekindle.data.roles import Kind
 from rekindle.data.validate import Findings
 from rekindle.errors import RequestError
@@ -29,7 +29,7 @@ _TABLES = {"iris": "iris.csv", "wine": "wine_data.csv", "breast_cancer": "breast
 _BATCH_ROWS = 512
 
 
-class BundledSource:
+class BundledSource(Source):
     """One bundled set; raises RequestError for a name that is none, or none that a task can use."""
 
     def __init__(self, data: DataSpec, modality: str) -> None:
@@ -78,10 +78,6 @@ class BundledSource:
         """Hash of the name and of the package's file."""
         text = f"{self._name}\0{file_sha256(self._file())}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def seen(self) -> str:
-        """The same: a release does not change."""
-        return self.fingerprint()
 
     def extent(self) -> tuple[int, int]:
         """One file, and its bytes."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,26 @@ class RawBatch:
         }
         names = tuple(compress(self.names, keep))
         return dataclasses.replace(self, columns=columns, lines=self.lines[keep], names=names)
+
+
+class Source(Protocol):
+    """What `ingest` and `fingerprint` need of a source of any kind."""
+
+    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+        """The rows, in an order that depends on the content alone."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Hash of what the source holds now."""
+        ...
+
+    def seen(self) -> str:
+        """The same hash of what `read` has read, to its end: that of a release does not change."""
+        return self.fingerprint()
+
+    def extent(self) -> tuple[int, int]:
+        """How many files, how many bytes; zeros where these are not known."""
+        return 0, 0
 
 
 def as_python(value: Any) -> Any:

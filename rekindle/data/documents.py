@@ -27,48 +27,41 @@ from rekindle.spec.model import ColumnsSpec, DataSpec
 from rekindle.tasks.chat import ROLES
 
 
-class DocumentColumns:
-    """The columns that make a document, read as `columns.form` says."""
+def documents(raw: RawBatch, names: ColumnsSpec, findings: Findings) -> tuple[pa.Array, Mask]:
+    """The documents of a batch, null where there is none, and where there is one."""
+    if names.messages is not None:
+        made = [_chat(raw, i, v, findings) for i, v in enumerate(raw.columns[names.messages])]
+    elif names.prompt is not None and names.completion is not None:
+        made = _joined(raw, findings, prompt=names.prompt, completion=names.completion)
+    else:
+        made = _joined(raw, findings, text=names.text)
+    return with_mask(made, pa.string())
 
-    def __init__(self, columns: ColumnsSpec, findings: Findings) -> None:
-        self._columns, self._findings = columns, findings
 
-    def __call__(self, raw: RawBatch) -> tuple[pa.StringArray, Mask]:
-        """The documents of a batch, null where there is none, and where there is one."""
-        names = self._columns
-        if names.messages is not None:
-            made = [
-                self._chat(raw, i, value) for i, value in enumerate(raw.columns[names.messages])
-            ]
-        elif names.prompt is not None and names.completion is not None:
-            made = self._joined(raw, prompt=names.prompt, completion=names.completion)
-        else:
-            made = self._joined(raw, text=names.text)
-        return with_mask(made, pa.string())
+def _joined(raw: RawBatch, findings: Findings, **parts: str) -> list[str | None]:
+    """Documents of one content for each role; `parts` names the columns."""
+    fit = np.ones(len(raw), bool)
+    found = {}
+    for role, column in parts.items():
+        content = texts(raw, column, "text", findings)
+        for row in np.flatnonzero(content.blank).tolist():
+            findings.add(f"empty {role}", raw.place(row))
+        fit &= ~(content.noted | content.blank)
+        found[role] = content.values.to_pylist()
+    rows = zip(*found.values(), strict=True)
+    return [
+        _json(list(zip(found, row, strict=True))) if good else None
+        for row, good in zip(rows, fit.tolist(), strict=True)
+    ]
 
-    def _joined(self, raw: RawBatch, **parts: str) -> list[str | None]:
-        """Documents of one content for each role; `parts` names the columns."""
-        fit = np.ones(len(raw), bool)
-        found = {}
-        for role, column in parts.items():
-            content = texts(raw, column, "text", self._findings)
-            for row in np.flatnonzero(content.blank).tolist():
-                self._findings.add(f"empty {role}", raw.place(row))
-            fit &= ~(content.noted | content.blank)
-            found[role] = content.values.to_pylist()
-        rows = zip(*found.values(), strict=True)
-        return [
-            _json(list(zip(found, row, strict=True))) if good else None
-            for row, good in zip(rows, fit.tolist(), strict=True)
-        ]
 
-    def _chat(self, raw: RawBatch, row: int, value: Any) -> str | None:
-        value = as_python(value)
-        fault, detail = _chat_fault(value)
-        if fault:
-            self._findings.add(fault, raw.place(row), detail)
-            return None
-        return _json([(turn["role"], turn["content"]) for turn in value])
+def _chat(raw: RawBatch, row: int, value: Any, findings: Findings) -> str | None:
+    value = as_python(value)
+    fault, detail = _chat_fault(value)
+    if fault:
+        findings.add(fault, raw.place(row), detail)
+        return None
+    return _json([(turn["role"], turn["content"]) for turn in value])
 
 
 def _chat_fault(turns: Any) -> tuple[str, Any]:
@@ -90,49 +83,46 @@ def _chat_fault(turns: Any) -> tuple[str, Any]:
     return "", None
 
 
-class WordColumns:
-    """The columns of words and of tags, in the roles that `data.columns` gives them."""
+def words(raw: RawBatch, column: str, findings: Findings) -> tuple[pa.Array, Mask]:
+    """JSON of each row's words, null where it has none, and where it has some."""
+    made: list[str | None] = []
+    for row, value in enumerate(map(as_python, raw.columns[column])):
+        fault, detail = _words_fault(value)
+        if fault:
+            findings.add(fault, raw.place(row), detail)
+        made.append(None if fault else _json(value))
+    return with_mask(made, pa.string())
 
-    def __init__(self, data: DataSpec, findings: Findings) -> None:
-        self._columns, self._labels = data.columns, frozenset(data.labels)
-        self._findings = findings
 
-    def words(self, raw: RawBatch) -> tuple[pa.StringArray, Mask]:
-        """JSON of each row's words, null where it has none, and where it has some."""
-        made: list[str | None] = []
-        for row, value in enumerate(raw.columns[self._columns.words]):
-            words = as_python(value)
-            fault, detail = _words_fault(words)
-            if fault:
-                self._findings.add(fault, raw.place(row), detail)
-            made.append(None if fault else _json(words))
-        return with_mask(made, pa.string())
+def tags(raw: RawBatch, data: DataSpec, findings: Findings) -> tuple[pa.Array, Mask]:
+    """Each row's tags, and where they are one for each word."""
+    both = (raw.columns[name] for name in (data.columns.label, data.columns.words))
+    known, made = frozenset(data.labels), list[list[str | None] | None]()
+    for row, pair in enumerate(zip(*both, strict=True)):
+        value, said = map(as_python, pair)
+        each = [scalar_text(tag) for tag in value] if isinstance(value, list) else None
+        fault, detail = _tags_fault(each, said, known)
+        if fault and not _words_fault(said)[0]:  # else noted already
+            findings.add(fault, raw.place(row), detail)
+        made.append(None if fault else each)
+    return with_mask(made, pa.list_(pa.string()))
 
-    def tags(self, raw: RawBatch) -> tuple[pa.ListArray, Mask]:
-        """Each row's tags, and where they are one for each word."""
-        both = (raw.columns[name] for name in (self._columns.label, self._columns.words))
-        made: list[list[str | None] | None] = []
-        for row, (given, value) in enumerate(zip(*both, strict=True)):
-            tags, words = _tags(as_python(given)), as_python(value)
-            fault, detail = self._fault(tags, words)
-            if fault and not _words_fault(words)[0]:  # else noted already
-                self._findings.add(fault, raw.place(row), detail)
-            made.append(None if fault else tags)
-        return with_mask(made, pa.list_(pa.string()))
 
-    def _fault(self, tags: list[str | None] | None, words: Any) -> tuple[str, Any]:
-        """What keeps `tags` from being one for each word, and the part at fault; "" for nothing."""
-        if tags is None or not isinstance(words, list) or len(tags) != len(words):
-            count = "none" if tags is None else len(tags)
-            return "tags", f"{count} for {len(words) if isinstance(words, list) else 'no'} words"
-        for number, tag in enumerate(tags):
-            if tag is None or not tag.strip():
-                return "tags", f"none for word {number + 1}"
-            if not encodable(tag):
-                return "undecodable", ascii(tag)
-            if self._labels and tag not in self._labels:
-                return "unknown label", tag
-        return "", None
+def _tags_fault(
+    tags: list[str | None] | None, words: Any, known: frozenset[str]
+) -> tuple[str, Any]:
+    """What keeps `tags` from being one for each word, and the part at fault; "" for nothing."""
+    if tags is None or not isinstance(words, list) or len(tags) != len(words):
+        count = "none" if tags is None else len(tags)
+        return "tags", f"{count} for {len(words) if isinstance(words, list) else 'no'} words"
+    for number, tag in enumerate(tags):
+        if tag is None or not tag.strip():
+            return "tags", f"none for word {number + 1}"
+        if not encodable(tag):
+            return "undecodable", ascii(tag)
+        if known and tag not in known:
+            return "unknown label", tag
+    return "", None
 
 
 def _words_fault(words: Any) -> tuple[str, Any]:
@@ -145,10 +135,6 @@ def _words_fault(words: Any) -> tuple[str, Any]:
         if not encodable(word):
             return "undecodable", ascii(word)
     return "", None
-
-
-def _tags(value: Any) -> list[str | None] | None:
-    return [scalar_text(tag) for tag in value] if isinstance(value, list) else None
 
 
 def _json(value: Any) -> str:

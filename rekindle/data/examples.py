@@ -108,7 +108,8 @@ class _BatchFile:
         self._pending, self._rows, self._bytes = [], 0, 0
         if table is None or not len(table):
             return
-        cuts = _cuts(_content_bytes(table))
+        content = next(table.column(name) for name in CONTENT if name in table.schema.names)
+        cuts = _cuts(np.asarray(pa.compute.binary_length(content), np.int64))
         for start, end in itertools.pairwise(cuts):
             self._writer.write_table(table.slice(start, end - start), max_chunksize=BATCH_ROWS)
         rest = table.slice(cuts[-1])
@@ -116,12 +117,6 @@ class _BatchFile:
             self._pending, self._rows, self._bytes = [rest], len(rest), rest.nbytes
         elif len(rest):
             self._writer.write_table(rest, max_chunksize=BATCH_ROWS)
-
-
-def _content_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Bytes of text or pixels of each row."""
-    name = next(name for name in CONTENT if name in table.schema.names)
-    return np.asarray(pa.compute.binary_length(table.column(name)), np.int64)
 
 
 def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:

@@ -220,7 +220,8 @@ def locate(data: DataSpec) -> Files:
         raise DataError(what, where="data.source", fix=fix) from error
     files = [f for f in _source_files(filesystem, found, root) if not _NOTE.search(f.name)]
     if partitions:
-        files = _partitioned(files, partitions)
+        times = ((file, partitions.time_of(file.path)) for file in files)
+        files = [dataclasses.replace(file, partition=time) for file, time in times if time]
     if not files:
         what = "names no partition that exists" if partitions else "names no file"
         fix = "check the path; * stands for any name"
@@ -288,11 +289,6 @@ def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> li
 def _parent(path: str) -> str:
     """The folder of a path or URL."""
     return path.rsplit("/", 1)[0] if "/" in path else ""
-
-
-def _partitioned(files: list[SourceFile], partitions: Partitions) -> list[SourceFile]:
-    dated = [dataclasses.replace(file, partition=partitions.time_of(file.path)) for file in files]
-    return [file for file in dated if file.partition]
 
 
 def _below(path: str, root: str) -> str:

@@ -17,10 +17,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from rekindle.data.columns import Source
 from rekindle.data.files import content_hash
 from rekindle.data.hashes import RecordsHash
 from rekindle.data.roles import wanted_columns
-from rekindle.data.source import FileSource, Source, open_source
+from rekindle.data.source import FileSource, open_source
 from rekindle.data.times import Span, inside, read_times, to_datetime
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window, resolve

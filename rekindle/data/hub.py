@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from rekindle.data.columns import RawBatch
+from rekindle.data.columns import RawBatch, Source
 from rekindle.data.files import split_of
 from rekindle.data.roles import Kind
 from rekindle.data.validate import Findings
@@ -30,7 +30,7 @@ _OPTIONS = ("config", "revision", "split")
 _BATCH_ROWS = 1_000
 
 
-class HubSource:
+class HubSource(Source):
     """One data set of the hub, pinned to a commit on first use."""
 
     def __init__(self, data: DataSpec, modality: str) -> None:
@@ -75,14 +75,6 @@ class HubSource:
         options = sorted((key, value) for key, value in self._options.items() if key != "revision")
         text = f"{self._name}\0{options}\0{self._pin()}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def seen(self) -> str:
-        """The same: a release does not change."""
-        return self.fingerprint()
-
-    def extent(self) -> tuple[int, int]:
-        """Zeros: the hub does not say which files and bytes a stream will touch."""
-        return 0, 0
 
     def _named(self, raw: RawBatch, names: list[str]) -> RawBatch:
         """Class numbers as class names, in lists too; rows without a class left out."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,10 @@ class _Ingestion:
             with ExamplesWriter(path.parent, staged, ("all",)) as writer:
                 for table, times, _ in self._examples():
                     writer.write("all", table.append_column(_TIME, pa.array(times)))
-            blocks = _times_of(path)
+
+            def blocks() -> Iterator[Times]:
+                return (np.asarray(batch.column(_TIME)) for batch in ExamplesFile(path, (_TIME,)))
+
             with ExamplesWriter(self.out, self.schema) as writer:
                 if any(True for _ in blocks()):
                     cuts = time_cuts(blocks, self.data.split)
@@ -209,10 +212,3 @@ class _Ingestion:
             self.findings.note(
                 "the source holds no records", where=self.data.source, fix="check data.source"
             )
-
-
-def _times_of(path: Path) -> Callable[[], Iterator[Times]]:
-    def blocks() -> Iterator[Times]:
-        return (np.asarray(batch.column(_TIME)) for batch in ExamplesFile(path, (_TIME,)))
-
-    return blocks

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.encode import Encoders
+from rekindle.data.encode import encoded
 from rekindle.data.examples import SPLITS, ExamplesSummary, open_examples, read_summary
 from rekindle.data.manifest import ASSETS, MANIFEST, folder_fingerprint, row_tokens
 from rekindle.errors import DataError
@@ -52,10 +52,10 @@ def shard(
     shape = {"image_shape": list(summary.image_shape)} if summary.image_shape else {}
     settings: dict[str, Any] = {**shape, **fitted}
     workers = workers or _workers(examples)
-    encoders = Encoders(task_name, summary.labels, settings, assets, workers)
     files = {split: examples / f"{split}.arrow" for split in SPLITS}
     writer = _ShardWriter(out, data.shard_rows)
-    with contextlib.closing(encoders.encode(files)) as batches, writer:
+    rows = encoded(files, task_name, summary.labels, settings, assets, workers)
+    with contextlib.closing(rows) as batches, writer:
         for split, batch in batches:
             writer.write(split, batch)
     manifest = ShardManifest(

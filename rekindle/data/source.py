@@ -9,13 +9,12 @@ import lzma
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from rekindle.data import bundled, hub
-from rekindle.data.columns import RawBatch, content_of
+from rekindle.data.columns import RawBatch, Source, content_of
 from rekindle.data.files import Files, SourceFile, locate
 from rekindle.data.readers import READERS
 from rekindle.data.reference import MOST_BYTES
@@ -30,27 +29,7 @@ _IMAGES_AT_ONCE = 64
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
-class Source(Protocol):
-    """What `ingest` and `fingerprint` need of a source."""
-
-    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
-        """The rows, in an order that depends on the content alone."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Hash of what the source holds now."""
-        ...
-
-    def seen(self) -> str:
-        """The same hash of what `read` has read, to its end."""
-        ...
-
-    def extent(self) -> tuple[int, int]:
-        """How many files, how many bytes; zeros where these are not known."""
-        ...
-
-
-class FileSource:
+class FileSource(Source):
     """Files of one format behind a URI; the same bytes have one fingerprint wherever they lie."""
 
     def __init__(self, data: DataSpec, modality: str, window: Window | None = None) -> None:
