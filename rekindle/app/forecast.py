@@ -8,7 +8,7 @@ with what Jupyter and VS Code call dark."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from markupsafe import Markup
@@ -92,16 +92,13 @@ class Forecast:
     def rows(self) -> list[dict[str, Any]]:
         """The layout that was chosen, then the next best, a flat row each:
         `pandas.DataFrame(plan.rows)`."""
-        return [_row(one, one is self.record.chosen) for one in self._layouts()]
+        layouts = (self.record.chosen, *self.record.others)
+        return [_row(one, one is self.record.chosen) for one in layouts]
 
     @property
     def rejected(self) -> list[dict[str, str]]:
         """Why not the others: `pandas.DataFrame(plan.rejected)`."""
         return [{"layout": one.layout, "reason": one.reason} for one in self.record.rejected]
-
-    def _layouts(self) -> Iterator[PlannedLayout]:
-        yield self.record.chosen
-        yield from self.record.others
 
     def __str__(self) -> str:
         return "\n".join(lines(self.record))

@@ -60,20 +60,14 @@ def ready_here(spec: Spec, home: Path) -> Readiness:
 def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     """What a platform and the config lack for each other; the permissions that steps need."""
     there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
-    definition, lacks = _compiled(spec, platform, home) if spec else (None, ())
+    definition, lacks = None, list[Problem]()
+    try:
+        definition = ready(platform, on_machines(spec, platform, home)) if spec else None
+    except RequestError as error:
+        lacks += error.problems
     found = run_checks(there.checks(definition))
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))
     return Readiness(
         platform=platform, permissions=there.permissions(), checks=found,
         errors=rows_of(RequestError(errors)) if errors else (),
     )  # fmt: skip
-
-
-def _compiled(
-    spec: Spec, platform: str, home: Path
-) -> tuple[Definition | None, tuple[Problem, ...]]:
-    """What would be submitted, or why there is no such thing."""
-    try:
-        return ready(platform, on_machines(spec, platform, home)), ()
-    except RequestError as error:
-        return None, error.problems

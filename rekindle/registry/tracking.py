@@ -48,7 +48,8 @@ class Tracker:
             with registry(self.tracking_uri, self.artifact_root, "log training metrics") as client:
                 if not self.run_id:
                     self.run_id = self._open(client)
-                    self.logged = self._last_step(client)
+                    known = client.get_metric_history(self.run_id, "loss")
+                    self.logged = max((int(metric.step) for metric in known), default=0)
                 self._send(client, [row for row in rows if row.step > self.logged])
         except RegistryError as error:
             log.warning("%s\nTraining goes on without tracking.", error)
@@ -60,10 +61,6 @@ class Tracker:
             for key, value in self.parameters.items():
                 client.log_param(run, key, value)
         return run
-
-    def _last_step(self, client: MlflowClient) -> int:
-        history = client.get_metric_history(self.run_id, "loss")
-        return max((int(metric.step) for metric in history), default=0)
 
     def _send(self, client: MlflowClient, rows: Sequence[HistoryRow]) -> None:
         from mlflow.entities import Metric

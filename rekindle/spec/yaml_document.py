@@ -135,16 +135,13 @@ class _Reader:
             what = f"aliases or nesting make more than {MAX_NODES:,} values or {MAX_DEPTH} levels"
             raise SpecError(what, where=self.where(node), fix="write the values out")
         self.lines.setdefault(path, self.where(node))
-        self._check_tag(node)
+        if node.tag not in _CORE_TAGS and node.tag != "!":
+            self.refuse(node, f"the tag {node.tag} is not allowed", "write a plain value")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, i), depth + 1) for i, item in enumerate(node.value)]
         return self._scalar(node)
-
-    def _check_tag(self, node: yaml.Node) -> None:
-        if node.tag not in _CORE_TAGS and node.tag != "!":
-            self.refuse(node, f"the tag {node.tag} is not allowed", "write a plain value")
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}

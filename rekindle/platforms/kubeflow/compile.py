@@ -19,10 +19,10 @@ import yaml
 from rekindle.catalog.tables import network
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.compile import DUMPER
-from rekindle.ir.edit.inputs import with_inputs
 from rekindle.ir.edit.rewrite import (
     distributed,
     rewritten,
+    with_inputs,
     with_launchers,
     with_output,
     with_retries,
