@@ -15,7 +15,7 @@ from rekindle.platforms.snapshot import ENDED_RUN
 @click.command("cancel")
 @click.argument("run", default="latest")
 @shared
-def command(run: str, home: Path, as_json: bool) -> int:
+def command(run: str, home: Path, as_json: bool) -> None:
     """Stop RUN (default: the latest): its steps save what they can and end. A finished run is not
     changed. `rekindle resume` continues a stopped run."""
     before = find_run(home, run)
@@ -26,4 +26,3 @@ def command(run: str, home: Path, as_json: bool) -> int:
         done = "" if record.status in ENDED_RUN else ", asked to stop"
         done = ": already over, nothing changed" if before.status in ENDED_RUN else done
         click.echo(f"{record.run_id}  {record.status}{done}")
-    return 0

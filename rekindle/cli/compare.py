@@ -18,7 +18,7 @@ from rekindle.report.comparison_page import render_comparison
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Write the comparison as an HTML file, with the curves.")  # fmt: skip
 @shared
-def command(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool) -> int:
+def command(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool) -> None:
     """Compare runs: config, data, metrics, gate and time. The first run is the one that the others
     are compared with; an interval says whether a model is better than the first beyond chance.
 
@@ -29,8 +29,7 @@ def command(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool)
         render_comparison(html, pairs, found)
     if as_json:
         answer(found)
-        return 0
+        return
     click.echo("\n".join(lines(found)))
     if html is not None:
         click.echo(f"\npage  {html.absolute()}")
-    return 0

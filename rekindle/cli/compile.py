@@ -53,7 +53,7 @@ class Several(click.ParamType):  # type: ignore[type-arg]
 def command(
     config: Path, overrides: tuple[str, ...], platforms: tuple[str, ...], output: Path, home: Path,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a compiled YAML),
     for each platform. For more than one it also writes parity.md, a table of how each platform
     carries every step. The same input gives the same bytes."""
@@ -83,4 +83,3 @@ def command(
                 click.echo(path)
         if bundles := sum(f"/{BUNDLES}/" in path for path in paths):
             click.echo(f"{output / BUNDLES}: {bundles} files that the steps run")
-    return 0

@@ -31,7 +31,7 @@ from rekindle.spec.load import load_target
 def command(
     config: Path, overrides: tuple[str, ...], platform: str, against: Path | None, home: Path,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """Say which steps of CONFIG the platform will run again, compared with what was submitted
     last, and why. Steps that it takes from its cache are listed as such."""
     spec = on_machines(load_target(config, overrides), platform, home)
@@ -47,9 +47,8 @@ def command(
     if as_json:
         steps = tuple(StepDifference(**dataclasses.asdict(verdict)) for verdict in verdicts)
         answer(Difference(platform=platform, steps=steps))
-        return 0
+        return
     width = max((len(verdict.step) for verdict in verdicts), default=0)
     words = {"yes": "runs again", "perhaps": "may run again", "no": "cached", "gone": "gone"}
     for verdict in verdicts:
         click.echo(f"{verdict.step:<{width}}  {words[verdict.again]:<13}  {verdict.why}")
-    return 0

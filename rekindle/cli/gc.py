@@ -33,7 +33,7 @@ def _days(_context: click.Context, _option: click.Parameter, value: str | None) 
               help="Every younger run stays; default: retention.older_than_days.")  # fmt: skip
 @yes
 @shared
-def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> int:
+def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> None:
     """List what can be removed, ask, and remove it: runs that exceed the retention limits, files
     that only those runs use, checkpoints of finished trainings, and what killed processes left. A
     run stays if its model version has an alias in the registry, or if its candidate waits for
@@ -53,7 +53,6 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
         click.echo(f"removed {len(gone):,} things, {_size(gone)}", err=True)
     if as_json:
         answer(Collected(items=tuple(shown)))
-    return 0
 
 
 def _aliases(record: RunRecord, home: Path) -> Mapping[str, str]:

@@ -32,7 +32,7 @@ def command() -> None:
 @config
 @overrides
 @shared
-def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -> int:
+def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -> None:
     """Build an image on this machine: rekindle's image (`image.base`) and the files that the steps
     of CONFIG need."""
     spec, code = _read(config, overrides)
@@ -41,13 +41,12 @@ def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -
     if as_json:
         files = tuple(sorted(code.files))
         answer(ImageBuilt(image=name, id=image_id, code=code.digest, files=files))
-        return 0
+        return
     for file in sorted(code.files):
         click.echo(f"  {file}", err=True)
     count = "1 file" if len(code.files) == 1 else f"{len(code.files)} files"
     click.echo(f"{name} {image_id}: {spec.image.base} and {count} of yours")
     click.echo(f"next: rekindle images push {config}")
-    return 0
 
 
 @command.command("push")
@@ -61,7 +60,7 @@ def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -
 @shared
 def push(
     config: Path, overrides: tuple[str, ...], platforms: tuple[str, ...], home: Path, as_json: bool
-) -> int:
+) -> None:
     """Push that image as `platforms.P.image` (REGISTRY/NAME:TAG), and write its digest to
     rekindle.lock beside CONFIG. Later commands read it there."""
     spec, code = _read(config, overrides)
@@ -80,7 +79,6 @@ def push(
         answer(ImagesPushed(images=tuple(pushed), lock=str(path)))
     else:
         click.echo(f"digests written to {path}: commit it", err=True)
-    return 0
 
 
 def _read(config: Path, overrides: tuple[str, ...]) -> tuple[Spec, Code]:

@@ -58,7 +58,7 @@ class _Since(click.ParamType):  # type: ignore[type-arg]
 def command(
     run: str, step: str | None, node: int | None, since: float | None, raw: bool, follow: bool,
     home: Path, as_json: bool,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """Print the log of one step of RUN (default: the latest)."""
     record = find_run(home, run)
     if record.platform != "local":
@@ -74,7 +74,7 @@ def command(
     written: Iterator[str] = itertools.chain.from_iterable(logs.values())  # node after node
     if as_json:  # what a program reads is not merged
         answer(LogText(run_id=record.run_id, step=found.name, text="".join(written)))
-        return 0
+        return
     live = sys.stdout.isatty()
     names = _names(list(logs), live) if len(logs) > 1 else {}
     if not raw:
@@ -88,7 +88,6 @@ def command(
         when = "" if since is None else " since then"
         hint = "--raw shows what its launcher printed"
         click.echo(f"the step {found.name} printed nothing of its own{when}; {hint}", err=True)
-    return 0
 
 
 def _logs(

@@ -46,11 +46,11 @@ def _which(function: Callable[..., Any]) -> Callable[..., Any]:
 def command(
     context: click.Context, clouds: tuple[str, ...], regions: tuple[str, ...],
     own: tuple[Path, ...], home: Path, as_json: bool,
-) -> int | None:  # fmt: skip
+) -> None:  # fmt: skip
     """List machine prices per hour and their age; --json adds their sources."""
     if context.invoked_subcommand is not None:
         _refuse_options(context)
-        return None
+        return
     known = prices.book(home, own)
     found = [each for each in _settled(known) if _is_wanted(each, clouds, regions)]
     if not found:
@@ -64,7 +64,6 @@ def command(
         answer(Prices(prices=tuple(rows)))
     else:
         _table(rows)
-    return 0
 
 
 @command.command("refresh")

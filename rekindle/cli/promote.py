@@ -16,7 +16,7 @@ from rekindle.spec.model import Spec
 @click.command("promote")
 @click.argument("run")
 @shared
-def command(run: str, home: Path, as_json: bool) -> int:
+def command(run: str, home: Path, as_json: bool) -> None:
     """Make the candidate of RUN the champion, after its evidence has been checked again."""
     record = find_run(home, run)
     found = collect(record, history=False)
@@ -43,4 +43,3 @@ def command(run: str, home: Path, as_json: bool) -> int:
         model = f"{registration.name} version {registration.version}"
         already = f"{model} is already the champion; nothing changed"
         click.echo(already if done else f"{model} is now the champion")
-    return 0

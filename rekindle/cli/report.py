@@ -16,7 +16,7 @@ from rekindle.report.index import render_index
 @click.command("report")
 @click.argument("run", default="latest")
 @shared
-def command(run: str, home: Path, as_json: bool) -> int:
+def command(run: str, home: Path, as_json: bool) -> None:
     """Write the card of RUN (default: the latest) and the index of all runs; prints where they
     are."""
     record = find_run(home, run)
@@ -26,4 +26,3 @@ def command(run: str, home: Path, as_json: bool) -> int:
         answer(Card(run_id=record.run_id, **paths))
     else:
         click.echo(f"card   {card.absolute()}\nindex  {index.absolute()}")
-    return 0

@@ -45,7 +45,7 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
 def command(
     recover: Path | None, platform: str | None, name: str | None, status: tuple[str, ...],
     sort: str, limit: int | None, overrides: tuple[str, ...], home: Path, as_json: bool,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """List runs, newest first: start, window of the data, status, time, metric, gate, model version
     and which is champion."""
     folder = f"{os.path.realpath(home)}/runs"
@@ -74,7 +74,6 @@ def command(
         click.echo(json.dumps({**Runs(runs=()).model_dump(mode="json"), "runs": rows}))
     else:
         _table(shown)
-    return 0
 
 
 def _row(entry: Entry, home: Path, runs: str) -> dict[str, Any]:

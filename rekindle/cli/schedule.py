@@ -52,7 +52,7 @@ def command() -> None:
 def set_(
     config: Path, overrides: tuple[str, ...], platform: str, yes: bool, printed: bool, home: Path,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
     resumes.
 
@@ -64,7 +64,8 @@ def set_(
         raise RequestError("the config has no schedule", where="schedule", fix=fix)
     if platform == "local":
         words = ["run", str(config.absolute()), *(f"--set={each}" for each in overrides)]
-        return _set_here(spec, spec.schedule, words, home.absolute(), yes, printed, as_json)
+        _set_here(spec, spec.schedule, words, home.absolute(), yes, printed, as_json)
+        return
     if printed:
         raise RequestError("--print shows what is written on this machine", where="--print",
                            fix="use it with --platform local")  # fmt: skip
@@ -77,7 +78,7 @@ def set_(
         click.echo(line, err=True)
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
     refuse_early(there, definition)
-    return _told(platform, [there.set_schedule(definition, spec.schedule, spec.name)], as_json)
+    _told(platform, [there.set_schedule(definition, spec.schedule, spec.name)], as_json)
 
 
 def _of_a_config(function: Decorated) -> Decorated:
@@ -89,27 +90,27 @@ def _of_a_config(function: Decorated) -> Decorated:
 @_of_a_config
 def list_(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
-) -> int:
+) -> None:
     """List the schedules that rekindle set where CONFIG runs, those of other configs too."""
     spec = load_target(config, overrides)
-    return _told(platform, _place(platform, spec).list_schedules(), as_json)
+    _told(platform, _place(platform, spec).list_schedules(), as_json)
 
 
 @command.command("pause")
 @_of_a_config
 def pause(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
-) -> int:
+) -> None:
     """Pause the schedule; `schedule set` resumes it."""
     spec = load_target(config, overrides)
-    return _told(platform, [_place(platform, spec).pause_schedule(spec.name)], as_json)
+    _told(platform, [_place(platform, spec).pause_schedule(spec.name)], as_json)
 
 
 @command.command("delete")
 @_of_a_config
 def delete(
     config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
-) -> int:
+) -> None:
     """Delete the schedule; its running runs continue."""
     spec = load_target(config, overrides)
     deleted = _place(platform, spec).delete_schedule(spec.name)
@@ -117,7 +118,6 @@ def delete(
         answer(ScheduleDeleted(platform=platform, deleted=deleted))
     else:
         click.echo("deleted" if deleted else "there was none")
-    return 0
 
 
 def _place(platform: str, spec: Spec) -> Platform | Here:
@@ -127,7 +127,7 @@ def _place(platform: str, spec: Spec) -> Platform | Here:
 def _set_here(
     spec: Spec, schedule: ScheduleSpec, words: Sequence[str], home: Path, yes: bool, printed: bool,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     here = Here(printed)
     lowered = here.lowered(schedule)
     command = (sys.executable, "-m", "rekindle.cli.main", *words, f"--home={home}")
@@ -135,12 +135,12 @@ def _set_here(
     for path, text in here.files(job, schedule).items():
         click.echo(f"{path}:\n{text.rstrip()}\n", err=not printed)
     if printed:
-        return 0
+        return
     preflight(windows(spec)[-1], home)
     for line in (*_said(schedule, lowered), *here.remarks()):
         click.echo(line, err=True)
     agree(yes, f"Start it at `{schedule.cron}` ({schedule.timezone})?")
-    return _told("local", [here.set_schedule(job, schedule)], as_json)
+    _told("local", [here.set_schedule(job, schedule)], as_json)
 
 
 def _ready(there: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definition, Lowered]:
@@ -171,7 +171,7 @@ def _said(schedule: ScheduleSpec, there: Lowered) -> Iterator[str]:
         yield f"  clocks   {odd}: {there.clocks}"
 
 
-def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> int:
+def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> None:
     if as_json:
         rows = tuple(ScheduleRow(**dataclasses.asdict(one)) for one in found)
         answer(Schedules(platform=platform, schedules=rows))
@@ -180,4 +180,3 @@ def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> int:
     for one in () if as_json else found:
         state = "on" if one.enabled else "paused"
         click.echo(f"{one.id}  {state}  {one.cron}  {one.timezone}")
-    return 0

@@ -11,14 +11,13 @@ sequences, T tokens, V vocabulary, N documents, F tokens of all documents joined
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.spec.model import TokenizerSpec
-from rekindle.tasks import bpe
 from rekindle.tasks.base import Modality, Settings, TokenTask
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
 from rekindle.tasks.pretrained import (
@@ -47,6 +46,9 @@ if TYPE_CHECKING:
     Row = tuple[list[int], npt.NDArray[np.uint8], int]
 
 IGNORED = -100
+PAD, END = "<|pad|>", "<|end|>"
+SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
+SMALLEST = 256 + len(SPECIAL_TOKENS)
 _TEMPLATE = "chat_template.jinja"
 _EXAMPLE = "{model_type: llama, hidden_size: 128, intermediate_size: 352, num_hidden_layers: 2}"
 # what some architectures do to the scores behind the last matrix product
@@ -63,9 +65,9 @@ class CausalLM(TokenTask):
             what = "a tokenizer trained here does not fit the embeddings of a pretrained model"
             fix = "leave it out, or give an inline config as model.source"
             raise RequestError(what, where="model.tokenizer", fix=fix)
-        if isinstance(tokenizer, TokenizerSpec) and tokenizer.vocab_size < bpe.SMALLEST:
+        if isinstance(tokenizer, TokenizerSpec) and tokenizer.vocab_size < SMALLEST:
             what = f"{tokenizer.vocab_size} tokens are fewer than the bytes and special tokens"
-            fix = f"at least {bpe.SMALLEST}"
+            fix = f"at least {SMALLEST}"
             raise RequestError(what, where="model.tokenizer.vocab_size", fix=fix)
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
@@ -263,16 +265,38 @@ def _train_tokenizer(train: Passes, spec: TokenizerSpec, assets: Path) -> Settin
     texts = (
         [content for document in _documents(batch) for _, content in document] for batch in train()
     )
-    tokenizer = bpe.train_bpe(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
-    roles = {"pad_token": bpe.PAD, "eos_token": bpe.END}
+    tokenizer = train_bpe(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
+    roles = {"pad_token": PAD, "eos_token": END}
     save_tokenizer(tokenizer, assets, **roles)
     (assets / _TEMPLATE).write_text(TEMPLATE, encoding="utf-8")
     return {
         "vocab_size": tokenizer.get_vocab_size(),
-        "pad_token_id": tokenizer.token_to_id(bpe.PAD),
-        "eos_token_id": tokenizer.token_to_id(bpe.END),
+        "pad_token_id": tokenizer.token_to_id(PAD),
+        "eos_token_id": tokenizer.token_to_id(END),
         "special_tokens": roles,
     }
+
+
+def train_bpe(
+    texts: Iterable[list[str]], *, vocab_size: int, min_frequency: int
+) -> tokenizers.Tokenizer:
+    """A byte-level tokenizer of at most `vocab_size` tokens, which is at least `SMALLEST`.
+
+    It starts from the 256 bytes, so every text has tokens and comes back exactly as it was.
+
+    Unlike its WordPiece, the BPE learner of `tokenizers` breaks ties by token number, and numbers
+    by byte: the same texts give the same file in every process."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
