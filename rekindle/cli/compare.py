@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.runs import found_records
-from rekindle.cli.options import answer, shared
+from rekindle.cli.options import shared, tell
 from rekindle.report.collect import collect
 from rekindle.report.comparison import compared, lines
 from rekindle.report.comparison_page import render_comparison
@@ -27,9 +27,5 @@ def command(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool)
     found = compared(pairs)
     if html is not None:
         render_comparison(html, pairs, found)
-    if as_json:
-        answer(found)
-        return
-    click.echo("\n".join(lines(found)))
-    if html is not None:
-        click.echo(f"\npage  {html.absolute()}")
+    page = [] if html is None else ["", f"page  {html.absolute()}"]
+    tell(found, "\n".join([*lines(found), *page]), as_json)

@@ -12,7 +12,7 @@ import click
 from rekindle.app.compile import compiled, spread
 from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.app.plan import on_machines
-from rekindle.cli.options import FOLDER, answer, config, overrides, shared
+from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import Compiled
 from rekindle.platforms.parity import as_markdown
@@ -51,7 +51,7 @@ class Several(click.ParamType):  # type: ignore[type-arg]
               help="Folder for the definition.")  # fmt: skip
 @shared
 def command(
-    config: Path, overrides: tuple[str, ...], platforms: tuple[str, ...], output: Path, home: Path,
+    config: Path, overrides: Overrides, platforms: tuple[str, ...], output: Path, home: Path,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a compiled YAML),

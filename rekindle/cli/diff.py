@@ -12,7 +12,7 @@ from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
 from rekindle.app.runs import files_in, last_sent
-from rekindle.cli.options import FOLDER, answer, config, overrides, shared
+from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
 from rekindle.errors import RequestError
 from rekindle.outputs import Difference, StepDifference
 from rekindle.platforms.cache_diff import compare
@@ -29,7 +29,7 @@ from rekindle.spec.load import load_target
               help="What `rekindle compile` wrote; default: what was submitted last.")  # fmt: skip
 @shared
 def command(
-    config: Path, overrides: tuple[str, ...], platform: str, against: Path | None, home: Path,
+    config: Path, overrides: Overrides, platform: str, against: Path | None, home: Path,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Say which steps of CONFIG the platform will run again, compared with what was submitted

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.readiness import ready_here, ready_there
-from rekindle.cli.options import answer, maybe_config, overrides, shared
+from rekindle.cli.options import Overrides, answer, maybe_config, overrides, shared
 from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.masking import plain
 from rekindle.outputs import ReadinessCheck, rows_of
@@ -28,7 +28,7 @@ from rekindle.spec.load import load_target
 )  # fmt: skip
 @shared
 def command(
-    config: Path | None, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
+    config: Path | None, overrides: Overrides, platform: str, home: Path, as_json: bool
 ) -> int:
     """Check CONFIG against a platform, and print the least permissions that steps need. Makes
     read-only calls to the platform, and changes nothing."""

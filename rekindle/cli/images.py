@@ -10,7 +10,7 @@ import click
 
 from rekindle.app.pipeline import graph_of
 from rekindle.cli.compile import Several
-from rekindle.cli.options import answer, config, overrides, shared
+from rekindle.cli.options import Overrides, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ImageBuilt, ImagesPushed
 from rekindle.platforms import images
@@ -32,7 +32,7 @@ def command() -> None:
 @config
 @overrides
 @shared
-def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -> None:
+def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None:
     """Build an image on this machine: rekindle's image (`image.base`) and the files that the steps
     of CONFIG need."""
     spec, code = _read(config, overrides)
@@ -59,7 +59,7 @@ def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -
 )  # fmt: skip
 @shared
 def push(
-    config: Path, overrides: tuple[str, ...], platforms: tuple[str, ...], home: Path, as_json: bool
+    config: Path, overrides: Overrides, platforms: tuple[str, ...], home: Path, as_json: bool
 ) -> None:
     """Push that image as `platforms.P.image` (REGISTRY/NAME:TAG), and write its digest to
     rekindle.lock beside CONFIG. Later commands read it there."""
@@ -81,7 +81,7 @@ def push(
         click.echo(f"digests written to {path}: commit it", err=True)
 
 
-def _read(config: Path, overrides: tuple[str, ...]) -> tuple[Spec, Code]:
+def _read(config: Path, overrides: Overrides) -> tuple[Spec, Code]:
     """The spec, with images as it names them, and the code that its steps need."""
     spec = load_target(config, overrides, pinned=False)
     return spec, code_of(spec, graph_of(spec)[1])

@@ -18,6 +18,7 @@ from rekindle.records import Record
 log = logging.getLogger(__name__)
 
 Decorated = Callable[..., Any]
+Overrides = tuple[str, ...]
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -50,6 +51,11 @@ def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -
 def answer(record: Record) -> None:
     """Say it as one JSON object on stdout: what `--json` asks for."""
     click.echo(record.to_json())
+
+
+def tell(record: Record, text: str, as_json: bool) -> None:
+    """Say it on stdout, as one JSON object or as text."""
+    click.echo(record.to_json() if as_json else text)
 
 
 def agree(yes: bool, question: str) -> None:

@@ -11,7 +11,15 @@ import click
 from rekindle.app import calibrate
 from rekindle.app.plan import figures
 from rekindle.app.plan_text import lines
-from rekindle.cli.options import answer, maybe_config, overrides, own_prices, shared
+from rekindle.cli.options import (
+    Overrides,
+    answer,
+    maybe_config,
+    overrides,
+    own_prices,
+    shared,
+    tell,
+)
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.load import load_target
 
@@ -33,7 +41,7 @@ from rekindle.spec.load import load_target
               help="First measure that run; its speed corrects this and later plans.")  # fmt: skip
 @shared
 def command(
-    config: Path | None, overrides: tuple[str, ...], platform: str | None, region: str,
+    config: Path | None, overrides: Overrides, platform: str | None, region: str,
     examples: int | None, with_trace: bool, own: tuple[Path, ...], run: str | None, home: Path,
     as_json: bool,
 ) -> int:  # fmt: skip
@@ -53,9 +61,5 @@ def command(
         return 0
     spec = load_target(config, overrides)
     planned = figures(spec, platform or "", region, examples, home, own, with_trace=with_trace)
-    if as_json:
-        answer(planned)
-    else:
-        for line in lines(planned):
-            click.echo(line)
+    tell(planned, "\n".join(lines(planned)), as_json)
     return 2 if planned.errors else 0

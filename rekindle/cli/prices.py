@@ -69,9 +69,7 @@ def command(
 @command.command("refresh")
 @_which
 @shared
-def refresh(
-    clouds: tuple[str, ...], regions: tuple[str, ...], home: Path, as_json: bool
-) -> int:  # fmt: skip
+def refresh(clouds: tuple[str, ...], regions: tuple[str, ...], home: Path, as_json: bool) -> int:
     """Ask the clouds for the prices of the machines in the catalog, in the regions of the known
     prices or in --region. AWS needs a login, Google a key in GOOGLE_API_KEY, Azure nothing. If a
     cloud does not answer, its old prices stay."""
@@ -184,9 +182,7 @@ def _usd(price: Price | None) -> tuple[float | None, float | None]:
     return (price.on_demand_usd_per_hour, price.spot_usd_per_hour) if price else (None, None)
 
 
-def _tell(
-    home: Path, answers: Mapping[str, list[Price]], changes: Sequence[PriceChange]
-) -> None:  # fmt: skip
+def _tell(home: Path, answers: Mapping[str, list[Price]], changes: Sequence[PriceChange]) -> None:
     for each in changes:
         demand = ("on demand", each.on_demand_before, each.on_demand)
         pairs = (demand, ("spot", each.spot_before, each.spot))

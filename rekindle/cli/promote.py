@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.runs import find_run, shown_anew
-from rekindle.cli.options import answer, shared
+from rekindle.cli.options import shared, tell
 from rekindle.errors import RequestError
 from rekindle.report.collect import collect
 from rekindle.spec.model import Spec
@@ -37,9 +37,5 @@ def command(run: str, home: Path, as_json: bool) -> None:
     registration = promote(where, found.registration, found.files["evidence"])
     registration.write(found.files["registration"])
     shown_anew(record, home)
-    if as_json:
-        answer(registration)
-    else:
-        model = f"{registration.name} version {registration.version}"
-        already = f"{model} is already the champion; nothing changed"
-        click.echo(already if done else f"{model} is now the champion")
+    how = "already the champion; nothing changed" if done else "now the champion"
+    tell(registration, f"{registration.name} version {registration.version} is {how}", as_json)

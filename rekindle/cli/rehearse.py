@@ -7,10 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
-
 from rekindle.app.rehearse import rehearse
-from rekindle.cli.options import answer
+from rekindle.cli.options import tell
 from rekindle.errors import RequestError
 from rekindle.launch.fault import Fault
 from rekindle.records import RehearsalRecord
@@ -25,10 +23,7 @@ def rehearsed(spec: Spec, text: str, home: Path, as_json: bool) -> int:
     if fault.kind == "disk-full":
         _need_private_mounts()
     record = rehearse(spec, fault, home)
-    if as_json:
-        answer(record)
-    else:
-        click.echo(_words(record))
+    tell(record, _words(record), as_json)
     found = record.rehearsal
     return 0 if found.losses_equal and found.weights_equal else 1
 

@@ -12,7 +12,7 @@ from rekindle.app.progress import Progress, RunConsole, step_table
 from rekindle.app.run import Options, execute, windows
 from rekindle.app.runs import summary
 from rekindle.cli.grid import gridded
-from rekindle.cli.options import answer, config, overrides, shared
+from rekindle.cli.options import Overrides, answer, config, overrides, shared
 from rekindle.cli.rehearse import rehearsed
 from rekindle.errors import RekindleError, RequestError
 from rekindle.records import RunRecord, RunSummary
@@ -32,7 +32,7 @@ from rekindle.spec.model import Spec
               "hang or disk-full), and compare.")  # fmt: skip
 @shared
 def command(
-    config: Path, overrides: tuple[str, ...], fresh: bool, from_step: str | None,
+    config: Path, overrides: Overrides, fresh: bool, from_step: str | None,
     require_promotion: bool, fault: str | None, home: Path, as_json: bool,
 ) -> int:  # fmt: skip
     """Retrain, judge and register the model of CONFIG on this machine.

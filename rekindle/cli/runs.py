@@ -12,7 +12,7 @@ from typing import Any, get_args
 import click
 
 from rekindle import formats
-from rekindle.cli.options import overrides, shared
+from rekindle.cli.options import Overrides, overrides, shared
 from rekindle.errors import RequestError
 from rekindle.outputs import Runs
 from rekindle.platforms.local.store import is_alive
@@ -44,7 +44,7 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
 @shared
 def command(
     recover: Path | None, platform: str | None, name: str | None, status: tuple[str, ...],
-    sort: str, limit: int | None, overrides: tuple[str, ...], home: Path, as_json: bool,
+    sort: str, limit: int | None, overrides: Overrides, home: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """List runs, newest first: start, window of the data, status, time, metric, gate, model version
     and which is champion."""

@@ -16,7 +16,17 @@ from rekindle.app.plan_text import outlook
 from rekindle.app.preflight import preflight
 from rekindle.app.readiness import ready, refuse_early
 from rekindle.app.run import windows
-from rekindle.cli.options import Decorated, agree, answer, config, overrides, shared, yes
+from rekindle.cli.options import (
+    Decorated,
+    Overrides,
+    agree,
+    answer,
+    config,
+    overrides,
+    shared,
+    tell,
+    yes,
+)
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ScheduleDeleted, ScheduleRow, Schedules
@@ -50,7 +60,7 @@ def command() -> None:
               help="Only print what would be written on this machine.")  # fmt: skip
 @shared
 def set_(
-    config: Path, overrides: tuple[str, ...], platform: str, yes: bool, printed: bool, home: Path,
+    config: Path, overrides: Overrides, platform: str, yes: bool, printed: bool, home: Path,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
@@ -88,9 +98,7 @@ def _of_a_config(function: Decorated) -> Decorated:
 
 @command.command("list")
 @_of_a_config
-def list_(
-    config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
-) -> None:
+def list_(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """List the schedules that rekindle set where CONFIG runs, those of other configs too."""
     spec = load_target(config, overrides)
     _told(platform, _place(platform, spec).list_schedules(), as_json)
@@ -98,9 +106,7 @@ def list_(
 
 @command.command("pause")
 @_of_a_config
-def pause(
-    config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
-) -> None:
+def pause(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """Pause the schedule; `schedule set` resumes it."""
     spec = load_target(config, overrides)
     _told(platform, [_place(platform, spec).pause_schedule(spec.name)], as_json)
@@ -108,16 +114,12 @@ def pause(
 
 @command.command("delete")
 @_of_a_config
-def delete(
-    config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
-) -> None:
+def delete(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """Delete the schedule; its running runs continue."""
     spec = load_target(config, overrides)
     deleted = _place(platform, spec).delete_schedule(spec.name)
-    if as_json:
-        answer(ScheduleDeleted(platform=platform, deleted=deleted))
-    else:
-        click.echo("deleted" if deleted else "there was none")
+    record = ScheduleDeleted(platform=platform, deleted=deleted)
+    tell(record, "deleted" if deleted else "there was none", as_json)
 
 
 def _place(platform: str, spec: Spec) -> Platform | Here:

@@ -13,7 +13,7 @@ from rekindle.app.plan_text import outlook
 from rekindle.app.progress import Progress
 from rekindle.app.runs import summary
 from rekindle.app.submit import submitted
-from rekindle.cli.options import agree, answer, config, overrides, shared, wait, yes
+from rekindle.cli.options import Overrides, agree, answer, config, overrides, shared, wait, yes
 from rekindle.cli.run import conclude
 from rekindle.outputs import Planned, PlannedStep, Submitted
 from rekindle.platforms.platform import PLATFORMS
@@ -34,7 +34,7 @@ from rekindle.spec.load import load_target
               "continue an interrupted submission, else a new key.")  # fmt: skip
 @shared
 def command(
-    config: Path, overrides: tuple[str, ...], platform: str, yes: bool, wait: bool,
+    config: Path, overrides: Overrides, platform: str, yes: bool, wait: bool,
     token: str | None, home: Path, as_json: bool,
 ) -> int:  # fmt: skip
     """Compile CONFIG, show the steps and their machines, ask, and submit it to the platform."""

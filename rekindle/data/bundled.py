@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data.columns import RawBatch, Source
-from rekindle.data.roles import Kind
+from rekindle.data.roles import Columns
 from rekindle.data.validate import Findings
 from rekindle.errors import RequestError
 from rekindle.spec.identity import file_sha256
@@ -46,7 +46,7 @@ class BundledSource(Source):
             raise RequestError(what, where="data.source", fix=fix)
         self._content = data.columns.image if held == "image" else data.columns.text
 
-    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+    def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         """The examples in the order of the package."""
         present = [self._content, self._columns.label]
         if findings.missing_columns(PREFIX + self._name, columns, present):

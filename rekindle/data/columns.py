@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.data.roles import Kind
+from rekindle.data.roles import Columns, Kind
 from rekindle.data.validate import Findings
 
 Mask = npt.NDArray[np.bool_]
@@ -66,7 +66,7 @@ class RawBatch:
 class Source(Protocol):
     """What `ingest` and `fingerprint` need of a source of any kind."""
 
-    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+    def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         """The rows, in an order that depends on the content alone."""
         ...
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rekindle.data.columns import RawBatch, as_python, content_of, texts
-from rekindle.data.roles import Kind
+from rekindle.data.roles import Columns, Kind
 from rekindle.data.split import content_views
 from rekindle.data.validate import Findings
 from rekindle.spec.identity import digest
@@ -23,7 +22,7 @@ from rekindle.spec.identity import digest
 class RecordsHash:
     """Hash of the values of some columns, and the number of `rows`."""
 
-    def __init__(self, columns: Mapping[str, Kind]) -> None:
+    def __init__(self, columns: Columns) -> None:
         self.rows = 0
         self._columns = {name: _ColumnHash(columns[name]) for name in sorted(columns)}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -20,7 +20,7 @@ import yaml
 
 from rekindle.data.columns import RawBatch, Source
 from rekindle.data.files import split_of
-from rekindle.data.roles import Kind
+from rekindle.data.roles import Columns
 from rekindle.data.validate import Findings
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.model import DataSpec
@@ -48,7 +48,7 @@ class HubSource(Source):
         self._own_splits = data.split.by == "source"
         self._commit = ""
 
-    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+    def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         """The rows, split by split."""
         try:
             for split, stream in self._splits().items():

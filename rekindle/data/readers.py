@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 from rekindle.data.columns import RawBatch
 from rekindle.data.files import SourceFile
-from rekindle.data.roles import Kind
+from rekindle.data.roles import Columns
 from rekindle.data.validate import TO_UTF8, Findings
 
 BLOCK_BYTES = 4 << 20
@@ -41,12 +41,10 @@ _LONG_TYPES = (
     pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
 )  # fmt: skip
 
-Reader = Callable[[SourceFile, Mapping[str, Kind], Findings], Iterator[RawBatch]]
+Reader = Callable[[SourceFile, Columns, Findings], Iterator[RawBatch]]
 
 
-def read_csv(
-    file: SourceFile, columns: Mapping[str, Kind], findings: Findings
-) -> Iterator[RawBatch]:
+def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a CSV or TSV file; row 1 is the header, and a quoted value may span lines."""
     delimiter = "\t" if ".tsv" in file.name.lower() else ","
     if not _csv_header_fits(file, delimiter, columns, findings):
@@ -74,9 +72,7 @@ def read_csv(
             findings.add("malformed", file.name, what if "straddling" in str(error) else str(error))
 
 
-def read_parquet(
-    file: SourceFile, columns: Mapping[str, Kind], findings: Findings
-) -> Iterator[RawBatch]:
+def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a Parquet file, numbered from 1."""
     with file.open_anywhere() as stream:
         try:
@@ -226,9 +222,7 @@ def _decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     return np.full(len(column), -(-column.nbytes // max(len(column), 1)), np.int64)
 
 
-def read_jsonl(
-    file: SourceFile, columns: Mapping[str, Kind], findings: Findings
-) -> Iterator[RawBatch]:
+def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a file of JSON objects, one a line; blank lines are skipped, absent keys null."""
     schema: pa.Schema | None = None
     line = 1
@@ -262,7 +256,7 @@ def _raw(batch: pa.RecordBatch, lines: Any, file: SourceFile) -> RawBatch:
 
 
 def _csv_header_fits(
-    file: SourceFile, delimiter: str, columns: Mapping[str, Kind], findings: Findings
+    file: SourceFile, delimiter: str, columns: Columns, findings: Findings
 ) -> bool:
     """Whether the header names each wanted column once; notes what it lacks."""
     head = file.head(_HEADER_BYTES)
@@ -291,9 +285,7 @@ def _csv_header_fits(
     return not _twice(file, columns, header, findings)
 
 
-def _twice(
-    file: SourceFile, columns: Mapping[str, Kind], present: Sequence[str], findings: Findings
-) -> bool:
+def _twice(file: SourceFile, columns: Columns, present: Sequence[str], findings: Findings) -> bool:
     """Whether wanted columns stand in the file more than once, each noted."""
     twice = sorted(name for name in columns if present.count(name) > 1)
     for name in twice:
@@ -311,9 +303,8 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
 
 
 def _csv_batches(
-    stream: BinaryIO, delimiter: str, columns: Mapping[str, Kind],
-    skip: Callable[[pa.csv.InvalidRow], str],
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    stream: BinaryIO, delimiter: str, columns: Columns, skip: Callable[[pa.csv.InvalidRow], str]
+) -> Iterator[pa.RecordBatch]:
     # texts are checked for UTF-8 later, row by row; an image is the path of one
     types = {c: pa.string() if kind == "image" else pa.binary() for c, kind in columns.items()}
     reader = pa.csv.open_csv(
@@ -344,7 +335,7 @@ def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
         yield b"".join(rest)
 
 
-def _probe(block: bytes, columns: Mapping[str, Kind]) -> tuple[list[str], pa.Schema | None]:
+def _probe(block: bytes, columns: Columns) -> tuple[list[str], pa.Schema | None]:
     """The keys of the first objects, in order; and the types of the wanted columns, where they are
     of one kind each."""
     objects = []
@@ -382,7 +373,7 @@ def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
     return table.combine_chunks().to_batches()[0] if len(table) == lines else None
 
 
-def _object(pairs: list[tuple[str, Any]], columns: Mapping[str, Kind]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]], columns: Columns) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
@@ -393,7 +384,7 @@ def _object(pairs: list[tuple[str, Any]], columns: Mapping[str, Kind]) -> dict[s
 
 
 def _irregular_block(
-    block: bytes, line: int, file: SourceFile, columns: Mapping[str, Kind], findings: Findings
+    block: bytes, line: int, file: SourceFile, columns: Columns, findings: Findings
 ) -> RawBatch:
     values: dict[str, list[Any]] = {name: [] for name in columns}
     lines = []

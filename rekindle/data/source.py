@@ -7,7 +7,7 @@ import contextlib
 import copy
 import lzma
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -18,7 +18,7 @@ from rekindle.data.columns import RawBatch, Source, content_of
 from rekindle.data.files import Files, SourceFile, locate
 from rekindle.data.readers import READERS
 from rekindle.data.reference import MOST_BYTES
-from rekindle.data.roles import Kind
+from rekindle.data.roles import Columns
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window
 from rekindle.errors import RequestError
@@ -46,7 +46,7 @@ class FileSource(Source):
             what = f"format `{self.files.format}` does not go with {data.source}"
             raise RequestError(what, where="data.format", fix=fix)
 
-    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+    def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         """The rows, file by file in order of name."""
         if self.files.format == "images":
             yield from self._images(columns, findings)
@@ -92,7 +92,7 @@ class FileSource(Source):
         """How many files, how many bytes as stored."""
         return len(self.files.files), sum(file.size for file in self.files.files)
 
-    def _images(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+    def _images(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         names = self._data.columns
         if findings.missing_columns(self._data.source, columns, [names.image, names.label]):
             return

@@ -73,9 +73,7 @@ def key_path(location: tuple[str | int, ...]) -> KeyPath:
 class Told:
     """Problems of a document: the section at its root, where its keys stand, and its name."""
 
-    def __init__(
-        self, root: type[BaseModel], lines: Mapping[KeyPath, str], origin: str
-    ) -> None:  # fmt: skip
+    def __init__(self, root: type[BaseModel], lines: Mapping[KeyPath, str], origin: str) -> None:
         self.root, self.lines, self.origin = root, lines, origin
 
     def problem(self, path: KeyPath, what: str, fix: str) -> Problem:
