@@ -23,7 +23,7 @@ import contextlib
 import dataclasses
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rekindle.masking import masked, plain
@@ -108,6 +108,15 @@ class RequestError(RekindleError):
 
 class SpecError(RequestError):
     code = "E-SPEC"
+
+
+@contextlib.contextmanager
+def collected(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of a RequestError to `problems` instead of raising it."""
+    try:
+        yield
+    except RequestError as error:
+        problems += error.problems
 
 
 class UnsupportedError(RequestError):

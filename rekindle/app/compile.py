@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from rekindle.app.pipeline import ON_MACHINES, arguments_of
 from rekindle.app.plan import settled
 from rekindle.catalog.features import table
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import Problem, RequestError, collected
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
@@ -28,7 +28,7 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
     config asks for; RequestError with everything that is wrong."""
     problems = list(_lacks(platform, spec))
     there = Platform.of(platform, spec.platforms)
-    try:
+    with collected(problems):
         spec = settled(spec, platform)
         code = own.code_of(spec, graph)
         problems += own.problems(platform, spec, graph, code)
@@ -36,8 +36,6 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
         graph = spread(spec, graph)
         arguments = arguments_of(spec, graph, there.settings.artifact_root)
         definition = there.compile(text, graph, arguments)
-    except RequestError as error:
-        problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))
     _say_what_is_needed(platform, graph)

@@ -10,7 +10,7 @@ from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
 from rekindle.app.preflight import looks
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.platforms.checks import problems as wrong_ones
 from rekindle.platforms.checks import run_checks
@@ -25,10 +25,8 @@ LOCAL = "local"
 def ready(platform: str, spec: Spec) -> Definition:
     """The definition; RequestError with everything that is wrong with it or not said."""
     problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
-    try:
+    with collected(problems):
         definition = compiled(platform, spec, *graph_of(spec))
-    except RequestError as error:
-        problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))
     return definition
@@ -61,10 +59,8 @@ def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     """What a platform and the config lack for each other; the permissions that steps need."""
     there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
     definition, lacks = None, list[Problem]()
-    try:
+    with collected(lacks):
         definition = ready(platform, on_machines(spec, platform, home)) if spec else None
-    except RequestError as error:
-        lacks += error.problems
     found = run_checks(there.checks(definition))
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))
     return Readiness(

@@ -13,7 +13,7 @@ from rekindle.app.compile import compiled, spread
 from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.app.plan import on_machines
 from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled
 from rekindle.platforms.parity import as_markdown
 from rekindle.platforms.platform import PLATFORMS
@@ -62,11 +62,9 @@ def command(
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     for platform in platforms:
-        try:
+        with collected(problems):
             spec = on_machines(wanted, platform, home)
             files |= compiled(platform, spec, text, graph).files
-        except RequestError as error:
-            problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:

@@ -28,7 +28,7 @@ from rekindle.cli.options import (
     yes,
 )
 from rekindle.cli.submit import show
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import ScheduleDeleted, ScheduleRow, Schedules
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.local.schedule import Here, Job
@@ -148,14 +148,10 @@ def _set_here(
 def _ready(there: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definition, Lowered]:
     """What is sent; RequestError with everything that is wrong with the job and its schedule."""
     problems, lowered = list[Problem](), None
-    try:
+    with collected(problems):
         lowered = there.lowered(schedule)
-    except RequestError as error:
-        problems += error.problems
-    try:
+    with collected(problems):
         definition = ready(there.name, spec)
-    except RequestError as error:
-        problems += error.problems
     if problems:
         raise RequestError(problems)
     assert lowered is not None

@@ -22,13 +22,13 @@ from rekindle.tasks.base import Modality, Settings, TokenTask
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
 from rekindle.tasks.pretrained import (
     TOKENIZER,
+    HubTask,
     check_positions,
     check_source,
     configuration,
     fetch_tokenizer,
     read_tokenizer,
     save_tokenizer,
-    weights_folder,
 )
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ _EXAMPLE = "{model_type: llama, hidden_size: 128, intermediate_size: 352, num_hi
 _SCALES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
-class CausalLM(TokenTask):
+class CausalLM(HubTask, TokenTask):
     modality: ClassVar[Modality] = "document"
+    head: ClassVar[str] = "AutoModelForCausalLM"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         check_source(model, _EXAMPLE, data.max_length)
@@ -118,9 +119,6 @@ class CausalLM(TokenTask):
         if getattr(head, "bias", None) is not None:
             raise _unsupported(config, "adds a bias to the scores")
         return network
-
-    def weights(self, model: ModelSpec) -> Path | None:
-        return weights_folder(model)
 
     def collate(
         self, table: pa.Table, settings: Settings, *, slots: Ints | None = None,
@@ -186,19 +184,6 @@ class CausalLM(TokenTask):
             )  # fmt: skip
             answers.append(tokenizer.decode(found_BT[0, prompt_BT.shape[1] :].tolist()))
         return answers
-
-    def save(
-        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
-    ) -> None:
-        network.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
-
-    def load(self, folder: Path) -> torch.nn.Module:
-        from transformers import AutoModelForCausalLM
-
-        network: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="float32", local_files_only=True
-        )
-        return network.eval()
 
 
 def _documents(batch: pa.RecordBatch) -> Iterator[list[Turn]]:

@@ -10,18 +10,18 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rekindle.spec.model import TokenizerSpec
-from rekindle.tasks.base import Settings, Task
+from rekindle.tasks.base import Settings
 from rekindle.tasks.pretrained import (
     TOKENIZER,
+    HubTask,
     check_positions,
     check_source,
     configuration,
     fetch_tokenizer,
     save_tokenizer,
-    weights_folder,
 )
 from rekindle.tasks.wordpiece import SPECIAL_TOKENS, train_wordpiece
 
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
     from rekindle.tasks.base import Passes
 
 
-class EncoderTask(Task):
+class EncoderTask(HubTask):
     """A subclass says how examples are encoded, and what texts a tokenizer learns from."""
-
-    head: ClassVar[str]
-    """The class of transformers that makes the network."""
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         example = "{model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}"
@@ -74,9 +71,6 @@ class EncoderTask(Task):
         )
         return network
 
-    def weights(self, model: ModelSpec) -> Path | None:
-        return weights_folder(model)
-
     def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
         import numpy as np
         import torch
@@ -97,19 +91,6 @@ class EncoderTask(Task):
     def logits(self, network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         logits: torch.Tensor = network(**inputs).logits
         return logits.float()
-
-    def save(
-        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
-    ) -> None:
-        network.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
-
-    def load(self, folder: Path) -> torch.nn.Module:
-        import transformers
-
-        network: torch.nn.Module = getattr(transformers, self.head).from_pretrained(
-            folder, dtype="float32", local_files_only=True
-        )
-        return network.eval()
 
 
 def _train_tokenizer(

@@ -7,13 +7,15 @@ import inspect
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import Problem, RequestError, did_you_mean, first_line
 from rekindle.spec.heartbeat import beat
+from rekindle.tasks.base import Settings, Task
 
 if TYPE_CHECKING:
     import tokenizers
+    import torch
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from rekindle.spec.model import ModelSpec
@@ -23,6 +25,29 @@ _GENERAL = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype"
             "layer_types", "use_cache"}  # fmt: skip
 TOKENIZER = "tokenizer.json"
 _NETWORK = "check the name, the revision and the network; a private one needs HF_TOKEN"
+
+
+class HubTask(Task):
+    """A task whose network one of the classes of transformers makes, reads and writes."""
+
+    head: ClassVar[str]
+    """The name of that class."""
+
+    def weights(self, model: ModelSpec) -> Path | None:
+        return weights_folder(model)
+
+    def save(
+        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
+    ) -> None:
+        network.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
+
+    def load(self, folder: Path) -> torch.nn.Module:
+        import transformers
+
+        network: torch.nn.Module = getattr(transformers, self.head).from_pretrained(
+            folder, dtype="float32", local_files_only=True
+        )
+        return network.eval()
 
 
 def check_source(model: ModelSpec, example: str, longest: int) -> None:
