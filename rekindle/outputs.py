@@ -5,6 +5,7 @@ say `RunSummary`, `RunRecord` or `Registration` of records.py, whichever they sh
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -29,9 +30,7 @@ class ErrorRow(Record):
 
 def rows_of(error: RekindleError) -> tuple[ErrorRow, ...]:
     """A row a problem."""
-    return tuple(
-        ErrorRow(code=p.code, what=p.what, where=p.where, fix=p.fix) for p in error.problems
-    )
+    return tuple(ErrorRow(**dataclasses.asdict(problem)) for problem in error.problems)
 
 
 class Errors(Answer):

@@ -184,16 +184,14 @@ class Run:
             f"<td style='text-align:left'>{_why(step)}</td></tr>"
             for step in self.record.steps
         )
-        head = (
-            "<tr><th>step</th><th>status</th><th>time</th><th style='text-align:left'>why</th></tr>"
-        )
+        head = "<tr><th>step</th><th>status</th><th>time</th>"
+        head += "<th style='text-align:left'>why</th></tr>"
         evidence = self.findings.evidence
         error = "" if self.record.status == "succeeded" else self.record.error
         facts = {"error": error, "metrics": _pairs(evidence.metrics if evidence else {}),
                  "gate": str(self.gate.get("reason", "")), "model": _pairs(self.model)}  # fmt: skip
-        lines = "".join(
-            f"<div><b>{name}</b> {html.escape(text)}</div>" for name, text in facts.items() if text
-        )
+        known = {name: html.escape(text) for name, text in facts.items() if text}
+        lines = "".join(f"<div><b>{name}</b> {text}</div>" for name, text in known.items())
         title = f"<div><b>{html.escape(self.id)}</b> {self.record.status}{self._where()}</div>"
         return f"{title}<table>{head}{rows}</table>{lines}"
 
@@ -266,9 +264,8 @@ def planned(
         raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
     own = [Path(file) for file in prices]
-    return Forecast(
-        figures(resolved, platform, region, examples, Path(home), own, with_trace=trace)
-    )
+    found = figures(resolved, platform, region, examples, Path(home), own, with_trace=trace)
+    return Forecast(found)
 
 
 def submit(
@@ -344,6 +341,5 @@ def compare(*wanted: Run | str, home: str | Path = DEFAULT_HOME) -> Comparison:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return "  ".join(
-        f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()
-    )
+    texts = {k: f"{v:.4f}" if isinstance(v, float) else f"{v}" for k, v in values.items()}
+    return "  ".join(f"{name} {text}" for name, text in texts.items())

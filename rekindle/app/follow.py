@@ -184,10 +184,7 @@ def exit_code(record: RunRecord) -> int:
 
 def _without_secrets(record: RunRecord) -> RunRecord:
     """A platform repeats what a step said last."""
-    steps = tuple(
-        step.model_copy(update={"error": masked(step.error)}) if step.error else step
-        for step in record.steps
-    )
+    steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in record.steps)
     return record.model_copy(update={"steps": steps, "error": masked(record.error)})
 
 

@@ -178,13 +178,9 @@ def _shown(head: str, texts: list[str], picture: Markup | None) -> Markup:
 def _folded(rows: list[tuple[str, list[str], None]]) -> Markup:
     if not rows:
         return Markup("")
+    what, style = "Other layouts, and why not them", "cursor:pointer;padding:.35em 0"
     inside = tag("div", _table(rows), style="margin:.3em 0 0")
-    return tag(
-        "details",
-        tag("summary", "Other layouts, and why not them", style="cursor:pointer;padding:.35em 0"),
-        inside,
-        style=f"border-top:{_LINE}",
-    )
+    return tag("details", tag("summary", what, style=style), inside, style=f"border-top:{_LINE}")
 
 
 # Bars
@@ -241,16 +237,10 @@ def _bar(name: str, parts: list[_Part]) -> Markup:
         "div", *segments, role="img", aria_label=f"{name}: {', '.join(map(str, parts))}",
         style=f"display:flex;height:1.35em;margin:.35em 0;border:{_LINE};{exact}",
     )  # fmt: skip
-    swatch = (
-        f"display:inline-block;width:.75em;height:.75em;margin-right:.4em;border:{_LINE};{exact}"
-    )
-    legend = (
-        tag(
-            "span",
-            tag("span", style=f"{swatch};background:{part.fill}"),
-            str(part),
-            style="display:inline-block;margin-right:1.2em",
-        )
-        for part in parts
-    )
+    square = "display:inline-block;width:.75em;height:.75em;margin-right:.4em"
+    legend = []
+    for part in parts:
+        swatch = tag("span", style=f"{square};border:{_LINE};{exact};background:{part.fill}")
+        apart = "display:inline-block;margin-right:1.2em"
+        legend.append(tag("span", swatch, str(part), style=apart))
     return join([bar, tag("div", *legend, aria_hidden="true", style="font-size:.92em")])

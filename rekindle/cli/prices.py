@@ -32,10 +32,8 @@ def _which(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--cloud` and `--region`."""
     cloud = click.option("--cloud", "clouds", type=click.Choice(CLOUDS), multiple=True,
                          help="Only this cloud; repeatable.")  # fmt: skip
-    region = click.option(
-        "--region", "regions", multiple=True, help="Only this region; repeatable."
-    )
-    return cloud(region(function))
+    only = "Only this region; repeatable."
+    return cloud(click.option("--region", "regions", multiple=True, help=only)(function))
 
 
 @click.group("prices", invoke_without_command=True)

@@ -88,6 +88,5 @@ class BundledSource(Source):
         if found is None or not found.submodule_search_locations:
             fix = "pip install scikit-learn"
             raise RequestError("scikit-learn is not installed", where="data.source", fix=fix)
-        return Path(
-            found.submodule_search_locations[0], "datasets", "data", (_IMAGES | _TABLES)[self._name]
-        )
+        folder = Path(found.submodule_search_locations[0], "datasets", "data")
+        return folder / (_IMAGES | _TABLES)[self._name]

@@ -165,10 +165,8 @@ def _is_scalar(kind: pa.DataType) -> bool:
 
 def _scalar_texts(values: pa.Array) -> pa.StringArray:
     if pa.types.is_timestamp(values.type):
-        utc = pc.cast(
-            pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False), pa.timestamp("us")
-        )
-        return pc.strftime(utc, format="%Y-%m-%dT%H:%M:%S")
+        times = pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False)
+        return pc.strftime(pc.cast(times, pa.timestamp("us")), format="%Y-%m-%dT%H:%M:%S")
     return values.cast(pa.string())
 
 

@@ -82,10 +82,8 @@ def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
 
 def _numbers(value: pa.Scalar) -> Any:
     """A list of numbers without a Python object each, a list of lists with them."""
-    flat = value.values
-    return (
-        flat.to_numpy(zero_copy_only=False) if not pa.types.is_nested(flat.type) else value.as_py()
-    )
+    flat, nested = value.values, pa.types.is_nested(value.values.type)
+    return value.as_py() if nested else flat.to_numpy(zero_copy_only=False)
 
 
 def _decode(data: bytes) -> Pixels:
@@ -113,12 +111,8 @@ def _from_numbers(value: Any, size: tuple[int, int] | None) -> Pixels:
     if not np.isfinite(numbers).all():
         what = f"{np.argmin(np.isfinite(numbers.ravel()))} of {numbers.size} is not a number"
         raise PixelError(what)
-    if (
-        numbers.size == 0
-        or (numbers != np.floor(numbers)).any()
-        or numbers.min() < 0
-        or numbers.max() > 255
-    ):
+    whole = numbers.size and (numbers == np.floor(numbers)).all()
+    if not whole or numbers.min() < 0 or numbers.max() > 255:
         span = f"{numbers.min():g} to {numbers.max():g}" if numbers.size else "none"
         raise PixelError(f"numbers {span}, not whole from 0 to 255")
     return _shaped(numbers.astype(np.uint8), size)

@@ -77,10 +77,8 @@ class _Ingestion:
         self.span = Span()
         self.seen = ""
         self.labelled = "label" in self.schema.names
-        self.rows: collections.Counter[str] = collections.Counter(dict.fromkeys(SPLITS, 0))
-        self.class_rows: dict[str, collections.Counter[str]] = {
-            s: collections.Counter() for s in SPLITS
-        }
+        self.rows = collections.Counter(dict.fromkeys(SPLITS, 0))
+        self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def write(self) -> None:
         """Fill the files of all splits."""
@@ -100,7 +98,7 @@ class _Ingestion:
         data, findings = self.data, self.findings
         if not findings:  # else what was read may not be all
             self._check_held(source)
-        rows = dict(self.rows)
+        rows, counted = dict(self.rows), SPLITS if self.labelled else ()
         found = {label for counts in self.class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if self.labelled else ()
         if not sum(rows.values()):
@@ -122,9 +120,7 @@ class _Ingestion:
             slices=data.slices,
             image_shape=self.normaliser.image_shape,
             rows=rows,
-            class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in SPLITS}
-            if self.labelled
-            else {},
+            class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in counted},
         )
 
     def _examples(self) -> Iterator[tuple[pa.Table, Times, str]]:
@@ -172,15 +168,12 @@ class _Ingestion:
                 labels = part.column("label")
                 if self.modality == "words":
                     labels = pa.chunked_array([chunk.flatten() for chunk in labels.chunks])
-                counts = labels.value_counts()
-                self.class_rows[split].update(
-                    {c["values"].as_py(): c["counts"].as_py() for c in counts}
-                )
+                counts = labels.value_counts().to_pylist()
+                self.class_rows[split].update({each["values"]: each["counts"] for each in counts})
 
     def _write_by_time(self) -> None:
-        staged = self.schema.remove(self.schema.get_field_index("split")).append(
-            pa.field(_TIME, pa.int64())
-        )
+        without = self.schema.remove(self.schema.get_field_index("split"))
+        staged = without.append(pa.field(_TIME, pa.int64()))
         with tempfile.TemporaryDirectory(prefix=".staged-", dir=self.out) as scratch:
             path = Path(scratch, "all.arrow")
             with ExamplesWriter(path.parent, staged, ("all",)) as writer:
@@ -209,6 +202,5 @@ class _Ingestion:
             fix = "move data.window.end, or lower data.window.offset"
             self.findings.note(what, where=f"they span {self.span}", fix=fix)
         elif not self.findings:
-            self.findings.note(
-                "the source holds no records", where=self.data.source, fix="check data.source"
-            )
+            where, fix = self.data.source, "check data.source"
+            self.findings.note("the source holds no records", where=where, fix=fix)

@@ -106,9 +106,8 @@ class Normaliser:
         """SHA-256 of what the model sees, cut to 16 bytes; the shape of an image is part of it."""
         prefix = repr(self.image_shape).encode() if self._modality == "image" else b""
         hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
-        return pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(HASH_BYTES), len(table), [None, pa.py_buffer(hashes)]
-        )
+        buffers = [None, pa.py_buffer(hashes)]
+        return pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_BYTES), len(table), buffers)
 
 
 def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:

@@ -179,10 +179,8 @@ class SampleOrder:
 
 
 def _permutation(count: int, seed: int, epoch: int, stream: int) -> Indices:
-    key = np.array([seed, epoch], np.uint64)
-    words = np.random.Philox(key=key, counter=np.array([0, 0, 0, stream], np.uint64)).random_raw(
-        count
-    )
+    key, counter = np.array([seed, epoch], np.uint64), np.array([0, 0, 0, stream], np.uint64)
+    words = np.random.Philox(key=key, counter=counter).random_raw(count)
     return np.argsort(np.asarray(words), kind="stable")
 
 

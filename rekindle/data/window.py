@@ -99,9 +99,8 @@ def shift(time: dt.datetime, by: Duration, *, back: bool = False) -> dt.datetime
     year, month = month // 12, month % 12 + 1
     day = min(time.day, calendar.monthrange(year, month)[1])
     try:
-        return time.replace(year=year, month=month, day=day) + dt.timedelta(
-            seconds=sign * by.seconds
-        )
+        moved = time.replace(year=year, month=month, day=day)
+        return moved + dt.timedelta(seconds=sign * by.seconds)
     except OverflowError:
         return dt.datetime.min if back else _DEADLINE
 
@@ -113,9 +112,9 @@ def floor(time: dt.datetime, unit: str) -> dt.datetime:
     day = time.replace(hour=0, minute=0, second=0, microsecond=0)
     if unit == "week":
         return day - dt.timedelta(days=min(day.weekday(), day.toordinal() - 1))
-    return day.replace(
-        day=1 if unit in ("month", "year") else day.day, month=1 if unit == "year" else day.month
-    )
+    if unit == "year":
+        return day.replace(month=1, day=1)
+    return day.replace(day=1) if unit == "month" else day
 
 
 def step(spec: WindowSpec) -> Duration:
@@ -214,9 +213,8 @@ class Partitions:
         for match in _PLACEHOLDER.finditer(self.path):
             pattern += _glob_pattern(self.path[position : match.start()])
             pieces = re.split("(" + "|".join(_DIRECTIVES) + ")", match[1] or self.default_format)
-            pattern += "".join(
-                f"({_DIRECTIVES[p]})" if p in _DIRECTIVES else re.escape(p) for p in pieces
-            )
+            groups = {name: f"({digits})" for name, digits in _DIRECTIVES.items()}
+            pattern += "".join(groups.get(piece, re.escape(piece)) for piece in pieces)
             position = match.end()
         return pattern + _glob_pattern(self.path[position:])
 

@@ -32,10 +32,10 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     theirs = kind.of(rows, "champion", record.champion) if record.champion else None
     metric, slice_metric = _metrics(spec, record)
     slices = _slices(rows, slice_columns, ours, theirs)
-    refusal = _refusal(record)
-    verdict = (
-        refused(*refusal) if refusal else judge(spec, metric, ours, theirs, slices, slice_metric)
-    )
+    if refusal := _refusal(record):
+        verdict = refused(*refusal)
+    else:
+        verdict = judge(spec, metric, ours, theirs, slices, slice_metric)
     return Evidence(
         run_key=record.candidate.run_key,
         model_digest=record.candidate.digest,
@@ -88,9 +88,8 @@ def _refusal(record: records.Scores) -> tuple[str, str] | None:
 def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
     """The candidate's results with the champion's beside them."""
     known = {part.label: part.f1 for part in theirs.classes()} if theirs else {}
-    return tuple(
-        part.model_copy(update={"champion_f1": known.get(part.label)}) for part in ours.classes()
-    )
+    found = ((part, {"champion_f1": known.get(part.label)}) for part in ours.classes())
+    return tuple(part.model_copy(update=update) for part, update in found)
 
 
 def _slices(

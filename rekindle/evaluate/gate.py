@@ -97,9 +97,8 @@ def _floors(spec: EvaluateSpec, candidate: Scores) -> list[Check]:
         passed = value <= floor if lower else value >= floor
         side = "at most" if lower else "at least"
         detail = f"{name} {value:.4f} {'is' if passed else 'is not'} {side} {floor:g}"
-        checks.append(
-            Check(name=f"floor_{name}", passed=passed, detail=detail, value=value, threshold=floor)
-        )
+        known = {"value": value, "threshold": floor}
+        checks.append(Check(name=f"floor_{name}", passed=passed, detail=detail, **known))
     return checks
 
 

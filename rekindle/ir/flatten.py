@@ -185,7 +185,8 @@ class _Flattening:
             after = tuple(leaf for name in node.after for leaf in inside[name])
             ended[node.name] = self.node(node, at, given, inner, after)
             inside[node.name] = tuple(flat.path for flat in self.found[first:])
-        return _Scope(_results(dag.parameters, ended), _results(dag.artifacts, ended, "artifacts"))
+        kinds = ("parameters", "artifacts")
+        return _Scope(*(_results(getattr(dag, kind), ended, kind) for kind in kinds))
 
     def node(
         self, node: AnyNode, path: str, given: _Scope, guards: tuple[Guard, ...],
@@ -285,13 +286,10 @@ class _Flattening:
             parameters[name] = Text(value, others)
         artifacts = {}
         for name, place in node.artifacts.items():
-            found = (
-                scope.artifacts.get(place.name)
-                if isinstance(place, FromInput)
-                else _output(ended, place, "artifacts")
-            )
-            if found is not None:
-                artifacts[name] = found
+            if isinstance(place, FromTask):
+                artifacts[name] = _output(ended, place, "artifacts")
+            elif place.name in scope.artifacts:
+                artifacts[name] = scope.artifacts[place.name]
         return _Scope(parameters, artifacts)
 
     def parameter(
@@ -322,9 +320,7 @@ def _output(ended: Mapping[str, _Scope], source: FromTask, kind: str) -> Source:
 
 
 def _results(
-    results: Mapping[str, tuple[FromTask, ...]],
-    ended: Mapping[str, _Scope],
-    kind: str = "parameters",
+    results: Mapping[str, tuple[FromTask, ...]], ended: Mapping[str, _Scope], kind: str
 ) -> dict[str, Source]:
     found = {n: tuple(_output(ended, s, kind) for s in several) for n, several in results.items()}
     return {n: items[0] if len(items) == 1 else FirstOf(items) for n, items in found.items()}

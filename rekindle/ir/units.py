@@ -66,10 +66,8 @@ def _walk(dag: Dag, scope: Scope, found: list[TracedStep]) -> Scope:
             artifacts = {name: inputs[name] for name in node.artifacts}
             parameters = {name: inputs[name] for name in node.parameters}
             found.append(TracedStep(node, parameters, artifacts))
-    outputs = {**dag.parameters, **dag.artifacts}
-    return {
-        name: _joined(ended[s.task, s.output] for s in several) for name, several in outputs.items()
-    }
+    several = {**dag.parameters, **dag.artifacts}
+    return {n: _joined(ended[s.task, s.output] for s in each) for n, each in several.items()}
 
 
 def _inside(node: SubDag, inputs: Scope) -> Scope:

@@ -103,9 +103,8 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_r
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    location = (
-        None if tracking_uri else (Path(artifact_root).absolute() / ARTIFACTS / name).as_uri()
-    )
+    here = Path(artifact_root).absolute() / ARTIFACTS / name
+    location = None if tracking_uri else here.as_uri()
     from mlflow.exceptions import MlflowException
 
     try:
@@ -130,8 +129,5 @@ def _fix(tracking_uri: str, error: BaseException) -> str:
 
 def tags_of(version: Any) -> dict[str, str]:
     """Tags of a model version without our prefix."""
-    return {
-        key.removeprefix(PREFIX): str(value)
-        for key, value in dict(version.tags).items()
-        if key.startswith(PREFIX)
-    }
+    ours = {key: str(value) for key, value in version.tags.items() if key.startswith(PREFIX)}
+    return {key.removeprefix(PREFIX): value for key, value in ours.items()}

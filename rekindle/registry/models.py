@@ -240,10 +240,9 @@ def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping
 
 def _same_work(client: MlflowClient, name: str, run_key: str, digest: str) -> ModelVersion | None:
     query = f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'"
-    found = (
-        v for v in client.search_model_versions(query) if tags_of(v).get("model_digest") == digest
-    )
-    return min(found, key=lambda v: int(v.version), default=None)
+    found = client.search_model_versions(query)
+    same = (version for version in found if tags_of(version).get("model_digest") == digest)
+    return min(same, key=lambda version: int(version.version), default=None)
 
 
 def _ensure_model(client: MlflowClient, name: str) -> None:

@@ -151,9 +151,8 @@ def lines(found: Compared) -> list[str]:
     """The tables, and what could not be compared."""
     about: list[Row] = [("run", *(run.run_id for run in found.runs))]
     about += [(name.lower(), *values) for name, values in facts(found.runs)]
-    title = (
-        "metrics, and changes from the first run (with 95% interval; marked where it holds no zero)"
-    )
+    interval = "with 95% interval; marked where it holds no zero"
+    title = f"metrics, and changes from the first run ({interval})"
     config, data = _fact_rows(found.settings), _fact_rows(found.data)
     text = formats.aligned(about)
     for name, rows in ((title, _metric_rows(found)), ("config", config), ("data", data)):

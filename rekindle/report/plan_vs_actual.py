@@ -134,9 +134,8 @@ def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure
         between = (middle * expected / high, middle, middle * expected / low)
         return _Figure(name, between, _median(rows, field), say, better=1)
 
-    yield _Figure(
-        "Time of a step", chosen.step_seconds, _median(rows, "step_seconds"), formats.seconds
-    )
+    took = _median(rows, "step_seconds")
+    yield _Figure("Time of a step", chosen.step_seconds, took, formats.seconds)
     yield rate("Tokens a second", chosen.tokens_per_second, "tokens_per_second", _rate)
     if chosen.gpu.casefold() != _CPU:
         yield rate("Model FLOPs utilisation", chosen.mfu, "mfu", formats.percent)

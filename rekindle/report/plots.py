@@ -128,9 +128,8 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
     grid = [tag("line", css="grid", x1=place, x2=place, y1=-8, y2=18) for place in places]
     begin = scale.at(start)
     width = share(scale.at(start + seconds) - begin)
-    laps = [
-        tag("rect", css=css, x=share(begin), width=w, height="100%", rx=2) for w in (width, "4")
-    ]
+    x, widths = share(begin), (width, "4")
+    laps = [tag("rect", css=css, x=x, width=each, height="100%", rx=2) for each in widths]
     return plot("track", label, title(label), *grid, *laps)
 
 
@@ -199,19 +198,17 @@ def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
 
 def _dots(series: Series, x: Axis, y: Axis) -> Markup:
     points = [point for point in thin(series.points, 80) if drawable(point)]
-    return join(
-        _dot(x.at(px), y.at(py), 3, series.css, f"{series.name} {formats.metric(py)}")
-        for px, py in points
-    )
+    said = {py: f"{series.name} {formats.metric(py)}" for _, py in points}
+    return join(_dot(x.at(px), y.at(py), 3, series.css, said[py]) for px, py in points)
 
 
 def _above(ticks: Sequence[tuple[float, str]], edge: float) -> list[Markup]:
     """Texts over their places; within `edge` per cent of an end they stay inside."""
-    anchors = ("start" if at < edge else "end" if at > 100 - edge else "middle" for at, _ in ticks)
-    return [
-        tag("text", text, x=share(at), y=12, text_anchor=anchor)
-        for (at, text), anchor in zip(ticks, anchors, strict=True)
-    ]
+    texts = []
+    for at, text in ticks:
+        anchor = "start" if at < edge else "end" if at > 100 - edge else "middle"
+        texts.append(tag("text", text, x=share(at), y=12, text_anchor=anchor))
+    return texts
 
 
 def _across(place: str, css: str) -> Markup:

@@ -114,10 +114,8 @@ def _facts(
     if rates:
         facts.append(("Median throughput", f"{formats.count(statistics.median(rates))} samples/s"))
     facts += _measured(history)
-    facts += [
-        (f"Validation {texts.metric_name(k)}", formats.metric(v))
-        for k, v in summary.validation.items()
-    ]
+    for name, value in summary.validation.items():
+        facts.append((f"Validation {texts.metric_name(name)}", formats.metric(value)))
     return tuple(facts)
 
 

@@ -73,9 +73,8 @@ def failed_steps(run: RunRecord) -> tuple[StepRecord, ...]:
     """The steps to look at when a run did not succeed: failed ones, else those that were under
     way."""
     failed = tuple(step for step in run.steps if step.status == "failed")
-    return failed or tuple(
-        step for step in run.steps if step.status in ("running", "cancelled") and step.started_at
-    )
+    begun = (step for step in run.steps if step.started_at)
+    return failed or tuple(step for step in begun if step.status in ("running", "cancelled"))
 
 
 def _unfinished(run: RunRecord, found: Findings) -> Verdict:

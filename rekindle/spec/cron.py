@@ -8,6 +8,7 @@ numbers, ranges and lists only. Authority: crontab(5)."""
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 import zoneinfo
 from collections.abc import Iterator
@@ -69,9 +70,8 @@ def listed(numbers: tuple[int, ...] | None) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ",".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs
-    )
+    spans = ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs)
+    return ",".join(itertools.chain.from_iterable(spans))
 
 
 def written(cron: str) -> str:

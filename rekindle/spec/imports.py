@@ -61,9 +61,8 @@ def closure(
     under the name of one of the standard library: which of them a process finds first depends on
     its own path."""
     found = {file.absolute(): file.absolute().parent for file in files}
-    waiting: list[tuple[Path | None, ast.AST]] = [
-        (file, _read(file)) for file in found if file.suffix == ".py"
-    ]
+    waiting = list[tuple[Path | None, ast.AST]]()
+    waiting += [(file, _read(file)) for file in found if file.suffix == ".py"]
     waiting += [(None, _parsed(text, name)) for name, text in sources.items()]
     while waiting:
         file, tree = waiting.pop()
@@ -78,9 +77,8 @@ def closure(
 def contents(files: Mapping[Path, Path]) -> list[list[str]]:
     """What stands for the files that `closure` found, wherever they lie: the name under which each
     is imported, and a hash of its bytes."""
-    return sorted(
-        [file.relative_to(top).as_posix(), large_file_sha256(file)] for file, top in files.items()
-    )
+    named = {file: file.relative_to(top).as_posix() for file, top in files.items()}
+    return sorted([name, large_file_sha256(file)] for file, name in named.items())
 
 
 def _modules(

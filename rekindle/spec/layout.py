@@ -168,10 +168,10 @@ def _with_neighbours(
 ) -> Problem:
     if not (nearest := _nearest(wanted, world, shape, train)):
         return problem
-    degrees = [
-        [f"{axis}: {getattr(n, axis)}" for axis in AXES if getattr(n, axis) > 1] for n in nearest
-    ]
-    texts = [f"{{{', '.join(named)}}}" if named else "auto" for named in degrees]
+    texts = []
+    for layout in nearest:
+        named = [f"{a}: {getattr(layout, a)}" for a in AXES if getattr(layout, a) > 1]
+        texts.append(f"{{{', '.join(named)}}}" if named else "auto")
     fix = f"on {world} ranks, use {' or '.join(texts)}"
     return dataclasses.replace(problem, fix=f"{problem.fix}; {fix}" if problem.fix else fix)
 

@@ -83,21 +83,17 @@ class CausalLM(HubTask, TokenTask):
 
         chat = settings["form"] == "chat"
         rendered = [_rendered(d, settings, assets) for d in _documents(batch)]
-        encoded = _tokenizer(assets).encode_batch(
-            [text for text, _ in rendered], add_special_tokens=not chat
-        )
-        rows = [
-            _row(encoding, text, spans, settings)
-            for encoding, (text, spans) in zip(encoded, rendered, strict=True)
-        ]
+        texts = [text for text, _ in rendered]
+        encoded = _tokenizer(assets).encode_batch(texts, add_special_tokens=not chat)
+        pairs = zip(encoded, rendered, strict=True)
+        rows = [_row(encoding, text, spans, settings) for encoding, (text, spans) in pairs]
         starts = np.cumsum([0, *(len(ids) for ids, _, _ in rows)], dtype=np.int32)
         empty = np.array([not supervised.any() for _, supervised, _ in rows], bool)
         flat = np.fromiter((i for ids, _, _ in rows for i in ids), np.int32, count=int(starts[-1]))
         marks = np.concatenate([np.zeros(0, np.uint8), *(marks for _, marks, _ in rows)])
+        ids = pa.ListArray.from_arrays(pa.array(starts), pa.array(flat), mask=pa.array(empty))
         return {
-            "input_ids": pa.ListArray.from_arrays(
-                pa.array(starts), pa.array(flat), mask=pa.array(empty)
-            ),
+            "input_ids": ids,
             "supervised": pa.ListArray.from_arrays(pa.array(starts), pa.array(marks)),
             "target_bytes": pa.array([size for _, _, size in rows], pa.int32()),
         }
@@ -247,9 +243,8 @@ def _source(assets: Path) -> str:
 
 
 def _train_tokenizer(train: Passes, spec: TokenizerSpec, assets: Path) -> Settings:
-    texts = (
-        [content for document in _documents(batch) for _, content in document] for batch in train()
-    )
+    batches = (_documents(batch) for batch in train())
+    texts = ([text for document in batch for _, text in document] for batch in batches)
     tokenizer = train_bpe(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
     roles = {"pad_token": PAD, "eos_token": END}
     save_tokenizer(tokenizer, assets, **roles)

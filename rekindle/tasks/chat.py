@@ -46,13 +46,10 @@ class ChatTemplate:
         """The chat up to its last answer, and where in it the answers stand, in characters.
 
         Raises DataError for a chat that the template refuses or whose answers it alters."""
-        last = max(i for i, (role, _) in enumerate(turns) if role == "assistant")
-        turns = turns[: last + 1]
+        answers = [i for i, (role, _) in enumerate(turns) if role == "assistant"]
+        turns = turns[: max(answers) + 1]
         text = self._render(turns)
-        spans = [
-            self._answer(text, turns, i) for i, (role, _) in enumerate(turns) if role == "assistant"
-        ]
-        return text, spans
+        return text, [self._answer(text, turns, i) for i in answers]
 
     def _answer(self, text: str, turns: Sequence[Turn], index: int) -> Span:
         prompt = self.prompt(turns[:index])

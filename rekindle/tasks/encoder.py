@@ -66,9 +66,8 @@ class EncoderTask(HubTask):
         names = {"num_labels": len(labels), "id2label": dict(enumerate(labels)),
                  "label2id": {label: i for i, label in enumerate(labels)}}  # fmt: skip
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
-        network: torch.nn.Module = getattr(transformers, self.head).from_config(
-            configuration(model, inline, names), dtype=torch.float32
-        )
+        config, kind = configuration(model, inline, names), getattr(transformers, self.head)
+        network: torch.nn.Module = kind.from_config(config, dtype=torch.float32)
         return network
 
     def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
@@ -78,9 +77,8 @@ class EncoderTask(HubTask):
         column = table.column("input_ids").combine_chunks()
         flat = column.flatten().to_numpy(zero_copy_only=False)
         lengths_B = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        ids_BT = np.full(
-            (len(table), int(lengths_B.max(initial=1))), settings["pad_token_id"], np.int64
-        )
+        shape = (len(table), int(lengths_B.max(initial=1)))
+        ids_BT = np.full(shape, settings["pad_token_id"], np.int64)
         mask_BT = np.arange(ids_BT.shape[1])[None, :] < lengths_B[:, None]
         ids_BT[mask_BT] = flat
         return {

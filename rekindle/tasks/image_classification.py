@@ -41,9 +41,8 @@ class ImageClassification(Task):
     def build(
         self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
     ) -> torch.nn.Module:
-        return _network(
-            {**_architecture(model), "shape": list(settings["image_shape"]), "classes": len(labels)}
-        )
+        size = {"shape": list(settings["image_shape"]), "classes": len(labels)}
+        return _network({**_architecture(model), **size})
 
     def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
         import numpy as np
@@ -101,13 +100,10 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
         and 0 <= config["dropout"] < 1
     )
     if not legal:
-        raise RequestError(
-            f"unknown keys {unknown}"
-            if unknown
-            else f"not a network this task can build: {source}",
-            where="model.source",
-            fix="{channels: [1 to 6 integers], hidden: an integer, dropout: 0 to 1}",
-        )
+        what = f"not a network this task can build: {source}"
+        fix = "{channels: [1 to 6 integers], hidden: an integer, dropout: 0 to 1}"
+        what = f"unknown keys {unknown}" if unknown else what
+        raise RequestError(what, where="model.source", fix=fix)
     return config
 
 

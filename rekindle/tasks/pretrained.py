@@ -180,9 +180,8 @@ def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
 def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any) -> None:
     """Leave a tokenizer that was trained here among the assets, in Hugging Face layout."""
     tokenizer.save(str(assets / TOKENIZER))
-    text = json.dumps(
-        {"tokenizer_class": "PreTrainedTokenizerFast", **config}, indent=2, sort_keys=True
-    )
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    text = json.dumps(config, indent=2, sort_keys=True)
     (assets / "tokenizer_config.json").write_text(text + "\n")
 
 

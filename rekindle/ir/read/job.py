@@ -39,9 +39,8 @@ class Job:
                 raise RequestError(what, where=_WHERE, fix=f"it takes {known}")
             parameters[name] = _given(parameters[name], value)
         inputs = dataclasses.replace(graph.inputs, parameters=parameters)
-        return dataclasses.replace(
-            graph, inputs=inputs, pipeline_root=self.root or graph.pipeline_root
-        )
+        root = self.root or graph.pipeline_root
+        return dataclasses.replace(graph, inputs=inputs, pipeline_root=root)
 
 
 def unwrap(document: Any, refusals: Refusals) -> Job:

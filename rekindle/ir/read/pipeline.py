@@ -119,12 +119,11 @@ class _Reader:
         ports = []
         for side in ("inputDefinitions", "outputDefinitions"):
             definitions = component.fields(side)
-            parameters = [_parameter(n, f, at_root) for n, f in definitions.each("parameters")]
-            artifacts = [_artifact(n, f) for n, f in definitions.each("artifacts")]
+            read = [_parameter(n, f, at_root) for n, f in definitions.each("parameters")]
+            parameters = {parameter.name: parameter for parameter in read if parameter}
+            artifacts = {n: _artifact(n, f) for n, f in definitions.each("artifacts")}
             definitions.close()
-            ports.append(
-                Ports({p.name: p for p in parameters if p}, {a.name: a for a in artifacts})
-            )
+            ports.append(Ports(parameters, artifacts))
         component.any("taskConfigPassthroughs")  # a setting of the step
         component.refuse("singlePlatformSpecs", "platform settings inside a component")
         return ports[0], ports[1]
@@ -201,11 +200,10 @@ class _Reader:
             return None
         for name, artifact in shared["outputs"].artifacts.items():
             if artifact.is_list:
-                self.refusals.add(
-                    f"a component that writes a list of artifacts (`{name}`)",
-                    component.at(f"outputDefinitions.artifacts.{name}"),
-                    "write each in a turn of a loop, and collect them",
-                )
+                what = f"a component that writes a list of artifacts (`{name}`)"
+                fix = "write each in a turn of a loop, and collect them"
+                where = component.at(f"outputDefinitions.artifacts.{name}")
+                self.refusals.add(what, where, fix)
         node: Step | Importer
         if isinstance(content, Import):
             node = Importer(**vars(content), **shared)
