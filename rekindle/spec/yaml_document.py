@@ -169,11 +169,6 @@ class _Reader:
             return text.lower() == "true"
         if _INT.match(text):
             return int(text) if len(text) <= 40 else text
-        if _FLOAT.match(text) or _SPECIAL_FLOAT.match(text):
-            return float(
-                text.replace(".inf", "inf")
-                .replace(".nan", "nan")
-                .replace("_", "")
-                .replace(".NaN", "nan")
-            )
-        return text
+        if _SPECIAL_FLOAT.match(text):
+            return float(text.replace(".", ""))
+        return float(text) if _FLOAT.match(text) else text
