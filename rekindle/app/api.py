@@ -215,14 +215,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 
 
 def run(
-    spec: Spec | str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    home: str | Path = DEFAULT_HOME,
-    fresh: bool = False,
-    from_step: str | None = None,
-    quiet: bool = False,
-) -> Run:
+    spec: Spec | str | Path, overrides: Sequence[str] = (), *, home: str | Path = DEFAULT_HOME,
+    fresh: bool = False, from_step: str | None = None, quiet: bool = False,
+) -> Run:  # fmt: skip
     """Run the spec's pipeline here and now; unchanged steps come from the cache.
 
     `spec` is a spec, the path of a config, or a pipeline (`path.py:function`), which are loaded
@@ -240,16 +235,10 @@ def run(
 
 
 def planned(
-    spec: Spec | str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    platform: str = "",
-    region: str = "",
-    examples: int | None = None,
-    trace: bool = False,
-    prices: Sequence[str | Path] = (),
-    home: str | Path = DEFAULT_HOME,
-) -> Forecast:
+    spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str = "",
+    region: str = "", examples: int | None = None, trace: bool = False,
+    prices: Sequence[str | Path] = (), home: str | Path = DEFAULT_HOME,
+) -> Forecast:  # fmt: skip
     """What training the spec needs, how long it takes and what it costs; changes nothing.
 
     The arguments are the options of `rekindle plan`. What cannot end in time, or would cost more
@@ -269,13 +258,9 @@ def planned(
 
 
 def submit(
-    spec: Spec | str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    platform: str,
-    home: str | Path = DEFAULT_HOME,
-    token: str | None = None,
-) -> Run:
+    spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str,
+    home: str | Path = DEFAULT_HOME, token: str | None = None,
+) -> Run:  # fmt: skip
     """Have a platform run the spec's pipeline; `run.wait()`, `run.refreshed()`, `run.logs(STEP)`
     and `run.cancel()` follow it.
 

@@ -113,15 +113,11 @@ class _Ingestion:
                 check_splits(rows, self.class_rows, labels, self._required(), complete, findings)
         findings.raise_if_any()
         return ExamplesSummary(
-            modality=self.modality,
-            window=str(self.window or ""),
+            modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
             source=source or digest([file_sha256(self.out / f"{split}.arrow") for split in SPLITS]),
-            labels=labels,
-            slices=data.slices,
-            image_shape=self.normaliser.image_shape,
-            rows=rows,
+            slices=data.slices, image_shape=self.normaliser.image_shape,
             class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in counted},
-        )
+        )  # fmt: skip
 
     def _examples(self) -> Iterator[tuple[pa.Table, Times, str]]:
         """Tables of examples in the window, their times (or zeros), and the source's own split."""

@@ -58,15 +58,9 @@ class SampleOrder:
     Packed, the first question about epoch e packs the epochs before it once, to count them."""
 
     def __init__(
-        self,
-        *,
-        rows: int,
-        global_batch_size: int,
-        seed: int,
-        lengths: npt.ArrayLike | None = None,
-        pack_length: int | None = None,
-        classes: npt.ArrayLike | None = None,
-    ) -> None:
+        self, *, rows: int, global_batch_size: int, seed: int, lengths: npt.ArrayLike | None = None,
+        pack_length: int | None = None, classes: npt.ArrayLike | None = None,
+    ) -> None:  # fmt: skip
         """`lengths` are tokens, [rows], and so are `classes`, to draw each equally often;
         ValueError for nonsense, such as a row above `pack_length`."""
         if rows < 1 or global_batch_size < 1:

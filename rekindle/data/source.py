@@ -107,18 +107,12 @@ class FileSource(Source):
         for files in _held_at_once(chosen):
             for split in dict.fromkeys(file.split for file in files):
                 group = [file for file in files if file.split == split]
+                labels = pa.array([PurePosixPath(file.name).parent.name for file in group])
+                read = {names.image: [file.whole() for file in group], names.label: labels}
                 yield RawBatch(
-                    {
-                        names.image: [file.whole() for file in group],
-                        names.label: pa.array(
-                            [PurePosixPath(file.name).parent.name for file in group]
-                        ),
-                    },
-                    np.zeros(len(group), np.int64),
-                    file=self._data.source,
-                    split=split,
+                    read, np.zeros(len(group), np.int64), file=self._data.source, split=split,
                     names=tuple(file.name for file in group),
-                )
+                )  # fmt: skip
 
     def _has_split(self, file: SourceFile, findings: Findings) -> bool:
         if self._data.split.by != "source" or file.split:

@@ -36,26 +36,19 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
         verdict = refused(*refusal)
     else:
         verdict = judge(spec, metric, ours, theirs, slices, slice_metric)
+    told = ("champion_version", "champion_digest", "samples", "rows", "excluded", "examples")
     return Evidence(
         run_key=record.candidate.run_key,
         model_digest=record.candidate.digest,
-        promote=verdict.promote,
-        reason=verdict.reason,
-        checks=verdict.checks,
         metrics=dict(ours.metrics),
-        champion_version=record.champion_version,
-        champion_digest=record.champion_digest,
         champion_metrics=dict(theirs.metrics) if theirs else {},
-        comparison=verdict.comparison,
         labels=record.candidate.labels,
         confusion=ours.confusion(),
         classes=_classes(ours, theirs),
         calibration=ours.calibration(),
         slices=tuple(slices),
-        samples=record.samples,
-        rows=record.rows,
-        excluded=record.excluded,
-        examples=record.examples,
+        **vars(verdict),
+        **{name: getattr(record, name) for name in told},
     )
 
 

@@ -17,15 +17,11 @@ from rekindle.errors import Problem, RequestError, did_you_mean
 from rekindle.ir.graph import Graph, Parameter, ParameterType
 
 _WORDS: Mapping[ParameterType, str] = {
-    "STRING": "text",
-    "NUMBER_INTEGER": "a whole number",
-    "NUMBER_DOUBLE": "a number",
-    "BOOLEAN": "true or false",
-    "LIST": "a list",
-    "STRUCT": "a mapping",
+    "STRING": "text", "NUMBER_INTEGER": "a whole number", "NUMBER_DOUBLE": "a number",
+    "BOOLEAN": "true or false", "LIST": "a list", "STRUCT": "a mapping",
     "TASK_FINAL_STATUS": "the final status of a step",
     "TASK_CONFIG": "the configuration of a step",
-}
+}  # fmt: skip
 
 
 def integral(value: Any) -> Any:

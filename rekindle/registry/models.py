@@ -193,24 +193,16 @@ def _lineage(
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     return {
-        "run_key": fingerprint.run_key,
-        "work_key": fingerprint.work_key,
-        "data_fingerprint": fingerprint.data,
-        "window": fingerprint.window,
-        "init_from": fingerprint.init_from,
-        "beaten": evidence.champion_version,
-        "beaten_digest": evidence.champion_digest,
-        "code_commit": code_commit,
-        "versions": json.dumps(versions, sort_keys=True),
-        "seed": str(training.seed),
-        "world_size": str(training.world_size),
-        "weights_sha256": training.weights_sha256,
-        "model_digest": evidence.model_digest,
-        "evidence_sha256": file_sha256(evidence_file),
-        "decision": "passed" if evidence.promote else "refused",
-        "reason": evidence.reason[:4_000],
+        "run_key": fingerprint.run_key, "work_key": fingerprint.work_key,
+        "data_fingerprint": fingerprint.data, "window": fingerprint.window,
+        "init_from": fingerprint.init_from, "beaten": evidence.champion_version,
+        "beaten_digest": evidence.champion_digest, "code_commit": code_commit,
+        "versions": json.dumps(versions, sort_keys=True), "seed": str(training.seed),
+        "world_size": str(training.world_size), "weights_sha256": training.weights_sha256,
+        "model_digest": evidence.model_digest, "evidence_sha256": file_sha256(evidence_file),
+        "decision": "passed" if evidence.promote else "refused", "reason": evidence.reason[:4_000],
         **{f"metric.{name}": f"{value:.6f}" for name, value in evidence.metrics.items()},
-    }
+    }  # fmt: skip
 
 
 def _new_version(

@@ -154,23 +154,16 @@ def _why(error: Exception, path: Path) -> str:
 def summarised(record: RunRecord, findings: Findings | None = None, card: str = "") -> RunSummary:
     """The run and what its steps found; `card` is the path of its card."""
     found = findings or collect(record, history=False)
+    fields = StepSummary.model_fields
+    steps = tuple(StepSummary(**{n: getattr(s, n) for n in fields}) for s in record.steps)
+    evidence, source = found.evidence, found.fingerprint
     return RunSummary(
-        run_id=record.run_id,
-        run_key=found.fingerprint.run_key if found.fingerprint else "",
-        status=record.status,
-        seconds=record.seconds,
-        steps=tuple(
-            StepSummary(**{name: getattr(step, name) for name in StepSummary.model_fields})
-            for step in record.steps
-        ),
-        metrics=found.evidence.metrics if found.evidence else {},
-        gate=gate_of(found),
-        model=model_of(found),
-        card=card,
-        warnings=found.evidence.warnings if found.evidence else (),
-        window=found.fingerprint.window if found.fingerprint else "",
+        run_id=record.run_id, run_key=source.run_key if source else "", status=record.status,
+        seconds=record.seconds, steps=steps, metrics=evidence.metrics if evidence else {},
+        gate=gate_of(found), model=model_of(found), card=card,
+        warnings=evidence.warnings if evidence else (), window=source.window if source else "",
         ignored=record.ignored,
-    )
+    )  # fmt: skip
 
 
 def gate_of(found: Findings) -> GateSummary | None:

@@ -117,22 +117,17 @@ def quality(evidence: Evidence | None) -> Quality | None:
     total = sum(sum(row) for row in evidence.confusion)
     n = len(evidence.confusion)
     label = f"Confusion matrix of {n} classes: {hits} of {total} right."
+    dumped = (sample.model_dump() for sample in evidence.samples)
+    samples = ({name: texts.plain(text) for name, text in sample.items()} for sample in dumped)
     return Quality(
-        rows=evidence.rows,
-        excluded=evidence.excluded,
+        rows=evidence.rows, excluded=evidence.excluded, warnings=evidence.warnings,
         champion_version=evidence.champion_version,
-        warnings=evidence.warnings,
-        metrics=_metrics(evidence.metrics, evidence.champion_metrics),
-        classes=_classes(evidence),
-        confusion=heatmap(evidence.labels, evidence.confusion, label=label),
-        mistakes=wrong,
+        metrics=_metrics(evidence.metrics, evidence.champion_metrics), classes=_classes(evidence),
+        confusion=heatmap(evidence.labels, evidence.confusion, label=label), mistakes=wrong,
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
         calibration=_calibration(evidence.calibration),
-        samples=tuple(
-            Sample(**{name: texts.plain(text) for name, text in sample.model_dump().items()})
-            for sample in evidence.samples
-        ),
-    )
+        samples=tuple(Sample(**sample) for sample in samples),
+    )  # fmt: skip
 
 
 def slices(run: RunRecord, found: Findings) -> tuple[SliceTable, ...]:

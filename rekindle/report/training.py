@@ -73,19 +73,13 @@ def _bound(profile: Profile) -> Bound:
     names = {"data": "waiting for data", "host": "Python and launching"}
     share = formats.percent(profile.shares.get(profile.bound, 0.0))
     by = names.get(profile.bound, profile.bound)
-    return Bound(
-        verdict=f"{profile.steps} recorded steps of {1e3 * profile.seconds / profile.steps:.0f} ms "
-        f"were bound by {by}: {share} of the time.",
-        advice=profile.advice,
-        shares=tuple(
-            (names.get(name, name), formats.percent(value))
-            for name, value in profile.shares.items()
-        ),
-        operators=tuple(
-            (one.name, formats.count(one.calls), formats.percent(one.share))
-            for one in profile.operators
-        ),
+    recorded = f"{profile.steps} recorded steps of {1e3 * profile.seconds / profile.steps:.0f} ms"
+    verdict = f"{recorded} were bound by {by}: {share} of the time."
+    shares = ((names.get(n, n), formats.percent(value)) for n, value in profile.shares.items())
+    operators = (
+        (o.name, formats.count(o.calls), formats.percent(o.share)) for o in profile.operators
     )
+    return Bound(verdict, profile.advice, tuple(shares), tuple(operators))
 
 
 def _facts(
@@ -154,17 +148,13 @@ def points(history: Sequence[HistoryRow], field: str) -> list[Point]:
 def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Curve]:
     if not history:
         return []
+    rates = points(history, "samples_per_second")
     return [
         _loss(history),
         _accuracy(history),
         _plain("Learning rate", "learning rate", points(history, "lr")),
         _noisy("Gradient norm", "norm", points(history, "grad_norm"), clip_norm),
-        _noisy(
-            "Throughput, samples per second",
-            "samples/s",
-            points(history, "samples_per_second"),
-            None,
-        ),
+        _noisy("Throughput, samples per second", "samples/s", rates, None),
     ]
 
 

@@ -142,14 +142,9 @@ class TokenTask(Task):
 
     @abc.abstractmethod
     def collate(
-        self,
-        table: pa.Table,
-        settings: Settings,
-        *,
-        slots: npt.NDArray[np.int64] | None = None,
-        rows: npt.NDArray[np.int64] | None = None,
-        length: int | None = None,
-    ) -> dict[str, torch.Tensor]:
+        self, table: pa.Table, settings: Settings, *, slots: npt.NDArray[np.int64] | None = None,
+        rows: npt.NDArray[np.int64] | None = None, length: int | None = None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
         """int64 tensors [B, T]: `input_ids`; `position_ids`, from 0 in each example; `documents`,
         1, 2, ... for the examples of a sequence and 0 for padding; `labels`, the token that follows
         where it is to be predicted, else -100.
@@ -160,13 +155,9 @@ class TokenTask(Task):
 
     @abc.abstractmethod
     def generate(
-        self,
-        network: torch.nn.Module,
-        prompts: list[list[tuple[str, str]]],
-        settings: Settings,
-        assets: Path,
-        max_new_tokens: int,
-    ) -> list[str]:
+        self, network: torch.nn.Module, prompts: list[list[tuple[str, str]]], settings: Settings,
+        assets: Path, max_new_tokens: int,
+    ) -> list[str]:  # fmt: skip
         """The most probable continuation of each document that ends before an answer. Scoring calls
         that of a user's own task in a thread, on a CPU, and waits three times `train.hang_seconds`
         for it."""

@@ -140,12 +140,10 @@ def component_of(spec: Mapping[str, Any], step: Step) -> dict[str, Any]:
 
 def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[str, Any]]:
     """Every task, at every depth, that is one of the executors in `labels`."""
-    components = _at(spec, "components")
-    for component in (spec["root"], *components.values()):
-        for task in _at(_at(component, "dag"), "tasks").values():
-            name = _at(task, "componentRef").get("name", "")
-            if _at(components, name).get("executorLabel") in labels:
-                yield task
+    for _, _, task in _tasks(spec):
+        name = _at(task, "componentRef").get("name", "")
+        if _at(_at(spec, "components"), name).get("executorLabel") in labels:
+            yield task
 
 
 def with_output(
@@ -243,28 +241,19 @@ def with_inputs(
                 fix = "pass it as a parameter of the pipeline"
                 what += ", which is not in the pipeline around it"
                 raise UnsupportedError(what, where=where, fix=fix)
-            inputs = _parameters(component, "inputDefinitions")
+            inputs = _made(_made(component, "inputDefinitions"), "parameters")
             inputs[name] = {"parameterType": kind, "isOptional": True}
-            _parameters(task, "inputs")[name] = copy.deepcopy(dict(binding))
+            given = _made(_made(task, "inputs"), "parameters")
+            given[name] = copy.deepcopy(dict(binding))
     return made
 
 
 def _tasks(spec: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Every task: its place, the component whose Dag it is in, and itself."""
-    components = {f"components.{name}": made for name, made in spec["components"].items()}
+    components = {f"components.{name}": made for name, made in _at(spec, "components").items()}
     for path, around in {"root": spec["root"], **components}.items():
-        dag = around.get("dag") or {}
-        for name, task in (dag.get("tasks") or {}).items():
+        for name, task in _at(_at(around, "dag"), "tasks").items():
             yield f"{path}.dag.tasks.{name}", around, task
-
-
-def _parameters(around: dict[str, Any], key: str) -> dict[str, Any]:
-    """The parameters under `key`, to be written into; in a document written by hand they may be
-    missing, or null."""
-    around[key] = around.get(key) or {}
-    found: dict[str, Any] = around[key].get("parameters") or {}
-    around[key]["parameters"] = found
-    return found
 
 
 def _type(spec: Mapping[str, Any], around: Mapping[str, Any], binding: Binding) -> str | None:

@@ -208,20 +208,14 @@ class _Reader:
         if isinstance(content, Import):
             node = Importer(**vars(content), **shared)
         else:
+            own = (
+                *_setting(component, "taskConfigPassthroughs"),
+                *_setting(self.executors[label].fields("container"), "lifecycle"),
+            )
+            wished = vars(wishes) | {"settings": (*wishes.settings, *own)}
+            cached = enabled and cache
             node = Step(
-                container=content,
-                cache=enabled and cache,
-                cache_key=key,
-                retry=retry,
-                timeout_seconds=wishes.timeout_seconds,
-                distribution=wishes.distribution,
-                secrets=wishes.secrets,
-                settings=(
-                    *wishes.settings,
-                    *_setting(component, "taskConfigPassthroughs"),
-                    *_setting(self.executors[label].fields("container"), "lifecycle"),
-                ),
-                **shared,
+                container=content, cache=cached, cache_key=key, retry=retry, **wished, **shared
             )
         check_references(node, self.executors[label].where, self.refusals)
         if isinstance(node, Step) and node.distribution is not None:
