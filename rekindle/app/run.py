@@ -42,11 +42,9 @@ class Options:
 
 
 def execute(
-    spec: Spec,
-    options: Options,
-    on_change: OnChange = lambda record: None,
+    spec: Spec, options: Options, on_change: OnChange = lambda record: None,
     on_event: OnEvent = lambda step, event: None,
-) -> RunRecord:
+) -> RunRecord:  # fmt: skip
     """Run the spec's pipeline on this machine; the record says what happened.
 
     Raises RequestError before anything is written; StepError, PreemptedError or InterruptedRunError

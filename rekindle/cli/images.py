@@ -89,19 +89,15 @@ def _read(config: Path, overrides: Overrides) -> tuple[Spec, Code]:
 
 def _names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
     """What to push it as, each once."""
-    said = {p: getattr(spec.platforms, p).image or "" for p in platforms or PLATFORMS}
-    names = list(dict.fromkeys(name for name in said.values() if name and "@" not in name))
-    wanting = [p for p, name in said.items() if not name or "@" in name]
-    problems = [
-        Problem(
-            f"{said[platform]} is a digest; an image is pushed as a tag"
-            if said[platform]
-            else f"platforms.{platform}.image is not set",
-            f"platforms.{platform}.image",
-            "set it to REGISTRY/NAME:TAG; its digest is written to rekindle.lock",
-        )
-        for platform in wanting
-    ]
+    there = {p: getattr(spec.platforms, p).image or "" for p in platforms or PLATFORMS}
+    names = list(dict.fromkeys(name for name in there.values() if name and "@" not in name))
+    fix, problems = "set it to REGISTRY/NAME:TAG; its digest is written to rekindle.lock", []
+    for where, name in ((f"platforms.{p}.image", name) for p, name in there.items()):
+        if not name:
+            problems.append(Problem(f"{where} is not set", where, fix))
+        elif "@" in name:
+            what = f"{name} is a digest; an image is pushed as a tag"
+            problems.append(Problem(what, where, fix))
     if problems and (platforms or not names):
         raise RequestError(problems)
     return names

@@ -64,21 +64,20 @@ def fingerprint(
     own = task not in TASKS or train.entrypoint  # rekindle's code reads no file of the author's
     included = os.environ.get(INCLUDED, "") if own else ""
     folders = _folders(model)
-    work_key = digest(
-        {
-            "task": task if task in TASKS else _own_task(task),
-            "data": content,
-            "window": str(window or ""),
-            "settings": [
-                data.model_dump(mode="json", exclude=_DATA_ASIDE),
-                {**model.model_dump(mode="json", exclude={"init_from"}), **folders},
-                {**train.model_dump(mode="json", exclude=_TRAIN_ASIDE), "best": train.exports_best},
-            ],
-            "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
-            "code": source_hash(TRAINING),
-            **({"included": included} if included else {}),
-        }
-    )
+    work = {
+        "task": task if task in TASKS else _own_task(task),
+        "data": content,
+        "window": str(window or ""),
+        "settings": [
+            data.model_dump(mode="json", exclude=_DATA_ASIDE),
+            {**model.model_dump(mode="json", exclude={"init_from"}), **folders},
+            {**train.model_dump(mode="json", exclude=_TRAIN_ASIDE), "best": train.exports_best},
+        ],
+        "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
+        "code": source_hash(TRAINING),
+        **({"included": included} if included else {}),
+    }
+    work_key = digest(work)
     tokenizing = [folders.get(f"{key}_content", "") for key in ("source", "tokenizer")]
     init_from = _init_from(model, work_key, champion)
     init_digest = _digest_behind(init_from, model, champion)

@@ -174,9 +174,8 @@ class _Parser:
             if match["reference"]:
                 kind = "parameter"
             self.tokens.append((kind, match[kind]))
-            if len(self.tokens) > _MOST_TOKENS or (
-                kind == "number" and len(match[kind]) > _MOST_DIGITS
-            ):
+            digits = len(match[kind]) if kind == "number" else 0
+            if len(self.tokens) > _MOST_TOKENS or digits > _MOST_DIGITS:
                 self.refuse_size()
             position = match.end()
 
@@ -186,12 +185,10 @@ class _Parser:
         raise UnsupportedError(what, where=self.where, fix=fix)
 
     def refuse_size(self) -> NoReturn:
-        raise UnsupportedError(
-            f"the condition has more than {_MOST_TOKENS} words, {_MOST_LEVELS} levels of brackets, "
-            f"or {_MOST_DIGITS} digits in a number: {self.text[:200]}...",
-            where=self.where,
-            fix="branch on a bool that a component computes",
-        )
+        most = f"{_MOST_TOKENS} words, {_MOST_LEVELS} levels of brackets, or {_MOST_DIGITS} digits"
+        what = f"the condition has more than {most} in a number: {self.text[:200]}..."
+        fix = "branch on a bool that a component computes"
+        raise UnsupportedError(what, where=self.where, fix=fix)
 
     def peek(self) -> tuple[str, str]:
         return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "the end")

@@ -53,10 +53,8 @@ def heatmap(labels: Sequence[str], matrix: Sequence[Sequence[int]], *, label: st
         tag("g", cells, named, transform=f"translate({frame.left} {frame.top})"),
         tag("text", "predicted →", css="name", x=frame.left, y=14),
         tag("text", "← true", css="name", transform=turned, text_anchor="end"),
-        viewBox=f"0 0 {width} {height}",
-        width=width,
-        height=height,
-    )
+        viewBox=f"0 0 {width} {height}", width=width, height=height,
+    )  # fmt: skip
 
 
 def mistakes(
