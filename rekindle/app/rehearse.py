@@ -91,13 +91,11 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
     resumed, done = _resumed_from(checkpoints, faulted.summary.steps)
     steps_lost = max(0, fault.step - 1 - resumed, done - resumed)
     found = Rehearsal(
-        fault=fault.kind,
-        step=fault.step,
-        resumed_from_step=resumed,
+        fault=fault.kind, step=fault.step, resumed_from_step=resumed,
         samples_lost=steps_lost * stage.spec.train.global_batch_size,
         losses_equal=whole.losses == faulted.losses,
         weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
-    )
+    )  # fmt: skip
     seconds = round(time.monotonic() - began, 1)
     return stage.keep(found, faulted.attempts, seconds)
 

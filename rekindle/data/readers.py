@@ -109,11 +109,8 @@ def _parquet_batches(
     groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
     largest = max((group.total_byte_size for group in groups), default=0)  # not compressed
     at_once = min(max(_PARQUET_BYTES // max(largest, 1), _LEAST_PARQUET_ROWS), _PARQUET_ROWS)
-    leaves = [
-        (i, parquet.schema.column(i))
-        for i in range(len(parquet.schema))
-        if parquet.schema.column(i).path.split(".")[0] in columns
-    ]
+    every = enumerate(parquet.schema)
+    leaves = [(i, leaf) for i, leaf in every if leaf.path.split(".")[0] in columns]
     for group in groups:
         values = max((group.column(i).num_values for i, _ in leaves), default=0)
         if values > _MOST_VALUES:

@@ -133,12 +133,9 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
             detail = f"{where} {'gains' if drop <= 0 else 'loses'} {abs(drop):.4f} of {metric}"
         else:
             detail = f"{metric} of {where} {'falls' if drop <= 0 else 'rises'} by {abs(drop):.4f}"
-        checks.append(
-            Check(
-                name=f"slice:{part.column}={part.value}", passed=passed,
-                detail=f"{detail}, {allowed}", value=drop, threshold=spec.max_slice_drop,
-            )
-        )  # fmt: skip
+        name, detail = f"slice:{part.column}={part.value}", f"{detail}, {allowed}"
+        known = {"value": drop, "threshold": spec.max_slice_drop}
+        checks.append(Check(name=name, passed=passed, detail=detail, **known))
     return checks
 
 

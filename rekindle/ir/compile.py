@@ -165,13 +165,9 @@ def _explain(error: BaseException, path: Path) -> dict[str, Any]:
         for frame in traceback.extract_tb(error.__traceback__):
             if not frame.filename.startswith(("<", sys.base_prefix, sys.prefix, __file__)):
                 where = f"{frame.filename}:{frame.lineno}"
-    kind = type(error).__name__
-    return {
-        "unsupported": isinstance(error, NotImplementedError),
-        "what": f"the pipeline does not compile: {kind}: {error}",
-        "where": where,
-        "fix": "",
-    }
+    what = f"the pipeline does not compile: {type(error).__name__}: {error}"
+    unsupported = isinstance(error, NotImplementedError)
+    return {"unsupported": unsupported, "what": what, "where": where, "fix": ""}
 
 
 if __name__ == "__main__":

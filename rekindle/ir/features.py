@@ -123,11 +123,8 @@ def _settled(step: Step, known: Mapping[str, Any]) -> Step:
     def is_there(secret: Secret) -> bool:
         return not isinstance(secret.name, FromInput) or known.get(secret.name.name, "") is not None
 
-    return dataclasses.replace(
-        step,
-        settings=tuple(filter(is_wanted, step.settings)),
-        secrets=tuple(filter(is_there, step.secrets)),
-    )
+    settings, secrets = filter(is_wanted, step.settings), filter(is_there, step.secrets)
+    return dataclasses.replace(step, settings=tuple(settings), secrets=tuple(secrets))
 
 
 def _of_any(node: Node) -> Iterator[tuple[str, str]]:

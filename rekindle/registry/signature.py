@@ -26,12 +26,10 @@ def log_model(folder: Path, code: str) -> ModelInfo:
         # advice on type hints and input examples; the signature is explicit
         warnings.simplefilter("ignore")
         return mlflow.pyfunc.log_model(
-            name="model",
-            python_model=str(CODE),
-            artifacts={"model": str(folder)},
+            name="model", python_model=str(CODE), artifacts={"model": str(folder)},
             signature=signature(open_model(folder, code)),
             pip_requirements=[f"rekindle[train]=={rekindle.__version__}"],
-        )
+        )  # fmt: skip
 
 
 def signature(model: ModelFolder) -> ModelSignature:

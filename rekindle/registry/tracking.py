@@ -16,7 +16,6 @@ from rekindle.registry.client import PREFIX, experiment_id, registry
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +65,8 @@ class Tracker:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics: list[Metric] = [
-            Metric(name, value, now, row.step)
-            for row in rows
-            for name in METRICS
-            if (value := getattr(row, name)) is not None
-        ]
+        values = ((name, getattr(row, name), row.step) for row in rows for name in METRICS)
+        metrics = [Metric(n, value, now, step) for n, value, step in values if value is not None]
         for start in range(0, len(metrics), BATCH):
             client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
         if rows:

@@ -31,13 +31,10 @@ _MOST_LETTERS = 60
 def compared(runs: Sequence[Pair]) -> Compared:
     """The runs in the order given; the others are compared with the first."""
     notes: list[str] = []
-    return Compared(
-        runs=tuple(_run(*pair) for pair in runs),
-        settings=_different([_flat(record.spec) for record, _ in runs]),
-        data=_different([_data(found) for _, found in runs]),
-        metrics=_metrics(runs, notes),
-        notes=tuple(notes),
-    )
+    settings = _different([_flat(record.spec) for record, _ in runs])
+    data, metrics = _different([_data(found) for _, found in runs]), _metrics(runs, notes)
+    shown = tuple(_run(*pair) for pair in runs)
+    return Compared(runs=shown, settings=settings, data=data, metrics=metrics, notes=tuple(notes))
 
 
 def _run(record: RunRecord, found: Findings) -> ComparedRun:

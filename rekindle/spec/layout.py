@@ -73,12 +73,8 @@ class Shape:
         """From a Hugging Face config; `{"model_type": "gpt2"}` has 12 layers and 12 heads."""
         known = config_of(config)
         heads = int(known.get("num_attention_heads", 0))
-        return cls(
-            model_type=str(config.get("model_type", "")),
-            layers=int(known.get("num_hidden_layers", 0)),
-            heads=heads,
-            kv_heads=int(known.get("num_key_value_heads", heads)),
-        )
+        kind, layers = config.get("model_type", ""), known.get("num_hidden_layers", 0)
+        return cls(str(kind), int(layers), heads, int(known.get("num_key_value_heads", heads)))
 
 
 def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
@@ -128,12 +124,9 @@ def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
     if each < unit or (layout.schedule != "1f1b" and each % unit):
         count = f"{each} micro-batches of {size} a data rank"
         need = f"at least {unit}" if layout.schedule == "1f1b" else f"a multiple of {unit}"
-        yield Problem(
-            f"{count} cannot feed {layout.pp} stages ({layout.schedule} needs {need})",
-            "train.micro_batch_size",
-            f"set train.global_batch_size to a multiple of {unit * layout.data}, "
-            "or a smaller micro_batch_size",
-        )
+        what = f"{count} cannot feed {layout.pp} stages ({layout.schedule} needs {need})"
+        fix = f"set train.global_batch_size to a multiple of {unit * layout.data}"
+        yield Problem(what, "train.micro_batch_size", f"{fix}, or a smaller micro_batch_size")
 
 
 def _micro_batch(train: TrainSpec, layout: Layout) -> int:

@@ -131,12 +131,10 @@ def weights_folder(model: ModelSpec) -> Path | None:
 
     try:
         found = snapshot_download(
-            model.source,
-            revision=model.revision,
+            model.source, revision=model.revision, ignore_patterns=["*/*"],
             allow_patterns=["*.safetensors", "*.safetensors.index.json", "config.json"],
-            ignore_patterns=["*/*"],
             tqdm_class=_with_heartbeats(),
-        )
+        )  # fmt: skip
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         what = f"cannot fetch the weights of `{model.source}`: {first_line(error)}"
         raise RequestError(what, where="model.source", fix=_NETWORK) from error

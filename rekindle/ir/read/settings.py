@@ -75,14 +75,8 @@ def _secrets(fields: Fields) -> list[Secret]:
     named = read_parameter(fields.fields("secretNameParameter"), None) or Constant(plain)
     optional = fields.take("optional", bool, False)
     found = [
-        Secret(
-            env=pair.take("envVar", str, ""),
-            name=named,
-            key=pair.take("secretKey", str, ""),
-            where=pair.where,
-            optional=optional,
-        )
-        for pair in fields.list_of("keyToEnv")
+        Secret(p.take("envVar", str, ""), named, p.take("secretKey", str, ""), p.where, optional)
+        for p in fields.list_of("keyToEnv")
     ]
     fields.close()
     return found
