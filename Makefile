@@ -119,10 +119,9 @@ format: install  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: install  ## configs/schema.json, configs/schemas/, configs/README.md, golden files
-	$(BIN)/python -m rekindle.spec.generate
+generate: install  ## configs/schema.json, configs/schemas/, configs/README.md, docs/layouts.md, docs/features.md, golden files
+	$(BIN)/python -m tools.generate
 	$(BIN)/python tests/platforms/sagemaker/excerpt.py
-	$(BIN)/python -m rekindle.catalog.features > docs/features.md
 	$(BIN)/python -m pytest -q tests -k golden --regenerate
 
 bench: install  ## speed against named peers, in the same run (long; with nothing else running)

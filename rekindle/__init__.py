@@ -26,21 +26,12 @@ if TYPE_CHECKING:
     from rekindle.spec.model import Spec
     from rekindle.tasks.base import Task
 
-_PUBLIC = {
-    "Comparison": "rekindle.app.api",
-    "Forecast": "rekindle.app.forecast",
-    "RekindleError": "rekindle.errors",
-    "Run": "rekindle.app.api",
-    "Spec": "rekindle.spec.model",
-    "Task": "rekindle.tasks.base",
-    "compare": "rekindle.app.api",
-    "distribute": "rekindle.ir.distribution",
-    "load": "rekindle.app.api",
-    "planned": "rekindle.app.api",
-    "run": "rekindle.app.api",
-    "runs": "rekindle.app.api",
-    "submit": "rekindle.app.api",
-}
+_MODULES = {
+    "app.api": ("Comparison", "Run", "compare", "load", "planned", "run", "runs", "submit"),
+    "app.forecast": ("Forecast",), "errors": ("RekindleError",), "spec.model": ("Spec",),
+    "ir.distribution": ("distribute",), "tasks.base": ("Task",),
+}  # fmt: skip
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Comparison", "Forecast", "RekindleError", "Run", "Spec", "Task", "__version__", "compare",
@@ -57,4 +48,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'rekindle' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    return getattr(importlib.import_module(f"rekindle.{_PUBLIC[name]}"), name)

@@ -23,7 +23,7 @@ import contextlib
 import dataclasses
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rekindle.masking import masked, plain
@@ -54,6 +54,11 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean `{near[0]}`?" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or the name of its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def fix_of(error: OSError) -> str:
@@ -103,6 +108,15 @@ class RequestError(RekindleError):
 
 class SpecError(RequestError):
     code = "E-SPEC"
+
+
+@contextlib.contextmanager
+def collected(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of a RequestError to `problems` instead of raising it."""
+    try:
+        yield
+    except RequestError as error:
+        problems += error.problems
 
 
 class UnsupportedError(RequestError):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections.abc import Collection, Sequence
+
+from rekindle.masking import plain
 
 
 def metric(value: float | None) -> str:
@@ -106,6 +109,11 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
+def hours(number: float) -> str:
+    """Hours as a person says them; 2.5 -> 2 h 30 min."""
+    return duration(3600 * number)
+
+
 def instant(text: str) -> dt.datetime | None:
     """An ISO 8601 time as UTC; `None` if it is not one. A time without zone is taken as UTC."""
     try:
@@ -119,6 +127,14 @@ def date(text: str) -> str:
     """An ISO 8601 time for people; 2026-11-21T09:08:00Z -> 21 Nov 2026, 09:08 UTC."""
     moment = instant(text)
     return f"{moment.day} {moment:%b %Y, %H:%M} UTC" if moment else text
+
+
+def aligned(lines: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """The lines of a table; the columns in `right` end in line, the others begin so."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    cells = (f"{{:{'>' if i in right else ''}{width}}}" for i, width in enumerate(widths))
+    form = "  ".join(cells).format
+    return [plain(form(*line)).rstrip() for line in lines]
 
 
 def window(text: str) -> str:

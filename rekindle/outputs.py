@@ -1,12 +1,12 @@
 """What verbs say with `--json`: one object each on stdout.
 
-`configs/schemas/` has their schemas (`python -m rekindle.spec.generate`). Verbs that end with a run
+`configs/schemas/` has their schemas (`python -m tools.generate`). Verbs that end with a run
 say `RunSummary`, `RunRecord` or `Registration` of records.py, whichever they show."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 from rekindle.errors import RekindleError
@@ -30,9 +30,7 @@ class ErrorRow(Record):
 
 def rows_of(error: RekindleError) -> tuple[ErrorRow, ...]:
     """A row a problem."""
-    return tuple(
-        ErrorRow(code=p.code, what=p.what, where=p.where, fix=p.fix) for p in error.problems
-    )
+    return tuple(ErrorRow(**dataclasses.asdict(problem)) for problem in error.problems)
 
 
 class Errors(Answer):
@@ -434,27 +432,11 @@ class PricesRefreshed(Answer):
     errors: tuple[ErrorRow, ...] = ()
 
 
-ANSWERS: Mapping[str, type[Answer]] = MappingProxyType(
-    {
-        "card": Card,
-        "collected": Collected,
-        "compared": Compared,
-        "compiled": Compiled,
-        "difference": Difference,
-        "errors": Errors,
-        "grid": Grid,
-        "image-built": ImageBuilt,
-        "images-pushed": ImagesPushed,
-        "laid-out": LaidOut,
-        "log": LogText,
-        "calibration": Calibration,
-        "planned": Planned,
-        "prices": Prices,
-        "prices-refreshed": PricesRefreshed,
-        "readiness": Readiness,
-        "runs": Runs,
-        "schedule-deleted": ScheduleDeleted,
-        "schedules": Schedules,
-        "submitted": Submitted,
-    }
-)
+ANSWERS: Mapping[str, type[Answer]] = {
+    "card": Card, "collected": Collected, "compared": Compared, "compiled": Compiled,
+    "difference": Difference, "errors": Errors, "grid": Grid, "image-built": ImageBuilt,
+    "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,
+    "planned": Planned, "prices": Prices, "prices-refreshed": PricesRefreshed,
+    "readiness": Readiness, "runs": Runs, "schedule-deleted": ScheduleDeleted,
+    "schedules": Schedules, "submitted": Submitted,
+}  # fmt: skip

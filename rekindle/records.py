@@ -135,6 +135,11 @@ class StepRecord(Record):
     artifacts: Mapping[str, ArtifactRecord] = Field(default_factory=dict)
     error: str = ""
 
+    def holding(self, kind: str) -> ArtifactRecord | None:
+        """The first of its artifacts that holds a record of this kind."""
+        found = (a for a in self.artifacts.values() if a.metadata.get("record") == kind)
+        return next(found, None)
+
 
 class Ignored(Record):
     """A wish that a platform does not honour: `what` happens instead, and `asked_by` whom (steps,
@@ -615,14 +620,8 @@ RECORD_KINDS: dict[str, type[Record]] = {
     "registration": Registration,
 }
 
-RECORD_FILES: dict[str, str] = {  # what a record is called in an artifact that is a folder
-    "fingerprint": "fingerprint.json",
-    "shards": "manifest.json",
-    "training": "training.json",
-    "scores": "scores.json",
-    "evidence": "evidence.json",
-    "registration": "registration.json",
-}
+# what a record is called in an artifact that is a folder
+RECORD_FILES = {kind: f"{kind}.json" for kind in RECORD_KINDS} | {"shards": "manifest.json"}
 
 
 def kind_of(content: bytes) -> str:

@@ -51,6 +51,8 @@ BORROWED = {
     "_flatten": Borrowed("torch", "torch.distributed.device_mesh:DeviceMesh", "meshes of shard and cp together"),
     "_lazy_init": Borrowed("torch", "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState", "FSDP settled before the first step"),
     "_local_tensor": Borrowed("torch", "torch.distributed.tensor:DTensor", "shards read without a copy"),
+    "_parameters": Borrowed("torch", "torch.nn:Module", "weights replaced in place"),
+    "_buffers": Borrowed("torch", "torch.nn:Module", "weights replaced in place"),
     "_is_view": Borrowed("torch", "torch:Tensor", "what a pipeline's stage sends"),
     "_foreach_norm": Borrowed("torch", "torch", "the norm of gradients"),
     "_dynamo": Borrowed("torch", "torch", "compilation"),
@@ -119,7 +121,7 @@ def used() -> set[str]:
 
 
 # rekindle binds these itself, too, or names them in a string
-ALSO = {"_popen", "_setup_forward_recv_info", "_setup_backward_recv_info"}
+ALSO = {"_buffers", "_popen", "_setup_forward_recv_info", "_setup_backward_recv_info"}
 
 
 def test_every_private_name_of_another_package_is_in_the_table() -> None:

@@ -53,7 +53,9 @@ def in_strings(source: str) -> Iterator[tuple[int, str]]:
 
 def test_strings_of_the_code_are_in_plain_words() -> None:
     paths = [
-        p for top in ("rekindle", "components", "pipelines") for p in (ROOT / top).rglob("*.py")
+        p
+        for top in ("rekindle", "components", "pipelines", "tools")
+        for p in (ROOT / top).rglob("*.py")
     ]
     assert len(paths) > 100
     wrong = [

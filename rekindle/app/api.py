@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle import formats
-from rekindle.app.runs import DEFAULT_HOME, all_runs, read_run
+from rekindle.app.runs import DEFAULT_HOME, all_runs, found_records, read_run
 from rekindle.errors import RequestError
 from rekindle.records import Evidence, RunRecord, StepRecord
-from rekindle.report import comparison_text
-from rekindle.report.collect import Findings, collect
+from rekindle.report.collect import Findings, collect, gate_of, model_of
+from rekindle.report.comparison import compared, lines
 from rekindle.report.readable_log import lines_of, shown
-from rekindle.report.summary import gate_of, model_of
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
@@ -185,16 +184,14 @@ class Run:
             f"<td style='text-align:left'>{_why(step)}</td></tr>"
             for step in self.record.steps
         )
-        head = (
-            "<tr><th>step</th><th>status</th><th>time</th><th style='text-align:left'>why</th></tr>"
-        )
+        head = "<tr><th>step</th><th>status</th><th>time</th>"
+        head += "<th style='text-align:left'>why</th></tr>"
         evidence = self.findings.evidence
         error = "" if self.record.status == "succeeded" else self.record.error
         facts = {"error": error, "metrics": _pairs(evidence.metrics if evidence else {}),
                  "gate": str(self.gate.get("reason", "")), "model": _pairs(self.model)}  # fmt: skip
-        lines = "".join(
-            f"<div><b>{name}</b> {html.escape(text)}</div>" for name, text in facts.items() if text
-        )
+        known = {name: html.escape(text) for name, text in facts.items() if text}
+        lines = "".join(f"<div><b>{name}</b> {text}</div>" for name, text in known.items())
         title = f"<div><b>{html.escape(self.id)}</b> {self.record.status}{self._where()}</div>"
         return f"{title}<table>{head}{rows}</table>{lines}"
 
@@ -218,14 +215,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 
 
 def run(
-    spec: Spec | str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    home: str | Path = DEFAULT_HOME,
-    fresh: bool = False,
-    from_step: str | None = None,
-    quiet: bool = False,
-) -> Run:
+    spec: Spec | str | Path, overrides: Sequence[str] = (), *, home: str | Path = DEFAULT_HOME,
+    fresh: bool = False, from_step: str | None = None, quiet: bool = False,
+) -> Run:  # fmt: skip
     """Run the spec's pipeline here and now; unchanged steps come from the cache.
 
     `spec` is a spec, the path of a config, or a pipeline (`path.py:function`), which are loaded
@@ -243,16 +235,10 @@ def run(
 
 
 def planned(
-    spec: Spec | str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    platform: str = "",
-    region: str = "",
-    examples: int | None = None,
-    trace: bool = False,
-    prices: Sequence[str | Path] = (),
-    home: str | Path = DEFAULT_HOME,
-) -> Forecast:
+    spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str = "",
+    region: str = "", examples: int | None = None, trace: bool = False,
+    prices: Sequence[str | Path] = (), home: str | Path = DEFAULT_HOME,
+) -> Forecast:  # fmt: skip
     """What training the spec needs, how long it takes and what it costs; changes nothing.
 
     The arguments are the options of `rekindle plan`. What cannot end in time, or would cost more
@@ -267,19 +253,14 @@ def planned(
         raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
     resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
     own = [Path(file) for file in prices]
-    return Forecast(
-        figures(resolved, platform, region, examples, Path(home), own, with_trace=trace)
-    )
+    found = figures(resolved, platform, region, examples, Path(home), own, with_trace=trace)
+    return Forecast(found)
 
 
 def submit(
-    spec: Spec | str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    platform: str,
-    home: str | Path = DEFAULT_HOME,
-    token: str | None = None,
-) -> Run:
+    spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str,
+    home: str | Path = DEFAULT_HOME, token: str | None = None,
+) -> Run:  # fmt: skip
     """Have a platform run the spec's pipeline; `run.wait()`, `run.refreshed()`, `run.logs(STEP)`
     and `run.cancel()` follow it.
 
@@ -308,11 +289,8 @@ class Comparison:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One flat row a run, with what the configs differ in: for a `pandas.DataFrame`."""
-        settings = [
-            {fact.name: fact.values[i] for fact in self.found.settings}
-            for i in range(len(self.runs))
-        ]
-        return [{**run.row, **given} for run, given in zip(self.runs, settings, strict=True)]
+        facts = self.found.settings
+        return [run.row | {f.name: f.values[i] for f in facts} for i, run in enumerate(self.runs)]
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the losses of all runs into one plot; as `Run.plot`."""
@@ -328,7 +306,7 @@ class Comparison:
         return Path(path)
 
     def __repr__(self) -> str:
-        return "\n".join(comparison_text.lines(self.found))
+        return "\n".join(lines(self.found))
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
@@ -339,9 +317,6 @@ def compare(*wanted: Run | str, home: str | Path = DEFAULT_HOME) -> Comparison:
 
     `rekindle.compare(*rekindle.runs()[-2:])`. Raises RekindleError for an id that is not there,
     fewer than two runs or more than twenty."""
-    from rekindle.app.compare import found_records
-    from rekindle.report.comparison import compared
-
     root = Path(home).resolve()
     given = {one.id: one for one in wanted if isinstance(one, Run)}
     asked = [one.record if isinstance(one, Run) else one for one in wanted]
@@ -351,6 +326,5 @@ def compare(*wanted: Run | str, home: str | Path = DEFAULT_HOME) -> Comparison:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return "  ".join(
-        f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()
-    )
+    texts = {k: f"{v:.4f}" if isinstance(v, float) else f"{v}" for k, v in values.items()}
+    return "  ".join(f"{name} {text}" for name, text in texts.items())

@@ -36,16 +36,13 @@ def calibrate(home: Path, wanted: str) -> Calibration:
     found = collect(run)
     rows, left_out = measured(found.history or _growing(found, home))
     if len(rows) < FEWEST:
-        raise RequestError(
-            f"{run.run_id} has {len(rows)} steps that were measured, and {FEWEST} are needed",
-            fix="wait until it has trained; of a run elsewhere, ask `rekindle status` first",
-        )
+        what = f"{run.run_id} has {len(rows)} steps that were measured, and {FEWEST} are needed"
+        fix = "wait until it has trained; of a run elsewhere, ask `rekindle status` first"
+        raise RequestError(what, fix=fix)
     plan = _plan_of(run)
     if differs := otherwise_trained(plan, found.training):
-        raise RequestError(
-            f"{run.run_id} was not trained as it was planned: {differs}",
-            fix="measure a run that was, or plan for the machines that it had",
-        )
+        what = f"{run.run_id} was not trained as it was planned: {differs}"
+        raise RequestError(what, fix="measure a run that was, or plan for the machines that it had")
     work, cluster = _planned(run, plan.chosen)
     seconds = statistics.median(row.step_seconds or 0.0 for row in rows)
     trained = dataclasses.replace(work, sequence=_sequence(rows, work, run))
@@ -88,17 +85,14 @@ def spec_of(run: RunRecord) -> Spec:
 
 def _plan_of(run: RunRecord) -> Planned:
     if not run.plan:
-        raise RequestError(
-            f"{run.run_id} has no plan to compare with",
-            fix="the planner supports causal_lm and text_classification, on GPUs of its catalog or "
-            "on this machine",
-        )
+        tasks = "the planner supports causal_lm and text_classification"
+        fix = f"{tasks}, on GPUs of its catalog or on this machine"
+        raise RequestError(f"{run.run_id} has no plan to compare with", fix=fix)
     try:
         return Planned.model_validate(dict(run.plan))
     except ValidationError as error:
-        raise RequestError(
-            f"{run.run_id} was planned by another version of rekindle", fix="measure a newer run"
-        ) from error
+        what = f"{run.run_id} was planned by another version of rekindle"
+        raise RequestError(what, fix="measure a newer run") from error
 
 
 def _planned(run: RunRecord, had: PlannedLayout) -> tuple[Work, Cluster]:

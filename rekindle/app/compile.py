@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from rekindle.app.pipeline import ON_MACHINES, arguments_of
 from rekindle.app.plan import settled
 from rekindle.catalog.features import table
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import Problem, RequestError, collected
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
@@ -28,7 +28,7 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
     config asks for; RequestError with everything that is wrong."""
     problems = list(_lacks(platform, spec))
     there = Platform.of(platform, spec.platforms)
-    try:
+    with collected(problems):
         spec = settled(spec, platform)
         code = own.code_of(spec, graph)
         problems += own.problems(platform, spec, graph, code)
@@ -36,8 +36,6 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
         graph = spread(spec, graph)
         arguments = arguments_of(spec, graph, there.settings.artifact_root)
         definition = there.compile(text, graph, arguments)
-    except RequestError as error:
-        problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))
     _say_what_is_needed(platform, graph)
@@ -61,10 +59,9 @@ def spread(spec: Spec, graph: Graph) -> Graph:
     if machines == {name: getattr(ResourcesSpec(), name) for name in machines}:
         return graph
     if spec.pipeline is not None:
-        raise RequestError(
-            "`resources` are for the steps of rekindle's own pipeline that train and score",
-            where="resources", fix="call rekindle.distribute(task, nodes=...) in your pipeline",
-        )  # fmt: skip
+        what = "`resources` are for the steps of rekindle's own pipeline that train and score"
+        fix = "call rekindle.distribute(task, nodes=...) in your pipeline"
+        raise RequestError(what, where="resources", fix=fix)
     wanted = Distribution(checkpoint=_CHECKPOINT, **machines)
     if problems := wanted.problems(frozenset([_CHECKPOINT]), "resources"):
         raise RequestError(problems)
@@ -104,7 +101,6 @@ def _lacks(platform: str, spec: Spec) -> Iterator[Problem]:
         )  # fmt: skip
     root = getattr(spec.platforms, platform).artifact_root
     if platform in _ROOTS and "://" not in root and not root.startswith("/"):
-        yield Problem(
-            "checkpoints need a place that outlives a step", f"platforms.{platform}.artifact_root",
-            f"set platforms.{platform}.artifact_root: {_ROOTS[platform]}",
-        )  # fmt: skip
+        what = "checkpoints need a place that outlives a step"
+        fix = f"set platforms.{platform}.artifact_root: {_ROOTS[platform]}"
+        yield Problem(what, f"platforms.{platform}.artifact_root", fix)

@@ -6,6 +6,7 @@ not end the waiting."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import math
@@ -16,8 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rekindle.app.definition import sent_definition
-from rekindle.app.runs import write_card
+from rekindle.app.runs import sent_definition, write_card
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.masking import Masked, masked
 from rekindle.platforms.local.store import owner, slug
@@ -46,11 +46,9 @@ def place_of(record: RunRecord) -> tuple[Platform, Submission]:
     know nothing of."""
     sent = record.submission
     if sent is None or not sent.id:
-        raise RequestError(
-            f"the submission of {record.run_id} was interrupted before {record.platform} "
-            "confirmed it",
-            fix=f"rerun the command to continue it: {record.command}",
-        )
+        what = f"the submission of {record.run_id} was interrupted before"
+        fix = f"rerun the command to continue it: {record.command}"
+        raise RequestError(f"{what} {record.platform} confirmed it", fix=fix)
     sections = PlatformsSpec.model_validate(record.spec["platforms"])
     return Platform.of(record.platform, sections), sent
 
@@ -124,9 +122,8 @@ def chosen(record: RunRecord, wanted: str | None) -> StepRecord:
         found = None
     if found is None or not found.log:
         which = f"a step `{wanted}`" if wanted else "any step"
-        raise RequestError(
-            f"the run {record.run_id} has no log of {which}", fix=steps_with_a_log(record, found)
-        )
+        what = f"the run {record.run_id} has no log of {which}"
+        raise RequestError(what, fix=steps_with_a_log(record, found))
     return found
 
 
@@ -160,10 +157,8 @@ def _interrupted(record: RunRecord, home: Path) -> RunRecord:
         return record
     pid = owner(home, record.run_id)
     if pid is None:
-        raise RequestError(
-            f"no process works on {record.run_id}: it was killed",
-            fix=f"rekindle resume {record.run_id}",
-        )
+        what = f"no process works on {record.run_id}: it was killed"
+        raise RequestError(what, fix=f"rekindle resume {record.run_id}")
     os.kill(pid, signal.SIGINT)
     return record
 
@@ -176,10 +171,8 @@ def resumed(record: RunRecord, home: Path) -> tuple[RunRecord, SubmittedRun]:
     update = {"id": placed.id, "url": placed.url, "resumed": sent.resumed + 1, "settled": False}
     # what the steps did before is not what they do now, least of all in another job
     steps = tuple(StepRecord(name=step.name, component=step.component) for step in record.steps)
-    submission = sent.model_copy(update=update)
-    record = record.model_copy(
-        update={"submission": submission, "status": "running", "error": "", "steps": steps}
-    )
+    update = {"submission": sent.model_copy(update=update), "steps": steps}
+    record = record.model_copy(update={**update, "status": "running", "error": ""})
     record.write(home / "runs" / record.run_id / "run.json")
     return record, placed
 
@@ -191,10 +184,7 @@ def exit_code(record: RunRecord) -> int:
 
 def _without_secrets(record: RunRecord) -> RunRecord:
     """A platform repeats what a step said last."""
-    steps = tuple(
-        step.model_copy(update={"error": masked(step.error)}) if step.error else step
-        for step in record.steps
-    )
+    steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in record.steps)
     return record.model_copy(update={"steps": steps, "error": masked(record.error)})
 
 
@@ -233,22 +223,18 @@ def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, A
 
 def _copied(read: Callable[[str], bytes], uri: str, kind: str, folder: Path) -> bool:
     """Whether the record is there; a file in the artifact's folder, or the artifact."""
-    name, content = RECORD_FILES[kind], None
+    name = RECORD_FILES[kind]
     for place in (f"{uri}/{name}", uri):
-        try:
+        with contextlib.suppress(FileNotFoundError):
             content = read(place)
             break
-        except FileNotFoundError:
-            continue
-    if content is None:
+    else:
         return False
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content)
     for beside in (HISTORY, PROFILE) if kind == "training" else ():
-        try:
+        with contextlib.suppress(FileNotFoundError):
             (folder / beside).write_bytes(read(f"{uri}/{beside}"))
-        except FileNotFoundError:
-            continue
     return True
 
 

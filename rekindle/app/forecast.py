@@ -8,7 +8,7 @@ with what Jupyter and VS Code call dark."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from markupsafe import Markup
@@ -92,16 +92,13 @@ class Forecast:
     def rows(self) -> list[dict[str, Any]]:
         """The layout that was chosen, then the next best, a flat row each:
         `pandas.DataFrame(plan.rows)`."""
-        return [_row(one, one is self.record.chosen) for one in self._layouts()]
+        layouts = (self.record.chosen, *self.record.others)
+        return [_row(one, one is self.record.chosen) for one in layouts]
 
     @property
     def rejected(self) -> list[dict[str, str]]:
         """Why not the others: `pandas.DataFrame(plan.rejected)`."""
         return [{"layout": one.layout, "reason": one.reason} for one in self.record.rejected]
-
-    def _layouts(self) -> Iterator[PlannedLayout]:
-        yield self.record.chosen
-        yield from self.record.others
 
     def __str__(self) -> str:
         return "\n".join(lines(self.record))
@@ -181,13 +178,9 @@ def _shown(head: str, texts: list[str], picture: Markup | None) -> Markup:
 def _folded(rows: list[tuple[str, list[str], None]]) -> Markup:
     if not rows:
         return Markup("")
+    what, style = "Other layouts, and why not them", "cursor:pointer;padding:.35em 0"
     inside = tag("div", _table(rows), style="margin:.3em 0 0")
-    return tag(
-        "details",
-        tag("summary", "Other layouts, and why not them", style="cursor:pointer;padding:.35em 0"),
-        inside,
-        style=f"border-top:{_LINE}",
-    )
+    return tag("details", tag("summary", what, style=style), inside, style=f"border-top:{_LINE}")
 
 
 # Bars
@@ -244,16 +237,10 @@ def _bar(name: str, parts: list[_Part]) -> Markup:
         "div", *segments, role="img", aria_label=f"{name}: {', '.join(map(str, parts))}",
         style=f"display:flex;height:1.35em;margin:.35em 0;border:{_LINE};{exact}",
     )  # fmt: skip
-    swatch = (
-        f"display:inline-block;width:.75em;height:.75em;margin-right:.4em;border:{_LINE};{exact}"
-    )
-    legend = (
-        tag(
-            "span",
-            tag("span", style=f"{swatch};background:{part.fill}"),
-            str(part),
-            style="display:inline-block;margin-right:1.2em",
-        )
-        for part in parts
-    )
+    square = "display:inline-block;width:.75em;height:.75em;margin-right:.4em"
+    legend = []
+    for part in parts:
+        swatch = tag("span", style=f"{square};border:{_LINE};{exact};background:{part.fill}")
+        apart = "display:inline-block;margin-right:1.2em"
+        legend.append(tag("span", swatch, str(part), style=apart))
     return join([bar, tag("div", *legend, aria_hidden="true", style="font-size:.92em")])

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rekindle.app.pipeline import TRAINING
+from rekindle.app.pipeline import TRAINING, training_of
 from rekindle.app.run import OnChange, OnEvent, Options, execute, windows
 from rekindle.errors import RequestError, SpecError, StepError
 from rekindle.records import RunRecord, TrainingSummary
@@ -65,9 +65,8 @@ def points(config: Path, overrides: Sequence[str]) -> list[Point]:
             choices[number] = [override]
     count = math.prod(map(len, choices))
     if count > _MOST:
-        raise RequestError(
-            f"that is a grid of {count:,} trainings", where="--set", fix=f"at most {_MOST} are run"
-        )
+        what = f"that is a grid of {count:,} trainings"
+        raise RequestError(what, where="--set", fix=f"at most {_MOST} are run")
     several = [len(each) > 1 for each in choices]
     return [
         Point(tuple(itertools.compress(chosen, several)), load_target(config, chosen))
@@ -78,25 +77,19 @@ def points(config: Path, overrides: Sequence[str]) -> list[Point]:
 def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent) -> Trained:
     """The pipeline up to its training."""
     if point.spec.pipeline is not None or point.spec.train.entrypoint:
-        raise RequestError(
-            "a grid needs the shipped pipeline and rekindle's own training", where="--set",
-            fix="run the combinations one by one",
-        )  # fmt: skip
+        what = "a grid needs the shipped pipeline and rekindle's own training"
+        raise RequestError(what, where="--set", fix="run the combinations one by one")
     only = dataclasses.replace(options, until=TRAINING)
     record = execute(windows(point.spec)[-1], only, on_change, on_event)
-    artifacts = record.step(TRAINING).artifacts.values()
-    folder = next(Path(a.uri) for a in artifacts if a.metadata.get("record") == "training")
-    return Trained(point, record, TrainingSummary.read(folder / "training.json"))
+    return Trained(point, record, TrainingSummary.read(training_of(record)))
 
 
 def best_of(trained: Sequence[Trained]) -> Trained:
     """The one with the lowest validation loss, the first of equals; StepError where none has."""
     best = min(trained, key=lambda each: each.loss)
     if best.loss == math.inf:
-        raise StepError(
-            "no training of the grid has a validation loss",
-            fix="see the logs of the runs above, or give data.split a validation share",
-        )
+        fix = "see the logs of the runs above, or give data.split a validation share"
+        raise StepError("no training of the grid has a validation loss", fix=fix)
     return best
 
 

@@ -11,6 +11,7 @@ import rekindle
 from rekindle.errors import Problem, RequestError
 from rekindle.ir.graph import Graph, Parameter
 from rekindle.ir.read.pipeline import read
+from rekindle.records import RECORD_FILES, RunRecord
 from rekindle.spec.model import Spec
 
 TRAINING = "finetune"  # the step of the shipped pipeline
@@ -24,6 +25,13 @@ def shipped(path: str) -> Path:
     package = Path(rekindle.__file__).resolve().parent
     inside = package / "shipped" / path
     return inside if inside.exists() else package.parent / path
+
+
+def training_of(record: RunRecord) -> Path:
+    """The file in which the training step of a run here summed up its training."""
+    model = record.step(TRAINING).holding("training")
+    assert model is not None
+    return Path(model.uri, RECORD_FILES["training"])
 
 
 def pipeline_of(spec: Spec) -> str:
@@ -85,10 +93,8 @@ def _open(
         if parameter.required:
             yield Problem(f"the pipeline needs a value for `{name}`", "pipeline", fix)
         elif name in _SECTIONS and field in spec.model_fields_set:
-            what = (
-                f"the config sets `{name}`, and the pipeline has a parameter `{name}`: nothing "
-                "says whether it receives the one or keeps its default"
-            )
+            what = f"the config sets `{name}`, and the pipeline has a parameter `{name}`"
+            what += ": nothing says whether it receives the one or keeps its default"
             yield Problem(what, name, f"{fix}; or remove the section")
 
 
@@ -97,9 +103,8 @@ def code_commit() -> str:
     git."""
     try:
         commit = _git("rev-parse", "HEAD")
-        return (
-            f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
-        )
+        changes = _git("status", "--porcelain", "--untracked-files=no")
+        return f"{commit}+changes" if changes else commit
     except (OSError, subprocess.SubprocessError):
         return ""
 

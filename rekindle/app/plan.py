@@ -34,7 +34,7 @@ def figures(
 ) -> Planned:  # fmt: skip
     """The plan with all that it says; RequestError where it cannot be planned, or nothing fits."""
     named = platform or _platform(spec)
-    there = region or str(getattr(getattr(spec.platforms, named, None), "region", ""))
+    there = region or _region(spec, named)
     today = datetime.datetime.now(datetime.UTC).date()
     prices = book(home, own)
     before = known(home, spec.name)
@@ -42,6 +42,11 @@ def figures(
     if with_trace:
         found = traced(found, spec)
     return told(found, refusals(found, spec), rest_of(found, named, home, prices))
+
+
+def _region(spec: Spec, platform: str) -> str:
+    """The one that the config names for a platform; "" for none."""
+    return str(getattr(getattr(spec.platforms, platform, None), "region", ""))
 
 
 def _platform(spec: Spec) -> str:
@@ -59,10 +64,8 @@ def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
         return spec
     where, limits = "resources.machine", (asked.deadline_hours, asked.budget_usd)
     if platform not in CLOUDS:
-        raise RequestError(
-            f"it is not known which machines {platform} has", where=where,
-            fix="name the GPUs: accelerator, gpus_per_node and nodes",
-        )  # fmt: skip
+        fix = "name the GPUs: accelerator, gpus_per_node and nodes"
+        raise RequestError(f"it is not known which machines {platform} has", where=where, fix=fix)
     before = known(home, spec.name)
     if limits != (None, None) and spec.train.steps is None and before.examples is None:
         raise RequestError(
@@ -70,8 +73,7 @@ def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
             fix="set train.steps, or name a machine that `rekindle plan --examples N` shows: the "
             "first run counts",
         )  # fmt: skip
-    region = str(getattr(getattr(spec.platforms, platform), "region", ""))
-    plan = make(spec, book(home), platform, region, known=before)
+    plan = make(spec, book(home), platform, _region(spec, platform), known=before)
     if problems := list(refusals(plan, spec)):
         raise RequestError(problems)
     fleet = plan.chosen.fleet
@@ -128,7 +130,7 @@ def _plan(spec: Spec, platform: str, prices: PriceBook, before: Known | None = N
     """None where the planner does not know the model or the GPUs, or training is not ours.
 
     It asks no service: what is compiled must not depend on a network."""
-    region = str(getattr(getattr(spec.platforms, platform), "region", ""))
+    region = _region(spec, platform)
     local = platform == "local"
     if spec.pipeline is not None or not (local or spec.resources.gpus_per_node):
         return None

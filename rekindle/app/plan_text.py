@@ -59,7 +59,7 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     mfu = f", {chosen.mfu:.0%} MFU" if chosen.mfu else ""
     yield "step", f"{middle} ({low} to {high}), {chosen.tokens_per_second:,.0f} tokens/s{mfu}"
     if plan.hours is not None:
-        least, expected, most = map(_hours, plan.hours)
+        least, expected, most = map(formats.hours, plan.hours)
         yield "training", f"{expected} ({least} to {most}), {plan.steps:,} steps"
     if plan.on_demand_usd is not None:
         least, expected, most = map(formats.usd, plan.on_demand_usd)
@@ -68,7 +68,7 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
         yield from _spot(plan.spot)
     if plan.rest is not None:
         usd = "" if plan.rest.usd is None else f", {formats.usd(plan.rest.usd)}"
-        hours = _hours(plan.rest.hours)
+        hours = formats.hours(plan.rest.hours)
         yield "besides", f"{hours}{usd} for other steps, as in {plan.rest.run_id}"
     yield from _others(plan)
     yield from (("if", line) for line in plan.if_else)
@@ -79,18 +79,16 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
 def _spot(spot: PlannedSpot) -> Iterator[tuple[str, str]]:
     times = f"{spot.interruptions[0]:.1f}", f"{spot.interruptions[1]:.1f}"
     rate = f"{spot.hazard}: {spot.hazard_per_node_hour:g} a node and hour"
-    yield (
-        "spot",
-        f"{_to(*map(formats.usd, spot.usd))}, {_to(*map(_hours, spot.hours))}, {_to(*times)} "
-        f"interruptions ({rate}), a checkpoint every {spot.every} steps",
-    )
+    usd, hours = _to(*map(formats.usd, spot.usd)), _to(*map(formats.hours, spot.hours))
+    often = f"{_to(*times)} interruptions ({rate}), a checkpoint every {spot.every} steps"
+    yield "spot", f"{usd}, {hours}, {often}"
     for name, chances in (("in time", spot.in_time), ("in budget", spot.in_budget)):
         known = [f"{chance:.0%}" for chance in chances if chance is not None]
         if known:
             yield "", f"{_to(known[-1], known[0])} {name}"
     if spot.fallback and spot.fallback_usd and spot.slack_hours is not None:
         likely = _to(*(f"{chance:.0%}" for chance in spot.fallback))
-        behind = f"once {_hours(spot.slack_hours)} behind"
+        behind = f"once {formats.hours(spot.slack_hours)} behind"
         when = behind if spot.slack_hours > 0 else "from the start"
         usd = _to(*map(formats.usd, spot.fallback_usd))
         yield "", f"on demand {when}, for the deadline: {likely} likely, {usd} expected in all"
@@ -138,7 +136,3 @@ def _bars(rows: list[tuple[str, float, str]]) -> Iterator[str]:
 
 def _to(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last}"
-
-
-def _hours(number: float) -> str:
-    return formats.duration(3600 * number)

@@ -52,20 +52,16 @@ def _packages(spec: Spec) -> Iterator[Problem]:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         extras = sorted({NEEDED[name] for name in missing})
-        yield Problem(
-            f"a local run needs {', '.join(missing)}",
-            fix=f"pip install 'rekindle[{','.join(extras)}]', or [local] for all",
-        )
+        what = f"a local run needs {', '.join(missing)}"
+        yield Problem(what, fix=f"pip install 'rekindle[{','.join(extras)}]', or [local] for all")
 
 
 def _files(spec: Spec) -> Iterator[Problem]:
     if spec.data is not None:
         yield from _source(spec.data.source)
     if spec.pipeline is not None:
-        yield from _file(
-            spec.pipeline.partition(".py:")[0] + (".py" if ".py:" in spec.pipeline else ""),
-            "pipeline",
-        )
+        path, colon, _ = spec.pipeline.partition(".py:")
+        yield from _file(path + colon.removesuffix(":"), "pipeline")
     if spec.train.entrypoint:
         yield from _entrypoint(spec.train.entrypoint)
     fields = {name: getattr(spec.model, name) for name in ("source", "tokenizer", "init_from")}
@@ -73,10 +69,8 @@ def _files(spec: Spec) -> Iterator[Problem]:
         fields["teacher.source"] = spec.model.teacher.source
     for field, value in fields.items():
         if isinstance(value, str) and value.startswith("/") and not Path(value).exists():
-            yield Problem(
-                f"folder not found: {value}", f"model.{field}",
-                "check the path; a hub name has no leading slash",
-            )  # fmt: skip
+            what = f"folder not found: {value}"
+            yield Problem(what, f"model.{field}", "check the path; a hub name has no leading slash")
 
 
 def _source(source: str) -> Iterator[Problem]:
@@ -86,27 +80,22 @@ def _source(source: str) -> Iterator[Problem]:
     # Path.glob refuses absolute patterns
     if Path(pattern).exists() or glob.glob(pattern, recursive=True):  # noqa: PTH207
         return
-    yield Problem(
-        f"no such file or folder: {source}", "data.source",
-        "check the path; relative ones start at the config's folder",
-    )  # fmt: skip
+    what = f"no such file or folder: {source}"
+    yield Problem(what, "data.source", "check the path; relative ones start at the config's folder")
 
 
 def _file(path: str, field: str) -> Iterator[Problem]:
     if not Path(path).is_file():
-        yield Problem(
-            f"file not found: {path}", field,
-            "check the path; relative ones start at the config's folder",
-        )  # fmt: skip
+        what = f"file not found: {path}"
+        yield Problem(what, field, "check the path; relative ones start at the config's folder")
 
 
 def _entrypoint(words: str) -> Iterator[Problem]:
     try:
         script = shlex.split(words)[0]
     except (ValueError, IndexError) as error:
-        yield Problem(
-            f"cannot be read as words: {error}", "train.entrypoint", "quote it like a shell command"
-        )
+        what = f"cannot be read as words: {error}"
+        yield Problem(what, "train.entrypoint", "quote it like a shell command")
         return
     if script != "-m":
         yield from _file(script, "train.entrypoint")
@@ -138,10 +127,8 @@ def _columns(spec: Spec) -> Iterator[Problem]:
 
     file, names = known
     if len(names) == 1 and names[0].count(";") and file.lower().endswith(".csv"):
-        yield Problem(
-            f"{file} looks as if `;` separated its columns", "data.source",
-            "write it with commas, or with tabs as .tsv",
-        )  # fmt: skip
+        what = f"{file} looks as if `;` separated its columns"
+        yield Problem(what, "data.source", "write it with commas, or with tabs as .tsv")
         return
     if any("\ufffd" in name for name in names):
         yield Problem(f"the names of the columns of {file} are not UTF-8", "data.source", TO_UTF8)
@@ -158,10 +145,9 @@ def _architecture(spec: Spec) -> Iterator[Problem]:
         return
     wanted, known = source["model_type"], model_types()
     if known and wanted not in known:
-        yield Problem(
-            f"transformers has no architecture `{wanted}`", "model.source.model_type",
-            did_you_mean(str(wanted), known) or "see transformers' list of models",
-        )  # fmt: skip
+        what = f"transformers has no architecture `{wanted}`"
+        fix = did_you_mean(str(wanted), known) or "see transformers' list of models"
+        yield Problem(what, "model.source.model_type", fix)
 
 
 @functools.cache
@@ -196,12 +182,8 @@ def _layout(spec: Spec) -> Iterator[Problem]:
         wanted = [train.precision]
         if train.precision == "auto":  # which the ranks decide
             wanted = ["bf16", "fp32"] if has_gpu() else ["fp32"]
-        cells = [
-            cell_of(
-                kind, layout, train.model_copy(update={"precision": p}), spec.model.lora is not None
-            )
-            for p in wanted
-        ]
+        trains = (train.model_copy(update={"precision": precision}) for precision in wanted)
+        cells = [cell_of(kind, layout, each, spec.model.lora is not None) for each in trains]
         if all(refusal(cell, train.untested) for cell in cells):
             require(cells[0], train.untested)
     except RekindleError as error:
@@ -212,10 +194,8 @@ def _secrets(spec: Spec) -> Iterator[Problem]:
     for name, reference in spec.platforms.local.secrets.items():
         variable = reference.removeprefix("env:")
         if variable not in os.environ:
-            yield Problem(
-                f"the environment variable {variable} is not set",
-                f"platforms.local.secrets.{name}", f"export {variable}=...",
-            )  # fmt: skip
+            what = f"the environment variable {variable} is not set"
+            yield Problem(what, f"platforms.local.secrets.{name}", f"export {variable}=...")
 
 
 def _docker(spec: Spec) -> Iterator[Problem]:
@@ -230,10 +210,9 @@ def _registry(spec: Spec) -> Iterator[Problem]:
     uri = spec.registration.tracking_uri
     scheme = uri.partition("://")[0].partition("+")[0]
     if uri and ("://" not in uri or scheme not in REGISTRY_SCHEMES):
-        yield Problem(
-            f"{uri!r} is not a tracking URI that MLflow 3 takes", "register.tracking_uri",
-            "https://..., postgresql://..., sqlite:///file.db, or empty for the embedded one",
-        )  # fmt: skip
+        what = f"{uri!r} is not a tracking URI that MLflow 3 takes"
+        fix = "https://..., postgresql://..., sqlite:///file.db, or empty for the embedded one"
+        yield Problem(what, "register.tracking_uri", fix)
 
 
 def _home(home: Path) -> Iterator[Problem]:
@@ -245,10 +224,8 @@ def _home(home: Path) -> Iterator[Problem]:
     elif not existing.is_dir():
         yield Problem(f"{existing} is a file, not a folder", "--home", "name another folder")
     elif not _writable(existing):
-        yield Problem(
-            f"the folder {existing} is not writable", "--home",
-            "correct its permissions, or name another --home",
-        )  # fmt: skip
+        what = f"the folder {existing} is not writable"
+        yield Problem(what, "--home", "correct its permissions, or name another --home")
 
 
 def _writable(folder: Path) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -22,13 +21,9 @@ from rekindle.records import Ignored, RunRecord, StepRecord
 from rekindle.report.readable_log import progress_text
 
 MARKS = {
-    "pending": ("·", "dim"),
-    "running": ("▸", "cyan"),
-    "succeeded": ("✓", "green"),
-    "failed": ("✗", "red"),
-    "skipped": ("-", "dim"),
-    "cancelled": ("■", "yellow"),
-}
+    "pending": ("·", "dim"), "running": ("▸", "cyan"), "succeeded": ("✓", "green"),
+    "failed": ("✗", "red"), "skipped": ("-", "dim"), "cancelled": ("■", "yellow"),
+}  # fmt: skip
 FINAL = ("succeeded", "failed", "skipped", "cancelled")
 
 
@@ -58,15 +53,10 @@ class Progress:
             self.live.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.lines.clear()
         if self.live:
-            self.live.__exit__(kind, error, trace)
+            self.live.__exit__(*error)
 
     def _started(self, record: RunRecord) -> None:
         """Say which run this is and what this machine ignores."""
@@ -84,9 +74,8 @@ class Progress:
         for step in record.steps:
             if step.status in FINAL and step.name not in self.said:
                 self.said.add(step.name)
-                self._say(
-                    f"{MARKS[step.status][0]} {step.name} {_seconds(step)} {step.reason}".rstrip()
-                )
+                said = f"{MARKS[step.status][0]} {step.name} {_seconds(step)} {step.reason}"
+                self._say(said.rstrip())
 
     def event(self, step: str, event: dict[str, Any]) -> None:
         """A step spoke: `progress` replaces its live line, `notice` stays."""
@@ -105,15 +94,11 @@ class Progress:
     def _render(self) -> RenderableType:
         if self.record is None:
             return Text("")
-        live = [
-            Text(plain(f"  {name}: {line}"), style="cyan")
-            for name, line in self.lines.items()
-            if self._running(name)
-        ]
-        return Group(
-            step_table(self.record, self.console.width), *live,
-            Text(plain(self._place()), style="dim"),
-        )  # fmt: skip
+        running = {step.name for step in self.record.steps if step.status == "running"}
+        said = [f"  {name}: {line}" for name, line in self.lines.items() if name in running]
+        live = [Text(plain(line), style="cyan") for line in said]
+        place = Text(plain(self._place()), style="dim")
+        return Group(step_table(self.record, self.console.width), *live, place)
 
     def _place(self) -> str:
         """Where the run is: steps done, of all, and since when."""
@@ -122,11 +107,6 @@ class Progress:
         done = sum(step.status in FINAL for step in steps)
         since = (datetime.now(UTC) - began).total_seconds() if began else None
         return f"{done} of {len(steps)} steps done, {formats.duration(since)}"
-
-    def _running(self, name: str) -> bool:
-        return self.record is not None and any(
-            step.name == name and step.status == "running" for step in self.record.steps
-        )
 
 
 def ignored_table(ignored: Sequence[Ignored]) -> Table:

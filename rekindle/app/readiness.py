@@ -10,7 +10,7 @@ from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
 from rekindle.app.preflight import looks
-from rekindle.errors import PlatformError, Problem, RequestError
+from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.platforms.checks import problems as wrong_ones
 from rekindle.platforms.checks import run_checks
@@ -25,10 +25,8 @@ LOCAL = "local"
 def ready(platform: str, spec: Spec) -> Definition:
     """The definition; RequestError with everything that is wrong with it or not said."""
     problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
-    try:
+    with collected(problems):
         definition = compiled(platform, spec, *graph_of(spec))
-    except RequestError as error:
-        problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))
     return definition
@@ -60,28 +58,12 @@ def ready_here(spec: Spec, home: Path) -> Readiness:
 def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     """What a platform and the config lack for each other; the permissions that steps need."""
     there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
-    definition, lacks = _compiled(spec, platform, home) if spec else (None, ())
+    definition, lacks = None, list[Problem]()
+    with collected(lacks):
+        definition = ready(platform, on_machines(spec, platform, home)) if spec else None
     found = run_checks(there.checks(definition))
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))
     return Readiness(
         platform=platform, permissions=there.permissions(), checks=found,
         errors=rows_of(RequestError(errors)) if errors else (),
-    )  # fmt: skip
-
-
-def _compiled(
-    spec: Spec, platform: str, home: Path
-) -> tuple[Definition | None, tuple[Problem, ...]]:
-    """What would be submitted, or why there is no such thing."""
-    try:
-        return ready(platform, on_machines(spec, platform, home)), ()
-    except RequestError as error:
-        return None, error.problems
-
-
-def unanswered(platform: str, first: ReadinessCheck) -> PlatformError:
-    """Nothing at all could be asked: the platform is then not ready."""
-    return PlatformError(
-        f"{platform} could not be asked: {first.said}", where=first.where,
-        fix="check the network, and retry the command",
     )  # fmt: skip

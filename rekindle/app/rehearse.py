@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.app.pipeline import TRAINING, arguments_of, graph_of
+from rekindle.app.pipeline import TRAINING, arguments_of, graph_of, training_of
 from rekindle.app.plan import planned_here
 from rekindle.app.preflight import preflight
 from rekindle.app.progress import Progress
@@ -60,11 +60,9 @@ def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
     StepError when a training fails."""
     preflight(spec, home)
     if spec.train.entrypoint:
-        raise RequestError(
-            "a rehearsal needs rekindle's own training loop, which causes the fault",
-            where="train.entrypoint",
-            fix="try your script with `kill` by hand; the launcher restarts it the same way",
-        )
+        what = "a rehearsal needs rekindle's own training loop, which causes the fault"
+        fix = "try your script with `kill` by hand; the launcher restarts it the same way"
+        raise RequestError(what, where="train.entrypoint", fix=fix)
     stage = _Stage(spec, home.resolve())
     try:
         return _rehearse(stage, fault)
@@ -80,10 +78,8 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
     began = time.monotonic()
     whole = stage.train("whole", None)
     if fault.step > whole.summary.steps:
-        raise RequestError(
-            f"step {fault.step} never comes: the training has {whole.summary.steps}",
-            where="--rehearse-preemption",
-        )
+        what = f"step {fault.step} never comes: the training has {whole.summary.steps}"
+        raise RequestError(what, where="--rehearse-preemption")
     checkpoints = stage.folder / "faulted" / "checkpoints"
     checkpoints.mkdir(parents=True)
     if fault.kind == "disk-full":
@@ -93,15 +89,13 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
     if not fault.mark.exists():
         raise StepError(f"the fault {fault.kind} did not happen", fix="report this: it is a bug")
     resumed, done = _resumed_from(checkpoints, faulted.summary.steps)
+    steps_lost = max(0, fault.step - 1 - resumed, done - resumed)
     found = Rehearsal(
-        fault=fault.kind,
-        step=fault.step,
-        resumed_from_step=resumed,
-        samples_lost=max(0, fault.step - 1 - resumed, done - resumed)
-        * stage.spec.train.global_batch_size,
+        fault=fault.kind, step=fault.step, resumed_from_step=resumed,
+        samples_lost=steps_lost * stage.spec.train.global_batch_size,
         losses_equal=whole.losses == faulted.losses,
         weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
-    )
+    )  # fmt: skip
     seconds = round(time.monotonic() - began, 1)
     return stage.keep(found, faulted.attempts, seconds)
 
@@ -119,10 +113,9 @@ class _Stage:
         self.spec, _ = planned_here(resolved(spec.model_copy(update=update), home), home)
         graph = graph_of(self.spec)[1]
         if TRAINING not in graph.dag.nodes:
-            raise RequestError(
-                f"the pipeline has no step `{TRAINING}` to rehearse", where="pipeline",
-                fix="a rehearsal knows the shipped component `finetune` only",
-            )  # fmt: skip
+            what = f"the pipeline has no step `{TRAINING}` to rehearse"
+            fix = "a rehearsal knows the shipped component `finetune` only"
+            raise RequestError(what, where="pipeline", fix=fix)
         self.graph = graph.until(TRAINING)
         self.home = home
         self.started = datetime.datetime.now(datetime.UTC)
@@ -148,29 +141,19 @@ class _Stage:
     def _attempt(self, home: Path, environment: Mapping[str, str]) -> RunRecord:
         with Progress() as progress:
             return local.execute(
-                self.graph,
-                arguments_of(self.spec, self.graph, str(home)),
-                home=home,
-                record=new_record(self.spec, ()),
-                env={**environment_of(self.spec), **environment},
-                source_hash=source_hash(),
-                from_step=TRAINING,
-                on_change=progress.changed,
-                on_event=progress.event,
-                grace_seconds=self.spec.train.grace_seconds,
-            )
+                self.graph, arguments_of(self.spec, self.graph, str(home)), home=home,
+                record=new_record(self.spec, ()), env={**environment_of(self.spec), **environment},
+                source_hash=source_hash(), from_step=TRAINING, on_change=progress.changed,
+                on_event=progress.event, grace_seconds=self.spec.train.grace_seconds,
+            )  # fmt: skip
 
     def keep(self, found: Rehearsal, attempts: int, seconds: float) -> RehearsalRecord:
         """Write the record; forget the rest."""
         record = RehearsalRecord(
-            rehearsal_id=self.name,
-            config=self.spec.origin[0],
-            started_at=self.started.isoformat(timespec="milliseconds"),
-            seconds=seconds,
-            ranks=self.spec.platforms.local.ranks,
-            attempts=attempts,
-            rehearsal=found,
-        )
+            rehearsal_id=self.name, config=self.spec.origin[0],
+            started_at=self.started.isoformat(timespec="milliseconds"), seconds=seconds,
+            ranks=self.spec.platforms.local.ranks, attempts=attempts, rehearsal=found,
+        )  # fmt: skip
         record.write(self.folder.with_suffix(".json"))
         self.clear()
         return record
@@ -184,10 +167,9 @@ class _Stage:
 
 
 def _trained(record: RunRecord, attempts: int) -> Trained:
-    artifacts = record.step(TRAINING).artifacts.values()
-    folder = next(Path(a.uri) for a in artifacts if a.metadata.get("record") == "training")
-    summary = TrainingSummary.read(folder / "training.json")
-    return Trained(summary, tuple(read_history(folder / "history.jsonl")), attempts)
+    file = training_of(record)
+    rows = read_history(file.with_name("history.jsonl"))
+    return Trained(TrainingSummary.read(file), tuple(rows), attempts)
 
 
 def _resumed_from(checkpoints: Path, steps: int) -> tuple[int, int]:
@@ -205,11 +187,9 @@ def _mount_small_disk(folder: Path, like: Path) -> None:
     size = 3 * held + _SPARE_BYTES
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > free // 2:
-        raise RequestError(
-            f"a full disk cannot be rehearsed here: checkpoints need {size >> 20:,} MB of memory",
-            where="--rehearse-preemption",
-            fix="rehearse with a smaller model; the code is the same",
-        )
+        what = f"a full disk cannot be rehearsed here: checkpoints need {size >> 20:,} MB of memory"
+        fix = "rehearse with a smaller model; the code is the same"
+        raise RequestError(what, where="--rehearse-preemption", fix=fix)
     words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "rekindle", str(folder)]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:

@@ -42,11 +42,9 @@ class Options:
 
 
 def execute(
-    spec: Spec,
-    options: Options,
-    on_change: OnChange = lambda record: None,
+    spec: Spec, options: Options, on_change: OnChange = lambda record: None,
     on_event: OnEvent = lambda step, event: None,
-) -> RunRecord:
+) -> RunRecord:  # fmt: skip
     """Run the spec's pipeline on this machine; the record says what happened.
 
     Raises RequestError before anything is written; StepError, PreemptedError or InterruptedRunError
@@ -64,21 +62,11 @@ def execute(
     record = numbered(new_record(spec, ignored, plan=plan), home)
     try:
         return local.execute(
-            graph,
-            arguments,
-            home=home,
-            record=record,
-            env=env,
-            containers=containers,
-            source_hash=source_hash(),
-            own_code=functools.partial(hashes, spec, graph),
-            fresh=options.fresh,
-            from_step=options.from_step,
-            imports=_imports(spec),
-            on_change=on_change,
-            on_event=on_event,
-            grace_seconds=spec.train.grace_seconds,
-        )
+            graph, arguments, home=home, record=record, env=env, containers=containers,
+            source_hash=source_hash(), own_code=functools.partial(hashes, spec, graph),
+            fresh=options.fresh, from_step=options.from_step, imports=_imports(spec),
+            on_change=on_change, on_event=on_event, grace_seconds=spec.train.grace_seconds,
+        )  # fmt: skip
     finally:
         try:
             write_card(home, record.run_id)
@@ -90,21 +78,16 @@ def _imports(spec: Spec) -> tuple[str, ...]:
     """What most steps of the shipped pipeline import; the first sets what the second reads."""
     if spec.pipeline is not None:
         return ()
-    stores = (
-        "mlflow.store.tracking.sqlalchemy_store",
-        "mlflow.store.model_registry.sqlalchemy_store",
-    )
+    stores = [f"mlflow.store.{kind}.sqlalchemy_store" for kind in ("tracking", "model_registry")]
     embedded = () if spec.registration.tracking_uri else stores
     return ("rekindle.registry.client", "mlflow", *embedded)
 
 
 def environment_of(spec: Spec) -> dict[str, str]:
     """What the steps of a local run see: ours, their secrets, and how ranks find each other."""
-    secrets_of = {
-        name: os.environ[ref.removeprefix("env:")]
-        for name, ref in spec.platforms.local.secrets.items()
-    }
-    rendezvous = Rendezvous(ranks_per_node=spec.platforms.local.ranks)
+    here = spec.platforms.local
+    secrets_of = {name: os.environ[ref.removeprefix("env:")] for name, ref in here.secrets.items()}
+    rendezvous = Rendezvous(ranks_per_node=here.ranks)
     included = {INCLUDED: hash_} if (hash_ := included_hash(spec)) else {}
     return {**os.environ, **secrets_of, **rendezvous.environment(), **included}
 
@@ -119,29 +102,22 @@ def resolved(spec: Spec, home: Path) -> Spec:
             if artifact.schema_title == "system.Model":
                 path = local_path(artifact.uri)
                 if path and artifact.digest and digest(describe(path)) != artifact.digest:
-                    raise RequestError(
-                        f"the model of the run {run.run_id} changed on disk, or is gone",
-                        where=str(path), fix="run that run's config again: the model is made again",
-                    )  # fmt: skip
+                    what = f"the model of the run {run.run_id} changed on disk, or is gone"
+                    fix = "run that run's config again: the model is made again"
+                    raise RequestError(what, where=str(path), fix=fix)
                 model = spec.model.model_copy(update={"init_from": artifact.uri})
                 return spec.model_copy(update={"model": model})
-    raise RequestError(
-        f"the run {run.run_id} left no model", where="model.init_from",
-        fix="name a run whose finetune step succeeded",
-    )  # fmt: skip
+    fix = "name a run whose finetune step succeeded"
+    raise RequestError(f"the run {run.run_id} left no model", where="model.init_from", fix=fix)
 
 
 def _ignored(spec: Spec) -> tuple[Ignored, ...]:
     """What the spec asks of a platform that this machine does not give."""
-    asked = spec.resources
-    ranks = spec.platforms.local.ranks
-    notes = []
+    asked, notes = spec.resources, []
     if asked.nodes > 1 or asked.gpus_per_node:
-        what = f"{ranks} processes share this machine"
-        fields = (
-            f"resources.nodes={asked.nodes}",
-            f"resources.gpus_per_node={asked.gpus_per_node}",
-        )
+        what = f"{spec.platforms.local.ranks} processes share this machine"
+        names = ("nodes", "gpus_per_node")
+        fields = tuple(f"resources.{name}={getattr(asked, name)}" for name in names)
         notes.append(Ignored(what=what, asked_by=fields))
     if asked.spot:
         notes.append(Ignored(what="This machine is not taken away", asked_by=("resources.spot",)))
@@ -154,10 +130,8 @@ def windows(spec: Spec) -> Sequence[Spec]:
     if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
         return [spec]
     window = spec.data.window
-    return [
-        _with_window(spec, {"offset": window.offset + back, "backfill": 0})
-        for back in range(window.backfill, -1, -1)
-    ]
+    offsets = range(window.offset + window.backfill, window.offset - 1, -1)
+    return [_with_window(spec, {"offset": offset, "backfill": 0}) for offset in offsets]
 
 
 def _with_window(spec: Spec, update: Mapping[str, Any]) -> Spec:

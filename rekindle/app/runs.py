@@ -1,4 +1,5 @@
-"""The records of runs under a home: read, found by name, numbered, begun; their cards."""
+"""The records of runs under a home: read, found by name, numbered, begun; their cards, and what was
+submitted for them."""
 
 from __future__ import annotations
 
@@ -6,15 +7,16 @@ import datetime
 import logging
 import secrets
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rekindle
 from rekindle.errors import RequestError
+from rekindle.platforms.definition import Definition
 from rekindle.records import Ignored, RunRecord, RunSummary
+from rekindle.report.collect import summarised
 from rekindle.report.ledger import ledger, record_in
-from rekindle.report.summary import summarised
 
 if TYPE_CHECKING:
     from rekindle.outputs import Planned
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_HOME = Path(".rekindle")
+DEFINITION = "definition"  # folder of a run with what was submitted
+MOST_COMPARED = 20
 
 
 def all_runs(home: Path, name: str = "") -> list[RunRecord]:
@@ -66,18 +70,28 @@ def find_run(home: Path, wanted: str) -> RunRecord:
         return read_run(home, found[0])
     if found:
         names = ", ".join(found[:-6:-1]) + (", ..." if len(found) > 5 else "")
-        raise RequestError(
-            f"`{wanted}` matches {len(found)} runs, the newest first: {names}",
-            fix="use a longer prefix",
-        )
+        what = f"`{wanted}` matches {len(found)} runs, the newest first: {names}"
+        raise RequestError(what, fix="use a longer prefix")
     if not ids:
-        raise RequestError(
-            f"there are no runs under {home}", fix="`rekindle run CONFIG`, or name another --home"
-        )
-    raise RequestError(
-        f"there is no run `{wanted}` under {home}",
-        fix=f"the latest is {ids[-1]}; `rekindle runs` lists all that `rekindle gc` left",
-    )
+        fix = "`rekindle run CONFIG`, or name another --home"
+        raise RequestError(f"there are no runs under {home}", fix=fix)
+    fix = f"the latest is {ids[-1]}; `rekindle runs` lists all that `rekindle gc` left"
+    raise RequestError(f"there is no run `{wanted}` under {home}", fix=fix)
+
+
+def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunRecord]:
+    """The records of the runs that are `wanted` by name (see `find_run`), or as they are.
+
+    Raises RequestError for fewer than two, more than `MOST_COMPARED`, or the same one twice."""
+    if not 2 <= len(wanted) <= MOST_COMPARED:
+        what = f"{len(wanted)} run{'' if len(wanted) == 1 else 's'} cannot be compared"
+        fix = f"name 2 to {MOST_COMPARED} of them; `rekindle runs` lists them"
+        raise RequestError(what, where="RUN", fix=fix)
+    records = [one if isinstance(one, RunRecord) else find_run(home, one) for one in wanted]
+    ids = [record.run_id for record in records]
+    if twice := [run_id for run_id in ids if ids.count(run_id) > 1]:
+        raise RequestError(f"`{twice[0]}` is named twice", where="RUN", fix="name each run once")
+    return records
 
 
 def new_record(
@@ -89,18 +103,12 @@ def new_record(
     verb = ["run"] if platform == "local" else ["submit", f"--platform={platform}"]
     words = ["rekindle", *verb, config or "CONFIG", *(f"--set={text}" for text in overrides)]
     return RunRecord(
-        run_id=f"{spec.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
-        name=spec.name,
-        platform=platform,
-        status="running",
-        started_at=now.isoformat(timespec="milliseconds"),
-        config=config,
-        command=shlex.join(words),
-        spec=spec.model_dump(mode="json"),
-        ignored=ignored,
-        plan=plan.model_dump(mode="json") if plan else {},
+        run_id=f"{spec.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}", name=spec.name,
+        platform=platform, status="running", started_at=now.isoformat(timespec="milliseconds"),
+        config=config, command=shlex.join(words), spec=spec.model_dump(mode="json"),
+        ignored=ignored, plan=plan.model_dump(mode="json") if plan else {},
         versions={"rekindle": rekindle.__version__},
-    )
+    )  # fmt: skip
 
 
 def write_card(home: Path, run_id: str) -> None:
@@ -125,9 +133,38 @@ def shown_anew(record: RunRecord, home: Path) -> None:
 
 def summary(record: RunRecord, home: Path) -> RunSummary:
     """What `run --json` ends with."""
-    return summarised(record, card=card_of(record.run_id, home))
+    card = home.resolve() / "runs" / record.run_id / "card.html"
+    return summarised(record, card=str(card))
 
 
-def card_of(run_id: str, home: Path) -> str:
-    """The path of a run's card."""
-    return str(home.resolve() / "runs" / run_id / "card.html")
+def sent_definition(record: RunRecord, home: Path) -> Definition:
+    """What was submitted, from the run's folder; RequestError where that is lost."""
+    folder = home / "runs" / record.run_id / DEFINITION
+    if not (files := files_in(folder)):
+        what = f"what was submitted as {record.run_id} is not in {folder}"
+        raise RequestError(what, fix=f"submit it again: {record.command}")
+    return Definition(files)
+
+
+def keep_definition(record: RunRecord, definition: Definition, home: Path) -> None:
+    """Leave what is about to be submitted in the run's folder."""
+    folder = home / "runs" / record.run_id / DEFINITION
+    for name, content in definition.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """The files below the folder, by their paths in it."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def last_sent(name: str, platform: str, home: Path) -> Path:
+    """The folder with what was submitted last to the platform; RequestError if nothing was."""
+    for record in newest_first(home):
+        folder = home / "runs" / record.run_id / DEFINITION
+        if (record.platform, record.name) == (platform, name) and folder.is_dir():
+            return folder
+    what = f"nothing of {name} was submitted to {platform} from {home}"
+    raise RequestError(what, where="--against", fix="name a folder that `rekindle compile` wrote")

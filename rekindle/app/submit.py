@@ -10,10 +10,9 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from rekindle.app.definition import keep_definition
 from rekindle.app.plan import on_machines, planned
 from rekindle.app.readiness import ready, refuse_early
-from rekindle.app.runs import new_record, newest_first, numbered
+from rekindle.app.runs import keep_definition, new_record, newest_first, numbered
 from rekindle.errors import PlatformError, RequestError
 from rekindle.outputs import Planned
 from rekindle.platforms.definition import Definition
@@ -33,15 +32,13 @@ def submitted(
     `consent` is called with that, and with the plan if there is one, before anything is written or
     sent, and may raise."""
     if token is not None and not TOKEN.fullmatch(token):
-        raise RequestError(
-            f"`{token}` is not a token", where="--token", fix="up to 63 of a-z, 0-9, - and _"
-        )
+        fix = "up to 63 of a-z, 0-9, - and _"
+        raise RequestError(f"`{token}` is not a token", where="--token", fix=fix)
     there, spec = Platform.of(platform, spec.platforms), on_machines(spec, platform, home)
     definition = ready(platform, spec)
     figures, digest = planned(spec, platform, home), digest_of(definition.files)
-    record = begun(home, platform, digest, token) or _new(
-        spec, platform, digest, token, figures, home
-    )
+    record = begun(home, platform, digest, token)
+    record = record or _new(spec, platform, digest, token, figures, home)
     assert record.submission is not None
     outline = there.outline(definition, record.submission.token)
     consent(outline, figures)
@@ -94,9 +91,8 @@ def _sent(
     except PlatformError as error:
         record.model_copy(update={"error": str(error.problems[0].what)}).write(path)
         again = "; the same command goes on with this submission"
-        raise type(error)(
-            [dataclasses.replace(p, fix=p.fix + again) for p in error.problems]
-        ) from error
+        problems = [dataclasses.replace(p, fix=p.fix + again) for p in error.problems]
+        raise type(error)(problems) from error
     submission = submission.model_copy(update={"id": placed.id, "url": placed.url})
     status = "running" if record.status == "submitting" else record.status
     update = {"submission": submission, "status": status, "error": ""}

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.compare import side_by_side
-from rekindle.cli.options import answer, shared
+from rekindle.app.runs import found_records
+from rekindle.cli.options import shared, tell
+from rekindle.report.collect import collect
+from rekindle.report.comparison import compared, lines
 from rekindle.report.comparison_page import render_comparison
-from rekindle.report.comparison_text import lines
 
 
 @click.command("compare")
@@ -17,18 +18,14 @@ from rekindle.report.comparison_text import lines
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Write the comparison as an HTML file, with the curves.")  # fmt: skip
 @shared
-def command(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool) -> int:
+def command(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool) -> None:
     """Compare runs: config, data, metrics, gate and time. The first run is the one that the others
     are compared with; an interval says whether a model is better than the first beyond chance.
 
     RUN is a run id, a unique prefix of one, or `latest`."""
-    pairs, found = side_by_side(home, runs)
+    pairs = [(record, collect(record)) for record in found_records(home, runs)]
+    found = compared(pairs)
     if html is not None:
         render_comparison(html, pairs, found)
-    if as_json:
-        answer(found)
-        return 0
-    click.echo("\n".join(lines(found)))
-    if html is not None:
-        click.echo(f"\npage  {html.absolute()}")
-    return 0
+    page = [] if html is None else ["", f"page  {html.absolute()}"]
+    tell(found, "\n".join([*lines(found), *page]), as_json)

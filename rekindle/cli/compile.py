@@ -12,8 +12,8 @@ import click
 from rekindle.app.compile import compiled, spread
 from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.app.plan import on_machines
-from rekindle.cli.options import FOLDER, answer, config, overrides, shared
-from rekindle.errors import Problem, RequestError
+from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
+from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled
 from rekindle.platforms.parity import as_markdown
 from rekindle.platforms.platform import PLATFORMS
@@ -51,13 +51,9 @@ class Several(click.ParamType):  # type: ignore[type-arg]
               help="Folder for the definition.")  # fmt: skip
 @shared
 def command(
-    config: Path,
-    overrides: tuple[str, ...],
-    platforms: tuple[str, ...],
-    output: Path,
-    home: Path,
+    config: Path, overrides: Overrides, platforms: tuple[str, ...], output: Path, home: Path,
     as_json: bool,
-) -> int:
+) -> None:  # fmt: skip
     """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a compiled YAML),
     for each platform. For more than one it also writes parity.md, a table of how each platform
     carries every step. The same input gives the same bytes."""
@@ -66,11 +62,9 @@ def command(
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     for platform in platforms:
-        try:
+        with collected(problems):
             spec = on_machines(wanted, platform, home)
             files |= compiled(platform, spec, text, graph).files
-        except RequestError as error:
-            problems += error.problems
     if problems:
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:
@@ -87,4 +81,3 @@ def command(
                 click.echo(path)
         if bundles := sum(f"/{BUNDLES}/" in path for path in paths):
             click.echo(f"{output / BUNDLES}: {bundles} files that the steps run")
-    return 0

@@ -21,7 +21,7 @@ _LINES = {
 
 @click.command("completion", epilog="\b\n" + "\n".join(_LINES.values()))
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
-def command(shell: str | None) -> int:
+def command(shell: str | None) -> None:
     """Print the completion script of SHELL (default: that of $SHELL)."""
     from rekindle.cli.main import cli
 
@@ -34,4 +34,3 @@ def command(shell: str | None) -> int:
             fix=f"name one of {', '.join(SHELLS)}",
         )  # fmt: skip
     click.echo(found(cli, {}, "rekindle", VARIABLE).source())
-    return 0

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from rekindle.app.compile import compiled
-from rekindle.app.definition import files_in, last_sent
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_machines
-from rekindle.cli.options import FOLDER, answer, config, overrides, shared
+from rekindle.app.runs import files_in, last_sent
+from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
 from rekindle.errors import RequestError
 from rekindle.outputs import Difference, StepDifference
 from rekindle.platforms.cache_diff import compare
@@ -29,13 +29,9 @@ from rekindle.spec.load import load_target
               help="What `rekindle compile` wrote; default: what was submitted last.")  # fmt: skip
 @shared
 def command(
-    config: Path,
-    overrides: tuple[str, ...],
-    platform: str,
-    against: Path | None,
-    home: Path,
+    config: Path, overrides: Overrides, platform: str, against: Path | None, home: Path,
     as_json: bool,
-) -> int:
+) -> None:  # fmt: skip
     """Say which steps of CONFIG the platform will run again, compared with what was submitted
     last, and why. Steps that it takes from its cache are listed as such."""
     spec = on_machines(load_target(config, overrides), platform, home)
@@ -44,18 +40,15 @@ def command(
     there = Platform.of(platform, spec.platforms)
     after = compiled(platform, spec, *graph_of(spec))
     if after.entry not in before:
-        raise RequestError(
-            f"{against} holds no {after.entry}", where="--against",
-            fix=f"rekindle compile {config} --platform {platform} -o {against}",
-        )  # fmt: skip
+        fix = f"rekindle compile {config} --platform {platform} -o {against}"
+        raise RequestError(f"{against} holds no {after.entry}", where="--against", fix=fix)
     known = {n: c for n, c in before.items() if n == after.entry or n.startswith("bundles/")}
     verdicts = compare(there.cache_keys(known), there.cache_keys(after.files))
     if as_json:
         steps = tuple(StepDifference(**dataclasses.asdict(verdict)) for verdict in verdicts)
         answer(Difference(platform=platform, steps=steps))
-        return 0
+        return
     width = max((len(verdict.step) for verdict in verdicts), default=0)
     words = {"yes": "runs again", "perhaps": "may run again", "no": "cached", "gone": "gone"}
     for verdict in verdicts:
         click.echo(f"{verdict.step:<{width}}  {words[verdict.again]:<13}  {verdict.why}")
-    return 0

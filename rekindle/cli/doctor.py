@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.readiness import ready_here, ready_there, unanswered
-from rekindle.cli.options import answer, overrides, shared
-from rekindle.errors import Problem, RequestError
+from rekindle.app.readiness import ready_here, ready_there
+from rekindle.cli.options import Overrides, answer, maybe_config, overrides, shared
+from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.masking import plain
 from rekindle.outputs import ReadinessCheck, rows_of
 from rekindle.platforms.platform import PLATFORMS
@@ -20,7 +20,7 @@ from rekindle.spec.load import load_target
 
 
 @click.command("doctor")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
+@maybe_config
 @overrides
 @click.option(
     "--platform", type=click.Choice(["local", *PLATFORMS]), default="local", show_default=True,
@@ -28,21 +28,23 @@ from rekindle.spec.load import load_target
 )  # fmt: skip
 @shared
 def command(
-    config: Path | None, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
+    config: Path | None, overrides: Overrides, platform: str, home: Path, as_json: bool
 ) -> int:
     """Check CONFIG against a platform, and print the least permissions that steps need. Makes
     read-only calls to the platform, and changes nothing."""
     if config is None and platform == "local":
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
     spec = load_target(config, overrides) if config else None
-    found = (
-        ready_here(spec, home)
-        if spec and platform == "local"
-        else ready_there(spec, platform, home)
-    )
+    if spec and platform == "local":
+        found = ready_here(spec, home)
+    else:
+        found = ready_there(spec, platform, home)
     silent = bool(found.checks) and all(check.state == "not asked" for check in found.checks)
     if silent:
-        error = unanswered(platform, found.checks[0])
+        first = found.checks[0]  # nothing at all could be asked: the platform is not ready then
+        what = f"{platform} could not be asked: {first.said}"
+        fix = "check the network, and retry the command"
+        error = PlatformError(what, where=first.where, fix=fix)
         found = found.model_copy(update={"errors": (*found.errors, *rows_of(error))})
     if as_json:
         answer(found)
@@ -67,9 +69,8 @@ _COLOURS = {"ok": "green", "problem": "red", "not asked": "yellow"}
 def _show(checks: tuple[ReadinessCheck, ...]) -> None:
     """A line a question, on stderr: permissions alone are for a pipe. Those that follow each other
     and were not asked for the same reason share one."""
-    for (state, said), several in itertools.groupby(
-        checks, lambda check: (check.state, check.said)
-    ):
+    alike = itertools.groupby(checks, lambda check: (check.state, check.said))
+    for (state, said), several in alike:
         names = Counter(check.name for check in several)
         shown = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in names.items())
         click.secho(f"{state:<9} ", fg=_COLOURS[state], nl=False, err=True)

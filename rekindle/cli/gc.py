@@ -33,7 +33,7 @@ def _days(_context: click.Context, _option: click.Parameter, value: str | None) 
               help="Every younger run stays; default: retention.older_than_days.")  # fmt: skip
 @yes
 @shared
-def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> int:
+def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> None:
     """List what can be removed, ask, and remove it: runs that exceed the retention limits, files
     that only those runs use, checkpoints of finished trainings, and what killed processes left. A
     run stays if its model version has an alias in the registry, or if its candidate waits for
@@ -45,7 +45,7 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
     _table(shown)
     if not going:
         click.echo("nothing to remove", err=True)
-    if going:
+    else:
         agree(yes, f"Remove {len(going):,} things, {_size(going)}?")
         shown = [item for item in shown if item.stays] + remove(place, retention.look, going)
         render_index(place)
@@ -53,7 +53,6 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
         click.echo(f"removed {len(gone):,} things, {_size(gone)}", err=True)
     if as_json:
         answer(Collected(items=tuple(shown)))
-    return 0
 
 
 def _aliases(record: RunRecord, home: Path) -> Mapping[str, str]:
@@ -74,10 +73,7 @@ def _table(items: Sequence[HomeItem]) -> None:
     for (stays, kind, why), members in groups.items():
         size = "" if stays else _size(members)
         lines.append(("stays" if stays else "goes", kind, f"{len(members):,}", size, why))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(cells).rstrip(), err=True)
+    click.echo("\n".join(formats.aligned(lines)), err=True)
 
 
 def _size(items: Sequence[HomeItem]) -> str:

@@ -69,10 +69,7 @@ def _table(trained: Sequence[Trained], best: Trained) -> Table:
 def _row(each: Trained) -> GridRow:
     found = each.summary.validation if each.summary else {}
     return GridRow(
-        settings=each.point.settings,
-        run_id=each.record.run_id,
-        status=each.record.status,
-        seconds=each.record.seconds or 0.0,
-        validation_loss=found.get("loss"),
+        settings=each.point.settings, run_id=each.record.run_id, status=each.record.status,
+        seconds=each.record.seconds or 0.0, validation_loss=found.get("loss"),
         validation_accuracy=found.get("accuracy"),
-    )
+    )  # fmt: skip

@@ -10,7 +10,7 @@ import click
 
 from rekindle.app.pipeline import graph_of
 from rekindle.cli.compile import Several
-from rekindle.cli.options import answer, config, overrides, shared
+from rekindle.cli.options import Overrides, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ImageBuilt, ImagesPushed
 from rekindle.platforms import images
@@ -32,7 +32,7 @@ def command() -> None:
 @config
 @overrides
 @shared
-def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -> int:
+def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None:
     """Build an image on this machine: rekindle's image (`image.base`) and the files that the steps
     of CONFIG need."""
     spec, code = _read(config, overrides)
@@ -41,13 +41,12 @@ def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -
     if as_json:
         files = tuple(sorted(code.files))
         answer(ImageBuilt(image=name, id=image_id, code=code.digest, files=files))
-        return 0
+        return
     for file in sorted(code.files):
         click.echo(f"  {file}", err=True)
     count = "1 file" if len(code.files) == 1 else f"{len(code.files)} files"
     click.echo(f"{name} {image_id}: {spec.image.base} and {count} of yours")
     click.echo(f"next: rekindle images push {config}")
-    return 0
 
 
 @command.command("push")
@@ -60,8 +59,8 @@ def build(config: Path, overrides: tuple[str, ...], home: Path, as_json: bool) -
 )  # fmt: skip
 @shared
 def push(
-    config: Path, overrides: tuple[str, ...], platforms: tuple[str, ...], home: Path, as_json: bool
-) -> int:
+    config: Path, overrides: Overrides, platforms: tuple[str, ...], home: Path, as_json: bool
+) -> None:
     """Push that image as `platforms.P.image` (REGISTRY/NAME:TAG), and write its digest to
     rekindle.lock beside CONFIG. Later commands read it there."""
     spec, code = _read(config, overrides)
@@ -80,10 +79,9 @@ def push(
         answer(ImagesPushed(images=tuple(pushed), lock=str(path)))
     else:
         click.echo(f"digests written to {path}: commit it", err=True)
-    return 0
 
 
-def _read(config: Path, overrides: tuple[str, ...]) -> tuple[Spec, Code]:
+def _read(config: Path, overrides: Overrides) -> tuple[Spec, Code]:
     """The spec, with images as it names them, and the code that its steps need."""
     spec = load_target(config, overrides, pinned=False)
     return spec, code_of(spec, graph_of(spec)[1])
@@ -91,19 +89,15 @@ def _read(config: Path, overrides: tuple[str, ...]) -> tuple[Spec, Code]:
 
 def _names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
     """What to push it as, each once."""
-    said = {p: getattr(spec.platforms, p).image or "" for p in platforms or PLATFORMS}
-    names = list(dict.fromkeys(name for name in said.values() if name and "@" not in name))
-    wanting = [p for p, name in said.items() if not name or "@" in name]
-    problems = [
-        Problem(
-            f"{said[platform]} is a digest; an image is pushed as a tag"
-            if said[platform]
-            else f"platforms.{platform}.image is not set",
-            f"platforms.{platform}.image",
-            "set it to REGISTRY/NAME:TAG; its digest is written to rekindle.lock",
-        )
-        for platform in wanting
-    ]
+    there = {p: getattr(spec.platforms, p).image or "" for p in platforms or PLATFORMS}
+    names = list(dict.fromkeys(name for name in there.values() if name and "@" not in name))
+    fix, problems = "set it to REGISTRY/NAME:TAG; its digest is written to rekindle.lock", []
+    for where, name in ((f"platforms.{p}.image", name) for p, name in there.items()):
+        if not name:
+            problems.append(Problem(f"{where} is not set", where, fix))
+        elif "@" in name:
+            what = f"{name} is a digest; an image is pushed as a tag"
+            problems.append(Problem(what, where, fix))
     if problems and (platforms or not names):
         raise RequestError(problems)
     return names
@@ -114,10 +108,8 @@ def _check(docker: Docker, local: str, code: Code, config: Path) -> None:
     held = code_label(docker, local)
     if held != code.digest:
         what = f"{local} was built from other files than those that are here now"
-        raise RequestError(
-            what if held is not None else f"there is no image {local} here",
-            fix=f"rekindle images build {config}",
-        )
+        fix = f"rekindle images build {config}"
+        raise RequestError(what if held is not None else f"there is no image {local} here", fix=fix)
 
 
 def _docker() -> Docker:

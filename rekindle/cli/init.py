@@ -17,13 +17,10 @@ from rekindle.outputs import LaidOut
 
 @click.command("init")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
-@click.option(
-    "--full",
-    is_flag=True,
-    help="All example configs with their data, and the pipeline and components to change.",
-)
+@click.option("--full", is_flag=True, help="All example configs with their data, and the pipeline "
+              "and components to change.")  # fmt: skip
 @shared
-def command(folder: Path, full: bool, home: Path, as_json: bool) -> int:
+def command(folder: Path, full: bool, home: Path, as_json: bool) -> None:
     """Copy a config to start from, with sample data and a README, into FOLDER (default: here).
     Never overwrites a file."""
     parts = ("configs", "pipelines", "components") if full else ("configs/starter",)
@@ -41,14 +38,13 @@ def command(folder: Path, full: bool, home: Path, as_json: bool) -> int:
         shutil.copyfile(source, folder / target)
     if as_json:
         answer(LaidOut(folder=str(folder.absolute()), files=tuple(sorted(map(str, files)))))
-        return 0
+        return
     click.echo(f"laid out {len(files)} files in {folder.absolute()}")
     if folder.resolve() != Path.cwd():
         click.echo(f"  cd {shlex.quote(str(folder))}")
     if not full:
         click.echo("  rekindle run tickets.yaml     README.md says how to change it to your data")
-        return 0
+        return
     click.echo("  rekindle run configs/digits.yaml          the demo")
     own = f"--set pipeline={PIPELINE} --set receives=all"
     click.echo(f"  rekindle run configs/digits.yaml {own}   your copy of it")
-    return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -36,18 +37,15 @@ class _Since(click.ParamType):  # type: ignore[type-arg]
     ) -> float:
         match = re.fullmatch(r"([0-9]{1,9})([smhd])", str(value))
         if match is None:
-            self.fail(
-                f"{value!r} is not a length of time; write 90s, 10m, 2h or 1d", param, context
-            )
+            what = f"{value!r} is not a length of time; write 90s, 10m, 2h or 1d"
+            self.fail(what, param, context)
         return time.time() - int(match[1]) * _SECONDS[match[2]]
 
 
 @click.command("logs")
 @click.argument("run", default="latest")
-@click.option(
-    "--step",
-    help="Name of the step; default: the first that failed, or the one that runs or took longest.",
-)
+@click.option("--step", help="Name of the step; default: the first that failed, or the one that "
+              "runs or took longest.")  # fmt: skip
 @click.option("--node", type=click.IntRange(min=0), metavar="N",
               help="The log of one node only; default: those of all, merged by time.")  # fmt: skip
 @click.option("--since", type=_Since(), metavar="TIME",
@@ -58,15 +56,9 @@ class _Since(click.ParamType):  # type: ignore[type-arg]
 @click.option("-f", "--follow", is_flag=True, help="Continue until the step ends.")
 @shared
 def command(
-    run: str,
-    step: str | None,
-    node: int | None,
-    since: float | None,
-    raw: bool,
-    follow: bool,
-    home: Path,
-    as_json: bool,
-) -> int:
+    run: str, step: str | None, node: int | None, since: float | None, raw: bool, follow: bool,
+    home: Path, as_json: bool,
+) -> None:  # fmt: skip
     """Print the log of one step of RUN (default: the latest)."""
     record = find_run(home, run)
     if record.platform != "local":
@@ -79,17 +71,13 @@ def command(
     if raw and follow and len(logs) > 1:
         raise RequestError("the raw logs of several nodes cannot be followed at once",
                            where="--raw", fix="name one: --node 0")  # fmt: skip
-    if as_json:
-        # node after node: what a program reads is not merged
-        text = "".join(piece for pieces in logs.values() for piece in pieces)
-        answer(LogText(run_id=record.run_id, step=found.name, text=text))
-        return 0
+    written: Iterator[str] = itertools.chain.from_iterable(logs.values())  # node after node
+    if as_json:  # what a program reads is not merged
+        answer(LogText(run_id=record.run_id, step=found.name, text="".join(written)))
+        return
     live = sys.stdout.isatty()
     names = _names(list(logs), live) if len(logs) > 1 else {}
-    written: Iterator[str]
-    if raw:
-        written = (piece for pieces in logs.values() for piece in pieces)
-    else:
+    if not raw:
         lines = _as_they_come(logs) if follow else merged(logs)
         written = shown(lines, live=live, names=names, since=since or 0.0)
     piece = ""
@@ -100,7 +88,6 @@ def command(
         when = "" if since is None else " since then"
         hint = "--raw shows what its launcher printed"
         click.echo(f"the step {found.name} printed nothing of its own{when}; {hint}", err=True)
-    return 0
 
 
 def _logs(
@@ -115,22 +102,18 @@ def _logs(
         for path in Path(step.log).parent.glob("node-*/log.txt"):
             files[int(path.parent.name.removeprefix("node-"))] = path
         if node is not None and node not in files:
-            raise RequestError(
-                f"the step {step.name} has no log of a node {node}", where="--node",
-                fix=f"its nodes are {', '.join(map(str, sorted(files)))}",
-            )  # fmt: skip
+            what = f"the step {step.name} has no log of a node {node}"
+            fix = f"its nodes are {', '.join(map(str, sorted(files)))}"
+            raise RequestError(what, where="--node", fix=fix)
         wanted = sorted(files) if node is None else [node]
         return {n: _of_file(record, step, files[n], home, follow) for n in wanted}
     if record.platform == "local":
         why = f": {step.reason}" if step.reason else ""
-        raise RequestError(
-            f"the step {step.name} has no log{why}", fix=steps_with_a_log(record, step)
-        )
+        what = f"the step {step.name} has no log{why}"
+        raise RequestError(what, fix=steps_with_a_log(record, step))
     if node is not None:
-        raise RequestError(
-            f"{record.platform} gives the logs of all nodes of a step together", where="--node",
-            fix="leave it out",
-        )  # fmt: skip
+        what = f"{record.platform} gives the logs of all nodes of a step together"
+        raise RequestError(what, where="--node", fix="leave it out")
     return {0: log_of(record, step, home, follow)}
 
 
@@ -171,9 +154,8 @@ def _names(nodes: list[int], coloured: bool) -> dict[int, str]:
     names = {node: f"node {node} | " for node in nodes}
     if not coloured or os.environ.get("NO_COLOR"):
         return names
-    return {
-        node: click.style(name, fg=_COLOURS[node % len(_COLOURS)]) for node, name in names.items()
-    }
+    colours = {node: _COLOURS[node % len(_COLOURS)] for node in nodes}
+    return {node: click.style(name, fg=colours[node]) for node, name in names.items()}
 
 
 def _runs(home: Path, run_id: str, step: str) -> bool:

@@ -83,9 +83,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     words = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, io.TextIOWrapper
-        ):  # a terminal that cannot show a letter gets its code
+        # a terminal that cannot show a letter gets its code
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(invoke(words))
 

@@ -18,9 +18,17 @@ from rekindle.records import Record
 log = logging.getLogger(__name__)
 
 Decorated = Callable[..., Any]
+Overrides = tuple[str, ...]
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
+config = click.argument("config", type=click.Path(path_type=Path))
+maybe_config = click.argument("config", type=click.Path(path_type=Path), required=False)
+overrides = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
+                         help="Override a field, such as train.lr=1e-4.")  # fmt: skip
+own_prices = click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True,
+                          metavar="FILE", help="Your own price file; it overrides known prices; "
+                          "repeatable.")  # fmt: skip
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 wait = click.option("--wait", is_flag=True,
                     help="Wait for the run; exit with its exit code.")  # fmt: skip
@@ -45,15 +53,18 @@ def answer(record: Record) -> None:
     click.echo(record.to_json())
 
 
+def tell(record: Record, text: str, as_json: bool) -> None:
+    """Say it on stdout, as one JSON object or as text."""
+    click.echo(record.to_json() if as_json else text)
+
+
 def agree(yes: bool, question: str) -> None:
     """Return if the user agrees; RequestError if not, or if there is no terminal to ask at."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise RequestError(
-            "stdin is not a terminal, so this cannot be confirmed; nothing was changed",
-            where="--yes", fix="pass --yes",
-        )  # fmt: skip
+        what = "stdin is not a terminal, so this cannot be confirmed; nothing was changed"
+        raise RequestError(what, where="--yes", fix="pass --yes")
     if not click.confirm(question, err=True):
         raise RequestError("nothing was changed", fix="answer y, or pass --yes")
 
@@ -71,19 +82,3 @@ def shared(function: Decorated) -> Decorated:
     ):  # fmt: skip
         function = option(function)
     return function
-
-
-def overrides(function: Decorated) -> Decorated:
-    """`--set a.b=c`, any number of times."""
-    return click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Override a field, such as train.lr=1e-4.",
-    )(function)
-
-
-def config(function: Decorated) -> Decorated:
-    """The argument CONFIG."""
-    return click.argument("config", type=click.Path(path_type=Path))(function)

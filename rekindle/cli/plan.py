@@ -11,13 +11,21 @@ import click
 from rekindle.app import calibrate
 from rekindle.app.plan import figures
 from rekindle.app.plan_text import lines
-from rekindle.cli.options import answer, overrides, shared
+from rekindle.cli.options import (
+    Overrides,
+    answer,
+    maybe_config,
+    overrides,
+    own_prices,
+    shared,
+    tell,
+)
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.load import load_target
 
 
 @click.command("plan")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
+@maybe_config
 @overrides
 @click.option("--platform", type=click.Choice(["local", *PLATFORMS]), default=None,
               help="Platform whose machines are considered; default: the only one with a section "
@@ -28,23 +36,15 @@ from rekindle.spec.load import load_target
               help="Examples in the training split, where no run has counted them.")  # fmt: skip
 @click.option("--trace", "with_trace", is_flag=True,
               help="Trace the memory of the two best layouts; needs torch.")  # fmt: skip
-@click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-              help="Your own price file; it overrides known prices; repeatable.")  # fmt: skip
+@own_prices
 @click.option("--calibrate", "run", metavar="RUN",
               help="First measure that run; its speed corrects this and later plans.")  # fmt: skip
 @shared
 def command(
-    config: Path | None,
-    overrides: tuple[str, ...],
-    platform: str | None,
-    region: str,
-    examples: int | None,
-    with_trace: bool,
-    own: tuple[Path, ...],
-    run: str | None,
-    home: Path,
+    config: Path | None, overrides: Overrides, platform: str | None, region: str,
+    examples: int | None, with_trace: bool, own: tuple[Path, ...], run: str | None, home: Path,
     as_json: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Estimate what the training of CONFIG needs, how long it takes and what it costs.
 
     With --calibrate, the measured speed of a run, here or on a platform, corrects the speeds that
@@ -61,9 +61,5 @@ def command(
         return 0
     spec = load_target(config, overrides)
     planned = figures(spec, platform or "", region, examples, home, own, with_trace=with_trace)
-    if as_json:
-        answer(planned)
-    else:
-        for line in lines(planned):
-            click.echo(line)
+    tell(planned, "\n".join(lines(planned)), as_json)
     return 2 if planned.errors else 0

@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
+from rekindle import formats
 from rekindle.catalog import prices
 from rekindle.catalog.machines import machine, machines
 from rekindle.catalog.prices import Price, PriceBook
-from rekindle.cli.options import answer, shared
+from rekindle.cli.options import answer, own_prices, shared
 from rekindle.errors import PlatformError, RekindleError, RequestError
 from rekindle.outputs import PriceChange, PriceRow, Prices, PricesRefreshed, rows_of
 from rekindle.platforms.azureml.prices import ask as of_azure
@@ -25,38 +26,29 @@ from rekindle.records import write_atomically
 
 CLOUDS = ("aws", "gcp", "azure")
 _NUMBERS = (3, 4, 5)  # columns
-Ask = Callable[[Sequence[str], Sequence[str], datetime.date], list[Price]]
 
 
 def _which(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--cloud` and `--region`."""
-    for option in (
-        click.option("--region", "regions", multiple=True, help="Only this region; repeatable."),
-        click.option("--cloud", "clouds", type=click.Choice(CLOUDS), multiple=True,
-                     help="Only this cloud; repeatable."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+    cloud = click.option("--cloud", "clouds", type=click.Choice(CLOUDS), multiple=True,
+                         help="Only this cloud; repeatable.")  # fmt: skip
+    only = "Only this region; repeatable."
+    return cloud(click.option("--region", "regions", multiple=True, help=only)(function))
 
 
 @click.group("prices", invoke_without_command=True)
 @_which
-@click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-              help="Your own price file; it overrides known prices; repeatable.")  # fmt: skip
+@own_prices
 @shared
 @click.pass_context
 def command(
-    context: click.Context,
-    clouds: tuple[str, ...],
-    regions: tuple[str, ...],
-    own: tuple[Path, ...],
-    home: Path,
-    as_json: bool,
-) -> int | None:
+    context: click.Context, clouds: tuple[str, ...], regions: tuple[str, ...],
+    own: tuple[Path, ...], home: Path, as_json: bool,
+) -> None:  # fmt: skip
     """List machine prices per hour and their age; --json adds their sources."""
     if context.invoked_subcommand is not None:
         _refuse_options(context)
-        return None
+        return
     known = prices.book(home, own)
     found = [each for each in _settled(known) if _is_wanted(each, clouds, regions)]
     if not found:
@@ -65,20 +57,17 @@ def command(
                            fix=f"choose of {there}; `rekindle prices refresh --region R` asks for "
                            "another region")  # fmt: skip
     today = _today()
-    rows = [_row(each, today) for each in sorted(found, key=lambda p: _order(p))]
+    rows = [_row(each, today) for each in sorted(found, key=_order)]
     if as_json:
         answer(Prices(prices=tuple(rows)))
     else:
         _table(rows)
-    return 0
 
 
 @command.command("refresh")
 @_which
 @shared
-def refresh(
-    clouds: tuple[str, ...], regions: tuple[str, ...], home: Path, as_json: bool
-) -> int:  # fmt: skip
+def refresh(clouds: tuple[str, ...], regions: tuple[str, ...], home: Path, as_json: bool) -> int:
     """Ask the clouds for the prices of the machines in the catalog, in the regions of the known
     prices or in --region. AWS needs a login, Google a key in GOOGLE_API_KEY, Azure nothing. If a
     cloud does not answer, its old prices stay."""
@@ -133,9 +122,8 @@ def _places(
             if cloud in found and each.region not in found[cloud]:
                 found[cloud].append(each.region)
     if left := [cloud for cloud in clouds if not found[cloud]]:
-        raise RequestError(
-            f"no region of {' or '.join(left)} is named", where="--cloud", fix="--region"
-        )
+        what = f"no region of {' or '.join(left)} is named"
+        raise RequestError(what, where="--cloud", fix="--region")
     return {cloud: there for cloud, there in found.items() if there}
 
 
@@ -144,7 +132,10 @@ def _asked(cloud: str, regions: Sequence[str], today: datetime.date) -> list[Pri
     is known."""
     names = [each.name for each in machines().values() if each.cloud == cloud]
     try:
-        found = _asker(cloud)(names, regions, today)
+        if cloud == "gcp":
+            found = of_google(names, regions, today, os.environ.get(KEY, ""))
+        else:
+            found = (of_aws if cloud == "aws" else of_azure)(names, regions, today)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         what = f"the answer of {cloud} has another form: {type(error).__name__} {error}"
         raise PlatformError(what, where=cloud, fix="report it; known prices stay") from error
@@ -152,14 +143,6 @@ def _asked(cloud: str, regions: Sequence[str], today: datetime.date) -> list[Pri
         what = f"{cloud} has no price of a machine of the catalog in {', '.join(lacking)}"
         raise PlatformError(what, where=cloud, fix="leave the region out, or correct its name")
     return found
-
-
-def _asker(cloud: str) -> Ask:
-    if cloud == "aws":
-        return of_aws
-    if cloud == "azure":
-        return of_azure
-    return lambda names, regions, today: of_google(names, regions, today, os.environ.get(KEY, ""))
 
 
 def _write(
@@ -197,18 +180,11 @@ def _usd(price: Price | None) -> tuple[float | None, float | None]:
     return (price.on_demand_usd_per_hour, price.spot_usd_per_hour) if price else (None, None)
 
 
-def _tell(
-    home: Path, answers: Mapping[str, list[Price]], changes: Sequence[PriceChange]
-) -> None:  # fmt: skip
+def _tell(home: Path, answers: Mapping[str, list[Price]], changes: Sequence[PriceChange]) -> None:
     for each in changes:
-        told = [
-            f"{kind} {_shown(was)} -> {_shown(now)}"
-            for kind, was, now in (
-                ("on demand", each.on_demand_before, each.on_demand),
-                ("spot", each.spot_before, each.spot),
-            )
-            if was != now
-        ]
+        demand = ("on demand", each.on_demand_before, each.on_demand)
+        pairs = (demand, ("spot", each.spot_before, each.spot))
+        told = [f"{kind} {_shown(was)} -> {_shown(now)}" for kind, was, now in pairs if was != now]
         click.echo(f"{each.machine} in {each.region}: {', '.join(told)}")
     of = ", ".join(f"{len(told)} of {cloud}" for cloud, told in answers.items())
     changed = f"{len(changes)} changed" if changes else "nothing changed"
@@ -269,13 +245,7 @@ def _table(rows: Sequence[PriceRow]) -> None:
             _shown(row.on_demand_usd_per_hour), _shown(row.spot_usd_per_hour),
             str(row.age_days), ", ".join(marks),
         ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (
-            cell.rjust(width) if i in _NUMBERS else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        click.echo("  ".join(cells).rstrip())
+    click.echo("\n".join(formats.aligned(lines, right=_NUMBERS)))
     if any(row.old or row.spot_old for row in rows):
         click.echo(
             f"old: of more than {prices.OLD_DAYS} days ago; `rekindle prices refresh` asks the "

@@ -7,10 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
-
 from rekindle.app.rehearse import rehearse
-from rekindle.cli.options import answer
+from rekindle.cli.options import tell
 from rekindle.errors import RequestError
 from rekindle.launch.fault import Fault
 from rekindle.records import RehearsalRecord
@@ -25,10 +23,7 @@ def rehearsed(spec: Spec, text: str, home: Path, as_json: bool) -> int:
     if fault.kind == "disk-full":
         _need_private_mounts()
     record = rehearse(spec, fault, home)
-    if as_json:
-        answer(record)
-    else:
-        click.echo(_words(record))
+    tell(record, _words(record), as_json)
     found = record.rehearsal
     return 0 if found.losses_equal and found.weights_equal else 1
 
@@ -43,11 +38,9 @@ def _need_private_mounts() -> None:
     except FileNotFoundError:
         allowed = False
     if not allowed:
-        raise RequestError(
-            "a full disk cannot be rehearsed here: no file system can be mounted",
-            where="--rehearse-preemption",
-            fix="run it as root, or where the kernel allows user namespaces and `unshare` is there",
-        )
+        what = "a full disk cannot be rehearsed here: no file system can be mounted"
+        fix = "run it as root, or where the kernel allows user namespaces and `unshare` is there"
+        raise RequestError(what, where="--rehearse-preemption", fix=fix)
     sys.stdout.flush()
     again = [*words, sys.executable, "-m", "rekindle.cli.main", *sys.argv[1:]]
     os.execvpe(words[0], again, {**os.environ, _PRIVATE: "1"})  # noqa: S606 - no shell is meant
@@ -57,12 +50,10 @@ def _words(record: RehearsalRecord) -> str:
     found = record.rehearsal
     lost = f"{found.samples_lost:,} samples trained again" if found.samples_lost else "nothing lost"
     equal = {True: "equal, bit for bit", False: "DIFFERENT"}
-    return "\n".join(
-        (
-            f"fault    {found.fault} at step {found.step}, {record.ranks} ranks, "
-            f"{record.attempts} attempts",
-            f"resumed  from step {found.resumed_from_step}, {lost}",
-            f"losses   {equal[found.losses_equal]}",
-            f"weights  {equal[found.weights_equal]}",
-        )
+    return (
+        f"fault    {found.fault} at step {found.step}, {record.ranks} ranks, "
+        f"{record.attempts} attempts\n"
+        f"resumed  from step {found.resumed_from_step}, {lost}\n"
+        f"losses   {equal[found.losses_equal]}\n"
+        f"weights  {equal[found.weights_equal]}"
     )

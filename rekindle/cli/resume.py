@@ -54,9 +54,7 @@ def _there(record: RunRecord, home: Path, wait: bool, as_json: bool) -> int:
     if record.status not in ENDED_RUN:
         raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")
     if record.status == "succeeded":
-        raise RequestError(
-            f"{record.run_id} succeeded: nothing is left to do",
-            fix=f"submit it again: {record.command}",
-        )
+        what = f"{record.run_id} succeeded: nothing is left to do"
+        raise RequestError(what, fix=f"submit it again: {record.command}")
     record, placed = resumed(record, home)
     return told(record, placed, home, wait, as_json)

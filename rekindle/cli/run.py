@@ -12,7 +12,7 @@ from rekindle.app.progress import Progress, RunConsole, step_table
 from rekindle.app.run import Options, execute, windows
 from rekindle.app.runs import summary
 from rekindle.cli.grid import gridded
-from rekindle.cli.options import answer, config, overrides, shared
+from rekindle.cli.options import Overrides, answer, config, overrides, shared
 from rekindle.cli.rehearse import rehearsed
 from rekindle.errors import RekindleError, RequestError
 from rekindle.records import RunRecord, RunSummary
@@ -23,30 +23,18 @@ from rekindle.spec.model import Spec
 @config
 @overrides
 @click.option("--fresh", is_flag=True, help="Rerun every step; ignore the cache.")
-@click.option(
-    "--from", "from_step", metavar="STEP", help="Rerun this step and all steps that depend on it."
-)
-@click.option(
-    "--require-promotion", is_flag=True, help="Exit with 1 if the candidate was not promoted."
-)
-@click.option(
-    "--rehearse-preemption",
-    "fault",
-    metavar="FAULT@step=N",
-    help="Only train, twice, the second time with a real fault at step N (kill, term, hang or "
-    "disk-full), and compare.",
-)
+@click.option("--from", "from_step", metavar="STEP",
+              help="Rerun this step and all steps that depend on it.")  # fmt: skip
+@click.option("--require-promotion", is_flag=True,
+              help="Exit with 1 if the candidate was not promoted.")  # fmt: skip
+@click.option("--rehearse-preemption", "fault", metavar="FAULT@step=N",
+              help="Only train, twice, the second time with a real fault at step N (kill, term, "
+              "hang or disk-full), and compare.")  # fmt: skip
 @shared
 def command(
-    config: Path,
-    overrides: tuple[str, ...],
-    fresh: bool,
-    from_step: str | None,
-    require_promotion: bool,
-    fault: str | None,
-    home: Path,
-    as_json: bool,
-) -> int:
+    config: Path, overrides: Overrides, fresh: bool, from_step: str | None,
+    require_promotion: bool, fault: str | None, home: Path, as_json: bool,
+) -> int:  # fmt: skip
     """Retrain, judge and register the model of CONFIG on this machine.
 
     Steps whose code and inputs have not changed come from the cache. An interrupted run continues

@@ -12,9 +12,8 @@ from typing import Any, get_args
 import click
 
 from rekindle import formats
-from rekindle.cli.options import overrides, shared
+from rekindle.cli.options import Overrides, overrides, shared
 from rekindle.errors import RequestError
-from rekindle.masking import plain
 from rekindle.outputs import Runs
 from rekindle.platforms.local.store import is_alive
 from rekindle.platforms.platform import PLATFORMS
@@ -44,25 +43,16 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
 @overrides
 @shared
 def command(
-    recover: Path | None,
-    platform: str | None,
-    name: str | None,
-    status: tuple[str, ...],
-    sort: str,
-    limit: int | None,
-    overrides: tuple[str, ...],
-    home: Path,
-    as_json: bool,
-) -> int:
+    recover: Path | None, platform: str | None, name: str | None, status: tuple[str, ...],
+    sort: str, limit: int | None, overrides: Overrides, home: Path, as_json: bool,
+) -> None:  # fmt: skip
     """List runs, newest first: start, window of the data, status, time, metric, gate, model version
     and which is champion."""
     folder = f"{os.path.realpath(home)}/runs"
     if recover is not None:
         if platform is None:
-            raise RequestError(
-                "--recover needs a platform", where="--platform",
-                fix=f"pass --platform with --recover: {', '.join(PLATFORMS)}",
-            )  # fmt: skip
+            fix = f"pass --platform with --recover: {', '.join(PLATFORMS)}"
+            raise RequestError("--recover needs a platform", where="--platform", fix=fix)
         from rekindle.app.recover import recovered  # loads the planner
         from rekindle.spec.load import load_target
 
@@ -73,11 +63,10 @@ def command(
     for entry in entries:
         if entry.is_champion:
             champions.setdefault(entry.name, entry)
-    shown = [
-        (entry, _row(entry, home, folder) | {"champion": champions.get(entry.name) is entry})
-        for entry in entries
-    ]
-    shown = [(entry, row) for entry, row in shown if not status or row["status"] in status]
+    shown = []
+    for entry in entries:
+        row = _row(entry, home, folder) | {"champion": champions.get(entry.name) is entry}
+        shown += [(entry, row)] if not status or row["status"] in status else []
     shown = sorted(shown, key=lambda pair: KEYS[sort](pair[0]))[:limit]
     if as_json:
         # as `Runs` would have it: the summaries were written by their records
@@ -85,7 +74,6 @@ def command(
         click.echo(json.dumps({**Runs(runs=()).model_dump(mode="json"), "runs": rows}))
     else:
         _table(shown)
-    return 0
 
 
 def _row(entry: Entry, home: Path, runs: str) -> dict[str, Any]:
@@ -116,9 +104,7 @@ def _table(shown: list[tuple[Entry, dict[str, Any]]]) -> None:
     rows = [_cells(entry, row) for entry, row in shown]
     empty = {2} if not any(row[2] for row in rows) else set[int]()  # most data has no windows
     lines = [[c for i, c in enumerate(line) if i not in empty] for line in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = "  ".join(f"{{:{width}}}" for width in widths).format
-    click.echo("\n".join(plain(aligned(*line)).rstrip() for line in lines))
+    click.echo("\n".join(formats.aligned(lines)))
 
 
 def _cells(entry: Entry, row: dict[str, Any]) -> tuple[str, ...]:

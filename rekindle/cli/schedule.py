@@ -16,9 +16,19 @@ from rekindle.app.plan_text import outlook
 from rekindle.app.preflight import preflight
 from rekindle.app.readiness import ready, refuse_early
 from rekindle.app.run import windows
-from rekindle.cli.options import agree, answer, config, overrides, shared, yes
+from rekindle.cli.options import (
+    Decorated,
+    Overrides,
+    agree,
+    answer,
+    config,
+    overrides,
+    shared,
+    tell,
+    yes,
+)
 from rekindle.cli.submit import show
-from rekindle.errors import Problem, RequestError
+from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import ScheduleDeleted, ScheduleRow, Schedules
 from rekindle.platforms.definition import Definition
 from rekindle.platforms.local.schedule import Here, Job
@@ -46,19 +56,13 @@ def command() -> None:
 @overrides
 @platform
 @yes
-@click.option(
-    "--print", "printed", is_flag=True, help="Only print what would be written on this machine."
-)
+@click.option("--print", "printed", is_flag=True,
+              help="Only print what would be written on this machine.")  # fmt: skip
 @shared
 def set_(
-    config: Path,
-    overrides: tuple[str, ...],
-    platform: str,
-    yes: bool,
-    printed: bool,
-    home: Path,
+    config: Path, overrides: Overrides, platform: str, yes: bool, printed: bool, home: Path,
     as_json: bool,
-) -> int:
+) -> None:  # fmt: skip
     """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
     resumes.
 
@@ -66,13 +70,12 @@ def set_(
     a line of your crontab, which starts `rekindle run CONFIG` in this folder."""
     spec = load_target(config, overrides)
     if spec.schedule is None:
-        raise RequestError(
-            "the config has no schedule", where="schedule",
-            fix="add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}",
-        )  # fmt: skip
+        fix = "add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}"
+        raise RequestError("the config has no schedule", where="schedule", fix=fix)
     if platform == "local":
         words = ["run", str(config.absolute()), *(f"--set={each}" for each in overrides)]
-        return _set_here(spec, spec.schedule, words, home.absolute(), yes, printed, as_json)
+        _set_here(spec, spec.schedule, words, home.absolute(), yes, printed, as_json)
+        return
     if printed:
         raise RequestError("--print shows what is written on this machine", where="--print",
                            fix="use it with --platform local")  # fmt: skip
@@ -85,52 +88,38 @@ def set_(
         click.echo(line, err=True)
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
     refuse_early(there, definition)
-    return _told(platform, [there.set_schedule(definition, spec.schedule, spec.name)], as_json)
+    _told(platform, [there.set_schedule(definition, spec.schedule, spec.name)], as_json)
+
+
+def _of_a_config(function: Decorated) -> Decorated:
+    """CONFIG, what it is overridden by, and where its schedule is."""
+    return config(overrides(platform(shared(function))))
 
 
 @command.command("list")
-@config
-@overrides
-@platform
-@shared
-def list_(
-    config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
-) -> int:
+@_of_a_config
+def list_(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """List the schedules that rekindle set where CONFIG runs, those of other configs too."""
     spec = load_target(config, overrides)
-    return _told(platform, _place(platform, spec).list_schedules(), as_json)
+    _told(platform, _place(platform, spec).list_schedules(), as_json)
 
 
 @command.command("pause")
-@config
-@overrides
-@platform
-@shared
-def pause(
-    config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
-) -> int:
+@_of_a_config
+def pause(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """Pause the schedule; `schedule set` resumes it."""
     spec = load_target(config, overrides)
-    paused = _place(platform, spec).pause_schedule(spec.name)
-    return _told(platform, [paused], as_json)
+    _told(platform, [_place(platform, spec).pause_schedule(spec.name)], as_json)
 
 
 @command.command("delete")
-@config
-@overrides
-@platform
-@shared
-def delete(
-    config: Path, overrides: tuple[str, ...], platform: str, home: Path, as_json: bool
-) -> int:
+@_of_a_config
+def delete(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """Delete the schedule; its running runs continue."""
     spec = load_target(config, overrides)
     deleted = _place(platform, spec).delete_schedule(spec.name)
-    if as_json:
-        answer(ScheduleDeleted(platform=platform, deleted=deleted))
-    else:
-        click.echo("deleted" if deleted else "there was none")
-    return 0
+    record = ScheduleDeleted(platform=platform, deleted=deleted)
+    tell(record, "deleted" if deleted else "there was none", as_json)
 
 
 def _place(platform: str, spec: Spec) -> Platform | Here:
@@ -140,7 +129,7 @@ def _place(platform: str, spec: Spec) -> Platform | Here:
 def _set_here(
     spec: Spec, schedule: ScheduleSpec, words: Sequence[str], home: Path, yes: bool, printed: bool,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     here = Here(printed)
     lowered = here.lowered(schedule)
     command = (sys.executable, "-m", "rekindle.cli.main", *words, f"--home={home}")
@@ -148,25 +137,21 @@ def _set_here(
     for path, text in here.files(job, schedule).items():
         click.echo(f"{path}:\n{text.rstrip()}\n", err=not printed)
     if printed:
-        return 0
+        return
     preflight(windows(spec)[-1], home)
     for line in (*_said(schedule, lowered), *here.remarks()):
         click.echo(line, err=True)
     agree(yes, f"Start it at `{schedule.cron}` ({schedule.timezone})?")
-    return _told("local", [here.set_schedule(job, schedule)], as_json)
+    _told("local", [here.set_schedule(job, schedule)], as_json)
 
 
 def _ready(there: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definition, Lowered]:
     """What is sent; RequestError with everything that is wrong with the job and its schedule."""
     problems, lowered = list[Problem](), None
-    try:
+    with collected(problems):
         lowered = there.lowered(schedule)
-    except RequestError as error:
-        problems += error.problems
-    try:
+    with collected(problems):
         definition = ready(there.name, spec)
-    except RequestError as error:
-        problems += error.problems
     if problems:
         raise RequestError(problems)
     assert lowered is not None
@@ -184,7 +169,7 @@ def _said(schedule: ScheduleSpec, there: Lowered) -> Iterator[str]:
         yield f"  clocks   {odd}: {there.clocks}"
 
 
-def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> int:
+def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> None:
     if as_json:
         rows = tuple(ScheduleRow(**dataclasses.asdict(one)) for one in found)
         answer(Schedules(platform=platform, schedules=rows))
@@ -193,4 +178,3 @@ def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> int:
     for one in () if as_json else found:
         state = "on" if one.enabled else "paused"
         click.echo(f"{one.id}  {state}  {one.cron}  {one.timezone}")
-    return 0

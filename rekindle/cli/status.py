@@ -20,7 +20,7 @@ _TAIL_LINES = 10
 @click.command("status")
 @click.argument("run", default="latest")
 @shared
-def command(run: str, home: Path, as_json: bool) -> int:
+def command(run: str, home: Path, as_json: bool) -> None:
     """The step table of RUN (default: the latest). Of a run that failed, the end of the log of the
     first step that failed follows; a run that was killed is shown as such."""
     record = find_run(home, run)
@@ -29,14 +29,12 @@ def command(run: str, home: Path, as_json: bool) -> int:
 
         record = asked(record, home)
     elif record.status == "running" and not is_alive(home, record.run_id):
-        record = record.model_copy(
-            update={"status": "cancelled", "error": "killed; the same command resumes"}
-        )
+        update = {"status": "cancelled", "error": "killed; the same command resumes"}
+        record = record.model_copy(update=update)
     if as_json:
         answer(record)
     else:
         show(record)
-    return 0
 
 
 def show(record: RunRecord) -> None:

@@ -13,7 +13,7 @@ from rekindle.app.plan_text import outlook
 from rekindle.app.progress import Progress
 from rekindle.app.runs import summary
 from rekindle.app.submit import submitted
-from rekindle.cli.options import agree, answer, config, overrides, shared, wait, yes
+from rekindle.cli.options import Overrides, agree, answer, config, overrides, shared, wait, yes
 from rekindle.cli.run import conclude
 from rekindle.outputs import Planned, PlannedStep, Submitted
 from rekindle.platforms.platform import PLATFORMS
@@ -21,15 +21,12 @@ from rekindle.platforms.submission import SubmissionPreview, SubmittedRun
 from rekindle.records import RunRecord
 from rekindle.spec.load import load_target
 
-platform = click.option(
-    "--platform", type=click.Choice(list(PLATFORMS)), required=True, help="Target platform.",
-)  # fmt: skip
-
 
 @click.command("submit")
 @config
 @overrides
-@platform
+@click.option("--platform", type=click.Choice(list(PLATFORMS)), required=True,
+              help="Target platform.")  # fmt: skip
 @yes
 @wait
 @click.option("--token", default=None, metavar="TEXT",
@@ -37,15 +34,9 @@ platform = click.option(
               "continue an interrupted submission, else a new key.")  # fmt: skip
 @shared
 def command(
-    config: Path,
-    overrides: tuple[str, ...],
-    platform: str,
-    yes: bool,
-    wait: bool,
-    token: str | None,
-    home: Path,
-    as_json: bool,
-) -> int:
+    config: Path, overrides: Overrides, platform: str, yes: bool, wait: bool,
+    token: str | None, home: Path, as_json: bool,
+) -> int:  # fmt: skip
     """Compile CONFIG, show the steps and their machines, ask, and submit it to the platform."""
     spec = load_target(config, overrides)
 
@@ -60,13 +51,9 @@ def command(
 
 
 def told(
-    record: RunRecord,
-    placed: SubmittedRun,
-    home: Path,
-    wait: bool,
-    as_json: bool,
+    record: RunRecord, placed: SubmittedRun, home: Path, wait: bool, as_json: bool,
     outline: SubmissionPreview | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Say where the run is and what to do next, or stay until it is over: the exit code."""
     submission = record.submission
     assert submission is not None

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import RawBatch
-from rekindle.data.roles import Kind
+from rekindle.data.columns import RawBatch, Source
+from rekindle.data.roles import Columns
 from rekindle.data.validate import Findings
 from rekindle.errors import RequestError
 from rekindle.spec.identity import file_sha256
@@ -29,7 +29,7 @@ _TABLES = {"iris": "iris.csv", "wine": "wine_data.csv", "breast_cancer": "breast
 _BATCH_ROWS = 512
 
 
-class BundledSource:
+class BundledSource(Source):
     """One bundled set; raises RequestError for a name that is none, or none that a task can use."""
 
     def __init__(self, data: DataSpec, modality: str) -> None:
@@ -37,19 +37,16 @@ class BundledSource:
         self._columns = data.columns
         if self._name not in _IMAGES | _TABLES:
             names = ", ".join(PREFIX + name for name in _IMAGES | _TABLES)
-            raise RequestError(
-                f"scikit-learn bundles no set of classes `{self._name}`", where="data.source",
-                fix=f"use one of {names}",
-            )  # fmt: skip
+            what = f"scikit-learn bundles no set of classes `{self._name}`"
+            raise RequestError(what, where="data.source", fix=f"use one of {names}")
         held = "image" if self._name in _IMAGES else "text"
         if modality != held:
-            raise RequestError(
-                f"{data.source} holds {held}s, and the task reads {modality}s", where="data.source",
-                fix=f"use task {held}_classification, or another source",
-            )  # fmt: skip
+            what = f"{data.source} holds {held}s, and the task reads {modality}s"
+            fix = f"use task {held}_classification, or another source"
+            raise RequestError(what, where="data.source", fix=fix)
         self._content = data.columns.image if held == "image" else data.columns.text
 
-    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+    def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         """The examples in the order of the package."""
         present = [self._content, self._columns.label]
         if findings.missing_columns(PREFIX + self._name, columns, present):
@@ -72,24 +69,15 @@ class BundledSource:
         from sklearn import datasets
 
         table = getattr(datasets, f"load_{self._name}")()
-        texts = [
-            "; ".join(
-                f"{name} {value:g}" for name, value in zip(table.feature_names, row, strict=True)
-            )
-            for row in table.data
-        ]
+        named = (zip(table.feature_names, row, strict=True) for row in table.data)
+        texts = ["; ".join(f"{name} {value:g}" for name, value in row) for row in named]
         names = [str(table.target_names[index]) for index in table.target]
         return pa.array(texts, pa.string()), pa.array(names, pa.string())
 
     def fingerprint(self) -> str:
         """Hash of the name and of the package's file."""
-        return hashlib.sha256(f"{self._name}\0{file_sha256(self._file())}".encode()).hexdigest()[
-            :32
-        ]
-
-    def seen(self) -> str:
-        """The same: a release does not change."""
-        return self.fingerprint()
+        text = f"{self._name}\0{file_sha256(self._file())}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def extent(self) -> tuple[int, int]:
         """One file, and its bytes."""
@@ -100,6 +88,5 @@ class BundledSource:
         if found is None or not found.submodule_search_locations:
             fix = "pip install scikit-learn"
             raise RequestError("scikit-learn is not installed", where="data.source", fix=fix)
-        return Path(
-            found.submodule_search_locations[0], "datasets", "data", (_IMAGES | _TABLES)[self._name]
-        )
+        folder = Path(found.submodule_search_locations[0], "datasets", "data")
+        return folder / (_IMAGES | _TABLES)[self._name]

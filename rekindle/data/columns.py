@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.data.roles import Kind
+from rekindle.data.roles import Columns, Kind
 from rekindle.data.validate import Findings
 
 Mask = npt.NDArray[np.bool_]
@@ -63,10 +63,40 @@ class RawBatch:
         return dataclasses.replace(self, columns=columns, lines=self.lines[keep], names=names)
 
 
+class Source(Protocol):
+    """What `ingest` and `fingerprint` need of a source of any kind."""
+
+    def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
+        """The rows, in an order that depends on the content alone."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Hash of what the source holds now."""
+        ...
+
+    def seen(self) -> str:
+        """The same hash of what `read` has read, to its end: that of a release does not change."""
+        return self.fingerprint()
+
+    def extent(self) -> tuple[int, int]:
+        """How many files, how many bytes; zeros where these are not known."""
+        return 0, 0
+
+
+def as_python(value: Any) -> Any:
+    """A value of a column as Python has it, whichever way the column holds it."""
+    return value.as_py() if isinstance(value, pa.Scalar) else value
+
+
+def with_mask(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Values as an Arrow array, null for None, and where there is one."""
+    return pa.array(values, kind), np.array([value is not None for value in values], bool)
+
+
 def content_of(raw: RawBatch, value: Any) -> Any:
     """An image's value: the bytes of the file that it names, if it is text. Raises OSError or
     ValueError where that cannot be read."""
-    value = value.as_py() if isinstance(value, pa.Scalar) else value
+    value = as_python(value)
     return raw.fetch(value) if isinstance(value, str) and raw.fetch else value
 
 
@@ -123,12 +153,9 @@ def scalar_text(value: object) -> str | None:
 
 
 _TEXT_TYPES = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_string_view,
-    pa.types.is_binary,
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
     pa.types.is_large_binary,
-)
+)  # fmt: skip
 
 
 def _is_scalar(kind: pa.DataType) -> bool:
@@ -138,10 +165,8 @@ def _is_scalar(kind: pa.DataType) -> bool:
 
 def _scalar_texts(values: pa.Array) -> pa.StringArray:
     if pa.types.is_timestamp(values.type):
-        utc = pc.cast(
-            pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False), pa.timestamp("us")
-        )
-        return pc.strftime(utc, format="%Y-%m-%dT%H:%M:%S")
+        times = pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False)
+        return pc.strftime(pc.cast(times, pa.timestamp("us")), format="%Y-%m-%dT%H:%M:%S")
     return values.cast(pa.string())
 
 

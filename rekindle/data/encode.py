@@ -22,13 +22,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from rekindle.data.examples import ExamplesFile
+from rekindle.data.examples import CONTENT, ExamplesFile
 from rekindle.errors import StepError
 from rekindle.tasks import Task, load_task
 from rekindle.tasks.base import Settings
 
 _AHEAD = 2
-_CONTENT = ("text", "words", "image", "document")
 _MODULE = "rekindle.data.encode"
 
 
@@ -37,7 +36,7 @@ def encode_batch(
 ) -> pa.RecordBatch:
     """Shard rows of a batch: id, hash, label as class index (or indices) if there is one, slices,
     and what the task encodes."""
-    names = [name for name in batch.schema.names if name not in ("split", *_CONTENT)]
+    names = [name for name in batch.schema.names if name not in ("split", *CONTENT)]
     columns: dict[str, Any] = {name: batch.column(name) for name in names}
     if "label" in columns:
         columns["label"] = _indices(batch.column("label"), labels)
@@ -55,35 +54,24 @@ def _indices(column: pa.Array, labels: dict[str, int]) -> pa.Array:
     return pa.array(rows, pa.list_(pa.int32()))
 
 
-class Encoders:
-    """Processes that encode the batches of files of examples for one task."""
-
-    def __init__(
-        self, task: str, labels: tuple[str, ...], settings: Settings, assets: Path, workers: int
-    ) -> None:
-        self._order = {
-            "task": task,
-            "labels": list(labels),
-            "settings": dict(settings),
-            "assets": str(assets),
-        }
-        self._workers = workers
-
-    def encode(
-        self, files: Mapping[str, Path]
-    ) -> Generator[tuple[str, pa.RecordBatch], None, None]:
-        """Each batch of each file with the file's name, in order; here if one worker will do."""
-        batches = [name for name, path in files.items() for _ in range(len(ExamplesFile(path)))]
-        order = {**self._order, "paths": [str(path) for path in files.values()]}
-        workers = min(self._workers, len(batches))
-        if workers <= 1:
-            yield from zip(batches, _encoded({**order, "start": 0, "every": 1}), strict=True)
-            return
-        with contextlib.ExitStack() as stack:
-            orders = [{**order, "start": start, "every": workers} for start in range(workers)]
-            team = [stack.enter_context(_Worker(order)) for order in orders]
-            for number, name in enumerate(batches):
-                yield name, team[number % workers].next()
+def encoded(
+    files: Mapping[str, Path], task: str, labels: tuple[str, ...], settings: Settings, assets: Path,
+    workers: int,
+) -> Generator[tuple[str, pa.RecordBatch], None, None]:  # fmt: skip
+    """Each batch of files of examples with its file's name, in order, as the task encodes it; by so
+    many processes, or here if one will do."""
+    batches = [name for name, path in files.items() for _ in range(len(ExamplesFile(path)))]
+    order = {"task": task, "labels": list(labels), "settings": dict(settings),
+             "assets": str(assets), "paths": [str(path) for path in files.values()]}  # fmt: skip
+    workers = min(workers, len(batches))
+    if workers <= 1:
+        yield from zip(batches, _encoded({**order, "start": 0, "every": 1}), strict=True)
+        return
+    with contextlib.ExitStack() as stack:
+        orders = [{**order, "start": start, "every": workers} for start in range(workers)]
+        team = [stack.enter_context(_Worker(order)) for order in orders]
+        for number, name in enumerate(batches):
+            yield name, team[number % workers].next()
 
 
 class _Worker:
@@ -142,12 +130,10 @@ class _Worker:
         code = self._process.wait()
         if code < 0:
             fix = "use fewer workers, or smaller texts" if code == -9 else ""
-            return StepError(
-                f"a worker that encodes examples was killed by signal {-code}", fix=fix
-            )
-        return StepError(
-            f"a worker that encodes examples failed (exit {code})", fix="see its traceback above"
-        )
+            what = f"a worker that encodes examples was killed by signal {-code}"
+            return StepError(what, fix=fix)
+        what = f"a worker that encodes examples failed (exit {code})"
+        return StepError(what, fix="see its traceback above")
 
 
 def _encoded(order: dict[str, Any]) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -26,6 +25,8 @@ from rekindle.records import SCHEMA_VERSION, Record
 
 SPLITS = ("train", "validation", "test")
 SUMMARY = "summary.json"
+CONTENT = ("text", "words", "image", "document")
+"""One of these columns is what the model sees; the others say something of it."""
 HASH_BYTES = 16
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 << 20
@@ -52,14 +53,10 @@ def schema_of(modality: str, slices: tuple[str, ...]) -> pa.Schema:
     """Columns of examples, as tasks/base.py lists them."""
     one = pa.list_(pa.string()) if modality == "words" else pa.string()
     label = [] if modality == "document" else [pa.field("label", one)]
-    fixed = [
-        pa.field("id", pa.string()),
-        pa.field("hash", pa.binary(HASH_BYTES)),
-        pa.field("split", pa.string()),
-        *label,
-        pa.field(modality, pa.binary() if modality == "image" else pa.string()),
-    ]
-    return pa.schema(fixed + [pa.field(name, pa.string()) for name in slices])
+    content = pa.field(modality, pa.binary() if modality == "image" else pa.string())
+    first = [pa.field("id", pa.string()), pa.field("hash", pa.binary(HASH_BYTES))]
+    split, *others = [pa.field(name, pa.string()) for name in ("split", *slices)]
+    return pa.schema([*first, split, *label, content, *others])
 
 
 class ExamplesWriter:
@@ -76,14 +73,9 @@ class ExamplesWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         for file in self._files.values():
-            file.close(complete=error is None)
+            file.close(complete=kind is None)
 
 
 @dataclasses.dataclass
@@ -116,7 +108,8 @@ class _BatchFile:
         self._pending, self._rows, self._bytes = [], 0, 0
         if table is None or not len(table):
             return
-        cuts = _cuts(_content_bytes(table))
+        content = next(table.column(name) for name in CONTENT if name in table.schema.names)
+        cuts = _cuts(np.asarray(pa.compute.binary_length(content), np.int64))
         for start, end in itertools.pairwise(cuts):
             self._writer.write_table(table.slice(start, end - start), max_chunksize=BATCH_ROWS)
         rest = table.slice(cuts[-1])
@@ -124,13 +117,6 @@ class _BatchFile:
             self._pending, self._rows, self._bytes = [rest], len(rest), rest.nbytes
         elif len(rest):
             self._writer.write_table(rest, max_chunksize=BATCH_ROWS)
-
-
-def _content_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Bytes of text or pixels of each row."""
-    known = ("text", "words", "document", "image")
-    name = next(name for name in known if name in table.schema.names)
-    return np.asarray(pa.compute.binary_length(table.column(name)), np.int64)
 
 
 def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:
@@ -159,9 +145,8 @@ class ExamplesFile:
                 self._reader = pa.ipc.open_file(pa.OSFile(str(path)), options=options)
         except (OSError, pa.ArrowInvalid) as error:
             fix = "run the step `ingest` again"
-            raise DataError(
-                f"{path.name} is not a file of examples: {error}", where=str(path), fix=fix
-            ) from None
+            what = f"{path.name} is not a file of examples: {error}"
+            raise DataError(what, where=str(path), fix=fix) from None
 
     def __len__(self) -> int:
         return int(self._reader.num_record_batches)

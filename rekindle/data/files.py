@@ -39,10 +39,9 @@ _NOTE = re.compile(
     r"(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$", re.IGNORECASE
 )
 _SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
+    "train": "train", "training": "train", "test": "test", "testing": "test",
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
+}  # fmt: skip
 _PIECE_BYTES = 1 << 20
 
 
@@ -132,10 +131,9 @@ class SourceFile:
             stream.seek(0)
             yield fsspec.compression.compr[self._compression()](stream, mode="rb")
             if local and _state(stream) != before:
-                raise DataError(
-                    "the file was written to while it was read", where=self.path,
-                    fix="write files aside and rename them when they are complete; then run again",
-                )  # fmt: skip
+                what = "the file was written to while it was read"
+                fix = "write files aside and rename them when they are complete; then run again"
+                raise DataError(what, where=self.path, fix=fix)
 
     def head(self, size: int) -> bytes:
         """The beginning of the content."""
@@ -160,11 +158,8 @@ class SourceFile:
 
     def sha256(self) -> str:
         """Hash of the bytes as they are stored."""
-        running = hashlib.sha256()
         with self.filesystem.open(self.path, "rb") as stream:
-            while piece := stream.read(_PIECE_BYTES):
-                running.update(piece)
-        return running.hexdigest()
+            return _Hashing(stream).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,10 +187,9 @@ class Files:
         if not chosen:
             starts = sorted(file.partition for file in self.files if file.partition)
             span = f"{starts[0].isoformat()} to {starts[-1].isoformat()}"
-            raise DataError(
-                f"the window {window} holds none of the partitions, which start {span}",
-                where="data.window", fix="move data.window.end, or lower data.window.offset",
-            )  # fmt: skip
+            what = f"the window {window} holds none of the partitions, which start {span}"
+            fix = "move data.window.end, or lower data.window.offset"
+            raise DataError(what, where="data.window", fix=fix)
         return dataclasses.replace(self, files=chosen)
 
     def fingerprint(self, *, named: bool, seen: bool = False) -> str:
@@ -215,26 +209,23 @@ def locate(data: DataSpec) -> Files:
         filesystem, path = fsspec.core.url_to_fs(data.source)
     except (ValueError, ImportError) as error:
         fix = "use a path or an fsspec URI, and install the driver of its protocol"
-        raise RequestError(
-            f"cannot open {data.source}: {error}", where="data.source", fix=fix
-        ) from None
+        what = f"cannot open {data.source}: {error}"
+        raise RequestError(what, where="data.source", fix=fix) from None
     partitions = Partitions.of(path, data.window) if data.window and "{window" in path else None
     try:
         found, root = _list(filesystem, partitions.glob if partitions else path)
     except Exception as error:  # fsspec lets the errors of its stores' clients through
         fix = "check the path, the credentials and the network"
-        raise DataError(
-            f"cannot list {data.source}: {error}", where="data.source", fix=fix
-        ) from error
+        what = f"cannot list {data.source}: {error}"
+        raise DataError(what, where="data.source", fix=fix) from error
     files = [f for f in _source_files(filesystem, found, root) if not _NOTE.search(f.name)]
     if partitions:
-        files = _partitioned(files, partitions)
+        times = ((file, partitions.time_of(file.path)) for file in files)
+        files = [dataclasses.replace(file, partition=time) for file, time in times if time]
     if not files:
         what = "names no partition that exists" if partitions else "names no file"
-        raise DataError(
-            f"{data.source} {what}", where="data.source",
-            fix="check the path; * stands for any name",
-        )  # fmt: skip
+        fix = "check the path; * stands for any name"
+        raise DataError(f"{data.source} {what}", where="data.source", fix=fix)
     if data.split.by == "source":
         files = [dataclasses.replace(file, split=split_of(file.name)) for file in files]
     kind = _format_of(files, data)
@@ -280,12 +271,8 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
         return [], path
     root = _parent(fixed)
     details = filesystem.glob(path, detail=True).values()
-    files = [
-        info
-        for info in details
-        if info["type"] == "file" and is_visible(_below(info["name"], root))
-    ]
-    return files, root
+    files = [info for info in details if info["type"] == "file"]
+    return [info for info in files if is_visible(_below(info["name"], root))], root
 
 
 def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:
@@ -302,11 +289,6 @@ def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> li
 def _parent(path: str) -> str:
     """The folder of a path or URL."""
     return path.rsplit("/", 1)[0] if "/" in path else ""
-
-
-def _partitioned(files: list[SourceFile], partitions: Partitions) -> list[SourceFile]:
-    dated = [dataclasses.replace(file, partition=partitions.time_of(file.path)) for file in files]
-    return [file for file in dated if file.partition]
 
 
 def _below(path: str, root: str) -> str:

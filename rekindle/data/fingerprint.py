@@ -17,10 +17,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from rekindle.data.columns import Source
 from rekindle.data.files import content_hash
 from rekindle.data.hashes import RecordsHash
 from rekindle.data.roles import wanted_columns
-from rekindle.data.source import FileSource, Source, open_source
+from rekindle.data.source import FileSource, open_source
 from rekindle.data.times import Span, inside, read_times, to_datetime
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window, resolve
@@ -62,40 +63,32 @@ def fingerprint(
     window, content, (files, size) = _content(data, load_task(task).modality)
     own = task not in TASKS or train.entrypoint  # rekindle's code reads no file of the author's
     included = os.environ.get(INCLUDED, "") if own else ""
-    work_key = digest(
-        {
-            "task": task if task in TASKS else _own_task(task),
-            "data": content,
-            "window": str(window or ""),
-            "settings": [
-                data.model_dump(mode="json", exclude=_DATA_ASIDE),
-                {**model.model_dump(mode="json", exclude={"init_from"}), **_folders(model)},
-                {**train.model_dump(mode="json", exclude=_TRAIN_ASIDE), "best": train.exports_best},
-            ],
-            "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
-            "code": source_hash(TRAINING),
-            **({"included": included} if included else {}),
-        }
-    )
     folders = _folders(model)
+    work = {
+        "task": task if task in TASKS else _own_task(task),
+        "data": content,
+        "window": str(window or ""),
+        "settings": [
+            data.model_dump(mode="json", exclude=_DATA_ASIDE),
+            {**model.model_dump(mode="json", exclude={"init_from"}), **folders},
+            {**train.model_dump(mode="json", exclude=_TRAIN_ASIDE), "best": train.exports_best},
+        ],
+        "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
+        "code": source_hash(TRAINING),
+        **({"included": included} if included else {}),
+    }
+    work_key = digest(work)
     tokenizing = [folders.get(f"{key}_content", "") for key in ("source", "tokenizer")]
     init_from = _init_from(model, work_key, champion)
     init_digest = _digest_behind(init_from, model, champion)
     run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie
     version, champion_digest = _to_beat(champion, run_key)
     return Fingerprint(
-        data=content,
-        tokenizing=digest(tokenizing) if any(tokenizing) else "",
-        window=str(window or ""),
-        files=files,
-        bytes=size,
-        run_key=run_key,
-        work_key=work_key,
-        init_from=init_from,
-        init_digest=init_digest,
-        champion=version,
+        data=content, tokenizing=digest(tokenizing) if any(tokenizing) else "",
+        window=str(window or ""), files=files, bytes=size, run_key=run_key, work_key=work_key,
+        init_from=init_from, init_digest=init_digest, champion=version,
         champion_digest=champion_digest,
-    )
+    )  # fmt: skip
 
 
 def _own_task(task: str) -> list[Any]:
@@ -168,7 +161,7 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
         source = open_source(data, modality)
         return None, source.fingerprint(), source.extent()
     if "{window" in data.source:
-        partitions = FileSource(data, modality).partitions
+        partitions = FileSource(data, modality).files
         window = resolve(data.window, partitions.newest, partitions.unit)
         source = open_source(data, modality, window)
         return window, source.fingerprint(), source.extent()
@@ -177,10 +170,9 @@ def _content(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[i
     window = resolve(data.window, to_datetime(span.newest) if span.newest is not None else None)
     hashed, rows = _hash_records(source, data, modality, window)
     if not rows:
-        raise DataError(
-            f"the window {window} selects none of {span.rows:,} records", where=f"they span {span}",
-            fix="move data.window.end, or lower data.window.offset",
-        )  # fmt: skip
+        what = f"the window {window} selects none of {span.rows:,} records"
+        fix = "move data.window.end, or lower data.window.offset"
+        raise DataError(what, where=f"they span {span}", fix=fix)
     return window, hashed, source.extent()
 
 
@@ -188,10 +180,8 @@ def _span(source: Source, data: DataSpec) -> Span:
     """The times of all records; rows that cannot be read are left to `ingest` to refuse."""
     column, findings, span = data.columns.time, Findings(), Span()
     if column is None:
-        raise RequestError(
-            "a window needs to know a record's time", where="data.window",
-            fix="set data.columns.time",
-        )  # fmt: skip
+        what = "a window needs to know a record's time"
+        raise RequestError(what, where="data.window", fix="set data.columns.time")
     for raw in source.read({column: "scalar"}, findings):
         times, known = read_times(raw, column, findings)
         span.include(times[known])
@@ -217,11 +207,8 @@ def _folders(model: ModelSpec) -> dict[str, str]:
     named = {"source": model.source, "tokenizer": model.tokenizer}
     if model.teacher is not None:
         named["teacher"] = model.teacher.source
-    return {
-        f"{key}_content": content_behind(value)
-        for key, value in named.items()
-        if isinstance(value, str)
-    }
+    texts = {key: value for key, value in named.items() if isinstance(value, str)}
+    return {f"{key}_content": content_behind(value) for key, value in texts.items()}
 
 
 def content_behind(name: str) -> str:

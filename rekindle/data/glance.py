@@ -43,11 +43,9 @@ def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
             names = list(pq.read_schema(path).names)
         elif kind in ("csv", "jsonl"):
             with path.open("rb") as file:
-                head = file.read(_HEAD_BYTES).decode(
-                    "utf-8-sig", errors="replace"
-                )  # the cut may be in a letter
-            read = _of_csv if kind == "csv" else _of_json
-            names = read(head.splitlines(), path)
+                head = file.read(_HEAD_BYTES)
+            lines = head.decode("utf-8-sig", errors="replace").splitlines()  # cut within a letter?
+            names = (_of_csv if kind == "csv" else _of_json)(lines, path)
     return (path.name, names) if names else None
 
 

@@ -6,15 +6,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.data.columns import RawBatch, content_of, texts
-from rekindle.data.roles import Kind
+from rekindle.data.columns import RawBatch, as_python, content_of, texts
+from rekindle.data.roles import Columns, Kind
 from rekindle.data.split import content_views
 from rekindle.data.validate import Findings
 from rekindle.spec.identity import digest
@@ -23,7 +22,7 @@ from rekindle.spec.identity import digest
 class RecordsHash:
     """Hash of the values of some columns, and the number of `rows`."""
 
-    def __init__(self, columns: Mapping[str, Kind]) -> None:
+    def __init__(self, columns: Columns) -> None:
         self.rows = 0
         self._columns = {name: _ColumnHash(columns[name]) for name in sorted(columns)}
 
@@ -50,7 +49,9 @@ class _ColumnHash:
         if self._kind == "image":
             values = pa.array([_image_bytes(raw, v) for v in raw.columns[column]], pa.binary())
         elif self._kind == "list":
-            values = pa.array([_as_json(value) for value in raw.columns[column]], pa.string())
+            plain = map(as_python, raw.columns[column])
+            lists = [json.dumps(value, sort_keys=True, default=repr) for value in plain]
+            values = pa.array(lists, pa.string())
         else:
             values = texts(raw, column, self._kind, Findings()).values
         self._present.update(np.asarray(values.is_valid(), np.uint8).tobytes())
@@ -61,11 +62,6 @@ class _ColumnHash:
     def digest(self) -> str:
         """The hash of all values so far."""
         return "".join(part.hexdigest() for part in (self._present, self._lengths, self._bytes))
-
-
-def _as_json(value: Any) -> str:
-    value = value.as_py() if isinstance(value, pa.Scalar) else value
-    return json.dumps(value, sort_keys=True, default=repr)
 
 
 def _image_bytes(raw: RawBatch, value: Any) -> bytes:

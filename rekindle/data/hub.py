@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from rekindle.data.columns import RawBatch
+from rekindle.data.columns import RawBatch, Source
 from rekindle.data.files import split_of
-from rekindle.data.roles import Kind
+from rekindle.data.roles import Columns
 from rekindle.data.validate import Findings
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.model import DataSpec
@@ -30,7 +30,7 @@ _OPTIONS = ("config", "revision", "split")
 _BATCH_ROWS = 1_000
 
 
-class HubSource:
+class HubSource(Source):
     """One data set of the hub, pinned to a commit on first use."""
 
     def __init__(self, data: DataSpec, modality: str) -> None:
@@ -38,19 +38,17 @@ class HubSource:
         self._options = dict(parse_qsl(query.replace("+", "%2B")))
         if unknown := sorted(set(self._options) - set(_OPTIONS)):
             fix = f"a hub source takes {', '.join(_OPTIONS)}"
-            raise RequestError(
-                f"unknown option `{unknown[0]}` in {data.source}", where="data.source", fix=fix
-            )
+            what = f"unknown option `{unknown[0]}` in {data.source}"
+            raise RequestError(what, where="data.source", fix=fix)
         if Path(self._name).exists():  # `datasets` would read that, under the hub's fingerprint
-            raise RequestError(
-                f"{Path(self._name).absolute()} has the name of the data set `{self._name}`",
-                where="data.source", fix="run the command in another folder, or name the path",
-            )  # fmt: skip
+            what = f"{Path(self._name).absolute()} has the name of the data set `{self._name}`"
+            fix = "run the command in another folder, or name the path"
+            raise RequestError(what, where="data.source", fix=fix)
         self._label = data.columns.label if modality != "document" else ""
         self._own_splits = data.split.by == "source"
         self._commit = ""
 
-    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+    def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         """The rows, split by split."""
         try:
             for split, stream in self._splits().items():
@@ -68,7 +66,8 @@ class HubSource:
         for table in stream.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS):
             lines = np.arange(row, row + len(table))
             row += len(table)
-            raw = RawBatch(_arrays(table), lines, split, own_split)
+            arrays = {name: table.column(name).combine_chunks() for name in table.schema.names}
+            raw = RawBatch(arrays, lines, split, own_split)
             yield self._named(raw, names) if names else raw
 
     def fingerprint(self) -> str:
@@ -76,14 +75,6 @@ class HubSource:
         options = sorted((key, value) for key, value in self._options.items() if key != "revision")
         text = f"{self._name}\0{options}\0{self._pin()}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def seen(self) -> str:
-        """The same: a release does not change."""
-        return self.fingerprint()
-
-    def extent(self) -> tuple[int, int]:
-        """Zeros: the hub does not say which files and bytes a stream will touch."""
-        return 0, 0
 
     def _named(self, raw: RawBatch, names: list[str]) -> RawBatch:
         """Class numbers as class names, in lists too; rows without a class left out."""
@@ -135,9 +126,8 @@ class HubSource:
         wanted = self._options["split"].split("+") if "split" in self._options else list(found)
         if absent := [split for split in wanted if split not in found]:
             fix = f"it has {', '.join(found)}"
-            raise RequestError(
-                f"{self._name} has no split `{absent[0]}`", where="data.source", fix=fix
-            )
+            what = f"{self._name} has no split `{absent[0]}`"
+            raise RequestError(what, where="data.source", fix=fix)
         return {split: found[split] for split in wanted}
 
     def _refuse_foreign_files(self) -> None:
@@ -148,10 +138,9 @@ class HubSource:
                 path = urlsplit(name)
                 outside = path.scheme or "::" in name or ".." in path.path.split("/")
                 if outside or name.startswith(("/", "~")):
-                    raise DataError(
-                        f"{card} names `{name}`, which is not a file of the data set",
-                        where=self._name, fix="use a data set whose card names its own files",
-                    )  # fmt: skip
+                    what = f"{card} names `{name}`, which is not a file of the data set"
+                    fix = "use a data set whose card names its own files"
+                    raise DataError(what, where=self._name, fix=fix)
 
     def _cards(self) -> Iterator[tuple[str, Any]]:
         """The `configs` of both files that may have them."""
@@ -186,13 +175,7 @@ def _names(configs: Any) -> Iterator[str]:
             yield from _names(configs.get(key))
 
 
-def _arrays(table: pa.Table) -> dict[str, Any]:
-    return {name: table.column(name).combine_chunks() for name in table.schema.names}
-
-
 def _unreachable(name: str, error: Exception) -> DataError:
     fix = "check the name, the config, the network and, for a private one, HF_TOKEN"
-    return DataError(
-        f"cannot read `{name}` from the hub: {str(error).splitlines()[0]}", where="data.source",
-        fix=fix,
-    )  # fmt: skip
+    what = f"cannot read `{name}` from the hub: {str(error).splitlines()[0]}"
+    return DataError(what, where="data.source", fix=fix)

@@ -82,10 +82,8 @@ def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
 
 def _numbers(value: pa.Scalar) -> Any:
     """A list of numbers without a Python object each, a list of lists with them."""
-    flat = value.values
-    return (
-        flat.to_numpy(zero_copy_only=False) if not pa.types.is_nested(flat.type) else value.as_py()
-    )
+    flat, nested = value.values, pa.types.is_nested(value.values.type)
+    return value.as_py() if nested else flat.to_numpy(zero_copy_only=False)
 
 
 def _decode(data: bytes) -> Pixels:
@@ -111,15 +109,10 @@ def _from_numbers(value: Any, size: tuple[int, int] | None) -> Pixels:
     except (TypeError, ValueError):
         raise PixelError(f"no list of numbers of one shape: {value!r}") from None
     if not np.isfinite(numbers).all():
-        raise PixelError(
-            f"{np.argmin(np.isfinite(numbers.ravel()))} of {numbers.size} is not a number"
-        )
-    if (
-        numbers.size == 0
-        or (numbers != np.floor(numbers)).any()
-        or numbers.min() < 0
-        or numbers.max() > 255
-    ):
+        what = f"{np.argmin(np.isfinite(numbers.ravel()))} of {numbers.size} is not a number"
+        raise PixelError(what)
+    whole = numbers.size and (numbers == np.floor(numbers)).all()
+    if not whole or numbers.min() < 0 or numbers.max() > 255:
         span = f"{numbers.min():g} to {numbers.max():g}" if numbers.size else "none"
         raise PixelError(f"numbers {span}, not whole from 0 to 255")
     return _shaped(numbers.astype(np.uint8), size)
@@ -130,9 +123,8 @@ def _shaped(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
     if pixels.ndim == 1:
         height, width = size or (math.isqrt(pixels.size), math.isqrt(pixels.size))
         if pixels.size % (height * width):
-            raise PixelError(
-                f"{pixels.size} numbers make no square image; nest them or set data.image_size"
-            )
+            what = f"{pixels.size} numbers make no square image; nest them or set data.image_size"
+            raise PixelError(what)
         pixels = pixels.reshape(height, width, -1)
     elif pixels.ndim == 2:
         pixels = pixels[:, :, None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,8 @@ class _Ingestion:
         self.span = Span()
         self.seen = ""
         self.labelled = "label" in self.schema.names
-        self.rows: collections.Counter[str] = collections.Counter(dict.fromkeys(SPLITS, 0))
-        self.class_rows: dict[str, collections.Counter[str]] = {
-            s: collections.Counter() for s in SPLITS
-        }
+        self.rows = collections.Counter(dict.fromkeys(SPLITS, 0))
+        self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def write(self) -> None:
         """Fill the files of all splits."""
@@ -100,7 +98,7 @@ class _Ingestion:
         data, findings = self.data, self.findings
         if not findings:  # else what was read may not be all
             self._check_held(source)
-        rows = dict(self.rows)
+        rows, counted = dict(self.rows), SPLITS if self.labelled else ()
         found = {label for counts in self.class_rows.values() for label in counts}
         labels = label_order(data.labels, found) if self.labelled else ()
         if not sum(rows.values()):
@@ -115,17 +113,11 @@ class _Ingestion:
                 check_splits(rows, self.class_rows, labels, self._required(), complete, findings)
         findings.raise_if_any()
         return ExamplesSummary(
-            modality=self.modality,
-            window=str(self.window or ""),
+            modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
             source=source or digest([file_sha256(self.out / f"{split}.arrow") for split in SPLITS]),
-            labels=labels,
-            slices=data.slices,
-            image_shape=self.normaliser.image_shape,
-            rows=rows,
-            class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in SPLITS}
-            if self.labelled
-            else {},
-        )
+            slices=data.slices, image_shape=self.normaliser.image_shape,
+            class_rows={s: {label: self.class_rows[s][label] for label in labels} for s in counted},
+        )  # fmt: skip
 
     def _examples(self) -> Iterator[tuple[pa.Table, Times, str]]:
         """Tables of examples in the window, their times (or zeros), and the source's own split."""
@@ -172,21 +164,21 @@ class _Ingestion:
                 labels = part.column("label")
                 if self.modality == "words":
                     labels = pa.chunked_array([chunk.flatten() for chunk in labels.chunks])
-                counts = labels.value_counts()
-                self.class_rows[split].update(
-                    {c["values"].as_py(): c["counts"].as_py() for c in counts}
-                )
+                counts = labels.value_counts().to_pylist()
+                self.class_rows[split].update({each["values"]: each["counts"] for each in counts})
 
     def _write_by_time(self) -> None:
-        staged = self.schema.remove(self.schema.get_field_index("split")).append(
-            pa.field(_TIME, pa.int64())
-        )
+        without = self.schema.remove(self.schema.get_field_index("split"))
+        staged = without.append(pa.field(_TIME, pa.int64()))
         with tempfile.TemporaryDirectory(prefix=".staged-", dir=self.out) as scratch:
             path = Path(scratch, "all.arrow")
             with ExamplesWriter(path.parent, staged, ("all",)) as writer:
                 for table, times, _ in self._examples():
                     writer.write("all", table.append_column(_TIME, pa.array(times)))
-            blocks = _times_of(path)
+
+            def blocks() -> Iterator[Times]:
+                return (np.asarray(batch.column(_TIME)) for batch in ExamplesFile(path, (_TIME,)))
+
             with ExamplesWriter(self.out, self.schema) as writer:
                 if any(True for _ in blocks()):
                     cuts = time_cuts(blocks, self.data.split)
@@ -206,13 +198,5 @@ class _Ingestion:
             fix = "move data.window.end, or lower data.window.offset"
             self.findings.note(what, where=f"they span {self.span}", fix=fix)
         elif not self.findings:
-            self.findings.note(
-                "the source holds no records", where=self.data.source, fix="check data.source"
-            )
-
-
-def _times_of(path: Path) -> Callable[[], Iterator[Times]]:
-    def blocks() -> Iterator[Times]:
-        return (np.asarray(batch.column(_TIME)) for batch in ExamplesFile(path, (_TIME,)))
-
-    return blocks
+            where, fix = self.data.source, "check data.source"
+            self.findings.note("the source holds no records", where=where, fix=fix)

@@ -59,9 +59,8 @@ def _entries(folder: Path) -> Iterator[Entries]:
 def _note_copies(entries: Entries, folder: Path, findings: Findings) -> None:
     """Sort by hash; a run of equal hashes with more than one split is a leak."""
     entries = entries[np.lexsort((entries["split"], entries["low"], entries["high"]))]
-    same = (entries["low"][1:] == entries["low"][:-1]) & (
-        entries["high"][1:] == entries["high"][:-1]
-    )
+    low, high = entries["low"], entries["high"]
+    same = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
     starts = np.flatnonzero(np.concatenate([[True], ~same]))
     ends = np.append(starts[1:], len(entries))
     leaking = entries["split"][starts] != entries["split"][ends - 1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,10 @@ class Shards:
         starts = self._starts[split]
         owner = np.searchsorted(starts, wanted, side="right") - 1
         by_owner = np.argsort(owner, kind="stable")
-        pieces = [
-            self._batches[split][i].take(
-                pa.array(wanted[by_owner[owner[by_owner] == i]] - starts[i])
-            )
-            for i in np.unique(owner)
-        ]
+        pieces = []
+        for i in np.unique(owner):
+            mine = wanted[by_owner[owner[by_owner] == i]] - starts[i]
+            pieces.append(self._batches[split][i].take(pa.array(mine)))
         return pa.Table.from_batches(pieces).combine_chunks().take(pa.array(np.argsort(by_owner)))
 
     def labels(self, split: str) -> npt.NDArray[np.int32]:
@@ -84,12 +82,8 @@ class Shards:
         `places`."""
         table = self._tables[split]
         if "places" in table.schema.names:
-            parts = [_placed(chunk) for chunk in table.column("places").chunks]
-            return np.concatenate([np.zeros(0, np.int64), *parts])
-        if "supervised" not in table.schema.names:
-            return np.ones(len(table), np.int64)
-        parts = [_supervised(chunk) for chunk in table.column("supervised").chunks]
-        return np.concatenate([np.zeros(0, np.int64), *parts])
+            return _of_lists(table, "places", _placed)
+        return _of_lists(table, "supervised", _supervised)
 
     def hashes(self, split: str) -> list[bytes]:
         """Content hash of each row."""
@@ -143,12 +137,17 @@ def read_manifest(folder: Path) -> ShardManifest:
 
 def row_tokens(table: pa.Table) -> npt.NDArray[np.int64]:
     """Tokens of each row: the length of `input_ids`; ones where there is no such column."""
-    if "input_ids" not in table.schema.names:
+    return _of_lists(table, "input_ids", lambda lists: lists.value_lengths())
+
+
+def _of_lists(
+    table: pa.Table, name: str, count: Callable[[pa.ListArray], npt.ArrayLike]
+) -> npt.NDArray[np.int64]:
+    """What `count` says of each list in a column; ones where there is no such column."""
+    if name not in table.schema.names:
         return np.ones(len(table), np.int64)
-    lengths = [chunk.value_lengths() for chunk in table.column("input_ids").chunks]
-    return np.concatenate(
-        [np.zeros(0, np.int64), *(np.asarray(part, np.int64) for part in lengths)]
-    )
+    parts = [np.asarray(count(chunk), np.int64) for chunk in table.column(name).chunks]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def _supervised(lists: pa.ListArray) -> npt.NDArray[np.int64]:
@@ -182,11 +181,9 @@ def fingerprint_of_hashes(columns: Iterable[pa.ChunkedArray]) -> str:
     running = hashlib.sha256()
     for column in columns:
         for chunk in column.chunks:
-            width = chunk.type.byte_width
-            buffer = chunk.buffers()[1]
-            running.update(
-                memoryview(buffer)[chunk.offset * width : (chunk.offset + len(chunk)) * width]
-            )
+            start, width = chunk.offset, chunk.type.byte_width
+            view = memoryview(chunk.buffers()[1])
+            running.update(view[start * width : (start + len(chunk)) * width])
     return running.hexdigest()[:32]
 
 
@@ -217,10 +214,8 @@ def _check_totals(folder: Path, manifest: ShardManifest, tables: dict[str, pa.Ta
     rows = {split: len(table) for split, table in tables.items()}
     if rows != dict(manifest.rows):
         raise _refused(path, f"promises {dict(manifest.rows)} rows, and the shards hold {rows}")
-    if (
-        fingerprint_of_hashes(table.column("hash") for table in tables.values())
-        != manifest.examples
-    ):
+    examples = fingerprint_of_hashes(table.column("hash") for table in tables.values())
+    if examples != manifest.examples:
         raise _refused(path, "was made for other examples than the shards hold")
     if folder_fingerprint(folder / ASSETS) != manifest.tokenizer:
         raise _refused(folder / ASSETS, "has other files than when the shards were written")

@@ -7,13 +7,12 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.columns import Mask, RawBatch, content_of, texts
-from rekindle.data.documents import DocumentColumns
+from rekindle.data import documents
+from rekindle.data.columns import Mask, RawBatch, content_of, texts, with_mask
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
 from rekindle.data.split import content_hashes
 from rekindle.data.validate import Findings
-from rekindle.data.words import WordColumns
 from rekindle.spec.model import DataSpec
 
 
@@ -24,8 +23,6 @@ class Normaliser:
         self._data, self._modality, self._findings = data, modality, findings
         self._labels = pa.array(data.labels, pa.string()) if data.labels else None
         self._images = ImageColumn(data.image_size)
-        self._documents = DocumentColumns(data.columns, findings)
-        self._words = WordColumns(data, findings)
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
@@ -37,10 +34,14 @@ class Normaliser:
         content, fit = self._content(raw)
         ids, identified = self._ids(raw)
         keep = fit & identified
-        columns = {"id": ids, self._modality: content, **self._slices(raw)}
-        if self._modality != "document":
-            tagged = self._modality == "words"
-            columns["label"], labelled = self._words.tags(raw) if tagged else self._label(raw)
+        slices = {name: texts(raw, name, "scalar", self._findings) for name in self._data.slices}
+        filled = {name: found.values.fill_null("") for name, found in slices.items()}
+        columns = {"id": ids, self._modality: content, **filled}
+        if self._modality == "words":
+            columns["label"], labelled = documents.tags(raw, self._data, self._findings)
+            keep &= labelled
+        elif self._modality != "document":
+            columns["label"], labelled = self._label(raw)
             keep &= labelled
         table = pa.table(columns)
         if not keep.all():
@@ -59,9 +60,9 @@ class Normaliser:
         if self._modality == "image":
             return self._image(raw)
         if self._modality == "document":
-            return self._documents(raw)
+            return documents.documents(raw, self._data.columns, self._findings)
         if self._modality == "words":
-            return self._words.words(raw)
+            return documents.words(raw, self._data.columns.words, self._findings)
         found = texts(raw, self._data.columns.text, "text", self._findings)
         blank = self._note("empty text", found.blank, raw)
         return found.values, ~(found.noted | blank)
@@ -76,8 +77,7 @@ class Normaliser:
                 pixels.append(None)
                 continue
             pixels.append(self._images.pixels(value, raw.place(row), self._findings))
-        known = np.array([value is not None for value in pixels], bool)
-        return pa.array(pixels, pa.binary()), known
+        return with_mask(pixels, pa.binary())
 
     def _label(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
         found = texts(raw, self._data.columns.label, "scalar", self._findings)
@@ -97,12 +97,6 @@ class Normaliser:
         found = texts(raw, key, "scalar", self._findings)
         return found.values, ~(found.noted | self._note("empty key", found.blank, raw))
 
-    def _slices(self, raw: RawBatch) -> dict[str, pa.Array]:
-        columns = {
-            name: texts(raw, name, "scalar", self._findings).values for name in self._data.slices
-        }
-        return {name: values.fill_null("") for name, values in columns.items()}
-
     def _note(self, kind: str, rows: Mask, raw: RawBatch) -> Mask:
         for row in np.flatnonzero(rows).tolist():
             self._findings.add(kind, raw.place(row))
@@ -112,9 +106,8 @@ class Normaliser:
         """SHA-256 of what the model sees, cut to 16 bytes; the shape of an image is part of it."""
         prefix = repr(self.image_shape).encode() if self._modality == "image" else b""
         hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
-        return pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(HASH_BYTES), len(table), [None, pa.py_buffer(hashes)]
-        )
+        buffers = [None, pa.py_buffer(hashes)]
+        return pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_BYTES), len(table), buffers)
 
 
 def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ into windows of `BUCKET_BATCHES` batches, each window is sorted by length, and t
 the epoch are shuffled.
 
 With `pack_length`, several rows share a sequence, which saves more: the permuted rows are cut into
-windows of `PACK_WINDOW` rows, `packing.py` fills sequences from each window, and the sequences of
+windows of `PACK_WINDOW` rows, `best_fit` fills sequences from each window, and the sequences of
 the epoch are shuffled. Epochs then differ a little in their number of sequences, and so of batches.
 
 With `classes`, an epoch has the same number of draws from each class. A class goes through its rows
@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left, insort
 
 import numpy as np
 import numpy.typing as npt
-
-from rekindle.data.packing import best_fit
 
 Indices = npt.NDArray[np.int64]
 
@@ -59,15 +58,9 @@ class SampleOrder:
     Packed, the first question about epoch e packs the epochs before it once, to count them."""
 
     def __init__(
-        self,
-        *,
-        rows: int,
-        global_batch_size: int,
-        seed: int,
-        lengths: npt.ArrayLike | None = None,
-        pack_length: int | None = None,
-        classes: npt.ArrayLike | None = None,
-    ) -> None:
+        self, *, rows: int, global_batch_size: int, seed: int, lengths: npt.ArrayLike | None = None,
+        pack_length: int | None = None, classes: npt.ArrayLike | None = None,
+    ) -> None:  # fmt: skip
         """`lengths` are tokens, [rows], and so are `classes`, to draw each equally often;
         ValueError for nonsense, such as a row above `pack_length`."""
         if rows < 1 or global_batch_size < 1:
@@ -180,8 +173,70 @@ class SampleOrder:
 
 
 def _permutation(count: int, seed: int, epoch: int, stream: int) -> Indices:
-    key = np.array([seed, epoch], np.uint64)
-    words = np.random.Philox(key=key, counter=np.array([0, 0, 0, stream], np.uint64)).random_raw(
-        count
-    )
+    key, counter = np.array([seed, epoch], np.uint64), np.array([0, 0, 0, stream], np.uint64)
+    words = np.random.Philox(key=key, counter=counter).random_raw(count)
     return np.argsort(np.asarray(words), kind="stable")
+
+
+def best_fit(lengths: npt.ArrayLike, capacity: int) -> tuple[npt.NDArray[np.int64], int]:
+    """The number of the sequence that each text goes into, [texts], and how many sequences there
+    are; every length is 1 to `capacity`.
+
+    By best-fit decreasing: the longest first, each into the fullest sequence that still has room
+    for it (Johnson 1974; at most 11/9 of the optimum). Texts of one length are placed together, so
+    that the work grows with the number of different lengths rather than of texts.
+
+    `best_fit([3, 5, 5, 2], 8)` gives `[0, 0, 1, 1]` and 2: the first 5 has the 3 beside it, the
+    second the 2."""
+    texts = np.asarray(lengths)
+    longest_first = np.argsort(-texts, kind="stable")
+    distinct, counts = np.unique(texts, return_counts=True)
+    sequence_of = np.empty(len(texts), np.int64)
+    shelf = _Shelf(capacity, shortest=int(distinct[0]) if len(distinct) else capacity)
+    start = 0
+    for length, count in zip(distinct[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        end = start + count
+        while start < end:
+            sequences, room = shelf.take(length, end - start)
+            each = room // length
+            stop = min(end, start + len(sequences) * each)
+            sequence_of[longest_first[start:stop]] = np.repeat(sequences, each)[: stop - start]
+            in_last = stop - start - (len(sequences) - 1) * each
+            shelf.put(sequences[:-1], room - each * length)
+            shelf.put(sequences[-1:], room - in_last * length)
+            start = stop
+    return sequence_of, shelf.count
+
+
+class _Shelf:
+    """The sequences that still have room, by how much they have."""
+
+    def __init__(self, capacity: int, shortest: int) -> None:
+        self.count = 0
+        self._capacity, self._shortest = capacity, shortest
+        self._rooms: list[int] = []
+        self._with_room: dict[int, list[int]] = {}
+
+    def take(self, length: int, texts: int) -> tuple[list[int], int]:
+        """As many sequences as `texts` texts of `length` need, if there are so many, all with the
+        least room that suffices for one, and that room; new ones where none suffices."""
+        at = bisect_left(self._rooms, length)
+        room = self._rooms[at] if at < len(self._rooms) else self._capacity
+        wanted = -(-texts // (room // length))
+        if at == len(self._rooms):
+            self.count += wanted
+            return list(range(self.count - wanted, self.count)), room
+        waiting = self._with_room[room]
+        taken, waiting[:] = waiting[:wanted], waiting[wanted:]
+        if not waiting:
+            del self._with_room[room], self._rooms[at]
+        return taken, room
+
+    def put(self, sequences: list[int], room: int) -> None:
+        """Sequences that have `room` left; no text fits into less than the shortest."""
+        if not sequences or room < self._shortest:
+            return
+        if room not in self._with_room:
+            insort(self._rooms, room)
+            self._with_room[room] = []
+        self._with_room[room] += sequences

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 from rekindle.data.columns import RawBatch
 from rekindle.data.files import SourceFile
-from rekindle.data.roles import Kind
+from rekindle.data.roles import Columns
 from rekindle.data.validate import TO_UTF8, Findings
 
 BLOCK_BYTES = 4 << 20
@@ -41,12 +41,10 @@ _LONG_TYPES = (
     pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
 )  # fmt: skip
 
-Reader = Callable[[SourceFile, Mapping[str, Kind], Findings], Iterator[RawBatch]]
+Reader = Callable[[SourceFile, Columns, Findings], Iterator[RawBatch]]
 
 
-def read_csv(
-    file: SourceFile, columns: Mapping[str, Kind], findings: Findings
-) -> Iterator[RawBatch]:
+def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a CSV or TSV file; row 1 is the header, and a quoted value may span lines."""
     delimiter = "\t" if ".tsv" in file.name.lower() else ","
     if not _csv_header_fits(file, delimiter, columns, findings):
@@ -70,12 +68,11 @@ def read_csv(
                 number = int(numbers[-1]) + 1 if len(numbers) else number
                 skipped[:] = [row for row in skipped if row >= number]
         except pa.ArrowInvalid as error:
-            findings.add("malformed", file.name, _csv_failure(str(error)))
+            what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
+            findings.add("malformed", file.name, what if "straddling" in str(error) else str(error))
 
 
-def read_parquet(
-    file: SourceFile, columns: Mapping[str, Kind], findings: Findings
-) -> Iterator[RawBatch]:
+def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a Parquet file, numbered from 1."""
     with file.open_anywhere() as stream:
         try:
@@ -112,11 +109,8 @@ def _parquet_batches(
     groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
     largest = max((group.total_byte_size for group in groups), default=0)  # not compressed
     at_once = min(max(_PARQUET_BYTES // max(largest, 1), _LEAST_PARQUET_ROWS), _PARQUET_ROWS)
-    leaves = [
-        (i, parquet.schema.column(i))
-        for i in range(len(parquet.schema))
-        if parquet.schema.column(i).path.split(".")[0] in columns
-    ]
+    every = enumerate(parquet.schema)
+    leaves = [(i, leaf) for i, leaf in every if leaf.path.split(".")[0] in columns]
     for group in groups:
         values = max((group.column(i).num_values for i, _ in leaves), default=0)
         if values > _MOST_VALUES:
@@ -225,9 +219,7 @@ def _decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     return np.full(len(column), -(-column.nbytes // max(len(column), 1)), np.int64)
 
 
-def read_jsonl(
-    file: SourceFile, columns: Mapping[str, Kind], findings: Findings
-) -> Iterator[RawBatch]:
+def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a file of JSON objects, one a line; blank lines are skipped, absent keys null."""
     schema: pa.Schema | None = None
     line = 1
@@ -261,7 +253,7 @@ def _raw(batch: pa.RecordBatch, lines: Any, file: SourceFile) -> RawBatch:
 
 
 def _csv_header_fits(
-    file: SourceFile, delimiter: str, columns: Mapping[str, Kind], findings: Findings
+    file: SourceFile, delimiter: str, columns: Columns, findings: Findings
 ) -> bool:
     """Whether the header names each wanted column once; notes what it lacks."""
     head = file.head(_HEADER_BYTES)
@@ -290,9 +282,7 @@ def _csv_header_fits(
     return not _twice(file, columns, header, findings)
 
 
-def _twice(
-    file: SourceFile, columns: Mapping[str, Kind], present: Sequence[str], findings: Findings
-) -> bool:
+def _twice(file: SourceFile, columns: Columns, present: Sequence[str], findings: Findings) -> bool:
     """Whether wanted columns stand in the file more than once, each noted."""
     twice = sorted(name for name in columns if present.count(name) > 1)
     for name in twice:
@@ -310,10 +300,7 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
 
 
 def _csv_batches(
-    stream: BinaryIO,
-    delimiter: str,
-    columns: Mapping[str, Kind],
-    skip: Callable[[pa.csv.InvalidRow], str],
+    stream: BinaryIO, delimiter: str, columns: Columns, skip: Callable[[pa.csv.InvalidRow], str]
 ) -> Iterator[pa.RecordBatch]:
     # texts are checked for UTF-8 later, row by row; an image is the path of one
     types = {c: pa.string() if kind == "image" else pa.binary() for c, kind in columns.items()}
@@ -326,12 +313,6 @@ def _csv_batches(
         convert_options=pa.csv.ConvertOptions(include_columns=list(columns), column_types=types),
     )
     yield from reader
-
-
-def _csv_failure(message: str) -> str:
-    if "straddling" in message:
-        return f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
-    return message
 
 
 def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
@@ -351,7 +332,7 @@ def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
         yield b"".join(rest)
 
 
-def _probe(block: bytes, columns: Mapping[str, Kind]) -> tuple[list[str], pa.Schema | None]:
+def _probe(block: bytes, columns: Columns) -> tuple[list[str], pa.Schema | None]:
     """The keys of the first objects, in order; and the types of the wanted columns, where they are
     of one kind each."""
     objects = []
@@ -389,7 +370,7 @@ def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
     return table.combine_chunks().to_batches()[0] if len(table) == lines else None
 
 
-def _object(pairs: list[tuple[str, Any]], columns: Mapping[str, Kind]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]], columns: Columns) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
@@ -400,7 +381,7 @@ def _object(pairs: list[tuple[str, Any]], columns: Mapping[str, Kind]) -> dict[s
 
 
 def _irregular_block(
-    block: bytes, line: int, file: SourceFile, columns: Mapping[str, Kind], findings: Findings
+    block: bytes, line: int, file: SourceFile, columns: Columns, findings: Findings
 ) -> RawBatch:
     values: dict[str, list[Any]] = {name: [] for name in columns}
     lines = []
@@ -409,18 +390,14 @@ def _irregular_block(
             continue
         try:
             row = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, columns))
+            if not isinstance(row, dict):
+                raise ValueError("no object")
         except UnicodeDecodeError:
             findings.add("undecodable", f"{file.name}:{number}", repr(text))
             continue
         except (ValueError, RecursionError) as error:
-            findings.add(
-                "malformed", f"{file.name}:{number}", f"{error}: {text.decode(errors='replace')}"
-            )
-            continue
-        if not isinstance(row, dict):
-            findings.add(
-                "malformed", f"{file.name}:{number}", f"no object: {text.decode(errors='replace')}"
-            )
+            what = f"{error}: {text.decode(errors='replace')}"
+            findings.add("malformed", f"{file.name}:{number}", what)
             continue
         lines.append(number)
         for name, column in values.items():

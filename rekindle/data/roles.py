@@ -3,11 +3,14 @@ is known before anything is read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from rekindle.spec.model import DataSpec
 
 Kind = Literal["text", "image", "list", "scalar"]
+Columns = Mapping[str, Kind]
+"""The columns that are read, and how."""
 
 
 def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:

@@ -8,7 +8,6 @@ are memory-mapped. `manifest.json` is written last and is the commit."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import logging
 import os
@@ -19,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data.encode import Encoders
+from rekindle.data.encode import encoded
 from rekindle.data.examples import SPLITS, ExamplesSummary, open_examples, read_summary
 from rekindle.data.manifest import ASSETS, MANIFEST, folder_fingerprint, row_tokens
 from rekindle.errors import DataError
@@ -33,13 +32,9 @@ _BATCHES_A_WORKER = 8
 
 
 def shard(
-    examples: Path,
-    data: DataSpec,
-    model: ModelSpec,
-    task_name: str,
-    out: Path,
+    examples: Path, data: DataSpec, model: ModelSpec, task_name: str, out: Path,
     workers: int | None = None,
-) -> ShardManifest:
+) -> ShardManifest:  # fmt: skip
     """Write the shards of a folder of examples into `out`; returns, and writes, their manifest.
 
     `workers` is the number of encoding processes: by default as many as this process may use cores,
@@ -57,14 +52,19 @@ def shard(
     shape = {"image_shape": list(summary.image_shape)} if summary.image_shape else {}
     settings: dict[str, Any] = {**shape, **fitted}
     workers = workers or _workers(examples)
-    encoders = Encoders(task_name, summary.labels, settings, assets, workers)
     files = {split: examples / f"{split}.arrow" for split in SPLITS}
     writer = _ShardWriter(out, data.shard_rows)
-    with contextlib.closing(encoders.encode(files)) as batches, writer:
+    rows = encoded(files, task_name, summary.labels, settings, assets, workers)
+    with contextlib.closing(rows) as batches, writer:
         for split, batch in batches:
             writer.write(split, batch)
-    dropped = _dropped(summary, writer, data.max_length)
-    manifest = _manifest(task_name, summary, settings, writer, dropped, assets)
+    manifest = ShardManifest(
+        task=task_name, source=summary.source, window=summary.window,
+        tokenizer=folder_fingerprint(assets), examples=writer.hashes.hexdigest()[:32],
+        labels=summary.labels, slices=summary.slices, rows=writer.rows,
+        dropped=_dropped(summary, writer, data.max_length), class_rows=summary.class_rows,
+        settings=settings, shards=tuple(writer.files),
+    )  # fmt: skip
     manifest.write(out / MANIFEST)
     total = sum(file.bytes for file in writer.files)
     log.info("%d shards, %s bytes, %d workers", len(writer.files), f"{total:,}", workers)
@@ -101,30 +101,6 @@ def _dropped(summary: ExamplesSummary, writer: _ShardWriter, max_length: int) ->
         raise DataError(f"no text of the split train has a {what[3:]}", where=counts, fix=fix)
     log.warning("texts with %s were left out: %s", what, counts)
     return dropped
-
-
-def _manifest(
-    task_name: str,
-    summary: ExamplesSummary,
-    settings: dict[str, Any],
-    writer: _ShardWriter,
-    dropped: dict[str, int],
-    assets: Path,
-) -> ShardManifest:
-    return ShardManifest(
-        task=task_name,
-        source=summary.source,
-        window=summary.window,
-        tokenizer=folder_fingerprint(assets),
-        examples=writer.hashes.hexdigest()[:32],
-        labels=summary.labels,
-        slices=summary.slices,
-        rows=writer.rows,
-        dropped=dropped,
-        class_rows=summary.class_rows,
-        settings=settings,
-        shards=tuple(writer.files),
-    )
 
 
 class _ShardWriter:
@@ -169,24 +145,16 @@ class _ShardWriter:
         if self._open and (self._open.split != split or self._open.rows == self._shard_rows):
             self._complete()
         if self._open is None:
-            self._open = _OpenShard.create(self._folder, split, len(self.files), schema)
+            path = self._folder / f"{split}-{len(self.files):05}.arrow"
+            self._open = _OpenShard(path, split, schema)
         return self._open
 
 
-@dataclasses.dataclass
 class _OpenShard:
-    path: Path
-    split: str
-    sink: _HashingFile
-    writer: Any
-    rows: int = 0
-    tokens: int = 0
-
-    @classmethod
-    def create(cls, folder: Path, split: str, number: int, schema: pa.Schema) -> _OpenShard:
-        path = folder / f"{split}-{number:05}.arrow"
-        sink = _HashingFile(path)
-        return cls(path, split, sink, pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema))
+    def __init__(self, path: Path, split: str, schema: pa.Schema) -> None:
+        self.path, self.split, self.sink = path, split, _HashingFile(path)
+        self.writer = pa.ipc.new_file(pa.PythonFile(self.sink, mode="w"), schema)
+        self.rows = self.tokens = 0
 
     def append(self, batch: pa.RecordBatch) -> None:
         self.writer.write_batch(batch)

@@ -7,19 +7,18 @@ import contextlib
 import copy
 import lzma
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from rekindle.data import bundled, hub
-from rekindle.data.columns import RawBatch, content_of
+from rekindle.data.columns import RawBatch, Source, content_of
 from rekindle.data.files import Files, SourceFile, locate
 from rekindle.data.readers import READERS
 from rekindle.data.reference import MOST_BYTES
-from rekindle.data.roles import Kind
+from rekindle.data.roles import Columns
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window
 from rekindle.errors import RequestError
@@ -30,59 +29,32 @@ _IMAGES_AT_ONCE = 64
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
-class Source(Protocol):
-    """What `ingest` and `fingerprint` need of a source."""
-
-    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
-        """The rows, in an order that depends on the content alone."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Hash of what the source holds now."""
-        ...
-
-    def seen(self) -> str:
-        """The same hash of what `read` has read, to its end."""
-        ...
-
-    def extent(self) -> tuple[int, int]:
-        """How many files, how many bytes; zeros where these are not known."""
-        ...
-
-
-class FileSource:
+class FileSource(Source):
     """Files of one format behind a URI; the same bytes have one fingerprint wherever they lie."""
 
     def __init__(self, data: DataSpec, modality: str, window: Window | None = None) -> None:
         self._data, self._modality = data, modality
-        self._files: Files = locate(data)
+        self.files: Files = locate(data)
         if window is not None and "{window" in data.source:
-            self._files = self._files.within(window)
-        if self._files.format == "images" and modality != "image":
+            self.files = self.files.within(window)
+        if self.files.format == "images" and modality != "image":
             fix = "use task image_classification, or set data.format"
-            raise RequestError(
-                f"the source holds images, and the task reads {modality}s", where="data.source",
-                fix=fix,
-            )  # fmt: skip
-        if self._files.format not in ("images", *READERS):
+            what = f"the source holds images, and the task reads {modality}s"
+            raise RequestError(what, where="data.source", fix=fix)
+        if self.files.format not in ("images", *READERS):
             fix = f"use one of {', '.join(('auto', 'images', *READERS))}"
-            what = f"format `{self._files.format}` does not go with {data.source}"
+            what = f"format `{self.files.format}` does not go with {data.source}"
             raise RequestError(what, where="data.format", fix=fix)
 
-    @property
-    def partitions(self) -> Files:
-        """The files, with the newest partition and the unit of one."""
-        return self._files
-
-    def read(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+    def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         """The rows, file by file in order of name."""
-        if self._files.format == "images":
+        if self.files.format == "images":
             yield from self._images(columns, findings)
             return
-        for file in self._files.files:
+        for file in self.files.files:
             if self._has_split(file, findings):
                 try:
-                    yield from READERS[self._files.format](file, columns, findings)
+                    yield from READERS[self.files.format](file, columns, findings)
                 except _UNREADABLE as error:
                     fix = "check permissions and the network; a compressed file may be cut short"
                     findings.note(f"the file cannot be read: {error}", where=file.name, fix=fix)
@@ -93,7 +65,7 @@ class FileSource:
         if not self._names_files():
             return self._fingerprint(seen=False)
         asking = copy.copy(self)
-        asking._files = self._files.unseen()
+        asking.files = self.files.unseen()
         column = self._data.columns.image
         for raw in asking.read({column: "image"}, Findings()):
             for value in raw.columns[column]:
@@ -106,26 +78,26 @@ class FileSource:
         return self._fingerprint(seen=True)
 
     def _fingerprint(self, *, seen: bool) -> str:
-        named = self._files.format == "images" or self._data.split.by == "source"
-        found = self._files.fingerprint(named=named, seen=seen)
+        named = self.files.format == "images" or self._data.split.by == "source"
+        found = self.files.fingerprint(named=named, seen=seen)
         if not self._names_files():
             return found
-        return digest([found, self._files.files[0].seen.names()])
+        return digest([found, self.files.files[0].seen.names()])
 
     def _names_files(self) -> bool:
         """Whether rows may name files beside the source's own."""
-        return self._modality == "image" and self._files.format != "images"
+        return self._modality == "image" and self.files.format != "images"
 
     def extent(self) -> tuple[int, int]:
         """How many files, how many bytes as stored."""
-        return len(self._files.files), sum(file.size for file in self._files.files)
+        return len(self.files.files), sum(file.size for file in self.files.files)
 
-    def _images(self, columns: Mapping[str, Kind], findings: Findings) -> Iterator[RawBatch]:
+    def _images(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         names = self._data.columns
         if findings.missing_columns(self._data.source, columns, [names.image, names.label]):
             return
         chosen = []
-        for file in self._files.files:
+        for file in self.files.files:
             if "/" not in file.name:
                 findings.add("no class", file.name)
             elif file.size > MOST_BYTES:
@@ -135,18 +107,12 @@ class FileSource:
         for files in _held_at_once(chosen):
             for split in dict.fromkeys(file.split for file in files):
                 group = [file for file in files if file.split == split]
+                labels = pa.array([PurePosixPath(file.name).parent.name for file in group])
+                read = {names.image: [file.whole() for file in group], names.label: labels}
                 yield RawBatch(
-                    {
-                        names.image: [file.whole() for file in group],
-                        names.label: pa.array(
-                            [PurePosixPath(file.name).parent.name for file in group]
-                        ),
-                    },
-                    np.zeros(len(group), np.int64),
-                    file=self._data.source,
-                    split=split,
+                    read, np.zeros(len(group), np.int64), file=self._data.source, split=split,
                     names=tuple(file.name for file in group),
-                )
+                )  # fmt: skip
 
     def _has_split(self, file: SourceFile, findings: Findings) -> bool:
         if self._data.split.by != "source" or file.split:

@@ -88,8 +88,7 @@ def split_names(indices: npt.NDArray[np.int8]) -> pa.StringArray:
 def content_views(values: pa.Array) -> Iterator[memoryview]:
     """The bytes of each value, without a copy."""
     _, offset_buffer, data = values.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[
-        values.offset : values.offset + len(values) + 1
-    ].tolist()
+    mine = slice(values.offset, values.offset + len(values) + 1)
+    offsets = np.frombuffer(offset_buffer, np.int32)[mine].tolist()
     view = memoryview(data) if data is not None else memoryview(b"")
     return (view[start:end] for start, end in itertools.pairwise(offsets))

@@ -66,9 +66,8 @@ def parse_window(text: str) -> Window | None:
     except ValueError:
         separator = ""
     if not separator or window.start.tzinfo or window.end.tzinfo or window.start >= window.end:
-        raise RequestError(
-            f"{text!r} is not a window", fix="write it as 2026-03-01T00:00:00/2026-06-01T00:00:00"
-        )
+        what = f"{text!r} is not a window"
+        raise RequestError(what, fix="write it as 2026-03-01T00:00:00/2026-06-01T00:00:00")
     return window
 
 
@@ -100,9 +99,8 @@ def shift(time: dt.datetime, by: Duration, *, back: bool = False) -> dt.datetime
     year, month = month // 12, month % 12 + 1
     day = min(time.day, calendar.monthrange(year, month)[1])
     try:
-        return time.replace(year=year, month=month, day=day) + dt.timedelta(
-            seconds=sign * by.seconds
-        )
+        moved = time.replace(year=year, month=month, day=day)
+        return moved + dt.timedelta(seconds=sign * by.seconds)
     except OverflowError:
         return dt.datetime.min if back else _DEADLINE
 
@@ -114,9 +112,9 @@ def floor(time: dt.datetime, unit: str) -> dt.datetime:
     day = time.replace(hour=0, minute=0, second=0, microsecond=0)
     if unit == "week":
         return day - dt.timedelta(days=min(day.weekday(), day.toordinal() - 1))
-    return day.replace(
-        day=1 if unit in ("month", "year") else day.day, month=1 if unit == "year" else day.month
-    )
+    if unit == "year":
+        return day.replace(month=1, day=1)
+    return day.replace(day=1) if unit == "month" else day
 
 
 def step(spec: WindowSpec) -> Duration:
@@ -134,9 +132,8 @@ def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = Non
     if spec.end != "latest":
         end = _end_of(spec.end)
     elif newest is None:
-        raise DataError(
-            "the window ends at the latest record, and there is none", where="data.window"
-        )
+        what = "the window ends at the latest record, and there is none"
+        raise DataError(what, where="data.window")
     else:
         unit = unit or every.unit
         end = shift(floor(newest, unit), parse_duration(f"1 {unit}"))
@@ -155,9 +152,8 @@ def _end_of(text: str) -> dt.datetime:
         time = parse_time(text)
     except ValueError as error:
         fix = "write a date that exists, such as 2026-03-31"
-        raise RequestError(
-            f"{text!r} is not a date: {error}", where="data.window.end", fix=fix
-        ) from None
+        what = f"{text!r} is not a date: {error}"
+        raise RequestError(what, where="data.window.end", fix=fix) from None
     if len(text) <= 13:
         unit = {4: "year", 7: "month", 10: "day", 13: "hour"}[len(text)]
         return shift(time, parse_duration(f"1 {unit}"))
@@ -180,9 +176,8 @@ class Partitions:
             leftover = re.sub("|".join(_DIRECTIVES), "", text)
             if leftover == text or "%" in leftover or "/" in leftover:
                 fix = f"use {', '.join(_DIRECTIVES)} and plain text"
-                raise RequestError(
-                    f"{match[0]} is not a format of a time", where="data.source", fix=fix
-                )
+                what = f"{match[0]} is not a format of a time"
+                raise RequestError(what, where="data.source", fix=fix)
         return cls(path, default)
 
     @property
@@ -218,9 +213,8 @@ class Partitions:
         for match in _PLACEHOLDER.finditer(self.path):
             pattern += _glob_pattern(self.path[position : match.start()])
             pieces = re.split("(" + "|".join(_DIRECTIVES) + ")", match[1] or self.default_format)
-            pattern += "".join(
-                f"({_DIRECTIVES[p]})" if p in _DIRECTIVES else re.escape(p) for p in pieces
-            )
+            groups = {name: f"({digits})" for name, digits in _DIRECTIVES.items()}
+            pattern += "".join(groups.get(piece, re.escape(piece)) for piece in pieces)
             position = match.end()
         return pattern + _glob_pattern(self.path[position:])
 

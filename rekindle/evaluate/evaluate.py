@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle import records
-from rekindle.evaluate.gate import Verdict, judge
+from rekindle.evaluate.gate import judge, refused
 from rekindle.evaluate.scores import SCORES, Scores
-from rekindle.records import Check, ClassResult, Evidence, Slice
+from rekindle.records import ClassResult, Evidence, Slice
 from rekindle.spec.model import EvaluateSpec
 
 TABLE, RECORD = "scores.parquet", "scores.json"
@@ -32,30 +32,23 @@ def evaluate(spec: EvaluateSpec, slice_columns: Sequence[str], scores: Path) -> 
     theirs = kind.of(rows, "champion", record.champion) if record.champion else None
     metric, slice_metric = _metrics(spec, record)
     slices = _slices(rows, slice_columns, ours, theirs)
-    refusal = _refusal(record)
-    verdict = (
-        _refused(*refusal) if refusal else judge(spec, metric, ours, theirs, slices, slice_metric)
-    )
+    if refusal := _refusal(record):
+        verdict = refused(*refusal)
+    else:
+        verdict = judge(spec, metric, ours, theirs, slices, slice_metric)
+    told = ("champion_version", "champion_digest", "samples", "rows", "excluded", "examples")
     return Evidence(
         run_key=record.candidate.run_key,
         model_digest=record.candidate.digest,
-        promote=verdict.promote,
-        reason=verdict.reason,
-        checks=verdict.checks,
         metrics=dict(ours.metrics),
-        champion_version=record.champion_version,
-        champion_digest=record.champion_digest,
         champion_metrics=dict(theirs.metrics) if theirs else {},
-        comparison=verdict.comparison,
         labels=record.candidate.labels,
         confusion=ours.confusion(),
         classes=_classes(ours, theirs),
         calibration=ours.calibration(),
         slices=tuple(slices),
-        samples=record.samples,
-        rows=record.rows,
-        excluded=record.excluded,
-        examples=record.examples,
+        **vars(verdict),
+        **{name: getattr(record, name) for name in told},
     )
 
 
@@ -85,16 +78,11 @@ def _refusal(record: records.Scores) -> tuple[str, str] | None:
     return record.incomparable
 
 
-def _refused(name: str, detail: str) -> Verdict:
-    return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
-
-
 def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
     """The candidate's results with the champion's beside them."""
     known = {part.label: part.f1 for part in theirs.classes()} if theirs else {}
-    return tuple(
-        part.model_copy(update={"champion_f1": known.get(part.label)}) for part in ours.classes()
-    )
+    found = ((part, {"champion_f1": known.get(part.label)}) for part in ours.classes())
+    return tuple(part.model_copy(update=update) for part, update in found)
 
 
 def _slices(

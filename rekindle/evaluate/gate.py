@@ -34,20 +34,13 @@ class Verdict:
 
 
 def judge(
-    spec: EvaluateSpec,
-    metric: str,
-    candidate: Scores,
-    champion: Scores | None,
-    slices: Sequence[Slice],
-    slice_metric: str,
-) -> Verdict:
+    spec: EvaluateSpec, metric: str, candidate: Scores, champion: Scores | None,
+    slices: Sequence[Slice], slice_metric: str,
+) -> Verdict:  # fmt: skip
     """The verdict on `candidate`; `champion` is None only when the registry has none. `metric` is
     what the two are compared in, `slice_metric` on slices."""
     if len(candidate) == 0:
-        nothing = Check(
-            name="examples", passed=False, detail="no held-out examples are left to judge on"
-        )
-        return Verdict(False, nothing.detail, (nothing,), None)
+        return refused("examples", "no held-out examples are left to judge on")
     checks = [_finite(candidate, "candidate"), candidate.trivial(), *_floors(spec, candidate)]
     comparison = None
     if champion is not None:
@@ -56,13 +49,14 @@ def judge(
             comparison = compare(spec.gate, metric, candidate, champion)
             checks.append(_better(spec.gate, comparison))
         checks += _slice_checks(spec.gate, slices, slice_metric)
-    failed = [check for check in checks if not check.passed]
-    if failed:
-        return Verdict(
-            False, "; ".join(check.detail for check in failed), tuple(checks), comparison
-        )
-    praise = _praise(spec, metric, candidate, comparison)
-    return Verdict(True, praise, tuple(checks), comparison)
+    failed = "; ".join(check.detail for check in checks if not check.passed)
+    reason = failed or _praise(spec, metric, candidate, comparison)
+    return Verdict(not failed, reason, tuple(checks), comparison)
+
+
+def refused(name: str, detail: str) -> Verdict:
+    """The verdict where nothing can be compared: one check that did not pass says why."""
+    return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
 
 
 def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) -> Comparison:
@@ -90,11 +84,8 @@ def compare(spec: GateSpec, metric: str, candidate: Scores, champion: Scores) ->
 def _finite(scores: Scores, who: str) -> Check:
     bad = sorted(name for name, value in scores.metrics.items() if not math.isfinite(value))
     bad += [] if scores.finite else ["predictions"]
-    detail = (
-        f"the {who}'s {', '.join(bad)} is not a number"
-        if bad
-        else f"the {who}'s metrics are numbers"
-    )
+    detail = f"{', '.join(bad)} is not a number" if bad else "metrics are numbers"
+    detail = f"the {who}'s {detail}"
     return Check(name=f"{who}_finite", passed=not bad, detail=detail)
 
 
@@ -106,9 +97,8 @@ def _floors(spec: EvaluateSpec, candidate: Scores) -> list[Check]:
         passed = value <= floor if lower else value >= floor
         side = "at most" if lower else "at least"
         detail = f"{name} {value:.4f} {'is' if passed else 'is not'} {side} {floor:g}"
-        checks.append(
-            Check(name=f"floor_{name}", passed=passed, detail=detail, value=value, threshold=floor)
-        )
+        known = {"value": value, "threshold": floor}
+        checks.append(Check(name=f"floor_{name}", passed=passed, detail=detail, **known))
     return checks
 
 
@@ -143,12 +133,9 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
             detail = f"{where} {'gains' if drop <= 0 else 'loses'} {abs(drop):.4f} of {metric}"
         else:
             detail = f"{metric} of {where} {'falls' if drop <= 0 else 'rises'} by {abs(drop):.4f}"
-        checks.append(
-            Check(
-                name=f"slice:{part.column}={part.value}", passed=passed,
-                detail=f"{detail}, {allowed}", value=drop, threshold=spec.max_slice_drop,
-            )
-        )  # fmt: skip
+        name, detail = f"slice:{part.column}={part.value}", f"{detail}, {allowed}"
+        known = {"value": drop, "threshold": spec.max_slice_drop}
+        checks.append(Check(name=name, passed=passed, detail=detail, **known))
     return checks
 
 

@@ -92,12 +92,8 @@ def score(probabilities_NC: Floats, labels_N: Ints) -> dict[str, float]:
     """All metrics by name; see `rekindle.spec.metrics.METRICS`. NaN for all if a probability is."""
     if not np.isfinite(probabilities_NC).all():
         return dict.fromkeys(METRICS, math.nan)
-    return {
-        "accuracy": accuracy(probabilities_NC, labels_N),
-        "macro_f1": macro_f1(probabilities_NC, labels_N),
-        "log_loss": log_loss(probabilities_NC, labels_N),
-        "calibration_error": calibration_error(probabilities_NC, labels_N),
-    }
+    measures = (accuracy, macro_f1, log_loss, calibration_error)
+    return {measure.__name__: measure(probabilities_NC, labels_N) for measure in measures}
 
 
 def resampled(
@@ -115,9 +111,8 @@ def resampled(
         classes = probabilities_NC.shape[1]
         flat_N = labels_N * classes + probabilities_NC.argmax(1)
         counts = np.stack([np.bincount(flat_N[row], minlength=classes**2) for row in picks_RN])
-        return np.asarray(
-            np.nanmean(_f1_per_class(counts.reshape(-1, classes, classes)), axis=1), np.float64
-        )
+        each = _f1_per_class(counts.reshape(-1, classes, classes))
+        return np.asarray(np.nanmean(each, axis=1), np.float64)
     return _calibration_errors(probabilities_NC, labels_N, picks_RN)
 
 

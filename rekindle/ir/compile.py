@@ -9,6 +9,7 @@ IR. `python -m rekindle.ir.compile PATH.py:FUNCTION` is that process."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -43,9 +44,8 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
     name, _, function = target.rpartition(":")
     path = folder / (name or target)
     if path.suffix != ".py" or (name and not function.isidentifier()):
-        raise RequestError(
-            f"`{target}` names no pipeline", fix="write path.py:function, or the path of a .yaml"
-        )
+        what = f"`{target}` names no pipeline"
+        raise RequestError(what, fix="write path.py:function, or the path of a .yaml")
     if not path.is_file():
         raise RequestError(f"file not found: {path}", fix="write path.py:function")
     with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
@@ -67,10 +67,9 @@ def _ended(process: subprocess.CompletedProcess[str], path: Path) -> RekindleErr
     if process.returncode < 0:  # from outside, and perhaps not the next time
         number = -process.returncode
         why = "; was the memory full?" if number == signal.SIGKILL else ""
-        return RekindleError(
-            f"the process that loaded the pipeline was killed by signal {number}{why}",
-            where=str(path), fix="run the same command again; nothing was changed",
-        )  # fmt: skip
+        what = f"the process that loaded the pipeline was killed by signal {number}{why}"
+        fix = "run the same command again; nothing was changed"
+        return RekindleError(what, where=str(path), fix=fix)
     printed = (process.stderr or process.stdout).strip().splitlines()[-1:]
     what = f"loading it ended the process with exit code {process.returncode}"
     last = f"; the last line that it printed: {printed[0]}" if printed else ""
@@ -80,15 +79,9 @@ def _ended(process: subprocess.CompletedProcess[str], path: Path) -> RekindleErr
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command,
-            cwd=folder,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_SECONDS,
-        )
+            command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors="replace", timeout=_TIMEOUT_SECONDS,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         what = f"loading the pipeline took over {_TIMEOUT_SECONDS} s"
         raise RequestError(what, where=command[-3], fix="do no work when it is imported") from error
@@ -130,13 +123,7 @@ def _main(path: Path, function: str, answer_file: Path) -> None:
     try:
         answer: dict[str, Any] = {"ir": _compile_file(path, function)}
     except RekindleError as error:
-        problem = error.problems[0]
-        answer = {
-            "unsupported": False,
-            "what": problem.what,
-            "where": problem.where,
-            "fix": problem.fix,
-        }
+        answer = {"unsupported": False, **dataclasses.asdict(error.problems[0])}
     except BaseException as error:  # noqa: BLE001 - the user's file may raise anything, even exit
         answer = _explain(error, path)
     answer_file.write_text(json.dumps(answer), encoding="utf-8")
@@ -178,13 +165,9 @@ def _explain(error: BaseException, path: Path) -> dict[str, Any]:
         for frame in traceback.extract_tb(error.__traceback__):
             if not frame.filename.startswith(("<", sys.base_prefix, sys.prefix, __file__)):
                 where = f"{frame.filename}:{frame.lineno}"
-    kind = type(error).__name__
-    return {
-        "unsupported": isinstance(error, NotImplementedError),
-        "what": f"the pipeline does not compile: {kind}: {error}",
-        "where": where,
-        "fix": "",
-    }
+    what = f"the pipeline does not compile: {type(error).__name__}: {error}"
+    unsupported = isinstance(error, NotImplementedError)
+    return {"unsupported": unsupported, "what": what, "where": where, "fix": ""}
 
 
 if __name__ == "__main__":

@@ -20,11 +20,12 @@ import dataclasses
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 from rekindle.errors import StepError, UnsupportedError
 
 Kind = Literal["text", "number", "boolean"]
+T = TypeVar("T")
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -40,19 +41,12 @@ _TOKEN = re.compile(
 )
 _MOST_TOKENS, _MOST_LEVELS, _MOST_DIGITS = 800, 50, 400  # far beyond what is written by hand
 _KINDS: Mapping[str, Kind] = {
-    "STRING": "text",
-    "NUMBER_INTEGER": "number",
-    "NUMBER_DOUBLE": "number",
-    "BOOLEAN": "boolean",
-}
+    "STRING": "text", "NUMBER_INTEGER": "number", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean",
+}  # fmt: skip
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
     ">=": operator.ge,
-}
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +155,8 @@ def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
             return evaluate(left, values) and evaluate(right, values)
         case Either(left, right):
             return evaluate(left, values) or evaluate(right, values)
-        case Compare(left, symbol, right):
-            return _compare(expression, symbol, _value(left, values), _value(right, values))
+        case Compare(left, _, right):
+            return _compare(expression, _value(left, values), _value(right, values))
 
 
 class _Parser:
@@ -180,26 +174,21 @@ class _Parser:
             if match["reference"]:
                 kind = "parameter"
             self.tokens.append((kind, match[kind]))
-            if len(self.tokens) > _MOST_TOKENS or (
-                kind == "number" and len(match[kind]) > _MOST_DIGITS
-            ):
+            digits = len(match[kind]) if kind == "number" else 0
+            if len(self.tokens) > _MOST_TOKENS or digits > _MOST_DIGITS:
                 self.refuse_size()
             position = match.end()
 
     def refuse(self, near: str) -> NoReturn:
-        raise UnsupportedError(
-            f"the condition cannot be read near {near[:200]!r}: {self.text[:2_000]}",
-            where=self.where,
-            fix="branch on a bool that a component computes; KFP does not escape quotes in text",
-        )
+        what = f"the condition cannot be read near {near[:200]!r}: {self.text[:2_000]}"
+        fix = "branch on a bool that a component computes; KFP does not escape quotes in text"
+        raise UnsupportedError(what, where=self.where, fix=fix)
 
     def refuse_size(self) -> NoReturn:
-        raise UnsupportedError(
-            f"the condition has more than {_MOST_TOKENS} words, {_MOST_LEVELS} levels of brackets, "
-            f"or {_MOST_DIGITS} digits in a number: {self.text[:200]}...",
-            where=self.where,
-            fix="branch on a bool that a component computes",
-        )
+        most = f"{_MOST_TOKENS} words, {_MOST_LEVELS} levels of brackets, or {_MOST_DIGITS} digits"
+        what = f"the condition has more than {most} in a number: {self.text[:200]}..."
+        fix = "branch on a bool that a component computes"
+        raise UnsupportedError(what, where=self.where, fix=fix)
 
     def peek(self) -> tuple[str, str]:
         return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "the end")
@@ -236,14 +225,19 @@ class _Parser:
             self.at += 1
         if not negated and self.peek() != ("mark", "("):
             return self.compare()
+        inner = self.bracketed(self.either)
+        return Not(inner) if negated else inner
+
+    def bracketed(self, parse: Callable[[], T]) -> T:
+        """What `parse` takes from between brackets."""
         self.take("(")
         self.levels += 1
         if self.levels > _MOST_LEVELS:
             self.refuse_size()
-        inner = self.either()
+        inner = parse()
         self.levels -= 1
         self.take(")")
-        return Not(inner) if negated else inner
+        return inner
 
     def compare(self) -> Compare:
         left = self.term()
@@ -261,14 +255,7 @@ class _Parser:
             return Reference(value)
         if kind != "cast":
             return Value(_literal(kind, value))
-        self.take("(")
-        self.levels += 1
-        if self.levels > _MOST_LEVELS:
-            self.refuse_size()
-        inner = self.term()
-        self.levels -= 1
-        self.take(")")
-        return Cast("int" if value == "int" else "double", inner)
+        return Cast("int" if value == "int" else "double", self.bracketed(self.term))
 
 
 def _literal(kind: str, text: str) -> str | int | float | bool:
@@ -295,9 +282,8 @@ def _kind_of_term(term: Term, types: Mapping[str, str], where: str) -> Kind | No
             return "number"
         case Reference(name):
             if name not in types:
-                raise UnsupportedError(
-                    f"the condition reads `{name}`, which is not an input here", where=where
-                )
+                what = f"the condition reads `{name}`, which is not an input here"
+                raise UnsupportedError(what, where=where)
             return _KINDS.get(types[name])
 
 
@@ -328,10 +314,10 @@ def _value(term: Term, values: Mapping[str, Any]) -> Any:
             return values[name]
 
 
-def _compare(compare: Compare, symbol: str, left: Any, right: Any) -> bool:
+def _compare(compare: Compare, left: Any, right: Any) -> bool:
     kinds = _kind_of_value(left), _kind_of_value(right)
     if kinds[0] is None or kinds[0] != kinds[1]:
         raise StepError(f"the condition `{compare}` compares {left!r} with {right!r}")
-    if kinds[0] == "boolean" and symbol not in ("==", "!="):
+    if kinds[0] == "boolean" and compare.operator not in ("==", "!="):
         raise StepError(f"the condition `{compare}`: booleans have no order")
-    return _OPERATORS[symbol](left, right)
+    return _OPERATORS[compare.operator](left, right)

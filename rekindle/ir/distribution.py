@@ -66,16 +66,9 @@ class Distribution:
 
 
 def distribute(
-    task: PipelineTask,
-    *,
-    nodes: int,
-    gpus_per_node: int = 0,
-    accelerator: str = "",
-    machine: str = "",
-    spot: bool = False,
-    checkpoint: str = "",
-    max_run_hours: float | None = None,
-) -> PipelineTask:
+    task: PipelineTask, *, nodes: int, gpus_per_node: int = 0, accelerator: str = "",
+    machine: str = "", spot: bool = False, checkpoint: str = "", max_run_hours: float | None = None,
+) -> PipelineTask:  # fmt: skip
     """Run `task` on `nodes` machines at once; see `Distribution` for the other arguments.
 
     Returns the task, so that calls chain as KFP's do. Raises RequestError for a task that has no

@@ -13,7 +13,6 @@ from typing import Any
 
 from rekindle.ir.graph import (
     AnyNode,
-    Artifact,
     Container,
     FinalStatus,
     Formatted,
@@ -22,7 +21,6 @@ from rekindle.ir.graph import (
     Graph,
     Importer,
     Node,
-    Parameter,
     Resources,
     Secret,
     Setting,
@@ -125,11 +123,8 @@ def _settled(step: Step, known: Mapping[str, Any]) -> Step:
     def is_there(secret: Secret) -> bool:
         return not isinstance(secret.name, FromInput) or known.get(secret.name.name, "") is not None
 
-    return dataclasses.replace(
-        step,
-        settings=tuple(filter(is_wanted, step.settings)),
-        secrets=tuple(filter(is_there, step.secrets)),
-    )
+    settings, secrets = filter(is_wanted, step.settings), filter(is_there, step.secrets)
+    return dataclasses.replace(step, settings=tuple(settings), secrets=tuple(secrets))
 
 
 def _of_any(node: Node) -> Iterator[tuple[str, str]]:
@@ -144,10 +139,11 @@ def _of_any(node: Node) -> Iterator[tuple[str, str]]:
         yield "final_status", f"{node.where}.inputs"
     if any(isinstance(b, FromInput | FromTask) and b.keys for b in bindings):
         yield "struct_elements", f"{node.where}.inputs"
-    if _lists([*node.inputs.artifacts.values(), *node.outputs.artifacts.values()]):
+    artifacts = [*node.inputs.artifacts.values(), *node.outputs.artifacts.values()]
+    if any(artifact.is_list for artifact in artifacts):
         yield "artifact_lists", node.where
     yield from ((_of_fact(fact), f"{node.where}.inputs") for fact in _facts(_written(node)))
-    if _task_config(node.inputs.parameters.values()):
+    if any(parameter.type == "TASK_CONFIG" for parameter in node.inputs.parameters.values()):
         yield "task_config", f"{node.where}.inputs"
 
 
@@ -170,14 +166,6 @@ def _facts(arguments: Iterable[Argument]) -> Iterator[str]:
 
 def _of_fact(fact: str) -> str:
     return "workspace" if fact == "workspace_path" else "vertex_facts"
-
-
-def _lists(artifacts: Iterable[Artifact]) -> bool:
-    return any(artifact.is_list for artifact in artifacts)
-
-
-def _task_config(parameters: Iterable[Parameter]) -> bool:
-    return any(parameter.type == "TASK_CONFIG" for parameter in parameters)
 
 
 def _of_sub_dag(node: SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:

@@ -178,15 +178,15 @@ class _Flattening:
             at = f"{path}/{node.name}" if path else node.name
             first = len(self.found)
             given = self.inputs(node, scope, ended)
-            if node.condition is not None:
-                guard = Guard(at, node.condition.text, node.condition.expression, given.parameters)
+            inner = guards
+            if (condition := node.condition) is not None:
+                guard = Guard(at, condition.text, condition.expression, given.parameters)
                 inner = (*guards, guard)
-            else:
-                inner = guards
             after = tuple(leaf for name in node.after for leaf in inside[name])
             ended[node.name] = self.node(node, at, given, inner, after)
             inside[node.name] = tuple(flat.path for flat in self.found[first:])
-        return _Scope(_results(dag.parameters, ended), _results(dag.artifacts, ended, "artifacts"))
+        kinds = ("parameters", "artifacts")
+        return _Scope(*(_results(getattr(dag, kind), ended, kind) for kind in kinds))
 
     def node(
         self, node: AnyNode, path: str, given: _Scope, guards: tuple[Guard, ...],
@@ -248,15 +248,12 @@ class _Flattening:
             known = self.over(loop, given)
             items = known.value if isinstance(known, Constant) else None
         if items is None or has_templates(items):
-            raise UnsupportedError(
-                f"`{path}` loops over what is known at run time only", where=node.where,
-                fix="loop over a list that is written in the pipeline, or an argument",
-            )  # fmt: skip
+            what = f"`{path}` loops over what is known at run time only"
+            fix = "loop over a list that is written in the pipeline, or an argument"
+            raise UnsupportedError(what, where=node.where, fix=fix)
         if not isinstance(items, list | tuple):
-            raise UnsupportedError(
-                f"`{path}` loops over {items!r}, which is not a list", where=node.where,
-                fix="give it a list",
-            )  # fmt: skip
+            what = f"`{path}` loops over {items!r}, which is not a list"
+            raise UnsupportedError(what, where=node.where, fix="give it a list")
         return items
 
     def limit(self, turns: Sequence[range], at_once: int) -> None:
@@ -289,13 +286,10 @@ class _Flattening:
             parameters[name] = Text(value, others)
         artifacts = {}
         for name, place in node.artifacts.items():
-            found = (
-                scope.artifacts.get(place.name)
-                if isinstance(place, FromInput)
-                else _output(ended, place, "artifacts")
-            )
-            if found is not None:
-                artifacts[name] = found
+            if isinstance(place, FromTask):
+                artifacts[name] = _output(ended, place, "artifacts")
+            elif place.name in scope.artifacts:
+                artifacts[name] = scope.artifacts[place.name]
         return _Scope(parameters, artifacts)
 
     def parameter(
@@ -310,10 +304,8 @@ class _Flattening:
             case FromTask():
                 return _element(_output(ended, binding, "parameters"), binding.keys, node.where)
             case FinalStatus(task):
-                raise UnsupportedError(
-                    f"`{node.path}` reads how `{task}` ended", where=node.where,
-                    fix="run it where exit handlers run",
-                )  # fmt: skip
+                what = f"`{node.path}` reads how `{task}` ended"
+                raise UnsupportedError(what, where=node.where, fix="run it where exit handlers run")
         return None
 
 
@@ -328,18 +320,10 @@ def _output(ended: Mapping[str, _Scope], source: FromTask, kind: str) -> Source:
 
 
 def _results(
-    results: Mapping[str, tuple[FromTask, ...]],
-    ended: Mapping[str, _Scope],
-    kind: str = "parameters",
+    results: Mapping[str, tuple[FromTask, ...]], ended: Mapping[str, _Scope], kind: str
 ) -> dict[str, Source]:
-    return {
-        name: _first([_output(ended, source, kind) for source in several])
-        for name, several in results.items()
-    }
-
-
-def _first(items: list[Source]) -> Source:
-    return items[0] if len(items) == 1 else FirstOf(tuple(items))
+    found = {n: tuple(_output(ended, s, kind) for s in several) for n, several in results.items()}
+    return {n: items[0] if len(items) == 1 else FirstOf(items) for n, items in found.items()}
 
 
 def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:

@@ -24,25 +24,17 @@ _PORT = re.compile(
 )
 # Facts of a run that every platform can give, and those that only some have
 RUN_FACTS = (
-    "pipeline_job_name",
-    "pipeline_job_uuid",
-    "pipeline_job_resource_name",
-    "pipeline_job_create_time_utc",
-    "pipeline_job_schedule_time_utc",
-    "pipeline_task_name",
-    "pipeline_task_uuid",
-    "pipeline_root",
-)
+    "pipeline_job_name", "pipeline_job_uuid", "pipeline_job_resource_name",
+    "pipeline_job_create_time_utc", "pipeline_job_schedule_time_utc", "pipeline_task_name",
+    "pipeline_task_uuid", "pipeline_root",
+)  # fmt: skip
 PLATFORM_FACTS = (
-    "pipeline_google_cloud_project_id",
-    "pipeline_google_cloud_location",
-    "pipeline_persistent_resource_id",
-    "pipeline_service_account",
-    "pipeline_network",
+    "pipeline_google_cloud_project_id", "pipeline_google_cloud_location",
+    "pipeline_persistent_resource_id", "pipeline_service_account", "pipeline_network",
     "pipeline_encryption_key_name",
     "json_escape[1]",  # ExecutorInput inside a text that is JSON itself
     "workspace_path",
-)
+)  # fmt: skip
 _FIELDS = {
     ("inputs", "parameters"): (None,),
     ("inputs", "artifacts"): (None, "path", "uri", "metadata"),
@@ -68,9 +60,8 @@ class Template:
     @property
     def literal(self) -> str | None:
         """The text, where nothing in it waits for a value."""
-        return (
-            "".join(map(str, self.parts)) if all(isinstance(p, str) for p in self.parts) else None
-        )
+        known = all(isinstance(part, str) for part in self.parts)
+        return "".join(map(str, self.parts)) if known else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +104,8 @@ def parse_argument(text: str, where: str) -> Argument:
         try:
             return _structure(json.loads(text), where)
         except json.JSONDecodeError as error:
-            raise UnsupportedError(
-                f"a Concat or IfPresent is not valid JSON: {error}", where=where
-            ) from error
+            what = f"a Concat or IfPresent is not valid JSON: {error}"
+            raise UnsupportedError(what, where=where) from error
     return parse(text, where)
 
 
@@ -125,13 +115,10 @@ def parse_value(value: Any, where: str) -> Any:
     Such a text may only refer to parameters of its own step and to facts of the run."""
     if isinstance(value, str):
         template = parse(value, where)
-        if any(
-            path[:2] != ("inputs", "parameters") and path[0] != "run"
-            for path in references(template)
-        ):
-            raise UnsupportedError(
-                f"a constant refers to an artifact or output: {value}", where=where
-            )
+        paths = references(template)
+        if any(path[:2] != ("inputs", "parameters") and path[0] != "run" for path in paths):
+            what = f"a constant refers to an artifact or output: {value}"
+            raise UnsupportedError(what, where=where)
         return value if template.literal is not None else template
     if isinstance(value, list):
         return [parse_value(item, where) for item in value]
@@ -198,10 +185,8 @@ def _reference(body: str, whole: str, where: str) -> Reference:
         fields = [f for f in (match["field"], match["key"]) if f and f != "output_file"]
         if match["key"] is None or match["field"] == "metadata":
             return Reference((match["side"], match["kind"], match["name"], *fields))
-    raise UnsupportedError(
-        f"the placeholder {whole} is none that KFP writes", where=where,
-        fix="pass the value as a parameter of the pipeline",
-    )  # fmt: skip
+    what = f"the placeholder {whole} is none that KFP writes"
+    raise UnsupportedError(what, where=where, fix="pass the value as a parameter of the pipeline")
 
 
 def _structure(node: Any, where: str) -> Argument:
@@ -213,9 +198,8 @@ def _structure(node: Any, where: str) -> Argument:
         case {"IfPresent": {"InputName": str(name), "Then": then, **more}, **rest} if not rest:
             if more.keys() <= {"Else"}:
                 return IfPresent(name, _several(then, where), _several(more.get("Else", []), where))
-    raise UnsupportedError(
-        f"this argument is not a Concat or IfPresent that KFP writes: {node}", where=where
-    )
+    what = f"this argument is not a Concat or IfPresent that KFP writes: {node}"
+    raise UnsupportedError(what, where=where)
 
 
 def _several(node: Any, where: str) -> tuple[Argument, ...]:

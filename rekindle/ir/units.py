@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.ir.graph import (
-    AnyNode,
     Constant,
     Dag,
     FinalStatus,
@@ -55,7 +54,8 @@ def _walk(dag: Dag, scope: Scope, found: list[TracedStep]) -> Scope:
     """Steps of a Dag; what its outputs come from."""
     ended: dict[tuple[str, str], Traced] = {}
     for node in dag.ordered():
-        inputs = {name: _of(binding, scope, ended) for name, binding in _bindings(node)}
+        bindings: dict[str, Any] = {**node.parameters, **node.artifacts}
+        inputs = {name: _of(binding, scope, ended) for name, binding in bindings.items()}
         if isinstance(node, SubDag):
             for name, output in _walk(node.dag, _inside(node, inputs), found).items():
                 ended[node.name, name] = output
@@ -66,15 +66,8 @@ def _walk(dag: Dag, scope: Scope, found: list[TracedStep]) -> Scope:
             artifacts = {name: inputs[name] for name in node.artifacts}
             parameters = {name: inputs[name] for name in node.parameters}
             found.append(TracedStep(node, parameters, artifacts))
-    outputs = {**dag.parameters, **dag.artifacts}
-    return {
-        name: _joined(ended[s.task, s.output] for s in several) for name, several in outputs.items()
-    }
-
-
-def _bindings(node: AnyNode) -> Iterator[tuple[str, Any]]:
-    yield from node.parameters.items()
-    yield from node.artifacts.items()
+    several = {**dag.parameters, **dag.artifacts}
+    return {n: _joined(ended[s.task, s.output] for s in each) for n, each in several.items()}
 
 
 def _inside(node: SubDag, inputs: Scope) -> Scope:
@@ -89,10 +82,8 @@ def _inside(node: SubDag, inputs: Scope) -> Scope:
 
 def _of(binding: Any, scope: Scope, ended: Mapping[tuple[str, str], Traced]) -> Traced:
     match binding:
-        case Constant(value):
+        case Constant(value) | Formatted(value):  # what that reads are inputs of the same node
             return Traced(repr(value))
-        case Formatted(value):
-            return Traced(repr(value))  # what it reads are inputs of the same node
         case FromInput(name):
             return scope.get(name, Traced())
         case FromTask(task, output):

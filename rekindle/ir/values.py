@@ -17,15 +17,11 @@ from rekindle.errors import Problem, RequestError, did_you_mean
 from rekindle.ir.graph import Graph, Parameter, ParameterType
 
 _WORDS: Mapping[ParameterType, str] = {
-    "STRING": "text",
-    "NUMBER_INTEGER": "a whole number",
-    "NUMBER_DOUBLE": "a number",
-    "BOOLEAN": "true or false",
-    "LIST": "a list",
-    "STRUCT": "a mapping",
+    "STRING": "text", "NUMBER_INTEGER": "a whole number", "NUMBER_DOUBLE": "a number",
+    "BOOLEAN": "true or false", "LIST": "a list", "STRUCT": "a mapping",
     "TASK_FINAL_STATUS": "the final status of a step",
     "TASK_CONFIG": "the configuration of a step",
-}
+}  # fmt: skip
 
 
 def integral(value: Any) -> Any:
@@ -69,11 +65,11 @@ def mismatch(value: Any, kind: ParameterType) -> str | None:
         "TASK_CONFIG": isinstance(value, dict),
     }[kind]
     if not fits:
-        return f"{_shown(value)} is not {_WORDS[kind]}"
+        return f"{shown(value)} is not {_WORDS[kind]}"
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        return f"{_shown(value)} is not valid JSON: {error}"
+        return f"{shown(value)} is not valid JSON: {error}"
     return None
 
 
@@ -89,13 +85,8 @@ def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
         value = _plain(arguments.get(name))
         if value is None:
             if parameter.required:
-                problems.append(
-                    Problem(
-                        f"the pipeline needs `{name}` ({_WORDS[parameter.type]})",
-                        name,
-                        "give it a value",
-                    )
-                )
+                what = f"the pipeline needs `{name}` ({_WORDS[parameter.type]})"
+                problems.append(Problem(what, name, "give it a value"))
             elif parameter.default is not None:
                 values[name] = parameter.default
         elif reason := _argument_problem(value, parameter):
@@ -104,13 +95,8 @@ def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = float(value) if parameter.type == "NUMBER_DOUBLE" else value
     for name, artifact in graph.inputs.artifacts.items():
         if not artifact.optional:
-            problems.append(
-                Problem(
-                    f"the pipeline takes the artifact `{name}` as an argument",
-                    name,
-                    "make it a step's output",
-                )
-            )
+            what = f"the pipeline takes the artifact `{name}` as an argument"
+            problems.append(Problem(what, name, "make it a step's output"))
     if problems:
         raise RequestError(problems)
     return values
@@ -129,7 +115,7 @@ def _argument_problem(value: Any, parameter: Parameter) -> str | None:
     if reason := mismatch(value, parameter.type):
         return reason
     if parameter.literals and value not in parameter.literals:
-        return f"{_shown(value)} is not one of {', '.join(map(repr, parameter.literals))}"
+        return f"{shown(value)} is not one of {', '.join(map(repr, parameter.literals))}"
     return None
 
 
@@ -139,6 +125,7 @@ def _unknown(name: str, graph: Graph) -> Problem:
     return Problem(f"the pipeline has no parameter `{name}`", name, fix)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in a message: the beginning of a long one."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

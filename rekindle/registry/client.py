@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from rekindle.errors import RegistryError, RekindleError
+from rekindle.errors import RegistryError, RekindleError, first_line
 from rekindle.launch.process import owned
 from rekindle.masking import masked
 from rekindle.registry import embedded
@@ -70,7 +70,7 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
     except Exception as error:
         # MLflow lets SQLAlchemy's, requests' and the file system's errors through as they are
         raise RegistryError(
-            f"cannot {doing}: {_first_line(error)}", where=without_password(uri),
+            f"cannot {doing}: {first_line(error)[:300]}", where=without_password(uri),
             fix=_fix(tracking_uri, error),
         ) from error  # fmt: skip
 
@@ -103,9 +103,8 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_r
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    location = (
-        None if tracking_uri else (Path(artifact_root).absolute() / ARTIFACTS / name).as_uri()
-    )
+    here = Path(artifact_root).absolute() / ARTIFACTS / name
+    location = None if tracking_uri else here.as_uri()
     from mlflow.exceptions import MlflowException
 
     try:
@@ -115,11 +114,6 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_r
         if found is None:
             raise
         return str(found.experiment_id)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0][:300] if text else type(error).__name__
 
 
 def _fix(tracking_uri: str, error: BaseException) -> str:
@@ -135,8 +129,5 @@ def _fix(tracking_uri: str, error: BaseException) -> str:
 
 def tags_of(version: Any) -> dict[str, str]:
     """Tags of a model version without our prefix."""
-    return {
-        key.removeprefix(PREFIX): str(value)
-        for key, value in dict(version.tags).items()
-        if key.startswith(PREFIX)
-    }
+    ours = {key: str(value) for key, value in version.tags.items() if key.startswith(PREFIX)}
+    return {key.removeprefix(PREFIX): value for key, value in ours.items()}

@@ -24,10 +24,7 @@ _PLACES = {
     "model_versions": "storage_location",
 }
 _PATIENCE_SECONDS = 60.0
-_HOLDS = {
-    "registered_models": "select 1 from registered_models limit 1",
-    "runs": "select 1 from runs limit 1",
-}
+_HOLDS = ("registered_models", "runs")
 
 
 def make(root: Path) -> None:
@@ -90,9 +87,8 @@ def _holds_nothing(database: Path) -> bool:
     with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
         try:
             named = opened.execute("select name from sqlite_master where type = 'table'").fetchall()
-            return not any(
-                (name,) in named and opened.execute(asked).fetchall()
-                for name, asked in _HOLDS.items()
-            )
+            there = (name for name in _HOLDS if (name,) in named)
+            asked = (f"select 1 from {name} limit 1" for name in there)  # noqa: S608 - ours
+            return not any(opened.execute(each).fetchall() for each in asked)
         except sqlite3.Error:
             return False

@@ -35,16 +35,9 @@ log = logging.getLogger(__name__)
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 PACKAGES = (
-    "rekindle",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "numpy",
-    "pyarrow",
-    "mlflow",
-    "kfp",
+    "rekindle", "torch", "transformers", "tokenizers", "numpy", "pyarrow", "mlflow", "kfp",
     "scikit-learn",
-)
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +68,8 @@ class Registry:
         if "://" in self.artifact_root:
             return contextlib.nullcontext()
         folder = Path(self.artifact_root) / "locks" / f"register-{self.name}"
-        return owned(
-            folder, lambda: emit("notice", text="another run is registering; waiting for it")
-        )
+        waits = "another run is registering; waiting for it"
+        return owned(folder, lambda: emit("notice", text=waits))
 
 
 def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | None:
@@ -90,11 +82,9 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
             return None
         tags = tags_of(version)
         if not tags.get("model_digest"):
-            raise RegistryError(
-                f"version {version.version} of {where.name} has no tag {PREFIX}model_digest",
-                where=where.shown_uri,
-                fix="move the champion alias to a version that rekindle registered",
-            )
+            what = f"version {version.version} of {where.name} has no tag {PREFIX}model_digest"
+            fix = "move the champion alias to a version that rekindle registered"
+            raise RegistryError(what, where=where.shown_uri, fix=fix)
         if not may_run(tags.get("task_code", ""), code):
             raise RegistryError(
                 f"the champion, version {version.version} of {where.name}, brings code that is not "
@@ -104,14 +94,11 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
                 "the champion brings, and if it may run here, set register.trust_code: true",
             )
         return ChampionState(
-            version=str(version.version),
-            run_key=tags.get("run_key", ""),
-            work_key=tags.get("work_key", ""),
-            init_from=tags.get("init_from", ""),
-            beaten=tags.get("beaten", ""),
-            digest=tags["model_digest"],
+            version=str(version.version), run_key=tags.get("run_key", ""),
+            work_key=tags.get("work_key", ""), init_from=tags.get("init_from", ""),
+            beaten=tags.get("beaten", ""), digest=tags["model_digest"],
             beaten_digest=tags.get("beaten_digest", ""),
-        )
+        )  # fmt: skip
 
 
 def fetch_model(where: Registry, version: str, digest: str) -> Path:
@@ -124,10 +111,9 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
         folder = Path(mlflow.artifacts.download_artifacts(f"models:/{where.name}/{version}"))
     found = sorted(folder.rglob(DESCRIPTION))
     if not found:
-        raise RegistryError(
-            f"version {version} of {where.name} holds no model of rekindle", where=where.shown_uri,
-            fix="move the champion alias to a version that rekindle registered",
-        )  # fmt: skip
+        what = f"version {version} of {where.name} holds no model of rekindle"
+        fix = "move the champion alias to a version that rekindle registered"
+        raise RegistryError(what, where=where.shown_uri, fix=fix)
     model = found[0].parent
     if digest_of(model) != digest:
         if tags.get("model_digest") == digest:
@@ -138,11 +124,9 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
                 fix="restore them from a copy; or delete the champion alias in the registry: the "
                 "next candidate is then promoted if it reaches the floor",
             )
-        raise RegistryError(
-            f"version {version} of {where.name} is another model than when the run began",
-            where=where.shown_uri,
-            fix="run the same config again: it asks the registry for the champion first",
-        )
+        what = f"version {version} of {where.name} is another model than when the run began"
+        fix = "run the same config again: it asks the registry for the champion first"
+        raise RegistryError(what, where=where.shown_uri, fix=fix)
     return model
 
 
@@ -155,34 +139,24 @@ def starting_weights(where: Registry, init_from: str, digest: str) -> str:
     if init_from.isdigit():
         return str(fetch_model(where, init_from, digest))
     if content_behind(init_from) != digest:
-        raise DataError(
-            f"the files of {init_from} changed since the run began", where="model.init_from",
-            fix="run the same config again",
-        )  # fmt: skip
+        what = f"the files of {init_from} changed since the run began"
+        raise DataError(what, where="model.init_from", fix="run the same config again")
     return init_from
 
 
 def register(
-    where: Registry,
-    model: Path,
-    evidence_file: Path,
-    fingerprint: Fingerprint,
-    training: TrainingSummary,
-    code_commit: str,
-    code: str = "",
-) -> Registration:
+    where: Registry, model: Path, evidence_file: Path, fingerprint: Fingerprint,
+    training: TrainingSummary, code_commit: str, code: str = "",
+) -> Registration:  # fmt: skip
     """Put the model into the registry as `challenger` with its lineage; finds the version of an
     exact rerun again. Raises RegistryError where the model is not the one that was judged."""
     evidence, digest = Evidence.read(evidence_file), digest_of(model)
     if digest != evidence.model_digest:
-        raise RegistryError(
-            f"not registered: the files in {model} are not those that were judged",
-            where=where.shown_uri, fix="run the same config again: the model is judged again",
-        )  # fmt: skip
-    tags = {
-        f"{PREFIX}{k}": v
-        for k, v in _lineage(fingerprint, training, evidence, evidence_file, code_commit).items()
-    }
+        what = f"not registered: the files in {model} are not those that were judged"
+        fix = "run the same config again: the model is judged again"
+        raise RegistryError(what, where=where.shown_uri, fix=fix)
+    lineage = _lineage(fingerprint, training, evidence, evidence_file, code_commit)
+    tags = {f"{PREFIX}{name}": value for name, value in lineage.items()}
     tags[f"{PREFIX}task_code"] = code_in(model)
     with where.alone(), where.open(f"register {where.name}") as client:
         _ensure_model(client, where.name)
@@ -197,9 +171,8 @@ def register(
         is_champion = champion is not None and champion.version == version.version
         if not is_champion:
             client.set_registered_model_alias(where.name, CHALLENGER, version.version)
-        return registration(
-            client, where, version, created, _decision(where, evidence, is_champion)
-        )
+        decision = _decision(where, evidence, is_champion)
+        return registration(client, where, version, created, decision)
 
 
 def _decision(where: Registry, evidence: Evidence, is_champion: bool) -> Decision:
@@ -211,36 +184,25 @@ def _decision(where: Registry, evidence: Evidence, is_champion: bool) -> Decisio
 
 
 def _lineage(
-    fingerprint: Fingerprint,
-    training: TrainingSummary,
-    evidence: Evidence,
-    evidence_file: Path,
+    fingerprint: Fingerprint, training: TrainingSummary, evidence: Evidence, evidence_file: Path,
     code_commit: str,
-) -> dict[str, str]:
+) -> dict[str, str]:  # fmt: skip
     """What a version is made of, as tags; values are text."""
     versions = {}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     return {
-        "run_key": fingerprint.run_key,
-        "work_key": fingerprint.work_key,
-        "data_fingerprint": fingerprint.data,
-        "window": fingerprint.window,
-        "init_from": fingerprint.init_from,
-        "beaten": evidence.champion_version,
-        "beaten_digest": evidence.champion_digest,
-        "code_commit": code_commit,
-        "versions": json.dumps(versions, sort_keys=True),
-        "seed": str(training.seed),
-        "world_size": str(training.world_size),
-        "weights_sha256": training.weights_sha256,
-        "model_digest": evidence.model_digest,
-        "evidence_sha256": file_sha256(evidence_file),
-        "decision": "passed" if evidence.promote else "refused",
-        "reason": evidence.reason[:4_000],
+        "run_key": fingerprint.run_key, "work_key": fingerprint.work_key,
+        "data_fingerprint": fingerprint.data, "window": fingerprint.window,
+        "init_from": fingerprint.init_from, "beaten": evidence.champion_version,
+        "beaten_digest": evidence.champion_digest, "code_commit": code_commit,
+        "versions": json.dumps(versions, sort_keys=True), "seed": str(training.seed),
+        "world_size": str(training.world_size), "weights_sha256": training.weights_sha256,
+        "model_digest": evidence.model_digest, "evidence_sha256": file_sha256(evidence_file),
+        "decision": "passed" if evidence.promote else "refused", "reason": evidence.reason[:4_000],
         **{f"metric.{name}": f"{value:.6f}" for name, value in evidence.metrics.items()},
-    }
+    }  # fmt: skip
 
 
 def _new_version(
@@ -270,10 +232,9 @@ def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping
 
 def _same_work(client: MlflowClient, name: str, run_key: str, digest: str) -> ModelVersion | None:
     query = f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'"
-    found = [
-        v for v in client.search_model_versions(query) if tags_of(v).get("model_digest") == digest
-    ]
-    return min(found, key=lambda v: int(v.version)) if found else None
+    found = client.search_model_versions(query)
+    same = (version for version in found if tags_of(version).get("model_digest") == digest)
+    return min(same, key=lambda version: int(version.version), default=None)
 
 
 def _ensure_model(client: MlflowClient, name: str) -> None:

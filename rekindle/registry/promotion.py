@@ -64,9 +64,8 @@ def promote(where: Registry, registered: Registration, evidence_file: Path) -> R
         if not _is_promoted(client, where, version, evidence):
             fetch_model(where, version, evidence.model_digest)
             with _claimed(client, where, version) as claim:
-                may = functools.partial(
-                    _may_replace, client, where, version, evidence, evidence_file
-                )
+                ask = (client, where, version, evidence, evidence_file)
+                may = functools.partial(_may_replace, *ask)
                 if may():
                     claim.replace_champion(may)
         challenger = by_alias(client, where, CHALLENGER)
@@ -119,10 +118,8 @@ def _may_replace(
     }
     found = [doubt for doubt, true in doubts.items() if true]
     if found:
-        raise RegistryError(
-            f"not promoted: {'; '.join(found)}", where=where.shown_uri,
-            fix="run the same config again: it is judged against the champion of that moment",
-        )  # fmt: skip
+        fix = "run the same config again: it is judged against the champion of that moment"
+        raise RegistryError(f"not promoted: {'; '.join(found)}", where=where.shown_uri, fix=fix)
     return True
 
 
@@ -179,10 +176,8 @@ class Claim:
         if not may():  # others may have gone on, and a machine that slept need not know how long
             return
         if _clock() - self.made > IN_TIME:
-            raise RegistryError(
-                f"not promoted: the registry took more than {IN_TIME:.0f} s for a few questions",
-                where=self.where.shown_uri, fix="run the same command again",
-            )  # fmt: skip
+            what = f"not promoted: the registry took more than {IN_TIME:.0f} s for a few questions"
+            raise RegistryError(what, where=self.where.shown_uri, fix="run the same command again")
         self.unsure = True
         try:
             with _one_answer():
@@ -207,10 +202,9 @@ class Claim:
         give_up = time.monotonic() + STEP_BACK
         while (there := list(claims(self.client, self.where.name))) != [self.key]:
             if self.key not in there or time.monotonic() > give_up:
-                raise RegistryError(
-                    "not promoted: another promotion began while this one was held up",
-                    where=self.where.shown_uri, fix="run the same command again",
-                )  # fmt: skip
+                what = "not promoted: another promotion began while this one was held up"
+                fix = "run the same command again"
+                raise RegistryError(what, where=self.where.shown_uri, fix=fix)
             time.sleep(0.2)
 
     def _done_late(self) -> bool:

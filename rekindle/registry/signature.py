@@ -23,16 +23,13 @@ def log_model(folder: Path, code: str) -> ModelInfo:
     import mlflow
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # advice on type hints and input examples; the signature is explicit
+        # advice on type hints and input examples; the signature is explicit
+        warnings.simplefilter("ignore")
         return mlflow.pyfunc.log_model(
-            name="model",
-            python_model=str(CODE),
-            artifacts={"model": str(folder)},
+            name="model", python_model=str(CODE), artifacts={"model": str(folder)},
             signature=signature(open_model(folder, code)),
             pip_requirements=[f"rekindle[train]=={rekindle.__version__}"],
-        )
+        )  # fmt: skip
 
 
 def signature(model: ModelFolder) -> ModelSignature:
@@ -57,6 +54,5 @@ def signature(model: ModelFolder) -> ModelSignature:
     else:
         shape = tuple(model.settings["image_shape"])
         inputs = Schema([TensorSpec(np.dtype(np.uint8), (-1, *shape))])
-    return ModelSignature(
-        inputs, Schema([ColSpec("string", "label"), ColSpec("double", "probability")])
-    )
+    answer = Schema([ColSpec("string", "label"), ColSpec("double", "probability")])
+    return ModelSignature(inputs, answer)

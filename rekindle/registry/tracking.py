@@ -16,37 +16,23 @@ from rekindle.registry.client import PREFIX, experiment_id, registry
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
 
 log = logging.getLogger(__name__)
 
 BATCH = 1_000
 METRICS = (
-    "loss",
-    "lr",
-    "grad_norm",
-    "samples_per_second",
-    "tokens_per_second",
-    "step_seconds",
-    "data_wait",
-    "memory_bytes",
-    "mfu",
-    "validation_loss",
-    "validation_accuracy",
-)
+    "loss", "lr", "grad_norm", "samples_per_second", "tokens_per_second", "step_seconds",
+    "data_wait", "memory_bytes", "mfu", "validation_loss", "validation_accuracy",
+)  # fmt: skip
 
 
 class Tracker:
     """Logs to the MLflow run of one run key; after a first failure it says so and stays silent."""
 
     def __init__(
-        self,
-        tracking_uri: str,
-        artifact_root: str,
-        name: str,
-        run_key: str,
+        self, tracking_uri: str, artifact_root: str, name: str, run_key: str,
         parameters: Mapping[str, Any],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tracking_uri, self.artifact_root = tracking_uri, artifact_root
         self.name, self.run_key, self.parameters = name, run_key, parameters
         self.run_id = ""
@@ -61,7 +47,8 @@ class Tracker:
             with registry(self.tracking_uri, self.artifact_root, "log training metrics") as client:
                 if not self.run_id:
                     self.run_id = self._open(client)
-                    self.logged = self._last_step(client)
+                    known = client.get_metric_history(self.run_id, "loss")
+                    self.logged = max((int(metric.step) for metric in known), default=0)
                 self._send(client, [row for row in rows if row.step > self.logged])
         except RegistryError as error:
             log.warning("%s\nTraining goes on without tracking.", error)
@@ -74,20 +61,12 @@ class Tracker:
                 client.log_param(run, key, value)
         return run
 
-    def _last_step(self, client: MlflowClient) -> int:
-        history = client.get_metric_history(self.run_id, "loss")
-        return max((int(metric.step) for metric in history), default=0)
-
     def _send(self, client: MlflowClient, rows: Sequence[HistoryRow]) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics: list[Metric] = [
-            Metric(name, value, now, row.step)
-            for row in rows
-            for name in METRICS
-            if (value := getattr(row, name)) is not None
-        ]
+        values = ((name, getattr(row, name), row.step) for row in rows for name in METRICS)
+        metrics = [Metric(n, value, now, step) for n, value, step in values if value is not None]
         for start in range(0, len(metrics), BATCH):
             client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
         if rows:

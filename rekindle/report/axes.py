@@ -42,7 +42,8 @@ def axis(
     if not tight:
         low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return Axis(low, high, tuple(_clean(i * step) for i in range(first, last + 1)))
+    # without the dust of binary arithmetic
+    return Axis(low, high, tuple(float(f"{i * step:.12g}") for i in range(first, last + 1)))
 
 
 def time_axis(total: float) -> Axis:
@@ -105,8 +106,3 @@ def _round_step(rough: float) -> float:
     """The round number (1, 2, 2.5 or 5 times a power of ten) that is not below `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(nice * power for nice in (1, 2, 2.5, 5, 10) if nice * power >= rough * (1 - 1e-9))
-
-
-def _clean(value: float) -> float:
-    """`value` without the dust of binary arithmetic."""
-    return float(f"{value:.12g}")

@@ -35,26 +35,16 @@ def run_folder(home: Path, run_id: str) -> Path:
 def _values(run: RunRecord, found: Findings, folder: Path) -> dict[str, object]:
     failures = timeline.failures(run, folder)
     shown = shown_by_steps(run)
+    again = run.command or f"rekindle resume {run.run_id}"
     return {
-        "run": run,
-        "notes": found.notes,
-        "registration": found.registration,
-        "verdict": verdicts.verdict(run, found),
-        "headline": verdicts.headline(run, found),
-        "failures": failures,
-        "run_error": timeline.run_error(run, failures),
-        "resume": ""
-        if run.status == "succeeded"
-        else run.command or f"rekindle resume {run.run_id}",
+        "run": run, "notes": found.notes, "registration": found.registration,
+        "verdict": verdicts.verdict(run, found), "headline": verdicts.headline(run, found),
+        "failures": failures, "run_error": timeline.run_error(run, failures),
+        "resume": "" if run.status == "succeeded" else again,
         "gate": evaluation.gate(run, found.evidence),
-        "quality": evaluation.quality(found.evidence),
-        "slices": evaluation.slices(run, found),
-        "training": training.training(run, found),
-        "planned": plan_vs_actual.compared(run, found),
-        "timeline": timeline.timeline(run, folder),
-        "shown": shown,
-        "foreign": any(one.html for one in shown),
-        "data": lineage.data(run, found),
-        "lineage": lineage.lineage(run, found),
-        "configuration": lineage.configuration(run),
-    }
+        "quality": evaluation.quality(found.evidence), "slices": evaluation.slices(run, found),
+        "training": training.training(run, found), "planned": plan_vs_actual.compared(run, found),
+        "timeline": timeline.timeline(run, folder), "shown": shown,
+        "foreign": any(one.html for one in shown), "data": lineage.data(run, found),
+        "lineage": lineage.lineage(run, found), "configuration": lineage.configuration(run),
+    }  # fmt: skip

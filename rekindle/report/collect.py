@@ -1,5 +1,5 @@
-"""Finds the records that the steps of a run left behind. What the card shows and what `run --json`
-prints.
+"""Finds the records that the steps of a run left behind, and sums up what the run came to: what the
+card and lists show, and what `run --json` ends with.
 
 A step's output artifact says what it holds in `metadata["record"]`; its URI is a file, or a folder
 with the file of that kind in it. A run of a user's own pipeline may have none: every field of
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 from pydantic import ValidationError
@@ -20,21 +20,29 @@ from rekindle.outputs import Planned
 from rekindle.records import (
     RECORD_FILES,
     RECORD_KINDS,
+    Decision,
     Evidence,
     Fingerprint,
+    GateSummary,
     HistoryRow,
+    ModelSummary,
     Profile,
     Record,
     Registration,
     RunRecord,
+    RunSummary,
     ShardManifest,
+    StepSummary,
     TrainingSummary,
 )
 
 HISTORY = "history.jsonl"
 PROFILE = "profile.json"
 
-R = TypeVar("R", bound=Record)
+_SHOWN: dict[str, type[Record]] = {
+    "fingerprint": Fingerprint, "shards": ShardManifest, "training": TrainingSummary,
+    "evidence": Evidence, "registration": Registration, "profile": Profile,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,18 +74,9 @@ def collect(run: RunRecord, *, history: bool = True) -> Findings:
     rows = history_beside(files["training"], notes) if history and "training" in files else ()
     if "training" in files and (beside := files["training"].with_name(PROFILE)).is_file():
         files["profile"] = beside
-    return Findings(
-        fingerprint=_read(Fingerprint, "fingerprint", files, notes),
-        shards=_read(ShardManifest, "shards", files, notes),
-        training=_read(TrainingSummary, "training", files, notes),
-        evidence=_read(Evidence, "evidence", files, notes),
-        registration=_read(Registration, "registration", files, notes),
-        history=rows,
-        profile=_read(Profile, "profile", files, notes),
-        plan=_plan(run, notes),
-        notes=tuple(notes),
-        files=files,
-    )
+    found: dict[str, Any] = {kind: _read(cls, kind, files, notes) for kind, cls in _SHOWN.items()}
+    plan = _plan(run, notes)
+    return Findings(**found, history=rows, plan=plan, notes=tuple(notes), files=files)
 
 
 def local_path(uri: str) -> Path:
@@ -95,7 +94,7 @@ def _locate(run: RunRecord) -> Iterator[tuple[str, Path]]:
                 yield kind, path / RECORD_FILES[kind] if path.is_dir() else path
 
 
-def _read(cls: type[R], kind: str, files: dict[str, Path], notes: list[str]) -> R | None:
+def _read(cls: type[Record], kind: str, files: dict[str, Path], notes: list[str]) -> Record | None:
     if kind not in files:
         return None
     try:
@@ -136,9 +135,8 @@ def history_beside(training: Path, notes: list[str]) -> tuple[HistoryRow, ...]:
     except OSError as error:
         notes.append(f"The training history cannot be shown: {_why(error, path)}.")
     if unreadable:
-        notes.append(
-            f"{unreadable} line(s) of the training history are damaged and left out: {path}."
-        )
+        what = "line(s) of the training history are damaged and left out"
+        notes.append(f"{unreadable} {what}: {path}.")
     return tuple(rows[step] for step in sorted(rows))
 
 
@@ -151,3 +149,38 @@ def _why(error: Exception, path: Path) -> str:
         place = f" at `{field}`" if field else ""
         return f"{first['msg'].rstrip('.')}{place} in {path}"
     return f"{error}" if isinstance(error, OSError) else f"{error} in {path}"
+
+
+def summarised(record: RunRecord, findings: Findings | None = None, card: str = "") -> RunSummary:
+    """The run and what its steps found; `card` is the path of its card."""
+    found = findings or collect(record, history=False)
+    fields = StepSummary.model_fields
+    steps = tuple(StepSummary(**{n: getattr(s, n) for n in fields}) for s in record.steps)
+    evidence, source = found.evidence, found.fingerprint
+    return RunSummary(
+        run_id=record.run_id, run_key=source.run_key if source else "", status=record.status,
+        seconds=record.seconds, steps=steps, metrics=evidence.metrics if evidence else {},
+        gate=gate_of(found), model=model_of(found), card=card,
+        warnings=evidence.warnings if evidence else (), window=source.window if source else "",
+        ignored=record.ignored,
+    )  # fmt: skip
+
+
+def gate_of(found: Findings) -> GateSummary | None:
+    """Whether the model of this run is the champion now, and why or why not."""
+    if found.evidence is None:
+        return None
+    waits: Decision = "pending" if found.evidence.promote else "refused"
+    decision = found.registration.decision if found.registration else waits
+    return GateSummary(
+        promoted=decision == "promoted", decision=decision, passed=found.evidence.promote,
+        reason=found.evidence.reason, champion_version=found.evidence.champion_version,
+        comparison=found.evidence.comparison,
+    )  # fmt: skip
+
+
+def model_of(found: Findings) -> ModelSummary | None:
+    """Where the registry holds the model."""
+    if (where := found.registration) is None:
+        return None
+    return ModelSummary(**{name: getattr(where, name) for name in ModelSummary.model_fields})

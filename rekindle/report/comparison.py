@@ -3,51 +3,50 @@ is better than the first run's beyond chance.
 
 Two models are compared as the gate compares them, by a paired bootstrap, where both were judged on
 the same examples and labels and their scores are still there; else a note says why not. Language
-models with different tokenizers are compared in bits per byte only. Shapes: N examples."""
+models with different tokenizers are compared in bits per byte only. `lines` is all that as text,
+comparison_page.py as a page."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rekindle import formats
 from rekindle.outputs import Compared, ComparedFact, ComparedMetric, ComparedRun
 from rekindle.records import Comparison, RunRecord, StepRecord
-from rekindle.report.collect import Findings
-from rekindle.report.summary import gate_of, model_of
+from rekindle.report.collect import Findings, gate_of, model_of
+from rekindle.report.texts import lower_is_better, shorten_middle
 
 if TYPE_CHECKING:
     from rekindle.evaluate.scores import Scores
 
     Judged = tuple[Scores, Any]
 Pair = tuple[RunRecord, Findings]
+Row = tuple[str, ...]
 _TRAINING = "finetune"
+_MOST_LETTERS = 60
 
 
 def compared(runs: Sequence[Pair]) -> Compared:
     """The runs in the order given; the others are compared with the first."""
     notes: list[str] = []
-    return Compared(
-        runs=tuple(_run(*pair) for pair in runs),
-        settings=_different([_flat(record.spec) for record, _ in runs]),
-        data=_different([_data(found) for _, found in runs]),
-        metrics=_metrics(runs, notes),
-        notes=tuple(notes),
-    )
+    settings = _different([_flat(record.spec) for record, _ in runs])
+    data, metrics = _different([_data(found) for _, found in runs]), _metrics(runs, notes)
+    shown = tuple(_run(*pair) for pair in runs)
+    return Compared(runs=shown, settings=settings, data=data, metrics=metrics, notes=tuple(notes))
 
 
 def _run(record: RunRecord, found: Findings) -> ComparedRun:
     gate, model = gate_of(found), model_of(found)
     trained = [s for s in record.steps if s.name.rpartition("/")[2] == _TRAINING]
     return ComparedRun(
-        run_id=record.run_id,
-        started_at=record.started_at,
-        status=record.status,
-        seconds=record.seconds,
-        training_seconds=_seconds(trained[-1]) if trained else None,
+        run_id=record.run_id, started_at=record.started_at, status=record.status,
+        seconds=record.seconds, training_seconds=_seconds(trained[-1]) if trained else None,
         decision=gate.decision if gate else None,
         model=f"{model.name} v{model.version}" if model else "",
         rows=found.evidence.rows if found.evidence else None,
-    )
+    )  # fmt: skip
 
 
 def _seconds(step: StepRecord) -> float | None:
@@ -93,14 +92,12 @@ def _metrics(runs: Sequence[Pair], notes: list[str]) -> tuple[ComparedMetric, ..
     names = dict.fromkeys(name for metrics in judged for name in metrics)
     first = _judged(*runs[0], notes)
     others = [_changes(runs[0], first, pair, notes) if first else {} for pair in runs[1:]]
-    return tuple(
-        ComparedMetric(
-            name=name,
-            values=tuple(metrics.get(name) for metrics in judged),
-            changes=(None, *(changes.get(name) for changes in others)),
-        )
-        for name in names
-    )
+    metrics = []
+    for name in names:
+        values = tuple(each.get(name) for each in judged)
+        changes = (None, *(each.get(name) for each in others))
+        metrics.append(ComparedMetric(name=name, values=values, changes=changes))
+    return tuple(metrics)
 
 
 def _changes(base: Pair, first: Judged, pair: Pair, notes: list[str]) -> dict[str, Comparison]:
@@ -145,3 +142,79 @@ def _judged(record: RunRecord, found: Findings, notes: list[str]) -> Judged | No
         why = str(error).splitlines()[0]
         notes.append(f"the scores of {record.run_id} cannot be read: {why}")
     return None
+
+
+def lines(found: Compared) -> list[str]:
+    """The tables, and what could not be compared."""
+    about: list[Row] = [("run", *(run.run_id for run in found.runs))]
+    about += [(name.lower(), *values) for name, values in facts(found.runs)]
+    interval = "with 95% interval; marked where it holds no zero"
+    title = f"metrics, and changes from the first run ({interval})"
+    config, data = _fact_rows(found.settings), _fact_rows(found.data)
+    text = formats.aligned(about)
+    for name, rows in ((title, _metric_rows(found)), ("config", config), ("data", data)):
+        text += ["", name, *formats.aligned(rows)]
+    return [*text, *(["", *(f"note: {note}" for note in found.notes)] if found.notes else [])]
+
+
+def facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
+    """What the runs came to: of each fact its name, and a value for each run."""
+    columns = [_facts(run) for run in runs]
+    return [(rows[0][0], [value for _, value in rows]) for rows in zip(*columns, strict=True)]
+
+
+def _facts(run: ComparedRun) -> tuple[tuple[str, str], ...]:
+    trained = "from the cache" if run.training_seconds == 0 else None
+    return (
+        ("Started", formats.date(run.started_at)),
+        ("Status", run.status),
+        ("Time", formats.duration(run.seconds)),
+        ("Training", trained or formats.duration(run.training_seconds)),
+        ("Gate", (run.decision or "–").replace("_", " ")),
+        ("Model", run.model or "–"),
+        ("Judged on", f"{formats.count(run.rows)} rows" if run.rows is not None else "–"),
+    )
+
+
+def value_text(value: Any) -> str:
+    """A setting as a config would have it; "–" for one that is not there."""
+    if value is None:
+        return "–"
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:g}"
+    is_line = isinstance(value, str) and "\n" not in value
+    return value if is_line else json.dumps(value, ensure_ascii=False)
+
+
+def change_text(change: Comparison | None) -> str:
+    """The change of the value and its interval; "" for none."""
+    if change is None:
+        return ""
+    ends = [change.estimate, change.lower, change.upper]
+    if lower_is_better(change.metric):  # a comparison is turned so that more is better
+        ends = [-change.estimate, -change.upper, -change.lower]
+    middle, lower, upper = map(formats.signed, ends)
+    return f"{middle} [{lower}, {upper}]"
+
+
+def certainly(change: Comparison | None) -> str:
+    """`better` or `worse` where the interval holds no zero, else nothing."""
+    if change is None or change.lower <= 0 <= change.upper:
+        return ""
+    return "better" if change.lower > 0 else "worse"
+
+
+def _metric_rows(found: Compared) -> list[Row]:
+    rows: list[Row] = []
+    for metric in found.metrics:
+        rows.append((metric.name, *(formats.metric(value) for value in metric.values)))
+        if any(metric.changes):
+            rows.append(("", *(f"{change_text(c)} {certainly(c)}".strip() for c in metric.changes)))
+    return rows or [("no run was evaluated",)]
+
+
+def _fact_rows(rows: tuple[ComparedFact, ...]) -> list[Row]:
+    return [
+        (row.name, *(shorten_middle(value_text(value), _MOST_LETTERS) for value in row.values))
+        for row in rows
+    ] or [("the same",)]

@@ -3,31 +3,18 @@ their trainings in one plot."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from markupsafe import Markup
 
 from rekindle import formats
 from rekindle.outputs import Compared, ComparedMetric
 from rekindle.records import write_atomically
 from rekindle.report import page, plots, texts, verdicts
-from rekindle.report.comparison import Pair
-from rekindle.report.comparison_text import certainly, change_text, facts, value_text
+from rekindle.report.comparison import Pair, certainly, change_text, facts, value_text
 from rekindle.report.plots import Series
-from rekindle.report.training import running_mean, window
+from rekindle.report.training import Curve, points, running_mean, window
 
 COLOURS = ("a", "b", "c", "a dashed", "b dashed", "c dashed")
-
-
-@dataclasses.dataclass(frozen=True)
-class Curves:
-    """One figure with a line for each run; `legend` as (css class, run)."""
-
-    title: str
-    plot: Markup
-    legend: tuple[tuple[str, str], ...]
 
 
 _TONES: Mapping[str, verdicts.Tone] = {"better": "good", "worse": "bad", "": "quiet"}
@@ -35,16 +22,12 @@ _TONES: Mapping[str, verdicts.Tone] = {"better": "good", "worse": "bad", "": "qu
 
 def render_comparison(target: Path, runs: Sequence[Pair], found: Compared) -> None:
     """Write the page to `target`; the same records give the same bytes."""
-    columns = [facts(run) for run in found.runs]
     text = page.render(
-        "compare.html.j2",
-        compared=found,
-        facts=[(rows[0][0], [v for _, v in rows]) for rows in zip(*columns, strict=True)],
+        "compare.html.j2", compared=found, facts=facts(found.runs),
         metrics=[(metric.name, _cells(metric)) for metric in found.metrics],
         curves=[curves for curves in _curves(runs) if curves.plot],
-        left_out=max(0, len(runs) - len(COLOURS)),
-        value_text=value_text,
-    )
+        left_out=max(0, len(runs) - len(COLOURS)), value_text=value_text,
+    )  # fmt: skip
     write_atomically(target, text)
 
 
@@ -58,22 +41,18 @@ def _cells(metric: ComparedMetric) -> list[tuple[str, str, verdicts.Tone]]:
     return cells
 
 
-def _curves(runs: Sequence[Pair]) -> list[Curves]:
+def _curves(runs: Sequence[Pair]) -> list[Curve]:
+    """Figures with a line for each run."""
     shown = list(zip(COLOURS, runs, strict=False))
     legend = tuple((css, texts.shorten(record.run_id, 60)) for css, (record, _) in shown)
     training, validation = [], []
     for css, (record, found) in shown:
-        points = [(float(row.step), row.loss) for row in found.history]
-        if width := window(len(points)):
-            points = running_mean(points, width)
-        training.append(Series(record.run_id, points, css))
-        held_out = [
-            (float(row.step), row.validation_loss)
-            for row in found.history
-            if row.validation_loss is not None
-        ]
+        loss, held_out = (points(found.history, f) for f in ("loss", "validation_loss"))
+        if width := window(len(loss)):
+            loss = running_mean(loss, width)
+        training.append(Series(record.run_id, loss, css))
         validation.append(Series(record.run_id, held_out, css, marks=len(held_out) <= 40))
     return [
-        Curves(name, plots.line(series, label=f"{name} of {len(series)} runs.", zero=True), legend)
+        Curve(name, plots.line(series, label=f"{name} of {len(series)} runs.", zero=True), legend)
         for name, series in (("Training loss", training), ("Validation loss", validation))
     ]

@@ -25,7 +25,7 @@ from rekindle.report.collect import Findings
 from rekindle.report.heatmap import heatmap, mistakes
 
 _SLICES_SHOWN = 12
-_NO_BAR = Markup("")
+_NOTHING = Markup("")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Compared:
     tone: verdicts.Tone
     rows: int = 0
     small: bool = False
-    bar: Markup = _NO_BAR
+    bar: Markup = _NOTHING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +102,10 @@ def gate(run: RunRecord, evidence: Evidence | None) -> Gate | None:
     """The gate of the run, if it had one."""
     if not evidence or not (evidence.checks or evidence.comparison):
         return None
-    if not evidence.comparison:
-        return Gate(evidence.checks, Markup(""), "")
-    drawn, text = _interval(run, evidence, evidence.comparison)
-    return Gate(evidence.checks, drawn, text)
+    interval = (_NOTHING, "")
+    if evidence.comparison:
+        interval = _interval(run, evidence, evidence.comparison)
+    return Gate(evidence.checks, *interval)
 
 
 def quality(evidence: Evidence | None) -> Quality | None:
@@ -117,22 +117,17 @@ def quality(evidence: Evidence | None) -> Quality | None:
     total = sum(sum(row) for row in evidence.confusion)
     n = len(evidence.confusion)
     label = f"Confusion matrix of {n} classes: {hits} of {total} right."
+    dumped = (sample.model_dump() for sample in evidence.samples)
+    samples = ({name: texts.plain(text) for name, text in sample.items()} for sample in dumped)
     return Quality(
-        rows=evidence.rows,
-        excluded=evidence.excluded,
+        rows=evidence.rows, excluded=evidence.excluded, warnings=evidence.warnings,
         champion_version=evidence.champion_version,
-        warnings=evidence.warnings,
-        metrics=_metrics(evidence.metrics, evidence.champion_metrics),
-        classes=_classes(evidence),
-        confusion=heatmap(evidence.labels, evidence.confusion, label=label),
-        mistakes=wrong,
+        metrics=_metrics(evidence.metrics, evidence.champion_metrics), classes=_classes(evidence),
+        confusion=heatmap(evidence.labels, evidence.confusion, label=label), mistakes=wrong,
         wide=n > 12 or max((len(name) for name in evidence.labels), default=0) > 12,
         calibration=_calibration(evidence.calibration),
-        samples=tuple(
-            Sample(**{name: texts.plain(text) for name, text in sample.model_dump().items()})
-            for sample in evidence.samples
-        ),
-    )
+        samples=tuple(Sample(**sample) for sample in samples),
+    )  # fmt: skip
 
 
 def slices(run: RunRecord, found: Findings) -> tuple[SliceTable, ...]:
@@ -143,10 +138,8 @@ def slices(run: RunRecord, found: Findings) -> tuple[SliceTable, ...]:
     columns = dict.fromkeys(part.column for part in every)
     smallest = texts.number_setting(run.spec, "evaluate", "gate", "min_slice_size")
     wanted = verdicts.gate_metric(run, found)
-    return tuple(
-        _slice_table(column, [part for part in every if part.column == column], wanted, smallest)
-        for column in columns
-    )
+    parts = {column: [part for part in every if part.column == column] for column in columns}
+    return tuple(_slice_table(*each, wanted, smallest) for each in parts.items())
 
 
 def _metrics(candidate: Mapping[str, float], champion: Mapping[str, float]) -> tuple[Compared, ...]:
@@ -173,7 +166,6 @@ def _compare(name: str, metric: str, candidate: float | None, champion: float | 
 def _interval(run: RunRecord, evidence: Evidence, comparison: Comparison) -> tuple[Markup, str]:
     better = _direction(evidence, comparison)
     needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
-    threshold = None if needed is None else better * needed
     name = texts.metric_name(comparison.metric)
     text = (
         f"The change in {name} is {formats.signed(comparison.estimate)},"
@@ -183,13 +175,9 @@ def _interval(run: RunRecord, evidence: Evidence, comparison: Comparison) -> tup
         f" seed {comparison.seed})."
     )
     drawn = plots.interval(
-        lower=comparison.lower,
-        estimate=comparison.estimate,
-        upper=comparison.upper,
-        threshold=threshold,
-        better=better,
-        label=text,
-    )
+        lower=comparison.lower, estimate=comparison.estimate, upper=comparison.upper,
+        threshold=None if needed is None else better * needed, better=better, label=text,
+    )  # fmt: skip
     return drawn, text
 
 
@@ -205,10 +193,8 @@ def _direction(evidence: Evidence, comparison: Comparison) -> int:
 
 def _calibration(bins: tuple[CalibrationBin, ...]) -> Markup:
     filled = [(part.confidence, part.accuracy, part.rows) for part in bins if part.rows > 0]
-    rows = sum(part[2] for part in filled)
-    label = (
-        f"Reliability diagram: accuracy over confidence, {rows} predictions, {len(filled)} bins."
-    )
+    count = f"{sum(rows for _, _, rows in filled)} predictions, {len(filled)} bins"
+    label = f"Reliability diagram: accuracy over confidence, {count}."
     return plots.reliability(filled, label=label)
 
 
@@ -216,33 +202,19 @@ def _slice_table(
     column: str, parts: list[Slice], wanted: str, smallest: float | None
 ) -> SliceTable:
     available = dict.fromkeys(name for part in parts for name in part.candidate)
-    metric = (
-        wanted
-        if wanted in available
-        else next((n for n in ("accuracy", *available) if n in available), "")
-    )
-    top = max(
-        (
-            v
-            for part in parts
-            for v in (part.candidate.get(metric), part.champion.get(metric))
-            if v and v < math.inf
-        ),
-        default=1.0,
-    )
+    metric = next((n for n in (wanted, "accuracy", *available) if n in available), "")
+    values = [side.get(metric) for part in parts for side in (part.candidate, part.champion)]
+    top = max((value for value in values if value and value < math.inf), default=1.0)
     top = 1.0 if 0 < top <= 1 else top
     rows = sorted(
         (_slice_row(part, metric, top, smallest) for part in parts),
         key=lambda row: (row.small, _badness(row, metric), row.name),
     )
     return SliceTable(
-        column=column,
-        metric=metric,
-        has_champion=any(part.champion for part in parts),
-        shown=tuple(rows[:_SLICES_SHOWN]),
-        more=tuple(rows[_SLICES_SHOWN:]),
+        column=column, metric=metric, has_champion=any(part.champion for part in parts),
+        shown=tuple(rows[:_SLICES_SHOWN]), more=tuple(rows[_SLICES_SHOWN:]),
         smallest=int(smallest) if smallest is not None else None,
-    )
+    )  # fmt: skip
 
 
 def _slice_row(part: Slice, metric: str, top: float, smallest: float | None) -> Compared:
@@ -251,7 +223,7 @@ def _slice_row(part: Slice, metric: str, top: float, smallest: float | None) -> 
     small = smallest is not None and part.rows < smallest
     said = f"{part.value}: {formats.metric(candidate)}"
     said += f", champion {formats.metric(champion)}" if champion is not None else ""
-    drawn = Markup("")
+    drawn = _NOTHING
     if candidate is not None:
         drawn = plots.bar(candidate, top, label=said, mark=champion, css="a soft" if small else "a")
     return dataclasses.replace(row, rows=part.rows, small=small, bar=drawn)

@@ -53,26 +53,17 @@ def heatmap(labels: Sequence[str], matrix: Sequence[Sequence[int]], *, label: st
         tag("g", cells, named, transform=f"translate({frame.left} {frame.top})"),
         tag("text", "predicted →", css="name", x=frame.left, y=14),
         tag("text", "← true", css="name", transform=turned, text_anchor="end"),
-        viewBox=f"0 0 {width} {height}",
-        width=width,
-        height=height,
-    )
+        viewBox=f"0 0 {width} {height}", width=width, height=height,
+    )  # fmt: skip
 
 
 def mistakes(
     labels: Sequence[str], matrix: Sequence[Sequence[int]], most: int = 3
 ) -> tuple[tuple[str, str, int], ...]:
     """The most frequent mistakes: (true class, predicted class, how often)."""
-    found = [
-        (times, i, j)
-        for i, row in enumerate(matrix)
-        for j, times in enumerate(row)
-        if i != j and times > 0
-    ]
-    found.sort(key=lambda item: (-item[0], item[1], item[2]))
-    return tuple(
-        (class_name(labels, i), class_name(labels, j), times) for times, i, j in found[:most]
-    )
+    cells = ((-n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if n > 0)
+    first = sorted(cell for cell in cells if cell[1] != cell[2])[:most]
+    return tuple((class_name(labels, i), class_name(labels, j), -n) for n, i, j in first)
 
 
 def class_name(labels: Sequence[str], i: int) -> str:
@@ -93,10 +84,8 @@ def _frame(names: Sequence[str]) -> _Frame:
 
 
 def _row(i: int, row: Sequence[int], names: Sequence[str], frame: _Frame) -> Markup:
-    total = sum(row)
-    return join(
-        _cell(i, j, times, total, names, frame) for j, times in enumerate(row[: len(names)])
-    )
+    total, shown = sum(row), enumerate(row[: len(names)])
+    return join(_cell(i, j, times, total, names, frame) for j, times in shown)
 
 
 def _cell(i: int, j: int, times: int, total: int, names: Sequence[str], frame: _Frame) -> Markup:

@@ -100,7 +100,6 @@ def _job(name: str, rows: tuple[Row, ...]) -> Job:
     measured = named[:_SPARK_RUNS][::-1]
     values = [run.metric[1] if run.metric else math.nan for run in measured]
     promoted = [i for i, run in enumerate(measured) if run.promoted]
-    label = f"{texts.metric_name(metric)} over {len(values)} runs: " + ", ".join(
-        map(formats.metric, values[-8:])
-    )
+    last = ", ".join(map(formats.metric, values[-8:]))
+    label = f"{texts.metric_name(metric)} over {len(values)} runs: {last}"
     return Job(name, rows, plots.spark(values, label=label, marked=promoted))

@@ -21,8 +21,7 @@ import rekindle
 from rekindle import formats
 from rekindle.records import RunRecord, write_atomically
 from rekindle.report import verdicts
-from rekindle.report.collect import collect
-from rekindle.report.summary import summarised
+from rekindle.report.collect import collect, summarised
 
 log = logging.getLogger(__name__)
 
@@ -55,20 +54,15 @@ class Entry(NamedTuple):
         verdict, headline = verdicts.verdict(record, found), verdicts.headline(record, found)
         summary = json.loads(summarised(record, found).to_json())
         return cls(
-            number=record.number,
-            moment=moment.isoformat() if moment else record.started_at,
-            run_id=record.run_id,
-            name=record.name,
-            platform=record.platform,
-            status=record.status,
-            started_at=record.started_at,
-            seconds=record.seconds,
+            number=record.number, moment=moment.isoformat() if moment else record.started_at,
+            run_id=record.run_id, name=record.name, platform=record.platform, status=record.status,
+            started_at=record.started_at, seconds=record.seconds,
             version=registration.version if registration else "",
             is_champion=bool(registration and "champion" in registration.aliases),
             promoted=verdict.word == "promoted",
             metric=(headline.name, headline.value, headline.champion) if headline else None,
             body=json.dumps([summary, dataclasses.asdict(verdict)]).encode(),
-        )
+        )  # fmt: skip
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -65,18 +65,13 @@ def data(run: RunRecord, found: Findings) -> Data | None:
     if not manifest:
         return Data(facts, (), (), (), ())
     total = sum(manifest.rows.values())
-    splits = tuple(
-        Split(
-            name,
-            rows,
-            rows / total if total else 0.0,
-            plots.bar(rows, total, label=f"{name}: {rows} rows"),
-        )
-        for name, rows in manifest.rows.items()
-    )
+    splits = []
+    for name, rows in manifest.rows.items():
+        bar = plots.bar(rows, total, label=f"{name}: {rows} rows")
+        splits.append(Split(name, rows, rows / total if total else 0.0, bar))
     classes = _classes(manifest)
     names = tuple(manifest.class_rows)
-    return Data(facts, splits, classes[:_CLASSES_SHOWN], classes[_CLASSES_SHOWN:], names)
+    return Data(facts, tuple(splits), classes[:_CLASSES_SHOWN], classes[_CLASSES_SHOWN:], names)
 
 
 def lineage(run: RunRecord, found: Findings) -> Lineage:
@@ -90,11 +85,9 @@ def lineage(run: RunRecord, found: Findings) -> Lineage:
     if found.shards and found.shards.examples:
         entries.append(("Examples", found.shards.examples))
     if found.training:
-        entries += [
-            ("Weights, sha256", found.training.weights_sha256),
-            ("Seed", str(found.training.seed)),
-            ("World size", str(found.training.world_size)),
-        ]
+        entries.append(("Weights, sha256", found.training.weights_sha256))
+        entries.append(("Seed", str(found.training.seed)))
+        entries.append(("World size", str(found.training.world_size)))
     if found.evidence:
         entries.append(("Examples judged", found.evidence.examples))
         entries.append(("Evidence file, sha256", _sha256(found.files["evidence"])))
@@ -134,11 +127,9 @@ def _data_facts(
             facts.append(("Left out", f"{formats.count(left_out)} with nothing to learn from"))
         shards = len(manifest.shards)
         held = formats.size(sum(shard.bytes for shard in manifest.shards))
-        facts.append(
-            ("As shards", f"{formats.count(shards)} file{'' if shards == 1 else 's'}, {held}")
-        )
-        tokens = sum(shard.tokens for shard in manifest.shards)
-        if tokens:
+        files = f"{formats.count(shards)} file{'' if shards == 1 else 's'}"
+        facts.append(("As shards", f"{files}, {held}"))
+        if tokens := sum(shard.tokens for shard in manifest.shards):
             facts.append(("Tokens", formats.count(tokens)))
         if manifest.tokenizer:
             facts.append(("Tokenizer", manifest.tokenizer))
@@ -149,15 +140,8 @@ def _classes(manifest: ShardManifest) -> tuple[ClassRow, ...]:
     """The classes in index order, those that no label announces last."""
     found = dict.fromkeys(name for rows in manifest.class_rows.values() for name in rows)
     totals = {split: sum(rows.values()) for split, rows in manifest.class_rows.items()}
-    most = max(
-        (
-            rows / totals[split]
-            for split, by in manifest.class_rows.items()
-            for rows in by.values()
-            if totals[split]
-        ),
-        default=1.0,
-    )
+    filled = [(totals[split], by) for split, by in manifest.class_rows.items() if totals[split]]
+    most = max((rows / total for total, by in filled for rows in by.values()), default=1.0)
     result = []
     for name in dict.fromkeys([*manifest.labels, *found]):
         cells = []

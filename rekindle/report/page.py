@@ -31,17 +31,12 @@ def render(template: str, **values: Any) -> str:
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
     style, script = _asset("style.css"), _asset("page.js")
     environment.globals.update(style=Markup(style), script=Markup(script))  # noqa: S704 - files of ours
-    policy = f"'{_hash(style)}'"
-    environment.globals.update(policy=_policy(policy, script), foreign=False)
+    environment.globals.update(policy=_policy(f"'{_hash(style)}'", script), foreign=False)
     # frames take over the page's policy, and documents of others have styles of their own
     environment.globals.update(foreign_policy=_policy("'unsafe-inline'", script))
     for name in ("metric", "signed", "count", "percent", "duration", "date"):
@@ -55,11 +50,8 @@ def _asset(name: str) -> str:
 
 
 def _policy(styles: str, script: str) -> str:
-    return (
-        f"default-src 'none'; img-src data:;"
-        f" style-src {styles}; script-src '{_hash(script)}';"
-        " base-uri 'none'; form-action 'none'"
-    )
+    allowed = f"img-src data:; style-src {styles}; script-src '{_hash(script)}'"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
 def _hash(text: str) -> str:

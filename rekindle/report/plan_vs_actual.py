@@ -108,11 +108,8 @@ def compared(run: RunRecord, found: Findings) -> Compared | None:
     if plan is None or not plan.chosen.step_seconds[0] > 0:
         return None
     otherwise = otherwise_trained(plan, found.training)
-    figures = [
-        dataclasses.replace(one, sure=one.sure and not otherwise)
-        for one in _figures(plan, run, found)
-        if one.planned[1] > 0
-    ]
+    planned = (one for one in _figures(plan, run, found) if one.planned[1] > 0)
+    figures = [dataclasses.replace(one, sure=one.sure and not otherwise) for one in planned]
     ends = (end / one.planned[1] for one in figures for end in one.planned)
     scale = ratio_axis([*ends, *(one.ratio for one in figures if one.ratio is not None)])
     step, enough = figures[0], len(measured(found.history)[0]) >= FEWEST
@@ -137,9 +134,8 @@ def _figures(plan: Planned, run: RunRecord, found: Findings) -> Iterator[_Figure
         between = (middle * expected / high, middle, middle * expected / low)
         return _Figure(name, between, _median(rows, field), say, better=1)
 
-    yield _Figure(
-        "Time of a step", chosen.step_seconds, _median(rows, "step_seconds"), formats.seconds
-    )
+    took = _median(rows, "step_seconds")
+    yield _Figure("Time of a step", chosen.step_seconds, took, formats.seconds)
     yield rate("Tokens a second", chosen.tokens_per_second, "tokens_per_second", _rate)
     if chosen.gpu.casefold() != _CPU:
         yield rate("Model FLOPs utilisation", chosen.mfu, "mfu", formats.percent)
@@ -158,12 +154,10 @@ def _spent(plan: Planned, run: RunRecord) -> Iterator[_Figure]:
     price = _price(plan, run)
     usd = None if hours is None or price is None else hours * price
     times = f"{step.attempts} attempts" if step is not None and step.attempts > 1 else ""
-    yield from _spending(
-        "Training time", plan.hours, spot.hours if spot else None, hours, _hours, times
-    )
-    yield from _spending(
-        "Dollars, estimated", plan.on_demand_usd, spot.usd if spot else None, usd, formats.usd
-    )
+    on_spot = spot.hours if spot else None
+    yield from _spending("Training time", plan.hours, on_spot, hours, formats.hours, times)
+    on_spot = spot.usd if spot else None
+    yield from _spending("Dollars, estimated", plan.on_demand_usd, on_spot, usd, formats.usd)
 
 
 def _spending(
@@ -205,11 +199,7 @@ def _peak(found: Findings) -> float | None:
 
 def _trained(run: RunRecord) -> StepRecord | None:
     """The last step that left a training."""
-    steps = [
-        step for step in run.steps
-        if any(one.metadata.get("record") == "training" for one in step.artifacts.values())
-    ]  # fmt: skip
-    return steps[-1] if steps else None
+    return next((step for step in reversed(run.steps) if step.holding("training")), None)
 
 
 def _on_spot(plan: Planned, run: RunRecord) -> bool:
@@ -217,9 +207,8 @@ def _on_spot(plan: Planned, run: RunRecord) -> bool:
 
 
 def _price(plan: Planned, run: RunRecord) -> float | None:
-    chosen = plan.chosen
     spot = _on_spot(plan, run)
-    return chosen.spot_usd_per_hour if spot else chosen.on_demand_usd_per_hour
+    return plan.chosen.spot_usd_per_hour if spot else plan.chosen.on_demand_usd_per_hour
 
 
 # What came of it
@@ -254,16 +243,10 @@ def _verdict(step: _Figure, otherwise: str) -> tuple[Tone, str]:
         return "good", f"As planned: a step took {took}, inside the interval of {between}."
     expected = formats.seconds(step.planned[1])
     if step.ratio > 1:
-        by = f"{formats.times(step.ratio)} the expected {expected}"
-        return (
-            "bad",
-            f"Slower than planned: a step took {took}, {by}, above the interval of {between}.",
-        )
-    by = f"{formats.times(1 / step.ratio)} as fast as the expected {expected}"
-    return (
-        "quiet",
-        f"Faster than planned: a step took {took}, {by}, below the interval of {between}.",
-    )
+        by = f"{formats.times(step.ratio)} the expected {expected}, above"
+        return "bad", f"Slower than planned: a step took {took}, {by} the interval of {between}."
+    by = f"{formats.times(1 / step.ratio)} as fast as the expected {expected}, below"
+    return "quiet", f"Faster than planned: a step took {took}, {by} the interval of {between}."
 
 
 def _command(run: RunRecord) -> str:
@@ -341,10 +324,6 @@ def _row(figure: _Figure, scale: Axis) -> Row:
 
 def _between(figure: _Figure) -> str:
     return f"{figure.say(figure.planned[0])} to {figure.say(figure.planned[2])}"
-
-
-def _hours(value: float) -> str:
-    return formats.duration(3600 * value)
 
 
 def _rate(value: float) -> str:

@@ -36,13 +36,9 @@ class Series:
 
 
 def line(
-    series: Sequence[Series],
-    *,
-    label: str,
-    x_name: str = "step",
-    zero: bool = False,
+    series: Sequence[Series], *, label: str, x_name: str = "step", zero: bool = False,
     guide: tuple[str, float] | None = None,
-) -> Markup:
+) -> Markup:  # fmt: skip
     """Lines over a shared x axis; a gap where a value is not finite. `guide` is a named level."""
     drawn = [s for s in series if any(drawable(point) for point in s.points)]
     if not drawn:
@@ -83,14 +79,9 @@ def reliability(points: Sequence[tuple[float, float, int]], *, label: str) -> Ma
 
 
 def interval(
-    *,
-    lower: float,
-    estimate: float,
-    upper: float,
-    threshold: float | None,
-    label: str,
+    *, lower: float, estimate: float, upper: float, threshold: float | None, label: str,
     better: int = 1,
-) -> Markup:
+) -> Markup:  # fmt: skip
     """A confidence interval on an axis with zero and the threshold; the side that promotes is
     shaded. `better` is 1 if larger differences are better, -1 if smaller ones are."""
     marks = [0.0, lower, estimate, upper] + ([threshold] if threshold is not None else [])
@@ -104,20 +95,17 @@ def interval(
         left, width = (edge, 100 - edge) if better > 0 else (0.0, edge)
         size = {"y": "0", "height": "100%"}
         parts.append(tag("rect", css="goal", x=share(left), width=share(width), **size))
-        parts.append(
-            _upright(edge, "needed", f"needed {formats.signed(threshold)}", row=16, side=better)
-        )
+        needed = f"needed {formats.signed(threshold)}"
+        parts.append(_upright(edge, "needed", needed, row=16, side=better))
     parts.append(_upright(x.at(0.0), "zero", "no change", row=34, side=-better))
     won = threshold is not None and (lower > threshold if better > 0 else upper < threshold)
-    said = (
-        f"{formats.signed(lower)} to {formats.signed(upper)}, estimate {formats.signed(estimate)}"
-    )
+    low, middle, high = map(formats.signed, (lower, estimate, upper))
+    said = f"{low} to {high}, estimate {middle}"
     ends = {"x1": share(x.at(lower)), "x2": share(x.at(upper)), "y1": "62%", "y2": "62%"}
-    middle = tag("circle", cx=share(x.at(estimate)), cy="62%", r=7)
+    dot = tag("circle", cx=share(x.at(estimate)), cy="62%", r=7)
     css = f"span {'good' if won else 'bad'}"
-    return plot(
-        "interval", label, *parts, tag("g", title(said), tag("line", **ends), middle, css=css)
-    )
+    span = tag("g", title(said), tag("line", **ends), dot, css=css)
+    return plot("interval", label, *parts, span)
 
 
 def bar(
@@ -140,9 +128,8 @@ def track(start: float, seconds: float, scale: Axis, *, label: str, css: str) ->
     grid = [tag("line", css="grid", x1=place, x2=place, y1=-8, y2=18) for place in places]
     begin = scale.at(start)
     width = share(scale.at(start + seconds) - begin)
-    laps = [
-        tag("rect", css=css, x=share(begin), width=w, height="100%", rx=2) for w in (width, "4")
-    ]
+    x, widths = share(begin), (width, "4")
+    laps = [tag("rect", css=css, x=x, width=each, height="100%", rx=2) for each in widths]
     return plot("track", label, title(label), *grid, *laps)
 
 
@@ -211,19 +198,17 @@ def _dot(x: float, y: float, radius: float, css: str, said: str) -> Markup:
 
 def _dots(series: Series, x: Axis, y: Axis) -> Markup:
     points = [point for point in thin(series.points, 80) if drawable(point)]
-    return join(
-        _dot(x.at(px), y.at(py), 3, series.css, f"{series.name} {formats.metric(py)}")
-        for px, py in points
-    )
+    said = {py: f"{series.name} {formats.metric(py)}" for _, py in points}
+    return join(_dot(x.at(px), y.at(py), 3, series.css, said[py]) for px, py in points)
 
 
 def _above(ticks: Sequence[tuple[float, str]], edge: float) -> list[Markup]:
     """Texts over their places; within `edge` per cent of an end they stay inside."""
-    anchors = ("start" if at < edge else "end" if at > 100 - edge else "middle" for at, _ in ticks)
-    return [
-        tag("text", text, x=share(at), y=12, text_anchor=anchor)
-        for (at, text), anchor in zip(ticks, anchors, strict=True)
-    ]
+    texts = []
+    for at, text in ticks:
+        anchor = "start" if at < edge else "end" if at > 100 - edge else "middle"
+        texts.append(tag("text", text, x=share(at), y=12, text_anchor=anchor))
+    return texts
 
 
 def _across(place: str, css: str) -> Markup:

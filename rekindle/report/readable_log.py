@@ -73,7 +73,8 @@ class Reader:
         elif event := events.parse(text):
             self._at = max(self._at, _time_of(event))
             kind: Kind = "progress" if event["event"] == "progress" else "event"
-            for sentence in _sentences(event):
+            notice = event["event"] == "notice"
+            for sentence in str(event["text"]).split("\n") if notice else [progress_text(event)]:
                 yield Line(self._at, self._node, place + _clock(self._at) + sentence, kind)
         elif (found := _EXECUTOR.match(text)) is None:
             yield Line(self._at, self._node, line)
@@ -149,12 +150,6 @@ def _time_of(event: Mapping[str, Any]) -> float:
 
 def _clock(at: float) -> str:
     return f"{datetime.datetime.fromtimestamp(at):%H:%M:%S} " if at else ""
-
-
-def _sentences(event: Mapping[str, Any]) -> list[str]:
-    if event["event"] == "notice":
-        return str(event["text"]).split("\n")
-    return [progress_text(event)]
 
 
 def progress_text(event: Mapping[str, Any]) -> str:

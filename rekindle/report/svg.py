@@ -12,11 +12,12 @@ _STRETCHED = 'viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" he
 
 def tag(name: str, *body: str | Markup, **attributes: object) -> Markup:
     """`<name attributes>body</name>`; `css` is the class, `_` in a name `-`, floats are rounded."""
-    written = Markup("").join(
-        Markup(' {}="{}"').format(_attribute(key), _value(value))
-        for key, value in attributes.items()
-        if value is not None
-    )
+    written = Markup("")
+    for key, value in attributes.items():
+        called = "class" if key == "css" else key.replace("_", "-")
+        if value is not None:
+            shown = f"{value:.4g}" if isinstance(value, float) else value
+            written += Markup(' {}="{}"').format(called, shown)
     return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), written, join(body))  # noqa: S704 - a name of ours
 
 
@@ -43,11 +44,3 @@ def stretched(*body: Markup) -> Markup:
 def plot(css: str, label: str, *body: str | Markup, **attributes: object) -> Markup:
     """A whole plot, with its content in words."""
     return tag("svg", *body, css=f"plot {css}", role="img", aria_label=label, **attributes)
-
-
-def _attribute(key: str) -> str:
-    return "class" if key == "css" else key.replace("_", "-")
-
-
-def _value(value: object) -> object:
-    return f"{value:.4g}" if isinstance(value, float) else value

@@ -15,16 +15,11 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _ASSIGNED = re.compile(
     r"(?i)\b(\w*(?:password|passwd|secret|token|api_?key|access_?key|sas)\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|\S{6,})"
 )
-_DISPLAY = {
-    "macro_f1": "macro F1",
-    "log_loss": "log loss",
-    "calibration_error": "calibration error",
-}
 
 
 def metric_name(name: str) -> str:
     """What a metric is called in text."""
-    return _DISPLAY.get(name, name.replace("_", " "))
+    return "macro F1" if name == "macro_f1" else name.replace("_", " ")
 
 
 def lower_is_better(name: str) -> bool:

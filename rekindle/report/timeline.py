@@ -68,15 +68,10 @@ def timeline(run: RunRecord, folder: Path) -> Timeline | None:
     if not run.steps:
         return None
     starts = [_offset(run, step) for step in run.steps]
-    ends = [
-        start + (step.seconds or 0)
-        for start, step in zip(starts, run.steps, strict=True)
-        if start is not None
-    ]
+    pairs = list(zip(starts, run.steps, strict=True))
+    ends = [start + (step.seconds or 0) for start, step in pairs if start is not None]
     scale = time_axis(max((t for t in (run.seconds, *ends) if math.isfinite(t)), default=0.0))
-    steps = tuple(
-        _step(step, start, scale, folder) for start, step in zip(starts, run.steps, strict=True)
-    )
+    steps = tuple(_step(step, start, scale, folder) for start, step in pairs)
     return Timeline(plots.ruler(scale), steps, sum(step.cached for step in run.steps))
 
 
@@ -110,9 +105,8 @@ def last_lines(path: Path) -> tuple[str, bool]:
     except OSError:
         return "", False
     lines = [line.text for line in lines_of([texts.plain(text).rstrip()])]
-    kept = (
-        lines[1:][-_TAIL_LINES:] if whole > _TAIL_BYTES and len(lines) > 1 else lines[-_TAIL_LINES:]
-    )
+    cut = whole > _TAIL_BYTES and len(lines) > 1  # its first line is the end of one
+    kept = lines[int(cut) :][-_TAIL_LINES:]
     left_out = whole > _TAIL_BYTES or len(kept) < len(lines)
     return texts.without_assignments("\n".join(kept)), left_out
 
@@ -147,21 +141,12 @@ def _log_path(step: StepRecord, folder: Path) -> Path | None:
 
 
 def _outputs(step: StepRecord) -> tuple[tuple[str, str, str], ...]:
-    parameters = [(name, "parameter", _value(value)) for name, value in step.parameters.items()]
-    artifacts = [
-        (
-            name,
-            artifact.schema_title.rpartition(".")[2],
-            _artifact(artifact.uri, dict(artifact.metadata)),
-        )
-        for name, artifact in step.artifacts.items()
-    ]
-    return (*parameters, *artifacts)
-
-
-def _artifact(uri: str, metadata: dict[str, Any]) -> str:
-    metadata.pop("record", None)
-    return f"{uri}  {_value(metadata)}" if metadata else uri
+    found = [(name, "parameter", _value(value)) for name, value in step.parameters.items()]
+    for name, artifact in step.artifacts.items():
+        metadata = {k: v for k, v in artifact.metadata.items() if k != "record"}
+        said = f"{artifact.uri}  {_value(metadata)}" if metadata else artifact.uri
+        found.append((name, artifact.schema_title.rpartition(".")[2], said))
+    return tuple(found)
 
 
 def _value(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
@@ -56,23 +57,14 @@ def training(run: RunRecord, found: Findings) -> Training | None:
     if not found.training and not found.history:
         return None
     facts = _facts(found.training, found.history) if found.training else ()
-    cached = any(
-        step.cached and artifact.metadata.get("record") == "training"
-        for step in run.steps
-        for artifact in step.artifacts.values()
-    )
-    remark = (
-        "Nothing was trained in this run: the cache held this model. This is how it was trained."
-        if cached
-        else ""
-    )
+    remark = key = ""
+    if any(step.cached and step.holding("training") for step in run.steps):
+        remark = "Nothing was trained in this run: the cache held this model."
+        remark += " This is how it was trained."
+    if width := window(len(found.history)):
+        key = f"Bold lines are means of the last {width} steps; every single step is drawn behind"
+        key += " them."
     curves = _curves(found.history, texts.number_setting(run.spec, "train", "clip_norm"))
-    width = window(len(found.history))
-    key = (
-        f"Bold lines are means of the last {width} steps; every single step is drawn behind them."
-        if width
-        else ""
-    )
     drawn = tuple(curve for curve in curves if curve.plot)
     return Training(facts, drawn, remark, key, _bound(found.profile) if found.profile else None)
 
@@ -81,19 +73,13 @@ def _bound(profile: Profile) -> Bound:
     names = {"data": "waiting for data", "host": "Python and launching"}
     share = formats.percent(profile.shares.get(profile.bound, 0.0))
     by = names.get(profile.bound, profile.bound)
-    return Bound(
-        verdict=f"{profile.steps} recorded steps of {1e3 * profile.seconds / profile.steps:.0f} ms "
-        f"were bound by {by}: {share} of the time.",
-        advice=profile.advice,
-        shares=tuple(
-            (names.get(name, name), formats.percent(value))
-            for name, value in profile.shares.items()
-        ),
-        operators=tuple(
-            (one.name, formats.count(one.calls), formats.percent(one.share))
-            for one in profile.operators
-        ),
+    recorded = f"{profile.steps} recorded steps of {1e3 * profile.seconds / profile.steps:.0f} ms"
+    verdict = f"{recorded} were bound by {by}: {share} of the time."
+    shares = ((names.get(n, n), formats.percent(value)) for n, value in profile.shares.items())
+    operators = (
+        (o.name, formats.count(o.calls), formats.percent(o.share)) for o in profile.operators
     )
+    return Bound(verdict, profile.advice, tuple(shares), tuple(operators))
 
 
 def _facts(
@@ -122,10 +108,8 @@ def _facts(
     if rates:
         facts.append(("Median throughput", f"{formats.count(statistics.median(rates))} samples/s"))
     facts += _measured(history)
-    facts += [
-        (f"Validation {texts.metric_name(k)}", formats.metric(v))
-        for k, v in summary.validation.items()
-    ]
+    for name, value in summary.validation.items():
+        facts.append((f"Validation {texts.metric_name(name)}", formats.metric(value)))
     return tuple(facts)
 
 
@@ -143,43 +127,39 @@ def _promise(summary: TrainingSummary) -> str:
 def _measured(history: tuple[HistoryRow, ...]) -> list[tuple[str, str]]:
     """What a machine says of itself, as far as it was measured."""
     facts = []
-    tokens = [row.tokens_per_second for row in history if row.tokens_per_second is not None]
-    if tokens:
-        facts.append(("Median token rate", f"{formats.count(statistics.median(tokens))} tokens/s"))
-    mfu = [row.mfu for row in history if row.mfu is not None]
-    if mfu:
-        facts.append(("Model FLOPs utilisation", formats.percent(statistics.median(mfu))))
-    waits = [row.data_wait for row in history if row.data_wait is not None]
-    if waits:
-        facts.append(("Time waiting for data", formats.percent(statistics.median(waits))))
-    peaks = [row.memory_bytes for row in history if row.memory_bytes is not None]
-    if peaks:
+    for name, field, say in (
+        ("Median token rate", "tokens_per_second", lambda rate: f"{formats.count(rate)} tokens/s"),
+        ("Model FLOPs utilisation", "mfu", formats.percent),
+        ("Time waiting for data", "data_wait", formats.percent),
+    ):
+        if known := points(history, field):
+            facts.append((name, say(statistics.median(value for _, value in known))))
+    if peaks := [row.memory_bytes for row in history if row.memory_bytes is not None]:
         facts.append(("Peak memory of rank 0", formats.size(max(peaks))))
     return facts
+
+
+def points(history: Sequence[HistoryRow], field: str) -> list[Point]:
+    """The steps at which a figure was measured, each with its value."""
+    values = ((float(row.step), getattr(row, field)) for row in history)
+    return [(step, value) for step, value in values if value is not None]
 
 
 def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Curve]:
     if not history:
         return []
+    rates = points(history, "samples_per_second")
     return [
         _loss(history),
         _accuracy(history),
-        _plain("Learning rate", "learning rate", [(row.step, row.lr) for row in history]),
-        _noisy("Gradient norm", "norm", [(row.step, row.grad_norm) for row in history], clip_norm),
-        _noisy(
-            "Throughput, samples per second",
-            "samples/s",
-            [(row.step, row.samples_per_second) for row in history],
-            None,
-        ),
+        _plain("Learning rate", "learning rate", points(history, "lr")),
+        _noisy("Gradient norm", "norm", points(history, "grad_norm"), clip_norm),
+        _noisy("Throughput, samples per second", "samples/s", rates, None),
     ]
 
 
 def _loss(history: tuple[HistoryRow, ...]) -> Curve:
-    loss = [(float(row.step), row.loss) for row in history]
-    held_out = [
-        (float(row.step), row.validation_loss) for row in history if row.validation_loss is not None
-    ]
+    loss, held_out = points(history, "loss"), points(history, "validation_loss")
     series = _with_mean("training", loss)
     legend = [("a", "training")]
     if held_out:
@@ -194,14 +174,10 @@ def _loss(history: tuple[HistoryRow, ...]) -> Curve:
 
 
 def _accuracy(history: tuple[HistoryRow, ...]) -> Curve:
-    points = [
-        (float(row.step), row.validation_accuracy)
-        for row in history
-        if row.validation_accuracy is not None
-    ]
-    end = formats.metric(points[-1][1]) if points else ""
-    series = [Series("validation", points, "b", marks=len(points) <= 40)]
-    label = f"Validation accuracy at {len(points)} points, {end} at the end."
+    found = points(history, "validation_accuracy")
+    end = formats.metric(found[-1][1]) if found else ""
+    series = [Series("validation", found, "b", marks=len(found) <= 40)]
+    label = f"Validation accuracy at {len(found)} points, {end} at the end."
     return Curve("Validation accuracy", plots.line(series, label=label), (("b", "validation"),))
 
 

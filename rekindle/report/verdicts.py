@@ -9,7 +9,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from rekindle.records import Registration, RunRecord, StepRecord
+from rekindle.records import Evidence, Registration, RunRecord, StepRecord
 from rekindle.report import texts
 from rekindle.report.collect import Findings
 
@@ -42,7 +42,7 @@ def verdict(run: RunRecord, found: Findings) -> Verdict:
     if found.registration:
         return _registered(found.registration, found)
     if found.evidence:
-        return _judged(found)
+        return _judged(found.evidence)
     if run.platform != "local" and not run.steps:
         sentence = f"Finished on {run.platform}, which has its steps and logs."
         return Verdict("quiet", "finished", sentence)
@@ -73,18 +73,16 @@ def failed_steps(run: RunRecord) -> tuple[StepRecord, ...]:
     """The steps to look at when a run did not succeed: failed ones, else those that were under
     way."""
     failed = tuple(step for step in run.steps if step.status == "failed")
-    return failed or tuple(
-        step for step in run.steps if step.status in ("running", "cancelled") and step.started_at
-    )
+    begun = (step for step in run.steps if step.started_at)
+    return failed or tuple(step for step in begun if step.status in ("running", "cancelled"))
 
 
 def _unfinished(run: RunRecord, found: Findings) -> Verdict:
     steps = failed_steps(run)
     where = f" in step {steps[0].name}" if steps else ""
     champion = _champion_unchanged(found)
-    reason = next(
-        (line.strip() for line in (run.error or _error(steps)).splitlines() if line.strip()), ""
-    )
+    error = run.error or next((step.error for step in steps if step.error), "")
+    reason = (error.strip().splitlines() or [""])[0].strip()
     match run.status:
         case "submitting":
             sentence = "Sent, or about to be; it is not known whether it arrived. Submit it again."
@@ -92,10 +90,8 @@ def _unfinished(run: RunRecord, found: Findings) -> Verdict:
         case "running" if run.platform != "local":
             return Verdict("wait", "running", f"Running on {run.platform} when last looked at.")
         case "running":
-            sentence = (
-                "Still running, or killed: the record was never closed."
-                " If nothing is at work on it, resume it."
-            )
+            sentence = "Still running, or killed: the record was never closed."
+            sentence += " If nothing is at work on it, resume it."
             return Verdict("wait", "running", sentence)
         case "cancelled":
             return Verdict("wait", "cancelled", f"Cancelled{where}.{champion}", reason)
@@ -113,10 +109,6 @@ def _champion_unchanged(found: Findings) -> str:
     return " No model was promoted."
 
 
-def _error(steps: tuple[StepRecord, ...]) -> str:
-    return next((step.error for step in steps if step.error), "")
-
-
 def _registered(registration: Registration, found: Findings) -> Verdict:
     model = f"version {registration.version} of {registration.name}"
     reason = found.evidence.reason if found.evidence else ""
@@ -130,10 +122,8 @@ def _registered(registration: Registration, found: Findings) -> Verdict:
         case "promoted":
             return Verdict("good", "promoted", f"Promoted: {model} is now the champion.", reason)
         case "approval_needed":
-            sentence = (
-                f"Waiting for approval: {model} passed the gate"
-                " and becomes champion when a person promotes it."
-            )
+            sentence = f"Waiting for approval: {model} passed the gate"
+            sentence += " and becomes champion when a person promotes it."
             return Verdict("wait", "approval needed", sentence, reason)
         case _:
             return Verdict("bad", "refused", _refusal(model, found), reason)
@@ -145,14 +135,12 @@ def _refusal(model: str, found: Findings) -> str:
     return f"Refused: {model} is kept as a challenger, {remains}."
 
 
-def _judged(found: Findings) -> Verdict:
-    evidence = found.evidence
-    if evidence and evidence.promote:
-        return Verdict(
-            "quiet", "passed", "The gate passed; this run registered no model.", evidence.reason
-        )
-    reason = evidence.reason if evidence else ""
-    return Verdict("bad", "refused", "Refused by the gate; this run registered no model.", reason)
+def _judged(evidence: Evidence) -> Verdict:
+    if evidence.promote:
+        sentence = "The gate passed; this run registered no model."
+        return Verdict("quiet", "passed", sentence, evidence.reason)
+    sentence = "Refused by the gate; this run registered no model."
+    return Verdict("bad", "refused", sentence, evidence.reason)
 
 
 def improvement(

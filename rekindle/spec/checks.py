@@ -58,27 +58,18 @@ def _data(spec: Spec) -> Iterator[Finding]:
         return
     total = data.split.train + data.split.validation + data.split.test
     if data.split.by != "source" and abs(total - 1) > 1e-6:
-        yield (
-            ("data", "split"),
-            f"train + validation + test is {total:g}, not 1",
-            "make the shares add up to 1",
-        )
+        what = f"train + validation + test is {total:g}, not 1"
+        yield ("data", "split"), what, "make the shares add up to 1"
     if data.split.by == "time" and data.columns.time is None:
-        yield (
-            ("data", "split", "by"),
-            "a split by time needs to know the time",
-            "set data.columns.time",
-        )
+        what = "a split by time needs to know the time"
+        yield ("data", "split", "by"), what, "set data.columns.time"
     partitioned = "{window" in data.source
     if data.window and not partitioned and data.columns.time is None:
         fix = "set data.columns.time, or put {window} into data.source"
         yield ("data", "window"), "a window needs to know a record's time", fix
     if partitioned and not data.window:
-        yield (
-            ("data", "source"),
-            "has a {window} but there is no data.window",
-            "add data.window: {size: ...}",
-        )
+        what = "has a {window} but there is no data.window"
+        yield ("data", "source"), what, "add data.window: {size: ...}"
     for name in set(data.slices).intersection(RESERVED):
         what = f"`{name}` cannot be a slice: the examples have a column of this name"
         yield ("data", "slices"), what, "rename the column"
@@ -95,9 +86,8 @@ def _documents(spec: Spec) -> Iterator[Finding]:
     if (data := spec.data) is None:
         return
     columns = data.columns
-    given = [
-        name for name in ("messages", "prompt", "completion") if getattr(columns, name) is not None
-    ]
+    forms = ("messages", "prompt", "completion")
+    given = [name for name in forms if getattr(columns, name) is not None]
     path = ("data", "columns")
     if given and spec.task in BUILTIN_TASKS and spec.task != "causal_lm":
         what = f"`{given[0]}` is used only by causal_lm"
@@ -115,26 +105,19 @@ def _train(spec: Spec) -> Iterator[Finding]:
     train = spec.train
     if train.epochs is not None and train.steps is not None:
         yield ("train", "steps"), "epochs and steps both say how long to train", "keep one of them"
-    if isinstance(train.micro_batch_size, int) and (
-        train.micro_batch_size < 1 or train.global_batch_size % train.micro_batch_size
-    ):
-        yield (
-            ("train", "micro_batch_size"),
-            f"{train.micro_batch_size} does not divide the global batch, "
-            f"which is {train.global_batch_size}",
-            f"use {_nearest_divisor(train.global_batch_size, train.micro_batch_size)}, or auto",
-        )
+    size, total = train.micro_batch_size, train.global_batch_size
+    if isinstance(size, int) and (size < 1 or total % size):
+        what = f"{size} does not divide the global batch, which is {total}"
+        fix = f"use {_nearest_divisor(total, size)}, or auto"
+        yield ("train", "micro_batch_size"), what, fix
     if spec.pipeline is None:
         for field, what, fix in rates.findings(spec.task, spec.model, train):
             yield ("train", field), what, fix
     yield from _rate(train)
     yield from _objective(spec)
     if spec.resources.spot and train.checkpoint.every is None:
-        yield (
-            ("resources", "spot"),
-            "a spot machine can be reclaimed at any time, and nothing would have been saved",
-            "set train.checkpoint.every, or spot: false",
-        )
+        what = "a spot machine can be reclaimed at any time, and nothing would have been saved"
+        yield ("resources", "spot"), what, "set train.checkpoint.every, or spot: false"
 
 
 def _objective(spec: Spec) -> Iterator[Finding]:
@@ -165,23 +148,14 @@ def _rate(train: TrainSpec) -> Iterator[Finding]:
     """What of the schedule of the learning rate would be without effect."""
     if train.lr_schedule == "wsd":
         if train.warmup + train.decay > 1:
-            yield (
-                ("train", "decay"),
-                f"warm-up and decay take {train.warmup + train.decay:g} of the steps",
-                "make warmup + decay at most 1",
-            )
+            what = f"warm-up and decay take {train.warmup + train.decay:g} of the steps"
+            yield ("train", "decay"), what, "make warmup + decay at most 1"
     elif train.decay != TrainSpec().decay:
-        yield (
-            ("train", "decay"),
-            f"the schedule `{train.lr_schedule}` has no decay of its own",
-            "set lr_schedule: wsd, or remove it",
-        )
+        what = f"the schedule `{train.lr_schedule}` has no decay of its own"
+        yield ("train", "decay"), what, "set lr_schedule: wsd, or remove it"
     if train.lr_schedule == "constant" and train.min_lr_ratio:
-        yield (
-            ("train", "min_lr_ratio"),
-            "a constant rate does not fall",
-            "set lr_schedule to linear, cosine or wsd, or remove it",
-        )
+        fix = "set lr_schedule to linear, cosine or wsd, or remove it"
+        yield ("train", "min_lr_ratio"), "a constant rate does not fall", fix
 
 
 def _gate(spec: Spec) -> Iterator[Finding]:
@@ -196,17 +170,11 @@ def _gate(spec: Spec) -> Iterator[Finding]:
                 yield ("evaluate", "floor", metric), f"{spec.task} has no {metric}", fix
     for metric, floor in spec.evaluate.floor.items():
         if metric not in LOWER_IS_BETTER and not 0 <= floor <= 1:
-            yield (
-                ("evaluate", "floor", metric),
-                f"{floor:g} cannot be reached: it lies in 0 to 1",
-                "lower it",
-            )
+            what = f"{floor:g} cannot be reached: it lies in 0 to 1"
+            yield ("evaluate", "floor", metric), what, "lower it"
         if metric in LOWER_IS_BETTER and not floor >= 0:
-            yield (
-                ("evaluate", "floor", metric),
-                f"{floor:g} cannot be reached: it is never negative",
-                "raise it",
-            )
+            what = f"{floor:g} cannot be reached: it is never negative"
+            yield ("evaluate", "floor", metric), what, "raise it"
 
 
 def _schedule(spec: Spec) -> Iterator[Finding]:
@@ -271,9 +239,8 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _nearest_divisor(total: int, wanted: int) -> int:
-    return min(
-        (d for d in range(1, total + 1) if total % d == 0), key=lambda d: (abs(d - wanted), d)
-    )
+    divisors = (d for d in range(1, total + 1) if total % d == 0)
+    return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 
 _RULES = (_task, _pipeline, _data, _documents, _train, _gate, _schedule, _secrets)

@@ -8,6 +8,7 @@ numbers, ranges and lists only. Authority: crontab(5)."""
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 import zoneinfo
 from collections.abc import Iterator
@@ -69,9 +70,8 @@ def listed(numbers: tuple[int, ...] | None) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ",".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs
-    )
+    spans = ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs)
+    return ",".join(itertools.chain.from_iterable(spans))
 
 
 def written(cron: str) -> str:
@@ -116,10 +116,8 @@ def unsteady(cron: str, timezone: str, after: datetime.datetime) -> Iterator[str
     zone, said = zoneinfo.ZoneInfo(timezone), set[str]()
     for n in range(366):
         day = after.astimezone(zone).date() + datetime.timedelta(days=n)
-        noons = [
-            datetime.datetime.combine(day + datetime.timedelta(days=d), datetime.time(12), zone)
-            for d in (-1, 1)
-        ]
+        around = (day + datetime.timedelta(days=d) for d in (-1, 1))
+        noons = [datetime.datetime.combine(d, datetime.time(12), zone) for d in around]
         if noons[0].utcoffset() == noons[1].utcoffset() or not day_fits(fields, day):
             continue
         for hour in range(24) if hours is None else hours:
@@ -202,10 +200,8 @@ def _days_problem(fields: list[str]) -> tuple[str, str] | None:
     """What is wrong with the days, each field being right."""
     day, month, weekday = fields[2:]
     if "*" not in (day, weekday) and "*" in f"{day}{weekday}":
-        return (
-            f"`{day}` and `{weekday}`: some crons want both to fit, some either",
-            "write the days out, such as `1,15`, or `*` for one of them",
-        )
+        what = f"`{day}` and `{weekday}`: some crons want both to fit, some either"
+        return what, "write the days out, such as `1,15`, or `*` for one of them"
     _, _, days, months, weekdays = values(" ".join(fields))
     if days is not None and weekdays is None:
         longest = max(_LONGEST_MONTHS[number - 1] for number in months or range(1, 13))

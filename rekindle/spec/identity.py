@@ -15,20 +15,10 @@ from typing import Any
 from rekindle.records import canonical_json
 from rekindle.spec.heartbeat import beat
 
-DATA_PLANE = (
-    "errors.py",
-    "records.py",
-    "spec",
-    "data",
-    "tasks",
-    "launch",
-    "train",
-    "evaluate",
-    "registry",
-)
+TRAINING = ("errors.py", "records.py", "spec", "data", "tasks", "launch", "train")
+DATA_PLANE = (*TRAINING, "evaluate", "registry")
 _PIECE_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 20
-TRAINING = ("errors.py", "records.py", "spec", "data", "tasks", "launch", "train")
 
 
 def digest(value: Any) -> str:
@@ -65,11 +55,7 @@ def _remembered(path: Path, *_: int) -> str:
 def source_hash(parts: Iterable[str] = DATA_PLANE) -> str:
     """Hash of rekindle's own sources under `parts`: changed code must not get an old result."""
     package = Path(__file__).resolve().parent.parent
-    files = [
-        file
-        for part in parts
-        for file in sorted(
-            [package / part] if part.endswith(".py") else (package / part).rglob("*.py")
-        )
-    ]
+    files: list[Path] = []
+    for path in (package / part for part in parts):
+        files += [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
     return digest([[file.relative_to(package).as_posix(), file_sha256(file)] for file in files])

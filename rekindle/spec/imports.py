@@ -46,21 +46,14 @@ def own_folders() -> tuple[Path, ...]:
     installed = [Path(sysconfig.get_path(name)) for name in names]
     installed += [Path(sys.prefix), Path(rekindle.__file__).parents[1]]
     folders = [Path(folder or ".").absolute() for folder in sys.path if not folder.endswith(".zip")]
-    return tuple(
-        folder
-        for folder in folders
-        if not _PACKAGES.intersection(folder.parts)
-        and not any(folder.is_relative_to(place) for place in installed)
-    )
+    own = [folder for folder in folders if not _PACKAGES.intersection(folder.parts)]
+    return tuple(f for f in own if not any(f.is_relative_to(place) for place in installed))
 
 
 def closure(
-    files: Iterable[Path],
-    sources: Mapping[str, str],
-    folders: Sequence[Path],
-    *,
+    files: Iterable[Path], sources: Mapping[str, str], folders: Sequence[Path], *,
     everywhere: bool = False,
-) -> dict[Path, Path]:
+) -> dict[Path, Path]:  # fmt: skip
     """The `files` and all modules that they and the `sources` (code by what it is called) import;
     each with the folder that it is imported from. RequestError for what is not Python.
 
@@ -68,9 +61,8 @@ def closure(
     under the name of one of the standard library: which of them a process finds first depends on
     its own path."""
     found = {file.absolute(): file.absolute().parent for file in files}
-    waiting: list[tuple[Path | None, ast.AST]] = [
-        (file, _read(file)) for file in found if file.suffix == ".py"
-    ]
+    waiting = list[tuple[Path | None, ast.AST]]()
+    waiting += [(file, _read(file)) for file in found if file.suffix == ".py"]
     waiting += [(None, _parsed(text, name)) for name, text in sources.items()]
     while waiting:
         file, tree = waiting.pop()
@@ -85,9 +77,8 @@ def closure(
 def contents(files: Mapping[Path, Path]) -> list[list[str]]:
     """What stands for the files that `closure` found, wherever they lie: the name under which each
     is imported, and a hash of its bytes."""
-    return sorted(
-        [file.relative_to(top).as_posix(), large_file_sha256(file)] for file, top in files.items()
-    )
+    named = {file: file.relative_to(top).as_posix() for file, top in files.items()}
+    return sorted([name, large_file_sha256(file)] for file, name in named.items())
 
 
 def _modules(

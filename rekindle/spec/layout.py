@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -72,12 +73,8 @@ class Shape:
         """From a Hugging Face config; `{"model_type": "gpt2"}` has 12 layers and 12 heads."""
         known = config_of(config)
         heads = int(known.get("num_attention_heads", 0))
-        return cls(
-            model_type=str(config.get("model_type", "")),
-            layers=int(known.get("num_hidden_layers", 0)),
-            heads=heads,
-            kv_heads=int(known.get("num_key_value_heads", heads)),
-        )
+        kind, layers = config.get("model_type", ""), known.get("num_hidden_layers", 0)
+        return cls(str(kind), int(layers), heads, int(known.get("num_key_value_heads", heads)))
 
 
 def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
@@ -100,9 +97,8 @@ def problems_of(
 ) -> Iterator[Problem]:
     """Why `world` ranks cannot train in that layout."""
     if layout.world != world:
-        yield Problem(
-            f"the layout {layout} needs {layout.world} ranks and there are {world}", "train.layout"
-        )
+        what = f"the layout {layout} needs {layout.world} ranks and there are {world}"
+        yield Problem(what, "train.layout")
     if shape is not None:
         yield from _divisibility(layout, shape)
     if layout.pp > 1:
@@ -123,23 +119,14 @@ def _divisibility(layout: Layout, shape: Shape) -> Iterator[Problem]:
 def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
     """Each data rank feeds its pipeline with at least as many micro-batches as it has ranks, in
     full rounds for the schedules that go around."""
-    each = _micro_batches(train, layout)
-    unit = layout.pp
-    if layout.pp > 1 and (each < unit or (layout.schedule != "1f1b" and each % unit)):
-        count = f"{each} micro-batches of {_micro_batch(train, layout)} a data rank"
+    size, unit = _micro_batch(train, layout), layout.pp
+    each = -(-(train.global_batch_size // size) // layout.data)
+    if each < unit or (layout.schedule != "1f1b" and each % unit):
+        count = f"{each} micro-batches of {size} a data rank"
         need = f"at least {unit}" if layout.schedule == "1f1b" else f"a multiple of {unit}"
-        yield Problem(
-            f"{count} cannot feed {layout.pp} stages ({layout.schedule} needs {need})",
-            "train.micro_batch_size",
-            f"set train.global_batch_size to a multiple of {unit * layout.data}, "
-            "or a smaller micro_batch_size",
-        )
-
-
-def _micro_batches(train: TrainSpec, layout: Layout) -> int:
-    """Micro-batches of a step on one data rank."""
-    size = _micro_batch(train, layout)
-    return -(-(train.global_batch_size // size) // layout.data)
+        what = f"{count} cannot feed {layout.pp} stages ({layout.schedule} needs {need})"
+        fix = f"set train.global_batch_size to a multiple of {unit * layout.data}"
+        yield Problem(what, "train.micro_batch_size", f"{fix}, or a smaller micro_batch_size")
 
 
 def _micro_batch(train: TrainSpec, layout: Layout) -> int:
@@ -148,14 +135,10 @@ def _micro_batch(train: TrainSpec, layout: Layout) -> int:
     if train.micro_batch_size != "auto":
         return train.micro_batch_size
     size = train.global_batch_size
-    parts = layout.pp if layout.pp > 1 else 1
-    parts *= layout.data if layout.pp > 1 else 1
+    parts = layout.pp * layout.data if layout.pp > 1 else 1
     largest = min(max(1, size // parts), LARGEST_AUTO_MICRO_BATCH)
-    fitting = (d for d in range(largest, 0, -1) if size % d == 0)
-    return next(
-        (d for d in fitting if (size // d) % parts == 0),
-        next(d for d in range(largest, 0, -1) if size % d == 0),
-    )
+    fitting = [d for d in range(largest, 0, -1) if size % d == 0]
+    return next((d for d in fitting if (size // d) % parts == 0), fitting[0])
 
 
 def uneven(train: TrainSpec, layout: Layout) -> str:
@@ -176,16 +159,13 @@ def uneven(train: TrainSpec, layout: Layout) -> str:
 def _with_neighbours(
     problem: Problem, wanted: Layout, world: int, shape: Shape | None, train: TrainSpec
 ) -> Problem:
-    nearest = _nearest(wanted, world, shape, train)
-    if not nearest:
+    if not (nearest := _nearest(wanted, world, shape, train)):
         return problem
-    texts = " or ".join(
-        "{"
-        + ", ".join(f"{axis}: {getattr(n, axis)}" for axis in AXES if getattr(n, axis) > 1)
-        + "}"
-        for n in nearest
-    )
-    fix = f"on {world} ranks, use {texts.replace('{}', 'auto')}"
+    texts = []
+    for layout in nearest:
+        named = [f"{a}: {getattr(layout, a)}" for a in AXES if getattr(layout, a) > 1]
+        texts.append(f"{{{', '.join(named)}}}" if named else "auto")
+    fix = f"on {world} ranks, use {' or '.join(texts)}"
     return dataclasses.replace(problem, fix=f"{problem.fix}; {fix}" if problem.fix else fix)
 
 
@@ -203,15 +183,9 @@ def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) 
     used = [a for a in AXES[1:] if getattr(wanted, a) > 1]
     found = []
     for degrees in itertools.product(*(divisors for _ in used)):
+        rest, odd = divmod(world, math.prod(degrees))
         named = dict(zip(used, degrees, strict=True))
-        rest = world
-        for degree in degrees:
-            rest, odd = divmod(rest, degree)
-            if odd:
-                rest = 0
-        if not rest:
-            continue
         layout = Layout(dp=rest, schedule=wanted.schedule, **named)
-        if next(problems_of(layout, world, shape, train), None) is None:
+        if not odd and next(problems_of(layout, world, shape, train), None) is None:
             found.append(layout)
     return sorted(found, key=distance)[:3]

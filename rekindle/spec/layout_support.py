@@ -21,11 +21,9 @@ from rekindle.spec.model import TrainSpec
 Kind = Literal["image", "text", "tags", "tokens"]
 KINDS: tuple[Kind, ...] = ("image", "text", "tokens")  # of a group that names none
 KIND_OF: Mapping[str, Kind] = {
-    "image_classification": "image",
-    "text_classification": "text",
-    "token_classification": "tags",
-    "causal_lm": "tokens",
-}
+    "image_classification": "image", "text_classification": "text",
+    "token_classification": "tags", "causal_lm": "tokens",
+}  # fmt: skip
 """By task; a user's own task is theirs to test."""
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 
@@ -187,14 +185,10 @@ def cell_of(kind: Kind, layout: Layout, train: TrainSpec, lora: bool) -> Cell:
     """The cell of a run; fp64 is fp32's."""
     axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
     return Cell(
-        kind=kind,
-        axes=axes,
-        schedule=layout.schedule if "pp" in axes else "",
-        checkpointing=train.activation_checkpointing,
-        compile=train.compile,
-        precision="fp32" if train.precision == "fp64" else train.precision,
-        lora=lora,
-    )
+        kind=kind, axes=axes, schedule=layout.schedule if "pp" in axes else "",
+        checkpointing=train.activation_checkpointing, compile=train.compile,
+        precision="fp32" if train.precision == "fp64" else train.precision, lora=lora,
+    )  # fmt: skip
 
 
 @functools.cache
@@ -268,10 +262,5 @@ def _proven() -> frozenset[Cell]:
 
 @functools.cache
 def _pairs(kind: Kind) -> frozenset[tuple[str, str]]:
-    return frozenset(
-        (one, other)
-        for cell in tested()
-        if cell.kind == kind
-        for one in _features(cell)
-        for other in _features(cell)
-    )
+    features = [_features(cell) for cell in tested() if cell.kind == kind]
+    return frozenset((one, other) for each in features for one in each for other in each)

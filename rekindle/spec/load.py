@@ -87,19 +87,16 @@ def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: st
 def _with_extends(path: Path, seen: tuple[Path, ...]) -> Document:
     if path.resolve() in seen or len(seen) >= MAX_EXTENDS:
         chain = " -> ".join(str(p) for p in (*seen, path))
-        raise SpecError(
-            f"`extends` goes in a circle: {chain}", where=str(path), fix="remove one of them"
-        )
+        what = f"`extends` goes in a circle: {chain}"
+        raise SpecError(what, where=str(path), fix="remove one of them")
     document = read_document(path)
     base_name = document.values.pop("extends", None)
     _anchor_paths(document.values, path.parent)
     if base_name is None:
         return document
     if not isinstance(base_name, str):
-        raise SpecError(
-            "`extends` is the path of one YAML file", where=document.lines[("extends",)],
-            fix="extends: base.yaml",
-        )  # fmt: skip
+        what = "`extends` is the path of one YAML file"
+        raise SpecError(what, where=document.lines[("extends",)], fix="extends: base.yaml")
     base = _with_extends(path.parent / base_name, (*seen, path.resolve()))
     return Document(_merge(base.values, document.values), {**base.lines, **document.lines})
 
@@ -168,10 +165,8 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
     key, equals, text = override.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
-        raise SpecError(
-            f"`--set {override[:20]}` is not of the form a.b=c", where="--set",
-            fix="--set train.lr=1e-4",
-        )  # fmt: skip
+        what = f"`--set {override[:20]}` is not of the form a.b=c"
+        raise SpecError(what, where="--set", fix="--set train.lr=1e-4")
     section: dict[str, Any] = values
     for part in path[:-1]:
         child = section.get(part)
@@ -202,9 +197,8 @@ def _without(values: Mapping[str, Any], bad: set[KeyPath], path: KeyPath) -> dic
     kept: dict[str, Any] = {}
     for key, value in values.items():
         here = (*path, key)
-        if here in bad:
-            continue
-        kept[key] = _without(value, bad, here) if isinstance(value, dict) else value
-        if any(wrong[: len(here)] == here for wrong in bad) and not isinstance(value, dict):
-            del kept[key]
+        if isinstance(value, dict) and here not in bad:
+            kept[key] = _without(value, bad, here)
+        elif not any(wrong[: len(here)] == here for wrong in bad):
+            kept[key] = value
     return kept

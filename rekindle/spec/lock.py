@@ -42,10 +42,8 @@ def read(folder: Path) -> dict[str, Pin]:
             raise TypeError
         return {name: Pin.model_validate(pin) for name, pin in images.items()}
     except (ValidationError, TypeError):
-        raise SpecError(
-            f"{path} is not what `rekindle images push` writes", where=str(path),
-            fix="remove it and push again",
-        ) from None  # fmt: skip
+        what = f"{path} is not what `rekindle images push` writes"
+        raise SpecError(what, where=str(path), fix="remove it and push again") from None
 
 
 def write(folder: Path, pins: Mapping[str, Pin]) -> Path:

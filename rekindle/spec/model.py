@@ -350,13 +350,8 @@ class ResourcesSpec(Section):
     so."""
 
     MACHINES: ClassVar = (
-        "nodes",
-        "gpus_per_node",
-        "accelerator",
-        "machine",
-        "spot",
-        "max_run_hours",
-    )
+        "nodes", "gpus_per_node", "accelerator", "machine", "spot", "max_run_hours",
+    )  # fmt: skip
     """The fields that say what to start; the others are for the plan."""
 
     nodes: int = Field(1, ge=1, le=10_000)

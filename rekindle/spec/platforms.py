@@ -101,19 +101,14 @@ class PlatformSection(Section):
 
     def missing(self, to: Literal["compile", "submit"] = "submit") -> tuple[Problem, ...]:
         """The settings that are needed to do that, and to compile first, and that are empty."""
-        return tuple(
-            Problem(
-                f"{self.TITLE} needs `{name}`",
-                f"{self.PATH}.{name}",
-                f"set {self.PATH}.{name}: {needed.example}",
-                SpecError.code if needed.to == "compile" else "",
-            )
-            for name, field in type(self).model_fields.items()
-            for needed in field.metadata
-            if isinstance(needed, Needed)
-            and to in (needed.to, "submit")
-            and not getattr(self, name)
-        )
+        problems = []
+        for name, field in type(self).model_fields.items():
+            for needed in (each for each in field.metadata if isinstance(each, Needed)):
+                if to in (needed.to, "submit") and not getattr(self, name):
+                    what, where = f"{self.TITLE} needs `{name}`", f"{self.PATH}.{name}"
+                    code = SpecError.code if needed.to == "compile" else ""
+                    problems.append(Problem(what, where, f"set {where}: {needed.example}", code))
+        return tuple(problems)
 
 
 class KubeflowSpec(PlatformSection):

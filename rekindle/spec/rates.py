@@ -30,13 +30,11 @@ LEAST_LR_OF_BF16 = 2**-8 * 0.02
 _ENCODER = ("3e-5", "2e-5 to 5e-5 are usual for encoders such as BERT")
 _ENCODER_LORA = ("4e-4", "3e-4 to 5e-4 are usual for encoders with LoRA")
 _USUAL = {
-    ("text_classification", False): _ENCODER,
-    ("text_classification", True): _ENCODER_LORA,
-    ("token_classification", False): _ENCODER,
-    ("token_classification", True): _ENCODER_LORA,
+    ("text_classification", False): _ENCODER, ("text_classification", True): _ENCODER_LORA,
+    ("token_classification", False): _ENCODER, ("token_classification", True): _ENCODER_LORA,
     ("causal_lm", False): ("2e-5", "1e-5 to 2e-5 are usual for all weights of a language model"),
     ("causal_lm", True): ("2e-4", "1e-4 to 2e-4 are usual for LoRA of a language model"),
-}
+}  # fmt: skip
 _OWN = ("1e-4", "a tenth of the rate that its first training had is a good start")
 
 Finding = tuple[str, str, str]
@@ -51,27 +49,20 @@ def findings(task: str, model: ModelSpec, train: TrainSpec) -> Iterator[Finding]
     if train.lr is None and start:
         named = isinstance(model.source, str)
         rate, usual = _USUAL.get((task, lora), _OWN) if named else _OWN
-        yield (
-            "lr",
-            f"is missing, and {start}: the default of 1e-3 is for weights from scratch",
-            f"set `lr: {rate}` ({usual})",
-        )
+        what = f"is missing, and {start}: the default of 1e-3 is for weights from scratch"
+        yield "lr", what, f"set `lr: {rate}` ({usual})"
     elif train.weights == "bf16" and not lora and train.lr and train.lr < LEAST_LR_OF_BF16:
-        yield (
-            "weights",
-            f"bf16 cannot hold most updates of `lr: {train.lr:g}`: they are below 2^-8 of a weight",
-            "set `weights: fp32` (`layout: {shard: N}` divides them), or train `model.lora`, or "
-            f"take an `lr` of at least {LEAST_LR_OF_BF16:.1e}",
-        )
+        what = f"bf16 cannot hold most updates of `lr: {train.lr:g}`"
+        fix = "set `weights: fp32` (`layout: {shard: N}` divides them), or train `model.lora`"
+        fix += f", or take an `lr` of at least {LEAST_LR_OF_BF16:.1e}"
+        yield "weights", f"{what}: they are below 2^-8 of a weight", fix
 
 
 def require(task: str, model: ModelSpec, train: TrainSpec) -> None:
     """Raise RequestError with all findings: for trainings that no config was checked for."""
-    found = [
-        Problem(what, f"train.{field}", fix) for field, what, fix in findings(task, model, train)
-    ]
-    if found:
-        raise RequestError(found)
+    found = findings(task, model, train)
+    if problems := [Problem(what, f"train.{field}", fix) for field, what, fix in found]:
+        raise RequestError(problems)
 
 
 def _pretrained(task: str, model: ModelSpec) -> str:

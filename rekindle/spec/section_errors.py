@@ -23,13 +23,13 @@ _WRITE = {
     "tuple": "write a list, [a, b]", "model": "write a section, {field: value}",
     "date": "write a date, such as 2026-11-23", "finite": "write a number",
 }  # fmt: skip
-# the same by the whole name, with the bound of the field
 # what other trainers call a field
 _ELSEWHERE = {
     "learning_rate": "lr", "batch_size": "global_batch_size", "num_epochs": "epochs",
     "num_train_epochs": "epochs", "max_steps": "steps", "patience": "early_stopping_patience",
     "max_seq_length": "max_length", "warmup_ratio": "warmup", "bf16": "precision",
 }  # fmt: skip
+# what to write by the whole name, with the bound of the field
 _WITHIN = {
     "greater_than": ("above", "gt"), "greater_than_equal": ("of at least", "ge"),
     "less_than": ("below", "lt"), "less_than_equal": ("of at most", "le"),
@@ -73,9 +73,7 @@ def key_path(location: tuple[str | int, ...]) -> KeyPath:
 class Told:
     """Problems of a document: the section at its root, where its keys stand, and its name."""
 
-    def __init__(
-        self, root: type[BaseModel], lines: Mapping[KeyPath, str], origin: str
-    ) -> None:  # fmt: skip
+    def __init__(self, root: type[BaseModel], lines: Mapping[KeyPath, str], origin: str) -> None:
         self.root, self.lines, self.origin = root, lines, origin
 
     def problem(self, path: KeyPath, what: str, fix: str) -> Problem:
@@ -149,13 +147,9 @@ class Told:
         name, known = str(path[-1]), list(_fields(self._section_at(path[:-1])))
         meant = _ELSEWHERE.get(name, "")
         fix = f"did you mean `{meant}`?" if meant in known else did_you_mean(name, known)
-        elsewhere = [
-            f"{section}.{name}"
-            for section, field in _fields(self.root).items()
-            if name in _fields(_model_of(field.annotation))
-        ]
-        if not fix and elsewhere:
-            fix = f"did you mean `{elsewhere[0]}`?"
+        for section, field in _fields(self.root).items():
+            if not fix and name in _fields(_model_of(field.annotation)):
+                fix = f"did you mean `{section}.{name}`?"
         return self.problem(path, "unknown key", fix or f"known here: {', '.join(known)}")
 
     def _section_at(self, path: KeyPath) -> type[BaseModel] | None:

@@ -52,30 +52,24 @@ _DATA = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 def read_document(path: Path) -> Document:
     """The mapping in the YAML file `path`; raises SpecError for everything that is not one."""
     if path.suffix.lower() in _DATA:
-        raise SpecError(
-            f"{path} is a data file, not a config",
-            fix="write a YAML config whose data.source names it",
-        )
+        fix = "write a YAML config whose data.source names it"
+        raise SpecError(f"{path} is a data file, not a config", fix=fix)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise SpecError(
-            f"file not found: {path}", fix="check the path; `rekindle init` writes example configs"
-        ) from None
+        fix = "check the path; `rekindle init` writes example configs"
+        raise SpecError(f"file not found: {path}", fix=fix) from None
     except OSError as error:
-        raise SpecError(
-            f"cannot read {path}: {error.strerror}", fix="name a readable YAML file"
-        ) from error
+        what = f"cannot read {path}: {error.strerror}"
+        raise SpecError(what, fix="name a readable YAML file") from error
     if len(raw) > MAX_BYTES:
         raise SpecError(f"{path} is too large for a config, which has at most {MAX_BYTES:,} bytes")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(
-            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",
-            fix="save it as UTF-8",
-        ) from error
+        what = f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"
+        raise SpecError(what, fix="save it as UTF-8") from error
     return parse_document(text, str(path))
 
 
@@ -85,10 +79,8 @@ def parse_document(text: str, origin: str) -> Document:
     reader = _Reader(origin)
     values = reader.value(node, (), 0) if node is not None else {}
     if not isinstance(values, dict):
-        raise SpecError(
-            f"a config is a mapping of sections, not a {_kind(values)}", where=f"{origin}:1",
-            fix="start with `name:` and `task:`",
-        )  # fmt: skip
+        what = f"a config is a mapping of sections, not a {_kind(values)}"
+        raise SpecError(what, where=f"{origin}:1", fix="start with `name:` and `task:`")
     if reader.problems:
         raise SpecError(reader.problems)
     return Document(values, reader.lines)
@@ -109,22 +101,19 @@ def _compose(text: str, origin: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
-        raise SpecError(
-            f"not valid YAML: {error.problem}", where=where, fix="correct the syntax"
-        ) from None
+        what = f"not valid YAML: {error.problem}"
+        raise SpecError(what, where=where, fix="correct the syntax") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise SpecError(
-            f"not valid YAML: {str(error) or 'nested too deeply'}", where=origin
-        ) from None
+        what = f"not valid YAML: {str(error) or 'nested too deeply'}"
+        raise SpecError(what, where=origin) from None
     finally:
         if loader is not None:
             loader.dispose()
 
 
 def _kind(value: Any) -> str:
-    return {list: "list", str: "text", type(None): "null", bool: "boolean"}.get(
-        type(value), "number"
-    )
+    names = {list: "list", str: "text", type(None): "null", bool: "boolean"}
+    return names.get(type(value), "number")
 
 
 class _Reader:
@@ -137,58 +126,40 @@ class _Reader:
     def where(self, node: yaml.Node) -> str:
         return f"{self.origin}:{node.start_mark.line + 1}"
 
+    def refuse(self, node: yaml.Node, what: str, fix: str) -> None:
+        self.problems.append(Problem(what, self.where(node), fix))
+
     def value(self, node: yaml.Node, path: KeyPath, depth: int) -> Any:
         self.nodes += 1
         if self.nodes > MAX_NODES or depth > MAX_DEPTH:
-            raise SpecError(
-                f"aliases or nesting make more than {MAX_NODES:,} values or {MAX_DEPTH} levels",
-                where=self.where(node), fix="write the values out",
-            )  # fmt: skip
+            what = f"aliases or nesting make more than {MAX_NODES:,} values or {MAX_DEPTH} levels"
+            raise SpecError(what, where=self.where(node), fix="write the values out")
         self.lines.setdefault(path, self.where(node))
+        if node.tag not in _CORE_TAGS and node.tag != "!":
+            self.refuse(node, f"the tag {node.tag} is not allowed", "write a plain value")
         if isinstance(node, yaml.MappingNode):
-            self._check_tag(node)
             return self._mapping(node, path, depth)
         if isinstance(node, yaml.SequenceNode):
-            self._check_tag(node)
             return [self.value(item, (*path, i), depth + 1) for i, item in enumerate(node.value)]
         return self._scalar(node)
-
-    def _check_tag(self, node: yaml.Node) -> None:
-        if node.tag not in _CORE_TAGS and node.tag != "!":
-            self.problems.append(
-                Problem(
-                    f"the tag {node.tag} is not allowed", self.where(node), "write a plain value"
-                )
-            )
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.value == "<<":
-                what = (
-                    "merge keys (<<)"
-                    if isinstance(key_node, yaml.ScalarNode)
-                    else "keys other than text"
-                )
-                self.problems.append(
-                    Problem(
-                        f"{what} are not allowed",
-                        self.where(key_node),
-                        "write the keys out, or use `extends`",
-                    )
-                )
+            is_text = isinstance(key_node, yaml.ScalarNode)
+            if not is_text or key_node.value == "<<":
+                what = "merge keys (<<)" if is_text else "keys other than text"
+                fix = "write the keys out, or use `extends`"
+                self.refuse(key_node, f"{what} are not allowed", fix)
                 continue
             key = str(key_node.value)
             if key in result:
-                self.problems.append(
-                    Problem(f"duplicate key `{key}`", self.where(key_node), "keep one of them")
-                )
+                self.refuse(key_node, f"duplicate key `{key}`", "keep one of them")
             self.lines[(*path, key)] = self.where(key_node)
             result[key] = self.value(value_node, (*path, key), depth + 1)
         return result
 
     def _scalar(self, node: yaml.Node) -> Any:
-        self._check_tag(node)
         text = str(node.value)
         if getattr(node, "style", None) is not None or node.tag == "!":
             return text
@@ -198,11 +169,6 @@ class _Reader:
             return text.lower() == "true"
         if _INT.match(text):
             return int(text) if len(text) <= 40 else text
-        if _FLOAT.match(text) or _SPECIAL_FLOAT.match(text):
-            return float(
-                text.replace(".inf", "inf")
-                .replace(".nan", "nan")
-                .replace("_", "")
-                .replace(".NaN", "nan")
-            )
-        return text
+        if _SPECIAL_FLOAT.match(text):
+            return float(text.replace(".", ""))
+        return float(text) if _FLOAT.match(text) else text

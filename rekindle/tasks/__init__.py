@@ -31,20 +31,16 @@ def load_task(name: str) -> Task:
         module = _module_from_file(name, Path(target))
     task_class = getattr(module, attribute, None)
     if not (isinstance(task_class, type) and issubclass(task_class, Task)):
-        raise RequestError(
-            f"`{attribute}` in {target or name} is not a task",
-            fix="name a subclass of rekindle.tasks.Task, as path.py:Class",
-        )
+        what = f"`{attribute}` in {target or name} is not a task"
+        raise RequestError(what, fix="name a subclass of rekindle.tasks.Task, as path.py:Class")
     task: Task = task_class()
     return task
 
 
 def _module_from_file(name: str, path: Path) -> ModuleType:
     if not path.is_file():
-        raise RequestError(
-            f"task `{name}`: file not found: {path}",
-            fix=f"use one of {', '.join(TASKS)} or path.py:Class",
-        )
+        what = f"task `{name}`: file not found: {path}"
+        raise RequestError(what, fix=f"use one of {', '.join(TASKS)} or path.py:Class")
     spec = importlib.util.spec_from_file_location(f"rekindle_user_task_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

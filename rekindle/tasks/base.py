@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
     from rekindle.spec.model import DataSpec, ModelSpec
 
+    Passes = Callable[[], Iterator[pa.RecordBatch]]
+    """Each call starts a new pass over examples."""
+    Columns = dict[str, pa.Array]
+
 Settings = Mapping[str, Any]
 
 
@@ -59,13 +63,7 @@ class Task(abc.ABC):
 
     # Data side: no torch.
 
-    def fit(
-        self,
-        train: Callable[[], Iterator[pa.RecordBatch]],
-        data: DataSpec,
-        model: ModelSpec,
-        assets: Path,
-    ) -> Settings:
+    def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         """What must be learned or fetched before encoding, such as a tokenizer; files go into the
         folder `assets`.
 
@@ -75,9 +73,7 @@ class Task(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def encode(
-        self, batch: pa.RecordBatch, settings: Settings, assets: Path
-    ) -> dict[str, pa.Array]:
+    def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         """The model's inputs for a batch of examples, as Arrow columns of the same length. Runs in
         worker processes; a column called `input_ids` (a list of integers) is counted as tokens, and
         an example whose `input_ids` is null is left out: it has nothing to learn from."""
@@ -146,14 +142,9 @@ class TokenTask(Task):
 
     @abc.abstractmethod
     def collate(
-        self,
-        table: pa.Table,
-        settings: Settings,
-        *,
-        slots: npt.NDArray[np.int64] | None = None,
-        rows: npt.NDArray[np.int64] | None = None,
-        length: int | None = None,
-    ) -> dict[str, torch.Tensor]:
+        self, table: pa.Table, settings: Settings, *, slots: npt.NDArray[np.int64] | None = None,
+        rows: npt.NDArray[np.int64] | None = None, length: int | None = None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
         """int64 tensors [B, T]: `input_ids`; `position_ids`, from 0 in each example; `documents`,
         1, 2, ... for the examples of a sequence and 0 for padding; `labels`, the token that follows
         where it is to be predicted, else -100.
@@ -164,13 +155,9 @@ class TokenTask(Task):
 
     @abc.abstractmethod
     def generate(
-        self,
-        network: torch.nn.Module,
-        prompts: list[list[tuple[str, str]]],
-        settings: Settings,
-        assets: Path,
-        max_new_tokens: int,
-    ) -> list[str]:
+        self, network: torch.nn.Module, prompts: list[list[tuple[str, str]]], settings: Settings,
+        assets: Path, max_new_tokens: int,
+    ) -> list[str]:  # fmt: skip
         """The most probable continuation of each document that ends before an answer. Scoring calls
         that of a user's own task in a thread, on a CPU, and waits three times `train.hang_seconds`
         for it."""

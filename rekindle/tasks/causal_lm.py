@@ -11,22 +11,24 @@ sequences, T tokens, V vocabulary, N documents, F tokens of all documents joined
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.spec.model import TokenizerSpec
-from rekindle.tasks import bpe
 from rekindle.tasks.base import Modality, Settings, TokenTask
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Span, Turn
 from rekindle.tasks.pretrained import (
+    TOKENIZER,
+    HubTask,
     check_positions,
     check_source,
     configuration,
     fetch_tokenizer,
-    weights_folder,
+    read_tokenizer,
+    save_tokenizer,
 )
 
 if TYPE_CHECKING:
@@ -38,70 +40,60 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from rekindle.spec.model import DataSpec, ModelSpec
+    from rekindle.tasks.base import Columns, Passes
 
     Ints = npt.NDArray[np.int64]
     Row = tuple[list[int], npt.NDArray[np.uint8], int]
 
 IGNORED = -100
-_TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
+PAD, END = "<|pad|>", "<|end|>"
+SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
+SMALLEST = 256 + len(SPECIAL_TOKENS)
+_TEMPLATE = "chat_template.jinja"
 _EXAMPLE = "{model_type: llama, hidden_size: 128, intermediate_size: 352, num_hidden_layers: 2}"
 # what some architectures do to the scores behind the last matrix product
 _SCALES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
-class CausalLM(TokenTask):
+class CausalLM(HubTask, TokenTask):
     modality: ClassVar[Modality] = "document"
+    head: ClassVar[str] = "AutoModelForCausalLM"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         check_source(model, _EXAMPLE, data.max_length)
         tokenizer = model.tokenizer
         if isinstance(tokenizer, TokenizerSpec) and isinstance(model.source, str):
-            raise RequestError(
-                "a tokenizer trained here does not fit the embeddings of a pretrained model",
-                where="model.tokenizer",
-                fix="leave it out, or give an inline config as model.source",
-            )
-        if isinstance(tokenizer, TokenizerSpec) and tokenizer.vocab_size < bpe.SMALLEST:
-            raise RequestError(
-                f"{tokenizer.vocab_size} tokens are fewer than the bytes and special tokens",
-                where="model.tokenizer.vocab_size", fix=f"at least {bpe.SMALLEST}",
-            )  # fmt: skip
+            what = "a tokenizer trained here does not fit the embeddings of a pretrained model"
+            fix = "leave it out, or give an inline config as model.source"
+            raise RequestError(what, where="model.tokenizer", fix=fix)
+        if isinstance(tokenizer, TokenizerSpec) and tokenizer.vocab_size < SMALLEST:
+            what = f"{tokenizer.vocab_size} tokens are fewer than the bytes and special tokens"
+            fix = f"at least {SMALLEST}"
+            raise RequestError(what, where="model.tokenizer.vocab_size", fix=fix)
 
-    def fit(
-        self,
-        train: Callable[[], Iterator[pa.RecordBatch]],
-        data: DataSpec,
-        model: ModelSpec,
-        assets: Path,
-    ) -> Settings:
+    def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         shape = {"form": data.columns.form, "max_length": data.max_length, "packing": data.packing}
         if isinstance(model.tokenizer, str) or isinstance(model.source, str):
             return {**shape, **_fetch_tokenizer(model, assets)}
         return {**shape, **_train_tokenizer(train, model.tokenizer or TokenizerSpec(), assets)}
 
-    def encode(
-        self, batch: pa.RecordBatch, settings: Settings, assets: Path
-    ) -> dict[str, pa.Array]:
+    def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         import numpy as np
         import pyarrow as pa
 
         chat = settings["form"] == "chat"
         rendered = [_rendered(d, settings, assets) for d in _documents(batch)]
-        encoded = _tokenizer(assets).encode_batch(
-            [text for text, _ in rendered], add_special_tokens=not chat
-        )
-        rows = [
-            _row(encoding, text, spans, settings)
-            for encoding, (text, spans) in zip(encoded, rendered, strict=True)
-        ]
+        texts = [text for text, _ in rendered]
+        encoded = _tokenizer(assets).encode_batch(texts, add_special_tokens=not chat)
+        pairs = zip(encoded, rendered, strict=True)
+        rows = [_row(encoding, text, spans, settings) for encoding, (text, spans) in pairs]
         starts = np.cumsum([0, *(len(ids) for ids, _, _ in rows)], dtype=np.int32)
         empty = np.array([not supervised.any() for _, supervised, _ in rows], bool)
         flat = np.fromiter((i for ids, _, _ in rows for i in ids), np.int32, count=int(starts[-1]))
         marks = np.concatenate([np.zeros(0, np.uint8), *(marks for _, marks, _ in rows)])
+        ids = pa.ListArray.from_arrays(pa.array(starts), pa.array(flat), mask=pa.array(empty))
         return {
-            "input_ids": pa.ListArray.from_arrays(
-                pa.array(starts), pa.array(flat), mask=pa.array(empty)
-            ),
+            "input_ids": ids,
             "supervised": pa.ListArray.from_arrays(pa.array(starts), pa.array(marks)),
             "target_bytes": pa.array([size for _, _, size in rows], pa.int32()),
         }
@@ -124,18 +116,10 @@ class CausalLM(TokenTask):
             raise _unsupported(config, "adds a bias to the scores")
         return network
 
-    def weights(self, model: ModelSpec) -> Path | None:
-        return weights_folder(model)
-
     def collate(
-        self,
-        table: pa.Table,
-        settings: Settings,
-        *,
-        slots: Ints | None = None,
-        rows: Ints | None = None,
-        length: int | None = None,
-    ) -> dict[str, torch.Tensor]:
+        self, table: pa.Table, settings: Settings, *, slots: Ints | None = None,
+        rows: Ints | None = None, length: int | None = None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
         import numpy as np
         import torch
 
@@ -175,13 +159,9 @@ class CausalLM(TokenTask):
         return logits_BTV.float()
 
     def generate(
-        self,
-        network: torch.nn.Module,
-        prompts: list[list[Turn]],
-        settings: Settings,
-        assets: Path,
+        self, network: torch.nn.Module, prompts: list[list[Turn]], settings: Settings, assets: Path,
         max_new_tokens: int,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         import torch
 
         tokenizer, end = _tokenizer(assets), settings["eos_token_id"]
@@ -200,19 +180,6 @@ class CausalLM(TokenTask):
             )  # fmt: skip
             answers.append(tokenizer.decode(found_BT[0, prompt_BT.shape[1] :].tolist()))
         return answers
-
-    def save(
-        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
-    ) -> None:
-        network.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
-
-    def load(self, folder: Path) -> torch.nn.Module:
-        from transformers import AutoModelForCausalLM
-
-        network: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="float32", local_files_only=True
-        )
-        return network.eval()
 
 
 def _documents(batch: pa.RecordBatch) -> Iterator[list[Turn]]:
@@ -263,11 +230,7 @@ def _joined(table: pa.Table, name: str) -> tuple[Ints, Ints]:
     return column.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
 
 
-@lru_cache(maxsize=4)
-def _tokenizer(assets: Path) -> tokenizers.Tokenizer:
-    import tokenizers
-
-    return tokenizers.Tokenizer.from_file(str(assets / _TOKENIZER))
+_tokenizer = lru_cache(maxsize=4)(read_tokenizer)
 
 
 def _template(settings: Settings, assets: Path) -> ChatTemplate:
@@ -279,39 +242,54 @@ def _source(assets: Path) -> str:
     return (assets / _TEMPLATE).read_text(encoding="utf-8")
 
 
-def _train_tokenizer(
-    train: Callable[[], Iterator[pa.RecordBatch]], spec: TokenizerSpec, assets: Path
-) -> Settings:
-    texts = (
-        [content for document in _documents(batch) for _, content in document] for batch in train()
-    )
-    tokenizer = bpe.train_bpe(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
-    tokenizer.save(str(assets / _TOKENIZER))
-    roles = {"pad_token": bpe.PAD, "eos_token": bpe.END}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (assets / "tokenizer_config.json").write_text(text)
+def _train_tokenizer(train: Passes, spec: TokenizerSpec, assets: Path) -> Settings:
+    batches = (_documents(batch) for batch in train())
+    texts = ([text for document in batch for _, text in document] for batch in batches)
+    tokenizer = train_bpe(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
+    roles = {"pad_token": PAD, "eos_token": END}
+    save_tokenizer(tokenizer, assets, **roles)
     (assets / _TEMPLATE).write_text(TEMPLATE, encoding="utf-8")
     return {
         "vocab_size": tokenizer.get_vocab_size(),
-        "pad_token_id": tokenizer.token_to_id(bpe.PAD),
-        "eos_token_id": tokenizer.token_to_id(bpe.END),
+        "pad_token_id": tokenizer.token_to_id(PAD),
+        "eos_token_id": tokenizer.token_to_id(END),
         "special_tokens": roles,
     }
+
+
+def train_bpe(
+    texts: Iterable[list[str]], *, vocab_size: int, min_frequency: int
+) -> tokenizers.Tokenizer:
+    """A byte-level tokenizer of at most `vocab_size` tokens, which is at least `SMALLEST`.
+
+    It starts from the 256 bytes, so every text has tokens and comes back exactly as it was.
+
+    Unlike its WordPiece, the BPE learner of `tokenizers` breaks ties by token number, and numbers
+    by byte: the same texts give the same file in every process."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
     tokenizer = fetch_tokenizer(model)
     if tokenizer.eos_token_id is None:
-        raise RequestError(
-            "the tokenizer has no token that ends a text", where="model.tokenizer",
-            fix="name the tokenizer of a causal language model",
-        )  # fmt: skip
+        what = "the tokenizer has no token that ends a text"
+        fix = "name the tokenizer of a causal language model"
+        raise RequestError(what, where="model.tokenizer", fix=fix)
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     source = tokenizer.get_chat_template() if tokenizer.chat_template else TEMPLATE
     tokenizer.chat_template = source
     tokenizer.save_pretrained(assets)
-    tokenizer.backend_tokenizer.save(str(assets / _TOKENIZER))
+    tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
     (assets / _TEMPLATE).write_text(source, encoding="utf-8")
     pad = tokenizer.pad_token_id
     return {
@@ -326,10 +304,8 @@ def _check_fit(config: PretrainedConfig, settings: Settings) -> None:
     """Whether the architecture can take these tokens; raises RequestError or UnsupportedError."""
     check_positions(_positions(config), settings["max_length"])
     if config.vocab_size < settings["vocab_size"]:
-        raise RequestError(
-            f"the model knows {config.vocab_size} tokens, the tokenizer {settings['vocab_size']}",
-            where="model.tokenizer", fix="use the model's own tokenizer",
-        )  # fmt: skip
+        what = f"the model knows {config.vocab_size} tokens, the tokenizer {settings['vocab_size']}"
+        raise RequestError(what, where="model.tokenizer", fix="use the model's own tokenizer")
     for name in _SCALES:
         if getattr(config, name, None) not in (None, 1, 1.0):
             raise _unsupported(config, f"changes the scores ({name})")

@@ -46,23 +46,19 @@ class ChatTemplate:
         """The chat up to its last answer, and where in it the answers stand, in characters.
 
         Raises DataError for a chat that the template refuses or whose answers it alters."""
-        last = max(i for i, (role, _) in enumerate(turns) if role == "assistant")
-        turns = turns[: last + 1]
+        answers = [i for i, (role, _) in enumerate(turns) if role == "assistant"]
+        turns = turns[: max(answers) + 1]
         text = self._render(turns)
-        spans = [
-            self._answer(text, turns, i) for i, (role, _) in enumerate(turns) if role == "assistant"
-        ]
-        return text, spans
+        return text, [self._answer(text, turns, i) for i in answers]
 
     def _answer(self, text: str, turns: Sequence[Turn], index: int) -> Span:
         prompt = self.prompt(turns[:index])
         content = turns[index][1].strip()
         at = text.find(content, len(prompt))
         if not text.startswith(prompt) or at < 0:
-            raise DataError(
-                f"the chat template alters turn {index + 1}, so that the answer cannot be found",
-                fix="set model.tokenizer to one whose template keeps earlier turns as they are",
-            )
+            what = f"the chat template alters turn {index + 1}, so that the answer cannot be found"
+            fix = "set model.tokenizer to one whose template keeps earlier turns as they are"
+            raise DataError(what, fix=fix)
         alone = self._render(turns[: index + 1])
         ending = alone[alone.rfind(content) + len(content) :]
         end = at + len(content)
@@ -78,10 +74,8 @@ class ChatTemplate:
                 **self._special_tokens,
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise DataError(
-                f"the chat template refuses a chat: {error}",
-                fix="correct the order of its turns, or set model.tokenizer to another one",
-            ) from error
+            fix = "correct the order of its turns, or set model.tokenizer to another one"
+            raise DataError(f"the chat template refuses a chat: {error}", fix=fix) from error
 
 
 @functools.lru_cache(maxsize=4)

@@ -8,46 +8,39 @@ Shapes: B texts, T tokens."""
 from __future__ import annotations
 
 import abc
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rekindle.spec.model import TokenizerSpec
-from rekindle.tasks.base import Settings, Task
+from rekindle.tasks.base import Settings
 from rekindle.tasks.pretrained import (
+    TOKENIZER,
+    HubTask,
     check_positions,
     check_source,
     configuration,
     fetch_tokenizer,
-    weights_folder,
+    save_tokenizer,
 )
-from rekindle.tasks.wordpiece import train_wordpiece
+from rekindle.tasks.wordpiece import SPECIAL_TOKENS, train_wordpiece
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
     from rekindle.spec.model import DataSpec, ModelSpec
+    from rekindle.tasks.base import Passes
 
 
-class EncoderTask(Task):
+class EncoderTask(HubTask):
     """A subclass says how examples are encoded, and what texts a tokenizer learns from."""
-
-    head: ClassVar[str]
-    """The class of transformers that makes the network."""
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         example = "{model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4}"
         check_source(model, example, data.max_length)
 
-    def fit(
-        self,
-        train: Callable[[], Iterator[pa.RecordBatch]],
-        data: DataSpec,
-        model: ModelSpec,
-        assets: Path,
-    ) -> Settings:
+    def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         if isinstance(model.source, str):
             positions = getattr(configuration(model, {}, {}), "max_position_embeddings", None)
             check_positions(positions, data.max_length)
@@ -73,13 +66,9 @@ class EncoderTask(Task):
         names = {"num_labels": len(labels), "id2label": dict(enumerate(labels)),
                  "label2id": {label: i for i, label in enumerate(labels)}}  # fmt: skip
         inline = {key: settings[key] for key in ("vocab_size", "pad_token_id")}
-        network: torch.nn.Module = getattr(transformers, self.head).from_config(
-            configuration(model, inline, names), dtype=torch.float32
-        )
+        config, kind = configuration(model, inline, names), getattr(transformers, self.head)
+        network: torch.nn.Module = kind.from_config(config, dtype=torch.float32)
         return network
-
-    def weights(self, model: ModelSpec) -> Path | None:
-        return weights_folder(model)
 
     def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
         import numpy as np
@@ -88,9 +77,8 @@ class EncoderTask(Task):
         column = table.column("input_ids").combine_chunks()
         flat = column.flatten().to_numpy(zero_copy_only=False)
         lengths_B = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        ids_BT = np.full(
-            (len(table), int(lengths_B.max(initial=1))), settings["pad_token_id"], np.int64
-        )
+        shape = (len(table), int(lengths_B.max(initial=1)))
+        ids_BT = np.full(shape, settings["pad_token_id"], np.int64)
         mask_BT = np.arange(ids_BT.shape[1])[None, :] < lengths_B[:, None]
         ids_BT[mask_BT] = flat
         return {
@@ -102,19 +90,6 @@ class EncoderTask(Task):
         logits: torch.Tensor = network(**inputs).logits
         return logits.float()
 
-    def save(
-        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
-    ) -> None:
-        network.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
-
-    def load(self, folder: Path) -> torch.nn.Module:
-        import transformers
-
-        network: torch.nn.Module = getattr(transformers, self.head).from_pretrained(
-            folder, dtype="float32", local_files_only=True
-        )
-        return network.eval()
-
 
 def _train_tokenizer(
     texts: Callable[[], Iterator[list[str]]], spec: TokenizerSpec, max_length: int, assets: Path
@@ -122,22 +97,10 @@ def _train_tokenizer(
     """A WordPiece vocabulary learnt from the training texts; the same file for the same texts."""
     tokenizer = train_wordpiece(texts, vocab_size=spec.vocab_size, min_frequency=spec.min_frequency)
     tokenizer.enable_truncation(max_length)
-    tokenizer.save(str(assets / "tokenizer.json"))
-    roles = {
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "mask_token": "[MASK]",
-    }
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **roles}
-    (assets / "tokenizer_config.json").write_text(
-        json.dumps(config, indent=2, sort_keys=True) + "\n"
-    )
-    return {
-        "vocab_size": tokenizer.get_vocab_size(),
-        "pad_token_id": tokenizer.token_to_id("[PAD]"),
-    }
+    roles = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS}
+    save_tokenizer(tokenizer, assets, model_max_length=max_length, **roles)
+    pad = tokenizer.token_to_id("[PAD]")
+    return {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": pad}
 
 
 def _fetch_tokenizer(model: ModelSpec, max_length: int, assets: Path) -> Settings:
@@ -146,6 +109,6 @@ def _fetch_tokenizer(model: ModelSpec, max_length: int, assets: Path) -> Setting
     tokenizer = fetch_tokenizer(model)
     tokenizer.backend_tokenizer.enable_truncation(max_length)
     tokenizer.save_pretrained(assets)
-    tokenizer.backend_tokenizer.save(str(assets / "tokenizer.json"))
+    tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return {"vocab_size": len(tokenizer), "pad_token_id": int(pad or 0)}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from rekindle.spec.model import DataSpec, ModelSpec
+    from rekindle.tasks.base import Columns
 
 DEFAULTS: dict[str, Any] = {"channels": [32, 64], "hidden": 128, "dropout": 0.1}
 
@@ -34,17 +35,14 @@ class ImageClassification(Task):
         if "architecture" in model.source and data.image_size is not None:
             resnet.check_size(*data.image_size)
 
-    def encode(
-        self, batch: pa.RecordBatch, settings: Settings, assets: Path
-    ) -> dict[str, pa.Array]:
+    def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         return {"pixels": batch.column("image")}
 
     def build(
         self, model: ModelSpec, labels: tuple[str, ...], settings: Settings, assets: Path
     ) -> torch.nn.Module:
-        return _network(
-            {**_architecture(model), "shape": list(settings["image_shape"]), "classes": len(labels)}
-        )
+        size = {"shape": list(settings["image_shape"]), "classes": len(labels)}
+        return _network({**_architecture(model), **size})
 
     def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
         import numpy as np
@@ -82,11 +80,9 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
     know."""
     source = model.source
     if isinstance(source, str):
-        raise RequestError(
-            f"image_classification trains its own network and cannot start from `{source}`",
-            where="model.source",
-            fix="give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from",
-        )
+        what = f"image_classification trains its own network and cannot start from `{source}`"
+        fix = "give an inline config: {channels: [32, 64], hidden: 128}, or use model.init_from"
+        raise RequestError(what, where="model.source", fix=fix)
     if "architecture" in source:
         resnet.check(source)
         return source
@@ -104,13 +100,10 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
         and 0 <= config["dropout"] < 1
     )
     if not legal:
-        raise RequestError(
-            f"unknown keys {unknown}"
-            if unknown
-            else f"not a network this task can build: {source}",
-            where="model.source",
-            fix="{channels: [1 to 6 integers], hidden: an integer, dropout: 0 to 1}",
-        )
+        what = f"not a network this task can build: {source}"
+        fix = "{channels: [1 to 6 integers], hidden: an integer, dropout: 0 to 1}"
+        what = f"unknown keys {unknown}" if unknown else what
+        raise RequestError(what, where="model.source", fix=fix)
     return config
 
 
@@ -144,11 +137,8 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
     layers: list[nn.Module] = []
     for channels in architecture["channels"]:
         groups = next(g for g in (8, 4, 2, 1) if channels % g == 0)
-        layers += [
-            nn.Conv2d(depth, channels, 3, padding=1),
-            nn.GroupNorm(groups, channels),
-            nn.GELU(),
-        ]
+        convolution = nn.Conv2d(depth, channels, 3, padding=1)
+        layers += [convolution, nn.GroupNorm(groups, channels), nn.GELU()]
         depth = channels
         if min(height, width) >= 2:
             layers.append(nn.MaxPool2d(2))

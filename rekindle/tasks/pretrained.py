@@ -4,14 +4,18 @@ hub name or a folder. Text tasks share it."""
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from rekindle.errors import Problem, RequestError, did_you_mean
+from rekindle.errors import Problem, RequestError, did_you_mean, first_line
 from rekindle.spec.heartbeat import beat
+from rekindle.tasks.base import Settings, Task
 
 if TYPE_CHECKING:
+    import tokenizers
+    import torch
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from rekindle.spec.model import ModelSpec
@@ -19,17 +23,39 @@ if TYPE_CHECKING:
 # settings that transformers takes for any architecture, or by older names
 _GENERAL = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype", "dtype",
             "layer_types", "use_cache"}  # fmt: skip
+TOKENIZER = "tokenizer.json"
 _NETWORK = "check the name, the revision and the network; a private one needs HF_TOKEN"
+
+
+class HubTask(Task):
+    """A task whose network one of the classes of transformers makes, reads and writes."""
+
+    head: ClassVar[str]
+    """The name of that class."""
+
+    def weights(self, model: ModelSpec) -> Path | None:
+        return weights_folder(model)
+
+    def save(
+        self, network: torch.nn.Module, folder: Path, labels: tuple[str, ...], settings: Settings
+    ) -> None:
+        network.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
+
+    def load(self, folder: Path) -> torch.nn.Module:
+        import transformers
+
+        network: torch.nn.Module = getattr(transformers, self.head).from_pretrained(
+            folder, dtype="float32", local_files_only=True
+        )
+        return network.eval()
 
 
 def check_source(model: ModelSpec, example: str, longest: int) -> None:
     """Refuse an inline config that does not say which architecture it configures, or that has no
     room for texts of `longest` tokens."""
     if isinstance(model.source, dict) and "model_type" not in model.source:
-        raise RequestError(
-            "an inline config needs to say which architecture it configures", where="model.source",
-            fix=f"add model_type: {example}",
-        )  # fmt: skip
+        what = "an inline config needs to say which architecture it configures"
+        raise RequestError(what, where="model.source", fix=f"add model_type: {example}")
     if isinstance(model.source, dict):
         given = model.source.get("max_position_embeddings") or model.source.get("n_positions")
         check_positions(given, longest)
@@ -38,11 +64,9 @@ def check_source(model: ModelSpec, example: str, longest: int) -> None:
 def check_positions(positions: int | None, longest: int) -> None:
     """RequestError where texts of `longest` tokens need more positions than a model has."""
     if positions is not None and positions < longest:
-        raise RequestError(
-            f"data.max_length is {longest}, but the model has {positions} positions",
-            where="data.max_length",
-            fix=f"set it to at most {positions}, or raise max_position_embeddings (inline config)",
-        )
+        what = f"data.max_length is {longest}, but the model has {positions} positions"
+        fix = f"set it to at most {positions}, or raise max_position_embeddings (inline config)"
+        raise RequestError(what, where="data.max_length", fix=fix)
 
 
 def configuration(
@@ -56,19 +80,16 @@ def configuration(
         try:
             return AutoConfig.from_pretrained(model.source, revision=model.revision, **always)
         except (OSError, ValueError) as error:
-            raise RequestError(
-                f"cannot load the configuration of `{model.source}`: {_first_line(error)}",
-                where="model.source", fix=_NETWORK,
-            ) from error  # fmt: skip
+            what = f"cannot load the configuration of `{model.source}`: {first_line(error)}"
+            raise RequestError(what, where="model.source", fix=_NETWORK) from error
     given = {key: value for key, value in model.source.items() if key != "model_type"}
     _check_keys(model.source["model_type"], given)
     try:
         return AutoConfig.for_model(model.source["model_type"], **{**given, **inline, **always})
     except (ValueError, TypeError) as error:
-        raise RequestError(
-            f"not a configuration of {model.source['model_type']}: {_first_line(error)}",
-            where="model.source", fix="see the fields of its configuration class in transformers",
-        ) from error  # fmt: skip
+        what = f"not a configuration of {model.source['model_type']}: {first_line(error)}"
+        fix = "see the fields of its configuration class in transformers"
+        raise RequestError(what, where="model.source", fix=fix) from error
 
 
 def _check_keys(model_type: str, given: dict[str, Any]) -> None:
@@ -110,17 +131,13 @@ def weights_folder(model: ModelSpec) -> Path | None:
 
     try:
         found = snapshot_download(
-            model.source,
-            revision=model.revision,
+            model.source, revision=model.revision, ignore_patterns=["*/*"],
             allow_patterns=["*.safetensors", "*.safetensors.index.json", "config.json"],
-            ignore_patterns=["*/*"],
             tqdm_class=_with_heartbeats(),
-        )
+        )  # fmt: skip
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise RequestError(
-            f"cannot fetch the weights of `{model.source}`: {_first_line(error)}",
-            where="model.source", fix=_NETWORK,
-        ) from error  # fmt: skip
+        what = f"cannot fetch the weights of `{model.source}`: {first_line(error)}"
+        raise RequestError(what, where="model.source", fix=_NETWORK) from error
     return Path(found)
 
 
@@ -146,19 +163,29 @@ def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=None if own else model.revision)
     except (OSError, ValueError) as error:
-        raise RequestError(
-            f"cannot load the tokenizer `{name}`: {_first_line(error)}", where="model.tokenizer",
-            fix="check the name and the network, or train one: `tokenizer: {vocab_size: 4096}`",
-        ) from error  # fmt: skip
+        what = f"cannot load the tokenizer `{name}`: {first_line(error)}"
+        fix = "check the name and the network, or train one: `tokenizer: {vocab_size: 4096}`"
+        raise RequestError(what, where="model.tokenizer", fix=fix) from error
     if not tokenizer.is_fast:
-        raise RequestError(
-            f"the tokenizer `{name}` has no fast version", where="model.tokenizer",
-            fix="name one with a tokenizer.json, or train one: `tokenizer: {vocab_size: 4096}`",
-        )  # fmt: skip
+        what = f"the tokenizer `{name}` has no fast version"
+        fix = "name one with a tokenizer.json, or train one: `tokenizer: {vocab_size: 4096}`"
+        raise RequestError(what, where="model.tokenizer", fix=fix)
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
     return tokenizer
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any) -> None:
+    """Leave a tokenizer that was trained here among the assets, in Hugging Face layout."""
+    tokenizer.save(str(assets / TOKENIZER))
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    text = json.dumps(config, indent=2, sort_keys=True)
+    (assets / "tokenizer_config.json").write_text(text + "\n")
+
+
+def read_tokenizer(assets: Path) -> tokenizers.Tokenizer:
+    """The tokenizer among the assets."""
+    import tokenizers
+
+    found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(assets / TOKENIZER))
+    return found

@@ -33,15 +33,12 @@ def check(source: dict[str, Any]) -> None:
     """Refuse a name that is none, or a library that is not installed; raises RequestError."""
     library, name = _parts(str(source["architecture"]))
     if set(source) != {"architecture"} or name not in _SHAPES or library not in ("", *LIBRARIES):
-        raise RequestError(
-            f"not a network this task can build: {source}", where="model.source",
-            fix=f"{{architecture: {' or '.join(_SHAPES)}}}, timm: or torchvision: before it or not",
-        )  # fmt: skip
+        what = f"not a network this task can build: {source}"
+        fix = f"{{architecture: {' or '.join(_SHAPES)}}}, timm: or torchvision: before it or not"
+        raise RequestError(what, where="model.source", fix=fix)
     if library and importlib.util.find_spec(library) is None:
-        raise RequestError(
-            f"{library} is not installed", where="model.source",
-            fix=f"pip install {library}, or leave out `{library}:`",
-        )  # fmt: skip
+        fix = f"pip install {library}, or leave out `{library}:`"
+        raise RequestError(f"{library} is not installed", where="model.source", fix=fix)
 
 
 def check_size(height: int, width: int) -> None:
@@ -80,25 +77,20 @@ def build(architecture: dict[str, Any]) -> torch.nn.Module:
 
 def _body(architecture: str, depth: int, classes: int) -> torch.nn.Module:
     library, name = _parts(architecture)
+    found: torch.nn.Module
     if library == "timm":
         import timm
 
-        found: torch.nn.Module = timm.create_model(
-            name, num_classes=classes, in_chans=depth, norm_layer=_norm
-        )
+        found = timm.create_model(name, num_classes=classes, in_chans=depth, norm_layer=_norm)
         return found
     if library == "torchvision":
         import torchvision
 
         if depth != 3:
-            raise RequestError(
-                f"torchvision:{name} reads images in colour, and these have {depth} channel(s)",
-                where="model.source", fix=f"set architecture: {name}",
-            )  # fmt: skip
-        known: torch.nn.Module = getattr(torchvision.models, name)(
-            num_classes=classes, norm_layer=_norm
-        )
-        return known
+            what = f"torchvision:{name} reads images in colour, and these have {depth} channel(s)"
+            raise RequestError(what, where="model.source", fix=f"set architecture: {name}")
+        found = getattr(torchvision.models, name)(num_classes=classes, norm_layer=_norm)
+        return found
     return _by_transformers(name, depth, classes)
 
 

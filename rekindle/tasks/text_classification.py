@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rekindle.tasks.base import Modality, Settings
 from rekindle.tasks.encoder import EncoderTask
+from rekindle.tasks.pretrained import read_tokenizer
 from rekindle.tasks.wordpiece import WordCache, is_separable
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from rekindle.tasks.base import Columns
 
 
 class TextClassification(EncoderTask):
@@ -24,9 +27,7 @@ class TextClassification(EncoderTask):
         found: list[str] = batch.column("text").to_pylist()
         return found
 
-    def encode(
-        self, batch: pa.RecordBatch, settings: Settings, assets: Path
-    ) -> dict[str, pa.Array]:
+    def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         import numpy as np
         import pyarrow as pa
 
@@ -40,9 +41,7 @@ class TextClassification(EncoderTask):
 @lru_cache(maxsize=4)
 def _encoder(assets: Path) -> Callable[[list[str]], list[list[int]]]:
     """From texts to token ids, as the tokenizer among the assets gives them."""
-    import tokenizers
-
-    tokenizer = tokenizers.Tokenizer.from_file(str(assets / "tokenizer.json"))
+    tokenizer = read_tokenizer(assets)
     if is_separable(tokenizer):
         return WordCache(tokenizer).encode
     return lambda texts: [row.ids for row in tokenizer.encode_batch_fast(texts)]

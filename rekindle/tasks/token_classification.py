@@ -8,7 +8,6 @@ as a word without a prediction. Shapes: B texts, T tokens, C tags."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,12 +16,14 @@ from rekindle.errors import UnsupportedError
 from rekindle.records import Objective
 from rekindle.tasks.base import Modality, Settings
 from rekindle.tasks.encoder import EncoderTask
+from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import tokenizers
 
     from rekindle.spec.model import DataSpec, ModelSpec
+    from rekindle.tasks.base import Columns, Passes
 
 NO_PLACE = -1
 
@@ -32,24 +33,15 @@ class TokenClassification(EncoderTask):
     objective: ClassVar[Objective] = "tags"
     head: ClassVar[str] = "AutoModelForTokenClassification"
 
-    def fit(
-        self,
-        train: Callable[[], Iterator[pa.RecordBatch]],
-        data: DataSpec,
-        model: ModelSpec,
-        assets: Path,
-    ) -> Settings:
+    def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         settings = super().fit(train, data, model, assets)
-        path = assets / "tokenizer.json"
-        _keeping_words_apart(_read(path)).save(str(path))
+        _keeping_words_apart(read_tokenizer(assets)).save(str(assets / TOKENIZER))
         return settings
 
     def texts(self, batch: pa.RecordBatch) -> list[str]:
         return [" ".join(words) for words in _words(batch)]
 
-    def encode(
-        self, batch: pa.RecordBatch, settings: Settings, assets: Path
-    ) -> dict[str, pa.Array]:
+    def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
         """`input_ids`, and as `places` of each word the position of its first token among them."""
         import pyarrow as pa
 
@@ -81,16 +73,7 @@ def _firsts(word_ids: list[int | None], words: int) -> list[int]:
     return places
 
 
-@lru_cache(maxsize=4)
-def _tokenizer(assets: Path) -> tokenizers.Tokenizer:
-    return _read(assets / "tokenizer.json")
-
-
-def _read(path: Path) -> tokenizers.Tokenizer:
-    import tokenizers
-
-    found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    return found
+_tokenizer = lru_cache(maxsize=4)(read_tokenizer)
 
 
 def _keeping_words_apart(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MOST_WORDS = 1 << 17
 _SEPARABLE = {
-    "normalizer": "BertNormalizer",
-    "pre_tokenizer": "BertPreTokenizer",
-    "model": "WordPiece",
-}
+    "normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece",
+}  # fmt: skip
 
 
 def train_wordpiece(
@@ -39,11 +37,9 @@ def train_wordpiece(
     learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     fixed = [*SPECIAL_TOKENS, *_continuing_pieces(learner, _characters(texts()))]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=fixed,
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=fixed,
         show_progress=False,
-    )
+    )  # fmt: skip
     learner.train_from_iterator(texts(), trainer)
     # the learner takes the fixed pieces for special tokens; a tokenizer of its vocabulary does not
     model = models.WordPiece(vocab=learner.get_vocab(), unk_token="[UNK]")  # noqa: S106 - a token of text

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.data.order import BUCKET_BATCHES, PACK_WINDOW, PADDING, SampleOrder
-from rekindle.data.packing import best_fit
+from rekindle.data.order import BUCKET_BATCHES, PACK_WINDOW, PADDING, SampleOrder, best_fit
 
 SIZES = {
     "rows": st.integers(1, 700),

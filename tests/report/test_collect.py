@@ -13,9 +13,8 @@ import pytest
 from rekindle.errors import RequestError
 from rekindle.records import ArtifactRecord, Evidence, RunRecord, StepRecord
 from rekindle.report.card import render_card
-from rekindle.report.collect import collect
+from rekindle.report.collect import collect, summarised
 from rekindle.report.index import render_index
-from rekindle.report.summary import summarised
 from tests.report.homes import Home, curve
 from tests.report.mishaps import build, failed
 from tests.report.runs import promoted_digits, refused_reviews

@@ -21,7 +21,7 @@ from rekindle.evaluate import gate
 from rekindle.evaluate.evaluate import evaluate
 from rekindle.outputs import Compared
 from rekindle.records import Contender, RunRecord, Scores, StepRecord
-from rekindle.report import comparison_text
+from rekindle.report import comparison
 from rekindle.spec.model import EvaluateSpec, GateSpec
 from tests.report.homes import Home, fingerprint, manifest, spec
 
@@ -192,7 +192,7 @@ def test_what_a_training_took_is_told_from_one_of_the_cache_and_from_none(tmp_pa
         )
     found = rekindle.compare("a", "b", "c", home=tmp_path).found
     assert [one.training_seconds for one in found.runs] == [7.0, 0.0, None]
-    (line,) = [text for text in comparison_text.lines(found) if text.startswith("training")]
+    (line,) = [text for text in comparison.lines(found) if text.startswith("training")]
     assert re.split(" {2,}", line) == ["training", "7.0 s", "from the cache", "–"]
 
 

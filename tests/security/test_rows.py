@@ -193,7 +193,7 @@ def test_images_are_held_by_their_size(tmp_path, monkeypatch):
     for i in range(60):
         (tmp_path / "in" / f"c{i % 2}").mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / f"c{i % 2}" / f"{i}.png").write_bytes(png([[i, 1], [2, 3]]))
-    files = open_source(text_spec(tmp_path / "in"), "image")._files.files
+    files = open_source(text_spec(tmp_path / "in"), "image").files.files
     assert [len(group) for group in _held_at_once(files)] == [60]
     monkeypatch.setattr("rekindle.data.source.MOST_BYTES", 7 * files[0].size)
     groups = list(_held_at_once(files))

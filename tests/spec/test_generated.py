@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.spec.generate import generated
 from rekindle.spec.load import load_target
+from tools.generate import generated
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -18,6 +18,12 @@ def test_scalars_follow_the_core_schema_of_yaml_1_2():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("text", [".inf", "-.Inf", "+.INF", ".nan", ".NaN", ".NAN"])
+def test_infinity_and_no_number_are_read_in_every_case_that_yaml_has(text):
+    wanted = float(text.replace(".", ""))
+    assert repr(parse_value(text)) == repr(wanted)
+
+
 def test_every_key_knows_its_line():
     document = parse_document("a:\n  b: 1\n  c:\n    - 2\n    - 3\n", "c.yaml")
     assert document.lines[("a", "b")] == "c.yaml:2"

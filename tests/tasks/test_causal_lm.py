@@ -20,8 +20,7 @@ from tokenizers import Tokenizer
 from rekindle.errors import DataError, RequestError, UnsupportedError
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks import load_task
-from rekindle.tasks.bpe import SMALLEST, train_bpe
-from rekindle.tasks.causal_lm import CausalLM
+from rekindle.tasks.causal_lm import SMALLEST, CausalLM, train_bpe
 from rekindle.tasks.chat import TEMPLATE
 from tests.data.corpora import content
 from tests.data.dialogues import FORMS, LLAMA, dialogues, model, sharded, source
@@ -38,7 +37,7 @@ TINY = {
 }
 TRAIN = """
 import json, sys
-from rekindle.tasks.bpe import train_bpe
+from rekindle.tasks.causal_lm import train_bpe
 texts = json.loads(sys.stdin.read())
 print(train_bpe([texts[:50], texts[50:]], vocab_size=600, min_frequency=2).to_str())
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from rekindle.evaluate.scores.base import Scores
 from rekindle.evaluate.scores.classes import ClassScores
@@ -11,9 +10,9 @@ from rekindle.evaluate.scores.tags import TagScores
 from rekindle.evaluate.scores.tokens import TokenScores
 from rekindle.records import Objective
 
-SCORES: Mapping[Objective, type[Scores]] = MappingProxyType(
-    {"classes": ClassScores, "tags": TagScores, "tokens": TokenScores}
-)
+SCORES: Mapping[Objective, type[Scores]] = {
+    "classes": ClassScores, "tags": TagScores, "tokens": TokenScores,
+}  # fmt: skip
 """By the objective of the candidate's task."""
 
 __all__ = ["SCORES", "ClassScores", "Scores", "TagScores", "TokenScores"]

@@ -5,7 +5,7 @@ Shapes: N examples, C classes or tags, R resamples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
@@ -37,6 +37,11 @@ class Scores(Protocol):
     def metrics(self) -> Mapping[str, float]:
         """All metrics by name; NaN where a prediction is."""
         ...
+
+    def measured(self, names: Sequence[str]) -> Mapping[str, float]:
+        """Metrics of all examples, none where there are no examples."""
+        everything = np.arange(len(self))[None]
+        return {n: float(self.resampled(n, everything)[0]) for n in names} if len(self) else {}
 
     @property
     def finite(self) -> bool:

@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 from rekindle.errors import DataError
 from rekindle.evaluate import metrics
 from rekindle.evaluate.metrics import Floats, Ints
+from rekindle.evaluate.scores.base import Scores
 from rekindle.records import CalibrationBin, Check, ClassResult, Contender
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassScores:
+class ClassScores(Scores):
     """Probabilities of classes, [N, C], the true ones, [N], and what they are called, [C]."""
 
     probabilities_NC: Floats
@@ -79,13 +80,10 @@ def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResul
     """The result of a class that has `rows`, and was answered `predicted` times, `hits` of them
     right."""
     return ClassResult(
-        label=label,
-        rows=rows,
-        predicted=predicted,
-        precision=hits / predicted if predicted else None,
-        recall=hits / rows if rows else None,
+        label=label, rows=rows, predicted=predicted,
+        precision=hits / predicted if predicted else None, recall=hits / rows if rows else None,
         f1=2 * hits / (predicted + rows) if predicted + rows else None,
-    )
+    )  # fmt: skip
 
 
 def beats_majority(metric: str, value: float, share: float, what: str) -> Check:
@@ -110,8 +108,7 @@ def indices_of(found: pa.Array, labels: tuple[str, ...]) -> Ints:
     index = pc.index_in(found, pa.array(labels, pa.string()))
     if index.null_count:
         unknown = sorted(set(found.to_pylist()) - set(labels))
-        raise DataError(
-            f"the test split holds labels that the model does not know: {unknown[:5]}",
-            where="data", fix="list all classes in data.labels, or use more training data",
-        )  # fmt: skip
+        what = f"the test split holds labels that the model does not know: {unknown[:5]}"
+        fix = "list all classes in data.labels, or use more training data"
+        raise DataError(what, where="data", fix=fix)
     return np.asarray(index.to_numpy(zero_copy_only=False), np.int64)

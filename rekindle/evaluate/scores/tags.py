@@ -49,10 +49,8 @@ class TagScores(Scores):
         tags = len(contender.labels)
         column = rows.column(who).combine_chunks().field("logits")
         if not np.array_equal(np.asarray(column.value_lengths(), np.int64), lengths_N * tags):
-            raise DataError(
-                f"the scores of the {who} are those of other words",
-                where="scores", fix="run the step `score` again",
-            )  # fmt: skip
+            what = f"the scores of the {who} are those of other words"
+            raise DataError(what, where="scores", fix="run the step `score` again")
         logits_WC = np.asarray(column.flatten(), np.float64).reshape(-1, tags)
         picked_W = softmax(logits_WC)[np.arange(len(true_W)), true_W]
         known_W = logits_WC.max(1) != logits_WC.min(1)
@@ -86,12 +84,9 @@ class TagScores(Scores):
 
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
-        if not len(self):
-            return {}
-        if not self.finite:
+        if len(self) and not self.finite:
             return dict.fromkeys(TAG_METRICS, math.nan)
-        everything = np.arange(len(self))[None]
-        return {name: float(self.resampled(name, everything)[0]) for name in TAG_METRICS}
+        return self.measured(TAG_METRICS)
 
     @property
     def finite(self) -> bool:

@@ -43,9 +43,8 @@ class TokenScores(Scores):
                 return np.zeros(0)
             return np.asarray(rows.column(who).combine_chunks().field(name), np.float64)
 
-        nats_N, right_N, targets_N, bytes_N = map(
-            sums, ("nats", "right", "targets", "target_bytes")
-        )
+        names = ("nats", "right", "targets", "target_bytes")
+        nats_N, right_N, targets_N, bytes_N = map(sums, names)
         return cls(nats_N, right_N, targets_N, bytes_N, contender.unigram_nats)
 
     def __len__(self) -> int:
@@ -53,10 +52,7 @@ class TokenScores(Scores):
 
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
-        if not len(self):
-            return {}
-        everything = np.arange(len(self))[None]
-        return {name: float(self.resampled(name, everything)[0]) for name in TOKEN_METRICS}
+        return self.measured(TOKEN_METRICS)
 
     @property
     def finite(self) -> bool:

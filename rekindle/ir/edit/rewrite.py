@@ -1,5 +1,5 @@
-"""A compiled pipeline with other defaults and images in it, for the platforms that take KFP's own
-encoding."""
+"""A compiled pipeline with other defaults, images, inputs and settings in it, for the platforms
+that take KFP's own encoding."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from rekindle.errors import UnsupportedError
 from rekindle.ir.distribution import PLATFORM
-from rekindle.ir.edit.unread import check_all
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.read.documents import documents
+from rekindle.ir.read.fields import Fields, Refusals, malformed
 
 OWN_IMAGES = "rekindle/"
+Binding = Mapping[str, Any]
 
 
 def rewritten(
@@ -26,7 +28,7 @@ def rewritten(
     refers to, and that was therefore not read, if it is not valid: the platform would reject it."""
     spec, *settings = documents(ir_text)
     spec = spec.get("pipelineSpec", spec)
-    check_all(spec)
+    _check_all(spec)
     parameters = _at(_at(spec["root"], "inputDefinitions"), "parameters")
     for name, value in arguments.items():
         parameters[name] |= {"defaultValue": value, "isOptional": True}
@@ -35,6 +37,48 @@ def rewritten(
         if image and (container.get("image") or "").startswith(OWN_IMAGES):
             container["image"] = image
     return spec, settings
+
+
+def _check_all(spec: Mapping[str, Any]) -> None:
+    """RequestError, with its place, unless every component, task and executor has its shape; a part
+    of one that is null counts as absent.
+
+    `read` follows references from the root, so that what no task names stays unread; what rewrites
+    a pipeline walks all of it, and KFP parses all of it."""
+    top = Fields(spec, "", Refusals())
+    for _, component in _each(top, "components"):
+        component.take("executorLabel", str, "")
+        for side in ("inputDefinitions", "outputDefinitions"):
+            _check_ports(component.fields(side))
+        for _, task in _each(component.fields("dag"), "tasks"):
+            _check_task(task)
+    for _, executor in _each(top.fields("deploymentSpec"), "executors"):
+        container = executor.fields("container")
+        container.take("image", str, "")
+        container.take("command", list, [])
+
+
+def _each(around: Fields, key: str) -> Iterator[tuple[str, Fields]]:
+    """Everything under `key`, none of it null, which is not a value of a map in protobuf."""
+    for name, one in around.each(key):
+        if around.data[key][name] is None:
+            raise malformed(None, "a mapping", one.where)
+        yield name, one
+
+
+def _check_task(task: Fields) -> None:
+    reference = task.fields("componentRef")
+    if not reference.take("name", str, ""):
+        raise malformed(None, "the name of a component", reference.at("name"))
+    task.fields("cachingOptions")
+    task.fields("retryPolicy")
+    _check_ports(task.fields("inputs"))
+
+
+def _check_ports(ports: Fields) -> None:
+    for kind in ("parameters", "artifacts"):
+        for name in ports.fields(kind).data:
+            Fields(ports.data[kind][name], f"{ports.at(kind)}.{name}", ports.refusals)
 
 
 def executors_of(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -61,11 +105,9 @@ def _made(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def with_launchers(
-    spec: Mapping[str, Any],
-    settings: Sequence[Mapping[str, Any]],
-    graph: Graph,
+    spec: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], graph: Graph,
     lowered: Callable[[Step], dict[str, Any]],
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # fmt: skip
     """The pipeline, and the documents behind it, with a launcher in place of each step that has a
     distribution.
 
@@ -98,12 +140,10 @@ def component_of(spec: Mapping[str, Any], step: Step) -> dict[str, Any]:
 
 def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[str, Any]]:
     """Every task, at every depth, that is one of the executors in `labels`."""
-    components = _at(spec, "components")
-    for component in (spec["root"], *components.values()):
-        for task in _at(_at(component, "dag"), "tasks").values():
-            name = _at(task, "componentRef").get("name", "")
-            if _at(components, name).get("executorLabel") in labels:
-                yield task
+    for _, _, task in _tasks(spec):
+        name = _at(task, "componentRef").get("name", "")
+        if _at(_at(spec, "components"), name).get("executorLabel") in labels:
+            yield task
 
 
 def with_output(
@@ -121,12 +161,9 @@ def with_output(
 
 
 def with_retries(
-    spec: Mapping[str, Any],
-    labels: Container[str],
-    count: Callable[[int], int],
-    policy: Mapping[str, Any],
-    always: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Any]:
+    spec: Mapping[str, Any], labels: Container[str], count: Callable[[int], int],
+    policy: Mapping[str, Any], always: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
     """The pipeline with other retries for the tasks of the executors in `labels`: `count` says how
     many, from how many the author allows; `policy` is for who says nothing of a field, `always` for
     everybody."""
@@ -139,11 +176,9 @@ def with_retries(
 
 
 def with_secrets(
-    spec: Mapping[str, Any],
-    settings: Sequence[Mapping[str, Any]],
-    secrets: Mapping[str, tuple[str, str]],
-    kept: Mapping[str, Container[str]] | None = None,
-) -> list[dict[str, Any]]:
+    spec: Mapping[str, Any], settings: Sequence[Mapping[str, Any]],
+    secrets: Mapping[str, tuple[str, str]], kept: Mapping[str, Container[str]] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
     step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
     that it names."""
@@ -184,3 +219,64 @@ def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dic
         if label in words and container.get("command"):
             container["command"] = [*words[label], *container["command"]]
     return made
+
+
+def with_inputs(
+    spec: Mapping[str, Any], wanted: Mapping[str, Mapping[str, Binding]]
+) -> dict[str, Any]:
+    """The pipeline with these inputs, by the label of the executor and their name; they are
+    optional, and of the type of what they are bound to.
+
+    Platform settings may name a parameter of the Dag around a task, or an output of a sibling
+    (`secretNameParameter`). KFP's driver reads these for the pod of the task itself; a launcher
+    that starts other pods for it needs the value, and gets it as an input of its own.
+    UnsupportedError, with its place in the IR, if that is not there."""
+    made = copy.deepcopy(dict(spec))
+    for where, dag, task in _tasks(made):
+        component = made["components"][task["componentRef"]["name"]]
+        for name, binding in wanted.get(component.get("executorLabel", ""), {}).items():
+            kind = _type(made, dag, binding)
+            if kind is None:
+                what = f"a setting of the step on several nodes reads {_named(binding)}"
+                fix = "pass it as a parameter of the pipeline"
+                what += ", which is not in the pipeline around it"
+                raise UnsupportedError(what, where=where, fix=fix)
+            inputs = _made(_made(component, "inputDefinitions"), "parameters")
+            inputs[name] = {"parameterType": kind, "isOptional": True}
+            given = _made(_made(task, "inputs"), "parameters")
+            given[name] = copy.deepcopy(dict(binding))
+    return made
+
+
+def _tasks(spec: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Every task: its place, the component whose Dag it is in, and itself."""
+    components = {f"components.{name}": made for name, made in _at(spec, "components").items()}
+    for path, around in {"root": spec["root"], **components}.items():
+        for name, task in _at(_at(around, "dag"), "tasks").items():
+            yield f"{path}.dag.tasks.{name}", around, task
+
+
+def _type(spec: Mapping[str, Any], around: Mapping[str, Any], binding: Binding) -> str | None:
+    """The type of what is read; None if there is no such thing."""
+    source = binding.get("taskOutputParameter")
+    if isinstance(source, Mapping):
+        tasks, task = around["dag"]["tasks"], source.get("producerTask")
+        component = tasks[task]["componentRef"]["name"] if _has(tasks, task) else ""
+        ports = spec["components"].get(component, {}).get("outputDefinitions")
+        name = source.get("outputParameterKey")
+    else:
+        ports, name = around.get("inputDefinitions"), binding.get("componentInputParameter")
+    parameters = (ports or {}).get("parameters") or {}
+    kind = parameters[name].get("parameterType") if _has(parameters, name) else None
+    return None if kind is None else str(kind)
+
+
+def _has(group: Mapping[str, Any], name: Any) -> bool:
+    return isinstance(name, str) and name in group
+
+
+def _named(binding: Binding) -> str:
+    source = binding.get("taskOutputParameter") or binding.get("componentInputParameter")
+    if isinstance(source, Mapping):
+        return f"`{source.get('producerTask')}.{source.get('outputParameterKey')}`"
+    return f"`{source}`"

@@ -44,9 +44,8 @@ def read_bindings(
         if source.has("componentInputArtifact"):
             artifacts[name] = FromInput(source.take("componentInputArtifact", str, ""))
         else:
-            artifacts[name] = _from_task(
-                source.fields("taskOutputArtifact"), "producerTask", "outputArtifactKey"
-            )
+            made = source.fields("taskOutputArtifact")
+            artifacts[name] = _from_task(made, "producerTask", "outputArtifactKey")
         source.close()
     fields.close()
     return parameters, artifacts
@@ -59,9 +58,8 @@ def read_parameter(source: Fields, parameter: Parameter | None) -> Binding | Non
     if source.has("componentInputParameter"):
         binding = FromInput(source.take("componentInputParameter", str, ""), keys)
     elif source.has("taskOutputParameter"):
-        binding = _from_task(
-            source.fields("taskOutputParameter"), "producerTask", "outputParameterKey", keys
-        )
+        made = source.fields("taskOutputParameter")
+        binding = _from_task(made, "producerTask", "outputParameterKey", keys)
     elif source.has("taskFinalStatus"):
         status = source.fields("taskFinalStatus")
         binding = FinalStatus(status.take("producerTask", str, ""))
@@ -77,11 +75,8 @@ def _keys(source: Fields) -> tuple[str, ...]:
     text = source.take("parameterExpressionSelector", str, "")
     match = _SELECTOR.fullmatch(text)
     if text and match is None:
-        source.refusals.add(
-            f"the selector `{text}` is none that KFP writes",
-            source.at("parameterExpressionSelector"),
-            "take the element in a component",
-        )
+        where, fix = source.at("parameterExpressionSelector"), "take the element in a component"
+        source.refusals.add(f"the selector `{text}` is none that KFP writes", where, fix)
     return tuple(json.loads(key) for key in _KEY.findall(match[1])) if match else ()
 
 
@@ -117,17 +112,15 @@ def read_results(
         selectors = list(one_of.list_of("parameterSelectors"))
         if fields.has("valueFromParameter"):
             selectors.append(fields.fields("valueFromParameter"))
-        parameters[name] = tuple(
-            _from_task(s, "producerSubtask", "outputParameterKey") for s in selectors
-        )
+        keys = ("producerSubtask", "outputParameterKey")
+        parameters[name] = tuple(_from_task(selector, *keys) for selector in selectors)
         one_of.close()
         fields.close()
     artifacts: dict[str, tuple[FromTask, ...]] = {}
     for name, fields in outputs.each("artifacts"):
-        artifacts[name] = tuple(
-            _from_task(s, "producerSubtask", "outputArtifactKey")
-            for s in fields.list_of("artifactSelectors")
-        )
+        found = fields.list_of("artifactSelectors")
+        keys = ("producerSubtask", "outputArtifactKey")
+        artifacts[name] = tuple(_from_task(selector, *keys) for selector in found)
         fields.close()
     return parameters, artifacts
 
@@ -192,6 +185,5 @@ def check_references(step: Step | Importer, where: str, refusals: Refusals) -> N
     for argument in arguments:
         for path in references(argument):
             if len(path) >= 3 and path[2] not in names[path[0], path[1]]:
-                refusals.add(
-                    f"a placeholder names `{path[2]}`, which the step does not have", where
-                )
+                what = f"a placeholder names `{path[2]}`, which the step does not have"
+                refusals.add(what, where)

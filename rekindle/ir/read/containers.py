@@ -85,14 +85,10 @@ def _container(fields: Fields) -> Container:
         image=fields.take("image", str, ""),
         command=_arguments(list(found.command), fields.at("command")),
         as_written=_arguments(words, fields.at("command")),
-        args=_arguments(args, fields.at("args")),
-        env=_env(fields),
-        source=found.source,
-        requirements=found.requirements,
-        runtime_requirements=found.runtime_requirements,
-        pip_options=found.pip_options,
-        resources=_resources(fields.fields("resources")),
-    )
+        args=_arguments(args, fields.at("args")), env=_env(fields), source=found.source,
+        requirements=found.requirements, runtime_requirements=found.runtime_requirements,
+        pip_options=found.pip_options, resources=_resources(fields.fields("resources")),
+    )  # fmt: skip
     fields.any("lifecycle")  # a setting of the step
     fields.close()
     return container

@@ -63,12 +63,8 @@ def _check_values(level: list[Any]) -> None:
             raise _too_much()
         for value in level:
             _check_value(value)
-        level = [
-            child
-            for value in level
-            if isinstance(value, dict | list)
-            for child in (value.values() if isinstance(value, dict) else value)
-        ]
+        groups = (group for group in level if isinstance(group, dict | list))
+        level = [e for g in groups for e in (g.values() if isinstance(g, dict) else g)]
 
 
 def _check_value(value: Any) -> None:
@@ -110,6 +106,5 @@ def _is_number(event: yaml.ScalarEvent) -> bool:
     if not event.implicit[0]:
         return str(event.tag).endswith((":int", ":float"))
     kinds = _LOADER.yaml_implicit_resolvers.get(event.value[0], ())
-    return any(
-        tag.endswith((":int", ":float")) and regex.match(event.value) for tag, regex in kinds
-    )
+    numbers = (regex for tag, regex in kinds if tag.endswith((":int", ":float")))
+    return any(regex.match(event.value) for regex in numbers)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from rekindle.errors import Problem, RequestError, UnsupportedError
+from rekindle.ir.values import shown
 
 T = TypeVar("T")
 NAME = re.compile(r"\w[\w .()-]*")
@@ -103,10 +104,8 @@ class Fields:
 
 def malformed(value: Any, wanted: str, where: str) -> RequestError:
     """The error for a value of the wrong kind."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return RequestError(
-        f"this is not a KFP pipeline: {shown} stands where {wanted} belongs",
+        f"this is not a KFP pipeline: {shown(value)} stands where {wanted} belongs",
         where=where,
         fix="compile it with kfp 2.x; if that wrote it, its compiler went wrong here, as it does "
         "for a loop in a condition whose item no step reads, or a OneOf that only "

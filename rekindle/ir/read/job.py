@@ -35,14 +35,12 @@ class Job:
         for name, value in self.arguments.items():
             if name not in parameters:
                 known = ", ".join(parameters) or "none"
-                raise RequestError(
-                    f"the pipeline has no parameter `{name}`", where=_WHERE, fix=f"it takes {known}"
-                )
+                what = f"the pipeline has no parameter `{name}`"
+                raise RequestError(what, where=_WHERE, fix=f"it takes {known}")
             parameters[name] = _given(parameters[name], value)
         inputs = dataclasses.replace(graph.inputs, parameters=parameters)
-        return dataclasses.replace(
-            graph, inputs=inputs, pipeline_root=self.root or graph.pipeline_root
-        )
+        root = self.root or graph.pipeline_root
+        return dataclasses.replace(graph, inputs=inputs, pipeline_root=root)
 
 
 def unwrap(document: Any, refusals: Refusals) -> Job:

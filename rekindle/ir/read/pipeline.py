@@ -104,14 +104,11 @@ class _Reader:
         root = self.top.fields("root")
         inputs, outputs = self.ports(root, at_root=True)
         graph = Graph(
-            name=_name(info),
-            inputs=inputs,
-            outputs=outputs,
+            name=_name(info), inputs=inputs, outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
             description=info.take("description", str, ""),
-            pipeline_root=self.top.take("defaultPipelineRoot", str, ""),
-            settings=settings,
-        )
+            pipeline_root=self.top.take("defaultPipelineRoot", str, ""), settings=settings,
+        )  # fmt: skip
         for fields in (root, info, self.top):
             fields.close()
         return graph
@@ -122,12 +119,11 @@ class _Reader:
         ports = []
         for side in ("inputDefinitions", "outputDefinitions"):
             definitions = component.fields(side)
-            parameters = [_parameter(n, f, at_root) for n, f in definitions.each("parameters")]
-            artifacts = [_artifact(n, f) for n, f in definitions.each("artifacts")]
+            read = [_parameter(n, f, at_root) for n, f in definitions.each("parameters")]
+            parameters = {parameter.name: parameter for parameter in read if parameter}
+            artifacts = {n: _artifact(n, f) for n, f in definitions.each("artifacts")}
             definitions.close()
-            ports.append(
-                Ports({p.name: p for p in parameters if p}, {a.name: a for a in artifacts})
-            )
+            ports.append(Ports(parameters, artifacts))
         component.any("taskConfigPassthroughs")  # a setting of the step
         component.refuse("singlePlatformSpecs", "platform settings inside a component")
         return ports[0], ports[1]
@@ -150,10 +146,8 @@ class _Reader:
         """One task; None if it is refused as a whole."""
         self.tasks += 1
         if self.tasks > _MAX_TASKS:
-            raise RequestError(
-                f"the pipelines inside of this one make more than {_MAX_TASKS:,} tasks", where=path,
-                fix="use loops, or several pipelines",
-            )  # fmt: skip
+            what = f"the pipelines inside of this one make more than {_MAX_TASKS:,} tasks"
+            raise RequestError(what, where=path, fix="use loops, or several pipelines")
         info = task.fields("taskInfo")
         info.take("name", str, "")
         info.close()
@@ -166,16 +160,10 @@ class _Reader:
         inputs, outputs = self.ports(component)
         condition, always = _trigger(task, inputs)
         shared: dict[str, Any] = {
-            "name": name,
-            "path": path,
-            "where": task.where,
-            "component": component_name.removeprefix("comp-"),
-            "inputs": inputs,
-            "outputs": outputs,
-            "after": tuple(str(n) for n in task.take("dependentTasks", list, [])),
-            "condition": condition,
-            "always": always,
-        }
+            "name": name, "path": path, "where": task.where, "inputs": inputs, "outputs": outputs,
+            "component": component_name.removeprefix("comp-"), "condition": condition,
+            "after": tuple(map(str, task.take("dependentTasks", list, []))), "always": always,
+        }  # fmt: skip
         shared["parameters"], shared["artifacts"] = read_bindings(task.fields("inputs"), inputs)
         self.expanding.append(component_name)
         try:
@@ -212,29 +200,22 @@ class _Reader:
             return None
         for name, artifact in shared["outputs"].artifacts.items():
             if artifact.is_list:
-                self.refusals.add(
-                    f"a component that writes a list of artifacts (`{name}`)",
-                    component.at(f"outputDefinitions.artifacts.{name}"),
-                    "write each in a turn of a loop, and collect them",
-                )
+                what = f"a component that writes a list of artifacts (`{name}`)"
+                fix = "write each in a turn of a loop, and collect them"
+                where = component.at(f"outputDefinitions.artifacts.{name}")
+                self.refusals.add(what, where, fix)
         node: Step | Importer
         if isinstance(content, Import):
             node = Importer(**vars(content), **shared)
         else:
+            own = (
+                *_setting(component, "taskConfigPassthroughs"),
+                *_setting(self.executors[label].fields("container"), "lifecycle"),
+            )
+            wished = vars(wishes) | {"settings": (*wishes.settings, *own)}
+            cached = enabled and cache
             node = Step(
-                container=content,
-                cache=enabled and cache,
-                cache_key=key,
-                retry=retry,
-                timeout_seconds=wishes.timeout_seconds,
-                distribution=wishes.distribution,
-                secrets=wishes.secrets,
-                settings=(
-                    *wishes.settings,
-                    *_setting(component, "taskConfigPassthroughs"),
-                    *_setting(self.executors[label].fields("container"), "lifecycle"),
-                ),
-                **shared,
+                container=content, cache=cached, cache_key=key, retry=retry, **wished, **shared
             )
         check_references(node, self.executors[label].where, self.refusals)
         if isinstance(node, Step) and node.distribution is not None:
@@ -260,10 +241,8 @@ def _setting(fields: Fields, name: str) -> tuple[Setting, ...]:
 def _parameter(name: str, fields: Fields, at_root: bool) -> Parameter | None:
     kind = fields.take("parameterType", str, "")
     default, literals = fields.any("defaultValue"), fields.take("literals", list, [])
-    optional, description = (
-        fields.take("isOptional", bool, False),
-        fields.take("description", str, ""),
-    )
+    optional = fields.take("isOptional", bool, False)
+    description = fields.take("description", str, "")
     fields.refuse("type", "parameters of schema 2.0", "compile it with kfp 2.x")
     fields.close()
     if kind not in _TYPES:
@@ -273,9 +252,8 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> Parameter | None:
     try:
         values = [from_ir(value, type_) for value in (default, *literals)]
     except ValueError as error:
-        raise RequestError(
-            f"the default of `{name}`: {error}", where=fields.at("defaultValue")
-        ) from error
+        what = f"the default of `{name}`: {error}"
+        raise RequestError(what, where=fields.at("defaultValue")) from error
     default = values[0] if at_root else parse_value(values[0], fields.at("defaultValue"))
     return Parameter(name, type_, optional, default, tuple(values[1:]), description)
 
@@ -287,10 +265,8 @@ def _artifact(name: str, fields: Fields) -> Artifact:
         title = schema.take("instanceSchema", str, "")
     schema.close()
     fields.take("description", str, "")
-    optional, is_list = (
-        fields.take("isOptional", bool, False),
-        fields.take("isArtifactList", bool, False),
-    )
+    optional = fields.take("isOptional", bool, False)
+    is_list = fields.take("isArtifactList", bool, False)
     fields.close()
     return Artifact(name, title, version, optional, is_list)
 
@@ -299,10 +275,8 @@ def _loop(task: Fields) -> Loop | None:
     policy = task.fields("iteratorPolicy")
     at_once = int(policy.take("parallelismLimit", float, 0.0))
     policy.close()
-    for key, input_key in (
-        ("parameterIterator", "inputParameter"),
-        ("artifactIterator", "inputArtifact"),
-    ):
+    inputs = {"parameterIterator": "inputParameter", "artifactIterator": "inputArtifact"}
+    for key, input_key in inputs.items():
         if not task.has(key):
             continue
         iterator = task.fields(key)

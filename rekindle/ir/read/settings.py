@@ -39,21 +39,18 @@ def read_platforms(
             continue
         deployment = fields.fields("deploymentSpec")
         for label, executor in deployment.each("executors"):
-            before = executors.get(label, Wishes())
-            executors[label] = (
-                dataclasses.replace(before, distribution=_distribution(executor))
-                if platform == PLATFORM
-                else dataclasses.replace(_wishes(executor), distribution=before.distribution)
-            )
+            wishes = executors.get(label, Wishes())
+            distribution = wishes.distribution
+            if platform == PLATFORM:
+                distribution = from_settings(executor.data, executor.where)
+            else:
+                wishes = _wishes(executor)
+            executors[label] = dataclasses.replace(wishes, distribution=distribution)
         deployment.close()
         whole += _settings(fields.fields("pipelineConfig"), set())
         fields.close()
     top.close()
     return executors, tuple(whole)
-
-
-def _distribution(executor: Fields) -> Distribution:
-    return from_settings(executor.data, executor.where)
 
 
 def _wishes(executor: Fields) -> Wishes:
@@ -78,14 +75,8 @@ def _secrets(fields: Fields) -> list[Secret]:
     named = read_parameter(fields.fields("secretNameParameter"), None) or Constant(plain)
     optional = fields.take("optional", bool, False)
     found = [
-        Secret(
-            env=pair.take("envVar", str, ""),
-            name=named,
-            key=pair.take("secretKey", str, ""),
-            where=pair.where,
-            optional=optional,
-        )
-        for pair in fields.list_of("keyToEnv")
+        Secret(p.take("envVar", str, ""), named, p.take("secretKey", str, ""), p.where, optional)
+        for p in fields.list_of("keyToEnv")
     ]
     fields.close()
     return found

@@ -20,7 +20,6 @@ from rekindle.catalog.tables import network
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit import rewrite
-from rekindle.ir.edit.inputs import with_inputs
 from rekindle.ir.edit.uris import with_places
 from rekindle.ir.graph import Constant, Graph, Step
 from rekindle.ir.values import bind
@@ -61,7 +60,7 @@ def compile(
             spec, settings, graph, lambda step: launcher(step, place)
         )
         late = {label: pods.late(step)[1] for label, step in labels.items()}
-        spec = with_inputs(spec, late)
+        spec = rewrite.with_inputs(spec, late)
         spec = with_places(spec, labels)
         spec = rewrite.with_output(spec, labels, RESULT_OUTPUT, "system.Artifact")
         spec = rewrite.with_retries(spec, labels, lambda _: RELAUNCHES, {}, _RELAUNCHING)
