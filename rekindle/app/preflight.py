@@ -16,6 +16,7 @@ from typing import Any
 from rekindle.data.glance import column_names
 from rekindle.data.roles import wanted_columns
 from rekindle.data.validate import TO_UTF8, Findings
+from rekindle.engines import engine_of
 from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean
 from rekindle.launch.process import has_gpu
 from rekindle.plan.request import model_config
@@ -40,8 +41,8 @@ def looks(spec: Spec, home: Path) -> dict[str, list[Problem]]:
     found = {
         "packages": _packages(spec), "files": _files(spec), "task": _task(spec),
         "columns of the data": _columns(spec), "architecture": _architecture(spec),
-        "layout": _layout(spec), "secrets": _secrets(spec), "docker": _docker(spec),
-        "registry": _registry(spec), "home": _home(home),
+        "layout": _layout(spec), "engine": _engine(spec), "secrets": _secrets(spec),
+        "docker": _docker(spec), "registry": _registry(spec), "home": _home(home),
     }  # fmt: skip
     return {name: list(problems) for name, problems in found.items()}
 
@@ -56,6 +57,14 @@ def _packages(spec: Spec) -> Iterator[Problem]:
             f"a local run needs {', '.join(missing)}",
             fix=f"pip install 'rekindle[{','.join(extras)}]', or [local] for all",
         )
+
+
+def _engine(spec: Spec) -> Iterator[Problem]:
+    """Whether another engine than rekindle's own is installed."""
+    engine = engine_of(spec.train.engine)
+    if engine is not None and importlib.util.find_spec(engine.package) is None:
+        what = f"the engine {spec.train.engine} needs the package {engine.package}"
+        yield Problem(what, "train.engine", f"pip install 'rekindle[{spec.train.engine}]'")
 
 
 def _files(spec: Spec) -> Iterator[Problem]:

@@ -50,9 +50,10 @@ def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
     order all ranks share; other ranks get empty tensors. A tied parameter comes once."""
     held = _held(parts)
     place = parts.mesh.place("pp")
+    wholly = parts.stepper.whole if parts.stepper else whole_of
     for owner, rank, names in _listed(parts, held):
         for name, dtype, shape in names:
-            whole = whole_of(held[name]).cpu() if place == owner else torch.empty(0)
+            whole = wholly(held[name]).cpu() if place == owner else torch.empty(0)
             if rank != 0:
                 whole = _sent(whole, rank, getattr(torch, dtype), shape, parts.mesh.device)
             yield name, whole
@@ -71,7 +72,10 @@ def _held(parts: Parts) -> dict[str, torch.Tensor]:
 def _listed(parts: Parts, held: Mapping[str, torch.Tensor]) -> list[_Listed]:
     """What each pipeline rank holds, first stage first; the same on all ranks (a collective)."""
     lead = dist.get_rank() if _leads(parts) else -1
-    mine = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in held.items()]
+    mine = [
+        (name, str(t.dtype).removeprefix("torch."), list(getattr(t, "ds_shape", t.shape)))
+        for name, t in held.items()
+    ]
     everyone: list[_Listed] = [(0, -1, [])] * dist.get_world_size()
     dist.all_gather_object(everyone, (parts.mesh.place("pp"), lead, mine))
     return sorted((x for x in everyone if x[1] >= 0), key=lambda x: x[0])

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
@@ -39,10 +38,10 @@ from rekindle.train.feed import Feed, Numbers
 from rekindle.train.history import History
 from rekindle.train.ledger import Ledger
 from rekindle.train.micro import Micro
-from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import DTYPES, Parts
 from rekindle.train.profile import Profiler
 from rekindle.train.schedule import learning_rate
+from rekindle.train.stepped import optimizer_of
 from rekindle.train.throughput import Clock
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class Trainer:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         layout = self.mesh.layout
         self.pipeline = _pipeline(parts) if layout.pp > 1 else None
-        self.optimizer = Optimizer(parts, spec)
+        self.optimizer = optimizer_of(parts, spec)
         order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
         joined = parts.stages[0].part.joins_texts
         self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed, joined)
@@ -150,7 +149,8 @@ class Trainer:
         self.behind = self.mesh.device.type != "cpu"
         self.bad_steps, self.seconds_before = 0, 0.0
         self.best, self.owed = Best(), False
-        if layout.only_replicates and layout.world > 2:  # a sum of two has no order
+        replicates = layout.only_replicates and parts.stepper is None
+        if replicates and layout.world > 2:  # a sum of two has no order
             self._warm_up()
 
     def _warm_up(self) -> None:
@@ -288,15 +288,15 @@ class Trainer:
         with self._precision():
             if self.pipeline is not None:
                 return self.pipeline.train([self._scaled(m) for m in self.feed(work.micro)])
-            module, layout = self.parts.stages[0].module, self.mesh.layout
+            module = self.parts.stages[0].module
             self.parts.stages[0].part.results.clear()
-            sharded = layout.shard * layout.cp > 1
             total = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
             for turn, micro in enumerate(self.feed(work.micro)):
                 self.beat(step, phase)
-                with synchronised(module, turn + 1 == len(work.micro), sharded):
+                last = turn + 1 == len(work.micro)
+                with self.optimizer.running(last):
                     result = module(micro=self._scaled(micro))
-                    result[0, 0].backward()
+                    self.optimizer.backward(result[0, 0], last)
                 total += result[0].detach().double()
             return total
 
@@ -363,23 +363,17 @@ class Trainer:
     def tensors(self) -> dict[str, Any]:
         """Weights and optimizer moments, named after the parameter in the whole network: what a
         checkpoint holds."""
-        tied = self.parts.tied
-        frozen = self.parts.adapters is not None
-        model = {
-            tied.get(name, name): p.detach()
-            for name, p in self.parts.parameters()
-            if p.requires_grad or not frozen
-        }
         buffers = {
             name: buffer
             for stage in self.parts.stages
             for name, buffer in _persistent_buffers(stage.part.network)
         }
-        return {"model": {**model, **buffers}, "optimizer": self.optimizer.tensors()}
+        model = self.optimizer.weights() | buffers
+        return {"model": model, "optimizer": self.optimizer.tensors()}
 
     def restore(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint, of whatever layout; returns its step."""
-        load(checkpoint, self.tensors(), self.mesh.replicas)
+        load(checkpoint, self.tensors(), self.optimizer.replicas)
         self.seconds_before = float(checkpoint.state.get("train_seconds") or 0.0)
         self.optimizer.restored(checkpoint.state.get("loss_scale"))
         self.best = Best(**checkpoint.state.get("best", {}))
@@ -451,19 +445,3 @@ def _validation(
 def _persistent_buffers(network: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     saved = network.state_dict(keep_vars=True)
     yield from ((name, b) for name, b in network.named_buffers() if name in saved)
-
-
-@contextlib.contextmanager
-def synchronised(module: torch.nn.Module, last: bool, sharded: bool) -> Iterator[None]:
-    """Add up gradients over replicas in the last backward pass of a step only. Shards are reduced
-    in each: the gradients of all weights, which a rank would have to keep until then, are what
-    sharding is there to spare."""
-    if isinstance(module, DistributedDataParallel) and not last:
-        with module.no_sync():
-            yield
-        return
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(last or sharded)
-        module.set_requires_all_reduce(last)
-        module.set_is_last_backward(last)
-    yield

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from rekindle.engines.base import Stepper
 from rekindle.errors import UnsupportedError
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks.base import Task
@@ -54,7 +55,8 @@ class Parts:
     `partial`: parameters whose gradients tp ranks have to add up. `tied`: parameters that are
     another one, which stages far apart hold a copy each of. `origins`: where a parameter's starting
     value lies. `adapters`: what LoRA added. `attention`: what keeps documents apart in training
-    steps; without dropout, as in validation, it may be the varlen kernel all the same."""
+    steps; without dropout, as in validation, it may be the varlen kernel all the same. `stepper`:
+    the engine that makes the updates, if it is not rekindle's own."""
 
     stages: tuple[Stage, ...]
     mesh: Mesh
@@ -63,6 +65,7 @@ class Parts:
     origins: Mapping[str, Origin]
     adapters: Adapters | None = None
     attention: attention.Kernel = "sdpa"
+    stepper: Stepper | None = None
 
     @property
     def network(self) -> nn.Module:

@@ -223,7 +223,7 @@ class _Run:
 
     def _step(self, parts: Any, optimizer: Any) -> None:
         """As Trainer's."""
-        from rekindle.train.loop import synchronised
+        from rekindle.train.optimizer import synchronised
 
         live, layout = self.live, parts.mesh.layout
         sharded = layout.shard * layout.cp > 1

@@ -52,6 +52,7 @@ from rekindle.train.probe import probe_packing
 from rekindle.train.profile import FILE as PROFILE
 from rekindle.train.profile import Profiler, tips
 from rekindle.train.rank import connect, live, say
+from rekindle.train.stepped import taken
 from rekindle.train.throughput import Clock, Cost, device_name
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Recorder, Source
@@ -131,7 +132,8 @@ def _return_to_best(job: Job, trainer: Trainer, last: int) -> int | None:
                 f"the weights of step {step}, the best, are lost", where=job.checkpoints,
                 fix="remove this folder, and train again",
             )  # fmt: skip
-        checkpoint.load(found, trainer.tensors(), trainer.mesh.replicas)
+        checkpoint.load(found, trainer.tensors(), trainer.optimizer.replicas)
+        trainer.optimizer.restored(None)
     if dist.get_rank() == 0:
         steps = trainer.plan.steps
         ended = f"stopped early, at step {last} of {steps}; " if last < steps else ""
@@ -282,7 +284,7 @@ class Start:
             weights.fill([s.part.network for s in parts.stages], self.source, parts.origins)
             if dist.get_rank() == 0 and self.source.checkpoint and self.source.fresh:
                 log.info("not in the checkpoint, starts fresh: %s", ", ".join(self.source.fresh))
-        return settle(parts)
+        return taken(parts, job.train) or settle(parts)
 
     def save(self, parts: Parts, output: Path) -> None:
         """The trained model as a folder; all ranks have to call it."""
@@ -340,7 +342,8 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
     summary = TrainingSummary(
         run_key=job.run_key,
         task=job.task,
-        engine="native",
+        engine=job.train.engine,
+        in_effect=dict(trainer.parts.stepper.facts()) if trainer.parts.stepper else {},
         world_size=trainer.world,
         steps=last,
         epochs=trainer.plan.epoch(last),
