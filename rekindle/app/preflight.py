@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,12 @@ def _packages(spec: Spec) -> Iterator[Problem]:
 
 
 def _engine(spec: Spec) -> Iterator[Problem]:
-    """Whether another engine than rekindle's own is installed."""
+    """Whether another engine than rekindle's own, and another launcher, is installed."""
+    if spec.train.launcher == "mpirun" and shutil.which("mpirun") is None:
+        yield Problem(
+            "there is no mpirun", "train.launcher",
+            "install Open MPI (apt-get install openmpi-bin), or use torchrun",
+        )  # fmt: skip
     engine = engine_of(spec.train.engine)
     if engine is not None and importlib.util.find_spec(engine.package) is None:
         what = f"the engine {spec.train.engine} needs the package {engine.package}"

@@ -336,6 +336,8 @@ class TrainSpec(Section):
     engine_config: dict[str, Any] | None = None
     """The engine's own settings: a JSON file such as `ds_config.json`, by its path, or the mapping
     itself. What rekindle decides has to be absent there, "auto" or equal."""
+    launcher: Literal["auto", "torchrun", "mpirun"] = "auto"
+    """What starts the ranks of a machine: torchrun, or Open MPI's mpirun (on one machine)."""
     entrypoint: str | None = None
     """Your own torchrun script, instead of rekindle's loop; see the README of rekindle/launch for
     what it receives."""
