@@ -12,9 +12,12 @@ alone, for the versions that the extra `deepspeed` allows."""
 from __future__ import annotations
 
 import copy
+import fcntl
+import importlib
 import logging
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +32,10 @@ if TYPE_CHECKING:
 
     from rekindle.spec.model import TrainSpec
 
+log = logging.getLogger(__name__)
+
 AUTO = "auto"
+_EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CONFIG = ("train", "engine_config")
 # sections that would take over what is rekindle's, or that no test has seen
@@ -95,8 +101,6 @@ class DeepSpeed:
         import torch.distributed as dist
 
         os.environ.setdefault("DS_ACCELERATOR", device.type)
-        tools = str(Path(sys.executable).parent)  # ninja, which compiles its operators
-        os.environ["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])
         try:
             import deepspeed
         except ImportError as error:
@@ -112,6 +116,9 @@ class DeepSpeed:
             {"params": [p for p in trained if p.ndim > 1]},
             {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
         ]
+        _compile(config)
+        # an operator for inference, which would be compiled
+        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
         exact = {name: b.clone() for name, b in part.named_buffers() if b.is_floating_point()}
         deepspeed.init_distributed(
             dist_backend=dist.get_backend(), auto_mpi_discovery=False, dist_init_required=False
@@ -126,6 +133,43 @@ class DeepSpeed:
         stepper = _Zero(engine, part)
         stepper.require(config)
         return stepper
+
+
+def _compile(config: Mapping[str, Any]) -> None:
+    """Compile the operators that DeepSpeed would compile at their first use, in one process of a
+    machine at a time. StepError where that fails.
+
+    The lock of torch is a file: who is killed while compiling leaves it, and everybody after that
+    waits for ever. Ours is the kernel's, over a folder that rekindle alone uses."""
+    names = []
+    if _at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
+        names.append("CPUAdamBuilder")
+    elif not _at(config, "optimizer", "params", "torch_adam"):
+        names.append("FusedAdamBuilder")
+    if not names:
+        return
+    from deepspeed.accelerator import get_accelerator
+
+    tools = str(Path(sys.executable).parent)  # ninja is there
+    os.environ["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])
+    given = os.environ.get(_EXTENSIONS)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(given) if given else cache / "rekindle" / "torch_extensions"
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ[_EXTENSIONS] = str(folder)
+    with (folder / "rekindle.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for left in [] if given else folder.glob("**/lock"):
+            left.unlink()
+        for name in names:
+            log.info("compiling DeepSpeed's %s, unless that was done before", name)
+            try:
+                get_accelerator().create_op_builder(name).load(verbose=False)
+            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+                raise StepError(
+                    f"DeepSpeed cannot compile {name}: {error}", where="train.engine_config",
+                    fix="install g++, or remove offload_optimizer",
+                ) from error  # fmt: skip
 
 
 class _Zero:
