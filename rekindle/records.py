@@ -290,7 +290,8 @@ class TrainingSummary(Record):
     kept documents of a sequence apart in training steps, the `varlen` kernel, or one call of `sdpa`
     a document, as attention dropout needs it; empty where the architecture's own attention ran.
     `best_step`: the step whose weights the model has, where the lowest validation loss decides;
-    `planned_steps`: how many there would have been, where early stopping ended it."""
+    `planned_steps`: how many there would have been, where early stopping ended it. `in_effect`:
+    what another engine said of itself before the first step."""
 
     schema_version: int = SCHEMA_VERSION
     run_key: str
@@ -313,6 +314,7 @@ class TrainingSummary(Record):
     attention: str = ""
     best_step: int | None = None
     planned_steps: int | None = None
+    in_effect: Mapping[str, str] = Field(default_factory=dict)
 
 
 class HistoryRow(Record):

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from rekindle.data.glance import column_names
 from rekindle.data.roles import wanted_columns
 from rekindle.data.validate import TO_UTF8, Findings
+from rekindle.engines import engine_of
 from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean
 from rekindle.launch.process import has_gpu
 from rekindle.plan.request import model_config
@@ -40,8 +42,8 @@ def looks(spec: Spec, home: Path) -> dict[str, list[Problem]]:
     found = {
         "packages": _packages(spec), "files": _files(spec), "task": _task(spec),
         "columns of the data": _columns(spec), "architecture": _architecture(spec),
-        "layout": _layout(spec), "secrets": _secrets(spec), "docker": _docker(spec),
-        "registry": _registry(spec), "home": _home(home),
+        "layout": _layout(spec), "engine": _engine(spec), "secrets": _secrets(spec),
+        "docker": _docker(spec), "registry": _registry(spec), "home": _home(home),
     }  # fmt: skip
     return {name: list(problems) for name, problems in found.items()}
 
@@ -54,6 +56,19 @@ def _packages(spec: Spec) -> Iterator[Problem]:
         extras = sorted({NEEDED[name] for name in missing})
         what = f"a local run needs {', '.join(missing)}"
         yield Problem(what, fix=f"pip install 'rekindle[{','.join(extras)}]', or [local] for all")
+
+
+def _engine(spec: Spec) -> Iterator[Problem]:
+    """Whether another engine than rekindle's own, and another launcher, is installed."""
+    if spec.train.launcher == "mpirun" and shutil.which("mpirun") is None:
+        yield Problem(
+            "there is no mpirun", "train.launcher",
+            "install Open MPI (apt-get install openmpi-bin), or use torchrun",
+        )  # fmt: skip
+    engine = engine_of(spec.train.engine)
+    if engine is not None and importlib.util.find_spec(engine.package) is None:
+        what = f"the engine {spec.train.engine} needs the package {engine.package}"
+        yield Problem(what, "train.engine", f"pip install 'rekindle[{spec.train.engine}]'")
 
 
 def _files(spec: Spec) -> Iterator[Problem]:

@@ -30,7 +30,7 @@ def main() -> None:
     lifeline, report, module, *words = sys.argv[1:]
     os.set_inheritable(int(lifeline), False)
     ranks = _nursery(module, int(lifeline)) if module and not has_gpu() else None
-    threading.Thread(target=_hold_on, args=(int(lifeline),), daemon=True).start()
+    threading.Thread(target=hold_on, args=(int(lifeline),), daemon=True).start()
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -95,8 +95,9 @@ def _line(failed: tuple[int, Any]) -> str:
     return json.dumps(facts) + "\n"
 
 
-def _hold_on(lifeline: int) -> None:
-    """A thread, because torchrun may wait inside C++ for other nodes."""
+def hold_on(lifeline: int) -> None:
+    """End the worker group when its supervisor is gone; in a thread, because torchrun may wait
+    inside C++ for other nodes."""
     os.read(lifeline, 1)
     end_marked(os.environ[MARK])
     os._exit(1)

@@ -34,7 +34,9 @@ FILE = "REKINDLE_STORE"
 LISTENING = "listening"
 """What `--rdzv-conf` calls the descriptor of the socket at which node rank 0's store listens."""
 
-_HOST = "127.0.0.1"
+HOST = "127.0.0.1"
+"""Where the store of one node listens."""
+
 _THEIRS = (
     "torch.distributed.checkpoint.", "torch.distributed.pipelining.", "rekindle.train.",
     "rekindle.errors",
@@ -65,9 +67,9 @@ def offer() -> None:
 
         def next_rendezvous(self) -> RendezvousInfo:
             rank, nodes = int(self._given.config.get("rank", 0)), self._given.max_nodes
-            store, port = _store() if nodes == 1 else _store_of_nodes(self._given)
-            where = rendezvous.RendezvousStoreInfo(_HOST, port)
-            return rendezvous.RendezvousInfo(store, rank, nodes, where)
+            held, port = store() if nodes == 1 else _store_of_nodes(self._given)
+            where = rendezvous.RendezvousStoreInfo(HOST, port)
+            return rendezvous.RendezvousInfo(held, rank, nodes, where)
 
         def is_closed(self) -> bool:
             return False
@@ -87,13 +89,13 @@ def offer() -> None:
     rendezvous.rendezvous_handler_registry.register(BACKEND, Loopback)
 
 
-def _store() -> tuple[Any, int]:
+def store() -> tuple[Any, int]:
     """The agent's store and its port: in its memory where the ranks meet in a file."""
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     if FILE in os.environ:
         return HashStore(), 0
-    with socket.create_server((_HOST, 0)) as server:
+    with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
         return _listening(port, server.detach()), port
 
@@ -105,14 +107,14 @@ def _store_of_nodes(given: RendezvousParameters) -> tuple[Any, int]:
     port = int(given.endpoint.rpartition(":")[2])
     if LISTENING in given.config:
         return _listening(port, int(given.config[LISTENING])), port
-    return TCPStore(_HOST, port, is_master=False, wait_for_workers=False), port
+    return TCPStore(HOST, port, is_master=False, wait_for_workers=False), port
 
 
 def _listening(port: int, descriptor: int) -> Any:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(
-        _HOST, port, is_master=True, wait_for_workers=False, multi_tenant=True,
+        HOST, port, is_master=True, wait_for_workers=False, multi_tenant=True,
         master_listen_fd=descriptor,
     )  # fmt: skip
 

@@ -154,8 +154,14 @@ class _Attempt:
         reading, self.lifeline = os.pipe()
         bound = group.gpus and can_bind()
         started = argv(group.script, group.place, start, bound)
-        words = [sys.executable, "-P", "-m", "rekindle.launch.agent", str(reading), str(self.exits)]
-        words += [group.script[1] if group.script[0] == "-m" and not group.foreign else ""]
+        words = [sys.executable, "-P", "-m"]
+        if group.train.launcher == "mpirun":
+            words += ["rekindle.launch.mpi", str(reading), str(self.exits)]
+            words += [str(group.place.ranks_per_node), *group.script]
+        else:
+            words += ["rekindle.launch.agent", str(reading), str(self.exits)]
+            words += [group.script[1] if group.script[0] == "-m" and not group.foreign else ""]
+            words += [f"--log-dir={self.scratch.name}", *started]
         own = {MARK: self.mark, "REKINDLE_RESTART": str(start.restart), "PYTHONUNBUFFERED": "1"}
         own |= fork_server.THREADLESS | self._flight_recorder()
         if not group.foreign:
@@ -166,8 +172,7 @@ class _Attempt:
         try:
             # in a session of its own: a signal to our process group leaves it to tidy up
             self.agent = group.agent = subprocess.Popen(
-                [*words, f"--log-dir={self.scratch.name}", *started],
-                env={**group.environment, **own}, start_new_session=True,
+                words, env={**group.environment, **own}, start_new_session=True,
                 pass_fds=[reading, *([start.store.fileno()] if start.store else [])],
             )  # fmt: skip
         finally:
@@ -288,7 +293,8 @@ class _Attempt:
             return root_cause.agent_killed(first, -code, oom_kills)
         what = "the ranks ended without saying that they are done"
         if code:
-            what = f"torchrun ended with exit code {code}"
+            launcher = "mpirun" if self.group.train.launcher == "mpirun" else "torchrun"
+            what = f"{launcher} ended with exit code {code}"
         return Cause("followed", first, time.time(), what, fix="see the step's log")
 
     def _flight_recorder(self) -> dict[str, str]:

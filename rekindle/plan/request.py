@@ -55,6 +55,11 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
             "the planner does not know what a pipeline of your own computes", where="pipeline",
             fix="name machines where it needs them: rekindle.distribute(task, nodes=...)",
         )  # fmt: skip
+    if spec.train.engine != "rekindle":
+        raise RequestError(
+            f"the planner does not know what the engine {spec.train.engine} holds on each machine",
+            where="train.engine", fix="name machines and their number, or use rekindle's engine",
+        )  # fmt: skip
     if spec.task not in _PLANNED or spec.train.entrypoint:
         what = "a script of your own" if spec.train.entrypoint else f"the task `{spec.task}`"
         raise RequestError(

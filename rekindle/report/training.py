@@ -100,6 +100,9 @@ def _facts(
         ("Ranks", formats.count(summary.world_size)),
         ("Engine and precision", ", ".join(filter(None, (summary.engine, summary.precision)))),
     ]
+    if summary.in_effect:
+        said = ", ".join(f"{name} {value}" for name, value in summary.in_effect.items())
+        facts.append(("In effect", said))
     if summary.best_step is not None:
         lowest = f"step {formats.count(summary.best_step)}, the lowest validation loss"
         facts.append(("Weights of the model", lowest))

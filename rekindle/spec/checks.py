@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
+from rekindle.engines import engine_of
 from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import rates, schedule
@@ -118,6 +119,23 @@ def _train(spec: Spec) -> Iterator[Finding]:
     if spec.resources.spot and train.checkpoint.every is None:
         what = "a spot machine can be reclaimed at any time, and nothing would have been saved"
         yield ("resources", "spot"), what, "set train.checkpoint.every, or spot: false"
+
+
+def _engine(spec: Spec) -> Iterator[Finding]:
+    """What computes the updates, and its own settings; what starts the ranks."""
+    train, engine = spec.train, engine_of(spec.train.engine)
+    if train.launcher == "mpirun" and spec.resources.nodes > 1:
+        what = "mpirun starts the ranks of one machine"
+        yield ("train", "launcher"), what, "launcher: torchrun, or resources.nodes: 1"
+    if engine is None:
+        if train.engine_config is not None:
+            what = "rekindle's own engine has no settings beside train"
+            yield ("train", "engine_config"), what, "remove it, or set train.engine"
+    elif train.entrypoint:
+        what = "your own script starts its engine itself"
+        yield ("train", "engine"), what, "remove it, or train.entrypoint"
+    else:
+        yield from engine.refuse(train)
 
 
 def _objective(spec: Spec) -> Iterator[Finding]:
@@ -243,4 +261,4 @@ def _nearest_divisor(total: int, wanted: int) -> int:
     return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 
-_RULES = (_task, _pipeline, _data, _documents, _train, _gate, _schedule, _secrets)
+_RULES = (_task, _pipeline, _data, _documents, _train, _engine, _gate, _schedule, _secrets)

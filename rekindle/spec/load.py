@@ -8,6 +8,7 @@ digest."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ _HEAD = 1 << 20  # characters in which a compiled pipeline shows itself
 _PATH_FIELDS: tuple[KeyPath, ...] = (
     ("task",), ("pipeline",), ("data", "source"), ("model", "source"), ("model", "tokenizer"),
     ("model", "init_from"), ("model", "teacher", "source"), ("train", "entrypoint"),
+    ("train", "engine_config"),
 )  # fmt: skip
 
 
@@ -54,6 +56,7 @@ def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bo
     values, lines = document.values, dict(document.lines)
     for override in overrides:
         _apply_override(values, lines, override)
+    _read_engine_config(values, lines)
     spec = validate(values, lines, text)
     spec._origin = (text, tuple(overrides))
     return lock.pinned(spec, path.parent) if pinned else spec
@@ -123,6 +126,21 @@ def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
             str((folder / Path(item).expanduser()).absolute()) if isinstance(item, str) else item
             for item in image["include"]
         ]
+
+
+def _read_engine_config(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None:
+    """Put what a file says in the place of its path, so that a run is identified by it."""
+    train = values.get("train")
+    if not isinstance(train, dict) or not isinstance(train.get("engine_config"), str):
+        return
+    path, where = Path(train["engine_config"]), lines.get(("train", "engine_config"), "--set")
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SpecError(f"cannot read the engine's config: {error}", where=where) from None
+    if not isinstance(content, dict):
+        raise SpecError(f"{path} holds no JSON object", where=where)
+    train["engine_config"] = content
 
 
 def _anchored(field: str, value: str, folder: Path) -> str:

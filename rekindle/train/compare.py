@@ -43,6 +43,7 @@ from rekindle.train.job import Job
 from rekindle.train.loop import Plan, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
+from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import build, prepared, settle
 from rekindle.train.part import Goal
 
@@ -161,6 +162,7 @@ class _Small:
         layout = dataclasses.replace(mesh.layout, micro_batch_size=MICRO)
         trainer = self._trainer(train, dataclasses.replace(mesh, layout=layout))
         optimizer, found = trainer.optimizer, []
+        assert isinstance(optimizer, Optimizer)
         alone = layout.world == 1  # the other ranks, if there are any, have no part in it
         for _ in range(STEPS):
             loss = trainer._backward(trainer.batches.make(0))[0] / layout.tp

@@ -89,7 +89,7 @@ class Piece:
 
 
 def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
-    """The pieces of a nested dict of tensors and DTensors, by dotted name, without the empty ones.
+    """The pieces of a nested dict of tensors, DTensors or pieces, by dotted name, none empty.
 
     Raises TypeError for anything else, ValueError for a DTensor whose sum is outstanding."""
     found: dict[str, Piece] = {}
@@ -97,6 +97,9 @@ def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             found |= pieces_of(value, f"{name}.")
+            continue
+        if isinstance(value, Piece):
+            found[name] = value
             continue
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")

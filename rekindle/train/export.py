@@ -51,9 +51,10 @@ def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
     order all ranks share; other ranks get empty tensors. A tied parameter comes once."""
     held = _held(parts)
     place = parts.mesh.place("pp")
+    wholly = parts.stepper.whole if parts.stepper else whole_of
     for owner, rank, names in _listed(parts, held):
         for name, dtype, shape in names:
-            whole = whole_of(held[name]).cpu() if place == owner else torch.empty(0)
+            whole = wholly(held[name]).cpu() if place == owner else torch.empty(0)
             if rank != 0:
                 whole = _sent(whole, rank, getattr(torch, dtype), shape, parts.mesh.device)
             yield name, whole
@@ -68,7 +69,8 @@ def _listed(parts: Parts, held: Mapping[str, torch.Tensor]) -> list[_Listed]:
     """What each pipeline rank holds, first stage first; the same on all ranks (a collective)."""
     # one rank speaks for its pipeline rank
     lead = dist.get_rank() if parts.mesh.leads("dp", "shard", "cp", "tp") else -1
-    mine = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in held.items()]
+    shapes = {name: list(getattr(t, "ds_shape", t.shape)) for name, t in held.items()}
+    mine = [(n, str(t.dtype).removeprefix("torch."), shapes[n]) for n, t in held.items()]
     everyone: list[_Listed] = of_all((parts.mesh.place("pp"), lead, mine))
     return sorted((x for x in everyone if x[1] >= 0), key=lambda x: x[0])
 

@@ -11,19 +11,17 @@ and that is the only thing that is read."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
@@ -36,9 +34,10 @@ from rekindle.train.batches import TRAIN, VALIDATION, Batches, Work
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.history import History, Ledger
 from rekindle.train.micro import Feed, Micro, Numbers
-from rekindle.train.optimizer import Optimizer, learning_rate
+from rekindle.train.optimizer import learning_rate
 from rekindle.train.parallel import Parts, autocast
 from rekindle.train.profile import Profiler
+from rekindle.train.stepped import optimizer_of
 from rekindle.train.throughput import Clock
 
 log = logging.getLogger(__name__)
@@ -137,7 +136,7 @@ class Trainer:
             from rekindle.train.pipeline import Pipeline  # torch's part of it takes a second
 
             self.pipeline = Pipeline(parts)
-        self.optimizer = Optimizer(parts, spec)
+        self.optimizer = optimizer_of(parts, spec)
         order = copy.deepcopy(plan.order)  # its own, because batches are made in a thread
         joined = parts.stages[0].part.joins_texts
         self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed, joined)
@@ -147,7 +146,8 @@ class Trainer:
         self.behind = self.mesh.device.type != "cpu"
         self.bad_steps, self.seconds_before = 0, 0.0
         self.best, self.owed = Best(), False
-        if layout.only_replicates and layout.world > 2:  # a sum of two has no order
+        replicates = layout.only_replicates and parts.stepper is None
+        if replicates and layout.world > 2:  # a sum of two has no order
             self._warm_up()
 
     def _warm_up(self) -> None:
@@ -285,15 +285,15 @@ class Trainer:
         with autocast(self.spec.precision, self.mesh.device):
             if self.pipeline is not None:
                 return self.pipeline.train([self._scaled(m) for m in self.feed(work.micro)])
-            module, layout = self.parts.stages[0].module, self.mesh.layout
+            module = self.parts.stages[0].module
             self.parts.stages[0].part.results.clear()
-            sharded = layout.shard * layout.cp > 1
             total = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
             for turn, micro in enumerate(self.feed(work.micro)):
                 self.beat(step, phase)
-                with synchronised(module, turn + 1 == len(work.micro), sharded):
+                last = turn + 1 == len(work.micro)
+                with self.optimizer.running(last):
                     result = module(micro=self._scaled(micro))
-                    result[0, 0].backward()
+                    self.optimizer.backward(result[0, 0], last)
                 total += result[0].detach().double()
             return total
 
@@ -355,15 +355,12 @@ class Trainer:
     def tensors(self) -> dict[str, Any]:
         """Weights and optimizer moments, named after the parameter in the whole network: what a
         checkpoint holds."""
-        tied, every = self.parts.tied, self.parts.scaling is None
-        held = ((name, p) for name, p in self.parts.parameters() if p.requires_grad or every)
-        model = {tied.get(name, name): p.detach() for name, p in held}
-        model |= dict(self.parts.buffers())
+        model = self.optimizer.weights() | dict(self.parts.buffers())
         return {"model": model, "optimizer": self.optimizer.tensors()}
 
     def restore(self, checkpoint: Checkpoint) -> int:
         """Go on from a checkpoint, of whatever layout; returns its step."""
-        load(checkpoint, self.tensors(), self.mesh.replicas)
+        load(checkpoint, self.tensors(), self.optimizer.replicas)
         self.seconds_before = float(checkpoint.state.get("train_seconds") or 0.0)
         self.optimizer.restored(checkpoint.state.get("loss_scale"))
         self.best = Best(**checkpoint.state.get("best", {}))
@@ -420,19 +417,3 @@ def _validation(
         pack_length=order.pack_length,
     )  # fmt: skip
     return Batches(task, shards, VALIDATION, once, mesh, seed, joined)
-
-
-@contextlib.contextmanager
-def synchronised(module: torch.nn.Module, last: bool, sharded: bool) -> Iterator[None]:
-    """Add up gradients over replicas in the last backward pass of a step only. Shards are reduced
-    in each: the gradients of all weights, which a rank would have to keep until then, are what
-    sharding is there to spare."""
-    if isinstance(module, DistributedDataParallel) and not last:
-        with module.no_sync():
-            yield
-        return
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(last or sharded)
-        module.set_requires_all_reduce(last)
-        module.set_is_last_backward(last)
-    yield

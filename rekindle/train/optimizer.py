@@ -10,14 +10,17 @@ takes the factor of the gradients, and whether there is an update at all, as ten
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import SCRATCH_LR, TrainSpec
@@ -80,6 +83,15 @@ class Optimizer:
         """What a loss is divided by so that it is multiplied by the loss scale."""
         return count / self.scale.value.to(count.dtype) if self.scale else count
 
+    def running(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around a micro-batch of a step without a pipeline, forward and backward."""
+        layout = self.parts.mesh.layout
+        return synchronised(self.parts.stages[0].module, last, layout.shard * layout.cp > 1)
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Add the gradients of a micro-batch, of a step's `last` one."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
     def collect(self) -> torch.Tensor:
         """Gather this rank's gradients; returns its share of the squared global norm, of scaled
         gradients, float64 [], on the device."""
@@ -137,7 +149,21 @@ class Optimizer:
                 for key, value in self.adam.state[copy.local].items():
                     self.adam.state[source.local][key].copy_(value)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    @property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same of `weights` and `tensors` as this one."""
+        return self.parts.mesh.replicas
+
+    def weights(self) -> dict[str, Any]:
+        """What is trained, named after the parameter in the whole network."""
+        tied, frozen = self.parts.tied, self.parts.scaling is not None
+        return {
+            tied.get(name, name): p.detach()
+            for name, p in self.parts.parameters()
+            if p.requires_grad or not frozen
+        }
+
+    def tensors(self) -> dict[str, Any]:
         """Moments and step counts by parameter, sharded as the parameter is; copies are left out
         of saving by having the same name."""
         found: dict[str, torch.Tensor] = {}
@@ -147,6 +173,22 @@ class Optimizer:
                 whole = value if key == "step" else _like(held.parameter, value)
                 found[f"{name}.{key}"] = whole
         return found
+
+
+@contextlib.contextmanager
+def synchronised(module: torch.nn.Module, last: bool, sharded: bool) -> Iterator[None]:
+    """Add up gradients over replicas in the last backward pass of a step only. Shards are reduced
+    in each: the gradients of all weights, which a rank would have to keep until then, are what
+    sharding is there to spare."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        with module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last or sharded)
+        module.set_requires_all_reduce(last)
+        module.set_is_last_backward(last)
+    yield
 
 
 class _Scale:

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
+from rekindle.engines.base import Stepper
 from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import LoraSpec, TrainSpec
@@ -51,7 +52,7 @@ class Parts:
     another one, which stages far apart hold a copy each of. `origins`: where a parameter's starting
     value lies. `scaling`: of LoRA's updates, None without. `attention`: what keeps documents apart
     in training steps; without dropout, as in validation, it may be the varlen kernel all the
-    same."""
+    same. `stepper`: the engine that makes the updates, if it is not rekindle's own."""
 
     stages: tuple[Stage, ...]
     mesh: Mesh
@@ -60,6 +61,7 @@ class Parts:
     origins: Mapping[str, Origin]
     scaling: float | None = None
     attention: attention.Kernel = "sdpa"
+    stepper: Stepper | None = None
 
     @property
     def network(self) -> nn.Module:

@@ -35,10 +35,9 @@ from rekindle.train.compat import give_collectives_shapes, require_newest
 from rekindle.train.documents import Documents
 from rekindle.train.fakes import as_on_gpu, engine_without_values
 from rekindle.train.live import GRADIENTS, MOMENTS, PARAMETERS, TEACHER, TEMPORARIES, Live
-from rekindle.train.loop import synchronised
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Micro
-from rekindle.train.optimizer import Optimizer
+from rekindle.train.optimizer import Optimizer, synchronised
 from rekindle.train.parallel import DTYPES, autocast, build, settle
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline, without_first

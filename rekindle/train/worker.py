@@ -42,6 +42,7 @@ from rekindle.train.parallel import Parts, build, prepared, settle
 from rekindle.train.profile import FILE as PROFILE
 from rekindle.train.profile import Profiler, tips
 from rekindle.train.rank import connect, live, say
+from rekindle.train.stepped import taken
 from rekindle.train.throughput import Clock, Cost, device_name
 from rekindle.train.vitals import Vitals
 from rekindle.train.weights import Source
@@ -123,7 +124,8 @@ def _return_to_best(job: Job, trainer: Trainer, last: int) -> int | None:
                 f"the weights of step {step}, the best, are lost", where=job.checkpoints,
                 fix="remove this folder, and train again",
             )  # fmt: skip
-        checkpoint.load(found, trainer.tensors(), trainer.mesh.replicas)
+        checkpoint.load(found, trainer.tensors(), trainer.optimizer.replicas)
+        trainer.optimizer.restored(None)
     if dist.get_rank() == 0:
         steps = trainer.plan.steps
         ended = f"stopped early, at step {last} of {steps}; " if last < steps else ""
@@ -246,7 +248,7 @@ class Start:
             weights.fill([s.part.network for s in parts.stages], self.source, parts.origins)
             if dist.get_rank() == 0 and self.source.checkpoint and self.source.fresh:
                 log.info("not in the checkpoint, starts fresh: %s", ", ".join(self.source.fresh))
-        return settle(parts)
+        return taken(parts, job.train) or settle(parts)
 
     def save(self, parts: Parts, output: Path) -> None:
         """The trained model as a folder; all ranks have to call it."""
@@ -288,7 +290,9 @@ def _finish(job: Job, trainer: Trainer, history: History, last: int, best: int |
         "loss": final.validation_loss, "accuracy": final.validation_accuracy,
     } if final else {}  # fmt: skip
     summary = TrainingSummary(
-        run_key=job.run_key, task=job.task, engine="native", world_size=trainer.world, steps=last,
+        run_key=job.run_key, task=job.task, engine=job.train.engine, steps=last,
+        in_effect=dict(trainer.parts.stepper.facts()) if trainer.parts.stepper else {},
+        world_size=trainer.world,
         epochs=trainer.plan.epoch(last), global_batch_size=job.train.global_batch_size,
         seed=job.train.seed, precision=job.train.precision, deterministic=job.train.deterministic,
         parameters=modelfolder.count_parameters(output), init_from=job.init_from,

@@ -1,0 +1,357 @@
+"""DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), stages 0 to 3, with offload to the
+memory of the host.
+
+DeepSpeed reduces gradients, clips, updates, and divides weights and moments among the ranks; the
+batches, the rate of each step, saves and restarts are rekindle's. Its state is saved as fragments
+of flattened tensors in rekindle's own checkpoints, so any number of ranks and any stage resume it.
+
+DeepSpeed averages gradients over the ranks, and a loss here is a rank's share of the whole batch's:
+it is multiplied by their number. What is private to DeepSpeed and used here is read by `_Zero`
+alone, for the versions that the extra `deepspeed` allows."""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import importlib
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rekindle.engines.base import Finding, Fragment, Stepper
+from rekindle.errors import StepError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rekindle.spec.model import TrainSpec
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+_EXTENSIONS = "TORCH_EXTENSIONS_DIR"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_CONFIG = ("train", "engine_config")
+# sections that would take over what is rekindle's, or that no test has seen
+_REFUSED = {
+    "scheduler": "rekindle sets the rate of each step (train.lr_schedule)",
+    "fp16": "use train.precision: bf16 or fp32",
+    "amp": "use train.precision: bf16 or fp32",
+    "elasticity": "rekindle resumes on any number of ranks by itself",
+    "autotuning": "rekindle plan chooses the layout",
+    "curriculum_learning": "rekindle decides the order of examples",
+    "data_efficiency": "rekindle decides the order of examples",
+    "compression_training": "rekindle does not export what it makes",
+    "pipeline": "use rekindle's engine with train.layout",
+    "tensor_parallel": "use rekindle's engine with train.layout",
+    "compile": "use rekindle's engine with train.compile",
+    "checkpoint": "rekindle saves and resumes",
+}
+
+
+class DeepSpeed:
+    """`train.engine: deepspeed`; `train.engine_config` is a `ds_config.json`."""
+
+    package = "deepspeed"
+
+    def refuse(self, train: TrainSpec) -> Iterator[Finding]:
+        """Fields of the config that DeepSpeed does not know, and keys of its own that rekindle
+        decides: those have to be absent, "auto" or equal."""
+        if train.layout != AUTO:
+            fix = "remove it, and set zero_optimization.stage in train.engine_config"
+            yield ("train", "layout"), "DeepSpeed divides the work by its own stages", fix
+        if train.precision in ("fp16", "fp64"):
+            what = f"the engine deepspeed does not train in {train.precision}"
+            yield ("train", "precision"), what, "bf16 or fp32"
+        for field, value in (("weights", train.weights == "bf16"), ("compile", train.compile)):
+            if value:
+                what = f"the engine deepspeed does not take train.{field}"
+                yield ("train", field), what, "remove it, or use rekindle's engine"
+        yield from _refused(train.engine_config or {}, train)
+
+    def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
+        """`ds_config.json` without "auto". Batches are of one row here, because the loop decides
+        what a micro-batch holds and which is a step's last."""
+        merged = {k: v for k, v in copy.deepcopy(dict(train.engine_config or {})).items()
+                  if k not in _REFUSED}  # fmt: skip
+        zero = dict(merged.get("zero_optimization") or {})
+        zero["stage"] = int(zero.get("stage", 1))
+        moved = _at(zero, "offload_optimizer", "device") == "cpu"
+        params = {**(_at(merged, "optimizer", "params") or {}), **_adamw(train)}
+        if not moved and "torch_adam" not in params:
+            params["torch_adam"] = True  # DeepSpeed's own is compiled on each machine
+        return {
+            **merged, "zero_optimization": zero,
+            "optimizer": {"type": "AdamW", "params": params},
+            "train_batch_size": world, "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1, "gradient_clipping": train.clip_norm or 0.0,
+            "bf16": {**(merged.get("bf16") or {}), "enabled": train.precision == "bf16"},
+        }  # fmt: skip
+
+    def start(
+        self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device
+    ) -> Stepper:
+        """A stepper around `part`. StepError where DeepSpeed fell back to something else."""
+        import torch.distributed as dist
+
+        os.environ.setdefault("DS_ACCELERATOR", device.type)
+        try:
+            import deepspeed
+        except ImportError as error:
+            raise StepError(
+                f"the engine deepspeed is not installed: {error}", where="train.engine",
+                fix="pip install 'rekindle[deepspeed]', in the image of the step where it has one",
+            ) from None  # fmt: skip
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        config = self.config(train, dist.get_world_size())
+        config["optimizer"]["params"]["lr"] = rate
+        trained = [p for p in part.parameters() if p.requires_grad]
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in trained if p.ndim > 1]},
+            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        _compile(config)
+        # an operator for inference, which would be compiled
+        communication: Any = importlib.import_module("deepspeed.comm.torch")
+        communication.build_shm_op = lambda: None
+        exact = {name: b.clone() for name, b in part.named_buffers() if b.is_floating_point()}
+        deepspeed.init_distributed(
+            dist_backend=dist.get_backend(), auto_mpi_discovery=False, dist_init_required=False
+        )
+        engine, *_ = deepspeed.initialize(
+            model=part, model_parameters=[g for g in groups if g["params"]], config=config,
+            dist_init_required=False,
+        )  # fmt: skip
+        for name, buffer in part.named_buffers():
+            if name in exact and buffer.dtype != exact[name].dtype:
+                buffer.data = exact[name]  # positions, which bf16 would round
+        stepper = _Zero(engine, part)
+        stepper.require(config)
+        return stepper
+
+
+def _compile(config: Mapping[str, Any]) -> None:
+    """Compile the operators that DeepSpeed would compile at their first use, in one process of a
+    machine at a time. StepError where that fails.
+
+    The lock of torch is a file: who is killed while compiling leaves it, and everybody after that
+    waits for ever. Ours is the kernel's, over a folder that rekindle alone uses."""
+    names = []
+    if _at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
+        names.append("CPUAdamBuilder")
+    elif not _at(config, "optimizer", "params", "torch_adam"):
+        names.append("FusedAdamBuilder")
+    if not names:
+        return
+    from deepspeed.accelerator import get_accelerator
+
+    tools = str(Path(sys.executable).parent)  # ninja is there
+    os.environ["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])
+    given = os.environ.get(_EXTENSIONS)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(given) if given else cache / "rekindle" / "torch_extensions"
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ[_EXTENSIONS] = str(folder)
+    with (folder / "rekindle.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for left in [] if given else folder.glob("**/lock"):
+            left.unlink()
+        for name in names:
+            log.info("compiling DeepSpeed's %s, unless that was done before", name)
+            try:
+                get_accelerator().create_op_builder(name).load(verbose=False)
+            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+                raise StepError(
+                    f"DeepSpeed cannot compile {name}: {error}", where="train.engine_config",
+                    fix="install g++, or remove offload_optimizer",
+                ) from error  # fmt: skip
+
+
+class _Zero:
+    """One rank's DeepSpeed engine."""
+
+    def __init__(self, engine: Any, part: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.module, self.zero, self.world = engine, engine.optimizer, dist.get_world_size()
+        self.stage = engine.zero_optimization_stage()
+        self.named = {n: p for n, p in part.network.named_parameters() if p.requires_grad}
+        self.inner = engine.basic_optimizer
+        self.updates = torch.zeros(1)
+        own = type(self.inner).__module__.startswith("deepspeed.")
+        for flat in self._flat():  # the optimizer would make it at the first update
+            moments = {name: torch.zeros_like(flat) for name in _MOMENTS}
+            self.inner.state[flat] = {"step": 0 if own else torch.zeros(()), **moments}
+        if hasattr(self.zero, "_lazy_init_hp_params_optimizer_state"):
+            self.zero._lazy_init_hp_params_optimizer_state()
+
+    def _flat(self) -> list[torch.Tensor]:
+        """The tensors that the optimizer updates: this rank's part of each group, flattened."""
+        if self.stage == 3:
+            return list(self.zero.fp32_partitioned_groups_flat)
+        return [p for group in self.inner.param_groups for p in group["params"]]
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        self.module.set_gradient_accumulation_boundary(last)
+        self.module.backward(loss * self.world)
+
+    def step(self, rate: float) -> float:
+        for group in self.zero.param_groups:
+            group["lr"] = rate
+        if self.zero is not self.inner:  # it looks for numbers that are not finite by itself
+            self.module.step()
+            return float(self.module.get_global_grad_norm())
+        import torch
+
+        gradients = [p.grad for p in self.named.values() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if math.isfinite(norm):
+            self.module.step()
+        else:
+            self.module.zero_grad()
+        return norm
+
+    def fragments(self) -> Mapping[str, Fragment]:
+        counts = [state["step"] for state in self.inner.state.values()]
+        self.updates.fill_(float(counts[0]) if counts else 0.0)
+        found = {"updates": Fragment(self.updates, 0, 1)}
+        for name, parameter in self.named.items():
+            for key in ("", *_MOMENTS):
+                if fragment := self._fragment(parameter, key):
+                    found[f"{name}.{key}" if key else name] = fragment
+        return found
+
+    def _fragment(self, parameter: Any, key: str) -> Fragment | None:
+        if self.stage == 3:
+            local, _ = self.zero._get_fp32_opt_state_partition(parameter, False, key or None)
+            start = self.zero._get_param_partition_rank(parameter) * local.numel()
+            here = max(0, min(local.numel(), parameter.ds_numel - start))
+            return Fragment(local[:here], start, parameter.ds_numel)
+        if not hasattr(parameter, "_hp_mapping"):
+            value = self.inner.state[parameter][key] if key else parameter.detach()
+            return Fragment(value.view(-1), 0, value.numel())
+        place = parameter._hp_mapping
+        if place is None:
+            return None  # other ranks hold all of it
+        local = place.get_hp_fragment(key or None)
+        return Fragment(local, place.lp_fragment_address.start, parameter.numel())
+
+    def restored(self) -> None:
+        import torch
+
+        for state in self.inner.state.values():
+            count = float(self.updates)
+            step = state["step"]  # a tensor of torch's optimizer, a number of DeepSpeed's own
+            state["step"] = torch.full_like(step, count) if torch.is_tensor(step) else int(count)
+        if self.stage == 3:
+            self.zero.checkpoint_event_prologue()
+            for index in range(len(self.zero.fp16_groups)):
+                self.zero._reassign_or_swap_out_partitioned_parameters(index)
+            self.zero.checkpoint_event_epilogue()
+        elif self.zero is not self.inner:
+            self.zero.update_lp_params()
+
+    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
+        import deepspeed
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        found: torch.Tensor | None = None
+        if parameter.requires_grad:
+            found = safe_get_full_fp32_param(parameter)
+        if found is not None:
+            return found.detach()
+        if not hasattr(parameter, "ds_id"):
+            return parameter.detach()
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+
+    def facts(self) -> Mapping[str, str]:
+        import deepspeed
+        import torch.distributed as dist
+
+        moved = {
+            "optimizer": self.module.zero_offload_optimizer(),
+            "param": self.module.zero_offload_param(),
+        }
+        offload = [name for name, place in moved.items() if place and place.device == "cpu"]
+        return {
+            "deepspeed": deepspeed.__version__, "ZeRO stage": str(self.stage),
+            "optimizer": type(self.inner).__name__, "backend": dist.get_backend(),
+            "ranks": str(self.module.dp_world_size), "offload": ", ".join(offload) or "none",
+            "precision": "bf16" if self.module.bfloat16_enabled() else "fp32",
+        }  # fmt: skip
+
+    def require(self, config: Mapping[str, Any]) -> None:
+        """StepError where what is in effect is not what the config asks for."""
+        zero = config["zero_optimization"]
+        wanted = {
+            "ZeRO stage": str(zero["stage"]),
+            "ranks": str(self.world),
+            "precision": "bf16" if config["bf16"]["enabled"] else "fp32",
+        }
+        facts = self.facts()
+        for name, value in wanted.items():
+            if facts[name] != value:
+                raise StepError(
+                    f"DeepSpeed trains with {name} {facts[name]}, not {value}",
+                    where="train.engine_config", fix="see the log of the step for its warnings",
+                )  # fmt: skip
+
+
+def _adamw(train: TrainSpec) -> dict[str, Any]:
+    return {"betas": list(train.betas), "eps": train.eps, "weight_decay": train.weight_decay}
+
+
+def _refused(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
+    """What is wrong in a `ds_config.json`."""
+    for key in sorted(set(given) & set(_REFUSED)):
+        if _enabled(given[key]):
+            yield (*_CONFIG, key), f"`{key}` is not for rekindle", _REFUSED[key]
+    for path, (field, value) in _owned(train).items():
+        said = _at(given, *path)
+        if said not in (None, AUTO, value):
+            ours = f"train.{field} is {getattr(train, field)}" if field else "rekindle decides it"
+            what = f"`{path[-1]}` is {said} here, and {ours}"
+            yield (*_CONFIG, *path), what, 'write "auto", or remove it'
+    kind = _at(given, "optimizer", "type")
+    if kind not in (None, AUTO, "Adam", "AdamW"):
+        what = f"rekindle cannot save and resume the state of {kind}"
+        yield (*_CONFIG, "optimizer", "type"), what, "AdamW"
+    for part in ("offload_optimizer", "offload_param"):
+        if _at(given, "zero_optimization", part, "device") == "nvme":
+            place = (*_CONFIG, "zero_optimization", part)
+            yield place, "offload to NVMe is not supported", "device: cpu"
+
+
+def _owned(train: TrainSpec) -> dict[tuple[str, ...], tuple[str, Any]]:
+    """What DeepSpeed's config may say only as rekindle does, by its place: our field and its value;
+    without a field the loop decides it."""
+    adamw = {"lr": train.lr, **_adamw(train)}
+    return {
+        ("train_batch_size",): ("global_batch_size", train.global_batch_size),
+        ("train_micro_batch_size_per_gpu",): ("micro_batch_size", train.micro_batch_size),
+        ("gradient_accumulation_steps",): ("", None),
+        ("gradient_clipping",): ("clip_norm", train.clip_norm or 0.0),
+        ("bf16", "enabled"): ("precision", train.precision == "bf16"),
+        **{("optimizer", "params", name): (name, value) for name, value in adamw.items()},
+    }
+
+
+def _at(values: Any, *path: str) -> Any:
+    for key in path:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
+
+
+def _enabled(section: Any) -> bool:
+    """Whether a section asks for something: `{"enabled": false}` and "auto" do not."""
+    if isinstance(section, Mapping):
+        return section.get("enabled", True) not in (False, AUTO)
+    return section not in (None, False, AUTO)

@@ -1,0 +1,184 @@
+"""DeepSpeed in the place of rekindle's own arithmetic: the same batches give the same losses and weights, whatever its stage,
+and a training that is killed, stopped, or goes on with another stage on other ranks ends the same.
+
+Real torchrun, two ranks on gloo, a GPT-2 with dropout on packed documents, two micro-batches a rank and step.
+"""
+
+import importlib.metadata
+import json
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rekindle.errors import SpecError
+from rekindle.records import TrainingSummary
+from rekindle.spec.load import load_target
+from rekindle.spec.model import TrainSpec
+from tests.support.train_resume import GPT2, LM_EVERY, LM_STEPS, LM_TRAIN, Gang, written
+
+pytest.importorskip("deepspeed", reason="the extra `deepspeed` is not installed")
+
+# as small as the model is, it would not be divided
+SMALL = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 1e5}
+STAGES = {
+    "0": {"stage": 0}, "1": {"stage": 1}, "2": {"stage": 2}, "3": {"stage": 3, **SMALL},
+    "3 offloaded": {"stage": 3, **SMALL, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("texts"), "causal_lm", GPT2)
+
+
+def gang(folder, texts, zero=None, **changed):
+    train = LM_TRAIN.model_dump() | changed
+    if zero is not None:
+        train |= {"engine": "deepspeed", "engine_config": {"zero_optimization": zero}}
+    return Gang(folder, texts, train=TrainSpec.model_validate(train), task="causal_lm", model=GPT2)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory, texts):
+    return gang(tmp_path_factory.mktemp("ours"), texts).start().finish()
+
+
+def weights(done):
+    files = list((done.folder / f"model-{done.attempt}").glob("*.safetensors"))
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+def same(done, ours):
+    assert [step for step, *_ in done.losses] == list(range(1, LM_STEPS + 1))
+    for got, wanted in zip(done.losses, ours.losses, strict=True):
+        assert got == pytest.approx(wanted, rel=1e-5)
+    one, other = weights(ours), weights(done)
+    assert one.keys() == other.keys()
+    assert max(float((one[n] - other[n]).abs().max()) for n in one) <= 1e-5
+
+
+def test_zero_1_trains_as_rekindle_does(tmp_path, texts, ours):
+    same(gang(tmp_path, texts, {"stage": 1}).start().finish(), ours)
+    summary = TrainingSummary.read(tmp_path / "training-1" / "training.json")
+    assert (summary.engine, summary.layout, summary.world_size) == ("deepspeed", "dp 2", 2)
+    assert dict(summary.in_effect) == {
+        "deepspeed": importlib.metadata.version("deepspeed"), "ZeRO stage": "1", "optimizer": "AdamW", "backend": "gloo",
+        "ranks": "2", "offload": "none", "precision": "fp32",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["0", "2", "3", "3 offloaded"])
+def test_every_other_stage_trains_as_rekindle_does(tmp_path, texts, ours, stage):
+    same(gang(tmp_path, texts, STAGES[stage]).start().finish(), ours)
+    in_effect = TrainingSummary.read(tmp_path / "training-1" / "training.json").in_effect
+    assert in_effect["ZeRO stage"] == stage[0]
+    assert in_effect["offload"] == ("optimizer, param" if "offloaded" in stage else "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["1", "3"])
+def test_a_killed_rank_changes_nothing(tmp_path, texts, ours, stage):
+    killed = gang(tmp_path, texts, STAGES[stage]).start().until_step(LM_EVERY + 2)
+    killed.workers()[1].send_signal(signal.SIGKILL)
+    killed.finish()
+    assert "restarting all ranks (1 of 3)" in killed.said
+    assert "resumed from the checkpoint of step" in killed.said
+    same(killed, ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "ranks", "after"), [("2", 4, "3"), ("3", 1, "1"), ("1", 2, "0")]
+)
+def test_a_stopped_training_goes_on_with_other_ranks_and_another_stage(
+    tmp_path, texts, ours, before, ranks, after
+):
+    stopped = gang(tmp_path, texts, STAGES[before]).start().until_step(LM_EVERY + 2)
+    stopped.process.send_signal(signal.SIGTERM)
+    stopped.finish(75)
+    resumed = gang(tmp_path, texts, STAGES[after])
+    resumed.attempt, resumed.ranks = 1, ranks
+    resumed.start().finish()
+    assert f"of {LM_STEPS} on {ranks} ranks" in resumed.said
+    same(resumed, ours)
+
+
+@pytest.mark.slow
+def test_bf16_keeps_weights_in_full_precision_beside(tmp_path, texts, ours):
+    """DeepSpeed computes in weights of bf16 and updates those of fp32, which are exported."""
+    done = gang(tmp_path, texts, {"stage": 2}, precision="bf16").start().finish()
+    assert {value.dtype for value in weights(done).values()} == {torch.float32}
+    assert done.losses[-1][1] == pytest.approx(ours.losses[-1][1], rel=2e-2)
+    in_effect = TrainingSummary.read(tmp_path / "training-1" / "training.json").in_effect
+    assert in_effect["precision"] == "bf16"
+
+
+CONFIG = {
+    "train_batch_size": 32, "gradient_accumulation_steps": 4, "gradient_clipping": "auto", "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "Lion", "params": {"lr": "auto", "weight_decay": 0.3}}, "scheduler": {"type": "WarmupLR"},
+    "fp16": {"enabled": False}, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}},
+}  # fmt: skip
+
+
+def test_what_deepspeed_does_not_do_or_says_twice_is_refused_at_once(tmp_path):
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "name: x\ntask: causal_lm\ndata: {source: a.jsonl}\nmodel: {source: {model_type: gpt2}}\n"
+        "train: {engine: deepspeed, engine_config: ds.json, layout: {tp: 2}, precision: fp16}\n"
+    )
+    with pytest.raises(SpecError) as caught:
+        load_target(path)
+    said = [problem.what.split(": ", 1)[1] for problem in caught.value.problems]
+    assert said == [
+        "DeepSpeed divides the work by its own stages",
+        "the engine deepspeed does not train in fp16",
+        "`scheduler` is not for rekindle",
+        "`train_batch_size` is 32 here, and train.global_batch_size is 64",
+        "`gradient_accumulation_steps` is 4 here, and rekindle decides it",
+        "`weight_decay` is 0.3 here, and train.weight_decay is 0.01",
+        "rekindle cannot save and resume the state of Lion",
+        "offload to NVMe is not supported",
+    ]
+    assert all(f"{path}:5" in problem.where for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("train", "what"),
+    [({"engine_config": "none.json"}, "cannot read"), ({"engine_config": "list.json"}, "no JSON object"),
+     ({"engine": "rekindle", "engine_config": {}}, "rekindle's own engine has no settings"),
+     ({"entrypoint": "x.py"}, "your own script starts its engine itself"), ({"engine": "deepsped"}, "deepspeed")],
+)  # fmt: skip
+def test_a_config_that_names_no_engine_is_refused(tmp_path, train, what):
+    (tmp_path / "list.json").write_text("[1]")
+    values = {
+        "name": "x",
+        "task": "causal_lm",
+        "data": {"source": "a.jsonl"},
+        "model": {"source": {"model_type": "gpt2"}},
+    }
+    (tmp_path / "c.yaml").write_text(
+        json.dumps(values | {"train": {"engine": "deepspeed", **train}})
+    )
+    with pytest.raises(SpecError, match=what):
+        load_target(tmp_path / "c.yaml")
+
+
+def test_what_a_file_says_identifies_the_work(tmp_path):
+    values = {
+        "name": "x",
+        "task": "causal_lm",
+        "data": {"source": "a.jsonl"},
+        "model": {"source": {"model_type": "gpt2"}},
+    }
+    train = {"engine": "deepspeed", "engine_config": "ds.json"}
+    (tmp_path / "c.yaml").write_text(json.dumps(values | {"train": train}))
+    found = []
+    for stage in (1, 2):
+        (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+        found.append(load_target(tmp_path / "c.yaml").train)
+    assert found[0] != found[1]
+    assert found[1].engine_config == {"zero_optimization": {"stage": 2}}
