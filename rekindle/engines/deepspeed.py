@@ -11,7 +11,6 @@ alone, for the versions that the extra `deepspeed` allows."""
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import importlib
 import logging
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.engines.base import Finding, Fragment, Stepper
-from rekindle.errors import StepError
+from rekindle.errors import StepError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +36,7 @@ log = logging.getLogger(__name__)
 AUTO = "auto"
 _EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_MOVED = ("optimizer", "param")
 _CONFIG = ("train", "engine_config")
 # sections that would take over what is rekindle's, or that no test has seen
 _REFUSED = {
@@ -52,7 +52,20 @@ _REFUSED = {
     "tensor_parallel": "use rekindle's engine with train.layout",
     "compile": "use rekindle's engine with train.compile",
     "checkpoint": "rekindle saves and resumes",
+    "activation_checkpointing": "use train.activation_checkpointing",
+    "torch_autocast": "use train.precision",
+    "gradient_allreduce_op": "losses are shares of the whole batch's",
 }
+# DeepSpeed drops what it does not know without a word
+_KNOWN = (
+    *_REFUSED, "aio", "bf16", "comms_logger", "communication_data_type", "csv_monitor",
+    "data_types", "disable_allgather", "dump_state", "flops_profiler",
+    "gradient_accumulation_steps",
+    "gradient_clipping", "gradient_predivide_factor", "memory_breakdown", "optimizer",
+    "prescale_gradients", "sparse_gradients", "steps_per_print", "tensorboard", "train_batch_size",
+    "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "wandb",
+    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
+)  # fmt: skip
 
 
 class DeepSpeed:
@@ -73,19 +86,22 @@ class DeepSpeed:
             if value:
                 what = f"the engine deepspeed does not take train.{field}"
                 yield ("train", field), what, "remove it, or use rekindle's engine"
-        yield from _refused(train.engine_config or {}, train)
+        given = train.engine_config or {}
+        yield from _refused(given)
+        yield from _contradictions(given, train)
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`ds_config.json` without "auto". Batches are of one row here, because the loop decides
         what a micro-batch holds and which is a step's last."""
-        merged = {k: v for k, v in copy.deepcopy(dict(train.engine_config or {})).items()
-                  if k not in _REFUSED}  # fmt: skip
+        given = _decided(train.engine_config or {})
+        merged = {key: value for key, value in given.items() if key not in _REFUSED}
         zero = dict(merged.get("zero_optimization") or {})
         zero["stage"] = int(zero.get("stage", 1))
         moved = _at(zero, "offload_optimizer", "device") == "cpu"
         params = {**(_at(merged, "optimizer", "params") or {}), **_adamw(train)}
         if not moved and "torch_adam" not in params:
-            params["torch_adam"] = True  # DeepSpeed's own is compiled on each machine
+            # DeepSpeed's own is compiled on each machine
+            params |= {"torch_adam": True, "fused": True}
         return {
             **merged, "zero_optimization": zero,
             "optimizer": {"type": "AdamW", "params": params},
@@ -188,7 +204,8 @@ class _Zero:
         own = type(self.inner).__module__.startswith("deepspeed.")
         for flat in self._flat():  # the optimizer would make it at the first update
             moments = {name: torch.zeros_like(flat) for name in _MOMENTS}
-            self.inner.state[flat] = {"step": 0 if own else torch.zeros(()), **moments}
+            count = 0 if own else torch.zeros((), device=flat.device)
+            self.inner.state[flat] = {"step": count, **moments}
         if hasattr(self.zero, "_lazy_init_hp_params_optimizer_state"):
             self.zero._lazy_init_hp_params_optimizer_state()
 
@@ -276,11 +293,9 @@ class _Zero:
         import deepspeed
         import torch.distributed as dist
 
-        moved = {
-            "optimizer": self.module.zero_offload_optimizer(),
-            "param": self.module.zero_offload_param(),
-        }
-        offload = [name for name, place in moved.items() if place and place.device == "cpu"]
+        places = [getattr(self.module, f"zero_offload_{part}")() for part in _MOVED]
+        pairs = zip(_MOVED, places, strict=True)
+        offload = [part for part, place in pairs if place and place.device == "cpu"]
         return {
             "deepspeed": deepspeed.__version__, "ZeRO stage": str(self.stage),
             "optimizer": type(self.inner).__name__, "backend": dist.get_backend(),
@@ -291,11 +306,12 @@ class _Zero:
     def require(self, config: Mapping[str, Any]) -> None:
         """StepError where what is in effect is not what the config asks for."""
         zero = config["zero_optimization"]
+        moved = [part for part in _MOVED if _at(zero, f"offload_{part}", "device") == "cpu"]
         wanted = {
-            "ZeRO stage": str(zero["stage"]),
-            "ranks": str(self.world),
+            "ZeRO stage": str(zero["stage"]), "ranks": str(self.world),
+            "offload": ", ".join(moved) or "none",
             "precision": "bf16" if config["bf16"]["enabled"] else "fp32",
-        }
+        }  # fmt: skip
         facts = self.facts()
         for name, value in wanted.items():
             if facts[name] != value:
@@ -309,11 +325,24 @@ def _adamw(train: TrainSpec) -> dict[str, Any]:
     return {"betas": list(train.betas), "eps": train.eps, "weight_decay": train.weight_decay}
 
 
-def _refused(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
-    """What is wrong in a `ds_config.json`."""
+def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Sections of a `ds_config.json` that DeepSpeed does not have, or rekindle does not take."""
+    for key in sorted(set(given) - set(_KNOWN)):
+        fix = did_you_mean(key, _KNOWN) or "remove it: DeepSpeed drops what it does not know"
+        yield (*_CONFIG, key), f"DeepSpeed has no `{key}`", fix
+    for key in ("zero_optimization", "optimizer", "bf16"):
+        if not isinstance(given.get(key, {}), Mapping):
+            yield (*_CONFIG, key), f"`{key}` is a mapping of settings", "write {...}"
+    stage = _at(given, "zero_optimization", "stage")
+    if stage not in (None, AUTO, 0, 1, 2, 3):
+        yield (*_CONFIG, "zero_optimization", "stage"), f"there is no stage {stage}", "0, 1, 2 or 3"
     for key in sorted(set(given) & set(_REFUSED)):
         if _enabled(given[key]):
             yield (*_CONFIG, key), f"`{key}` is not for rekindle", _REFUSED[key]
+
+
+def _contradictions(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
+    """Settings that say otherwise than rekindle's fields, or what rekindle cannot carry."""
     for path, (field, value) in _owned(train).items():
         said = _at(given, *path)
         if said not in (None, AUTO, value):
@@ -324,9 +353,9 @@ def _refused(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
     if kind not in (None, AUTO, "Adam", "AdamW"):
         what = f"rekindle cannot save and resume the state of {kind}"
         yield (*_CONFIG, "optimizer", "type"), what, "AdamW"
-    for part in ("offload_optimizer", "offload_param"):
-        if _at(given, "zero_optimization", part, "device") == "nvme":
-            place = (*_CONFIG, "zero_optimization", part)
+    for part in _MOVED:
+        if _at(given, "zero_optimization", f"offload_{part}", "device") == "nvme":
+            place = (*_CONFIG, "zero_optimization", f"offload_{part}")
             yield place, "offload to NVMe is not supported", "device: cpu"
 
 
@@ -341,6 +370,15 @@ def _owned(train: TrainSpec) -> dict[tuple[str, ...], tuple[str, Any]]:
         ("gradient_clipping",): ("clip_norm", train.clip_norm or 0.0),
         ("bf16", "enabled"): ("precision", train.precision == "bf16"),
         **{("optimizer", "params", name): (name, value) for name, value in adamw.items()},
+    }
+
+
+def _decided(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that are "auto", at any depth."""
+    return {
+        key: _decided(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if value != AUTO
     }
 
 

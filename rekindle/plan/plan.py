@@ -137,8 +137,9 @@ def traced(plan: Plan, spec: Spec) -> Plan:
     some ten seconds; RequestError where none of them fits."""
     config, teacher = model_config(spec), teacher_config(spec)
     finalists = [plan.chosen, *plan.others][:AT_MOST]
+    classes = len(spec.data.labels) if spec.data is not None and spec.data.labels else 2
     asked = [
-        Finalist(config, spec.task, one.option.work, lora=plan.asked.lora, teacher=teacher)
+        Finalist(config, spec.task, one.option.work, classes, plan.asked.lora, teacher)
         for one in finalists
     ]
     answers = trace(asked)

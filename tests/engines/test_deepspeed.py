@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rekindle.engines.deepspeed import DeepSpeed
 from rekindle.errors import SpecError
 from rekindle.records import TrainingSummary
 from rekindle.spec.load import load_target
@@ -119,7 +120,7 @@ def test_bf16_keeps_weights_in_full_precision_beside(tmp_path, texts, ours):
 CONFIG = {
     "train_batch_size": 32, "gradient_accumulation_steps": 4, "gradient_clipping": "auto", "bf16": {"enabled": "auto"},
     "optimizer": {"type": "Lion", "params": {"lr": "auto", "weight_decay": 0.3}}, "scheduler": {"type": "WarmupLR"},
-    "fp16": {"enabled": False}, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}},
+    "fp16": {"enabled": False}, "zero_optimisation": {}, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}},
 }  # fmt: skip
 
 
@@ -136,6 +137,7 @@ def test_what_deepspeed_does_not_do_or_says_twice_is_refused_at_once(tmp_path):
     assert said == [
         "DeepSpeed divides the work by its own stages",
         "the engine deepspeed does not train in fp16",
+        "DeepSpeed has no `zero_optimisation`",
         "`scheduler` is not for rekindle",
         "`train_batch_size` is 32 here, and train.global_batch_size is 64",
         "`gradient_accumulation_steps` is 4 here, and rekindle decides it",
@@ -144,6 +146,35 @@ def test_what_deepspeed_does_not_do_or_says_twice_is_refused_at_once(tmp_path):
         "offload to NVMe is not supported",
     ]
     assert all(f"{path}:5" in problem.where for problem in caught.value.problems)
+
+
+HUGGING_FACE = {
+    "bf16": {"enabled": "auto"}, "gradient_clipping": "auto", "train_batch_size": "auto",
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"},
+}  # fmt: skip
+
+
+def test_what_is_auto_in_a_config_of_the_hugging_face_trainer_is_filled_in(tmp_path):
+    config = DeepSpeed().config(
+        TrainSpec(engine="deepspeed", engine_config=HUGGING_FACE, precision="bf16"), world=4
+    )
+    assert "auto" not in json.dumps(config)
+    assert config["zero_optimization"] == {"stage": 3}
+    assert config["optimizer"]["params"]["betas"] == [0.9, 0.999]
+    assert (config["gradient_clipping"], config["bf16"]) == (1.0, {"enabled": True})
+
+
+@pytest.mark.parametrize(
+    "section",
+    [{"zero_optimization": 3}, {"zero_optimization": {"stage": 4}}, {"zero_optimization": {"stage": "two"}}, {"optimizer": "AdamW"},
+     {"activation_checkpointing": {"partition_activations": True}}, {"torch_autocast": {"enabled": True}}],
+    ids=str,
+)  # fmt: skip
+def test_a_section_that_cannot_be_meant_is_refused(section):
+    train = TrainSpec(engine="deepspeed", engine_config=section)
+    (problem,) = DeepSpeed().refuse(train)
+    assert problem[0][:3] == ("train", "engine_config", next(iter(section)))
 
 
 @pytest.mark.parametrize(
