@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from rekindle.engines.base import Engine
 from rekindle.engines.deepspeed import DeepSpeed
+from rekindle.engines.trainer import Trainer
 
-ENGINES: dict[str, Engine] = {"deepspeed": DeepSpeed()}
+ENGINES: dict[str, Engine] = {"deepspeed": DeepSpeed(), "trainer": Trainer()}
 
 
 def engine_of(name: str) -> Engine | None:

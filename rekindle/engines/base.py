@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rekindle.spec.model import TrainSpec
+    from rekindle.spec.model import Spec, TrainSpec
 
+AUTO = "auto"
+CONFIG = ("train", "engine_config")
 # key path below the spec, what is wrong, how to mend it
 Finding = tuple[tuple[str, ...], str, str]
 
@@ -54,12 +56,17 @@ class Stepper(Protocol):
 
 
 class Engine(Protocol):
-    """What is known of an engine before a rank starts."""
+    """What is known of an engine before a rank starts. It is a *stepper*, which makes the updates
+    inside rekindle's loop, or a *program*, which has a loop of its own."""
 
     package: str
     """The module that has to be importable, from the extra of the engine's name."""
 
-    def refuse(self, train: TrainSpec) -> Iterator[Finding]:
+    program: str
+    """The module that torchrun starts on each rank, as `python -m MODULE JOB.json`; "" for a
+    stepper."""
+
+    def refuse(self, spec: Spec) -> Iterator[Finding]:
         """What the config asks for and the engine does not do, or says twice."""
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
@@ -70,3 +77,23 @@ class Engine(Protocol):
     ) -> Stepper:
         """Take over the part, which has its values. All ranks call it. StepError where what is in
         effect is not what was asked for."""
+
+
+def contradictions(
+    given: Mapping[str, Any], owned: Mapping[tuple[str, ...], tuple[str, Any]]
+) -> Iterator[Finding]:
+    """Settings of an engine's config that say otherwise than rekindle's fields. `owned`: by the
+    place of a setting our field and its value; without a field the loop decides it."""
+    for path, (field, value) in owned.items():
+        said = at(given, *path)
+        if said not in (None, AUTO, value):
+            ours = f"train.{field} is {value}" if field else "rekindle decides it"
+            what = f"`{path[-1]}` is {said} here, and {ours}"
+            yield (*CONFIG, *path), what, 'write "auto", or remove it'
+
+
+def at(values: Any, *path: str) -> Any:
+    """What lies at a place in nested settings, or None."""
+    for key in path:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values

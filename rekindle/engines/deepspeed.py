@@ -22,22 +22,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.engines.base import Finding, Fragment, Stepper
+from rekindle.engines.base import AUTO, CONFIG, Finding, Fragment, Stepper, at, contradictions
 from rekindle.errors import StepError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rekindle.spec.model import TrainSpec
+    from rekindle.spec.model import Spec, TrainSpec
 
 log = logging.getLogger(__name__)
 
-AUTO = "auto"
 _EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _MOVED = ("optimizer", "param")
-_CONFIG = ("train", "engine_config")
 # sections that would take over what is rekindle's, or that no test has seen
 _REFUSED = {
     "scheduler": "rekindle sets the rate of each step (train.lr_schedule)",
@@ -72,10 +70,12 @@ class DeepSpeed:
     """`train.engine: deepspeed`; `train.engine_config` is a `ds_config.json`."""
 
     package = "deepspeed"
+    program = ""
 
-    def refuse(self, train: TrainSpec) -> Iterator[Finding]:
+    def refuse(self, spec: Spec) -> Iterator[Finding]:
         """Fields of the config that DeepSpeed does not know, and keys of its own that rekindle
         decides: those have to be absent, "auto" or equal."""
+        train = spec.train
         if train.layout != AUTO:
             fix = "remove it, and set zero_optimization.stage in train.engine_config"
             yield ("train", "layout"), "DeepSpeed divides the work by its own stages", fix
@@ -88,7 +88,7 @@ class DeepSpeed:
                 yield ("train", field), what, "remove it, or use rekindle's engine"
         given = train.engine_config or {}
         yield from _refused(given)
-        yield from _contradictions(given, train)
+        yield from _unknown(given, train)
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`ds_config.json` without "auto". Batches are of one row here, because the loop decides
@@ -97,8 +97,8 @@ class DeepSpeed:
         merged = {key: value for key, value in given.items() if key not in _REFUSED}
         zero = dict(merged.get("zero_optimization") or {})
         zero["stage"] = int(zero.get("stage", 1))
-        moved = _at(zero, "offload_optimizer", "device") == "cpu"
-        params = {**(_at(merged, "optimizer", "params") or {}), **_adamw(train)}
+        moved = at(zero, "offload_optimizer", "device") == "cpu"
+        params = {**(at(merged, "optimizer", "params") or {}), **_adamw(train)}
         if not moved and "torch_adam" not in params:
             # DeepSpeed's own is compiled on each machine
             params |= {"torch_adam": True, "fused": True}
@@ -159,9 +159,9 @@ def _compile(config: Mapping[str, Any]) -> None:
     The lock of torch is a file: who is killed while compiling leaves it, and everybody after that
     waits for ever. Ours is the kernel's, over a folder that rekindle alone uses."""
     names = []
-    if _at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
+    if at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
         names.append("CPUAdamBuilder")
-    elif not _at(config, "optimizer", "params", "torch_adam"):
+    elif not at(config, "optimizer", "params", "torch_adam"):
         names.append("FusedAdamBuilder")
     if not names:
         return
@@ -306,7 +306,7 @@ class _Zero:
     def require(self, config: Mapping[str, Any]) -> None:
         """StepError where what is in effect is not what the config asks for."""
         zero = config["zero_optimization"]
-        moved = [part for part in _MOVED if _at(zero, f"offload_{part}", "device") == "cpu"]
+        moved = [part for part in _MOVED if at(zero, f"offload_{part}", "device") == "cpu"]
         wanted = {
             "ZeRO stage": str(zero["stage"]), "ranks": str(self.world),
             "offload": ", ".join(moved) or "none",
@@ -329,33 +329,28 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
     """Sections of a `ds_config.json` that DeepSpeed does not have, or rekindle does not take."""
     for key in sorted(set(given) - set(_KNOWN)):
         fix = did_you_mean(key, _KNOWN) or "remove it: DeepSpeed drops what it does not know"
-        yield (*_CONFIG, key), f"DeepSpeed has no `{key}`", fix
+        yield (*CONFIG, key), f"DeepSpeed has no `{key}`", fix
     for key in ("zero_optimization", "optimizer", "bf16"):
         if not isinstance(given.get(key, {}), Mapping):
-            yield (*_CONFIG, key), f"`{key}` is a mapping of settings", "write {...}"
-    stage = _at(given, "zero_optimization", "stage")
+            yield (*CONFIG, key), f"`{key}` is a mapping of settings", "write {...}"
+    stage = at(given, "zero_optimization", "stage")
     if stage not in (None, AUTO, 0, 1, 2, 3):
-        yield (*_CONFIG, "zero_optimization", "stage"), f"there is no stage {stage}", "0, 1, 2 or 3"
+        yield (*CONFIG, "zero_optimization", "stage"), f"there is no stage {stage}", "0, 1, 2 or 3"
     for key in sorted(set(given) & set(_REFUSED)):
         if _enabled(given[key]):
-            yield (*_CONFIG, key), f"`{key}` is not for rekindle", _REFUSED[key]
+            yield (*CONFIG, key), f"`{key}` is not for rekindle", _REFUSED[key]
 
 
-def _contradictions(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
+def _unknown(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
     """Settings that say otherwise than rekindle's fields, or what rekindle cannot carry."""
-    for path, (field, value) in _owned(train).items():
-        said = _at(given, *path)
-        if said not in (None, AUTO, value):
-            ours = f"train.{field} is {getattr(train, field)}" if field else "rekindle decides it"
-            what = f"`{path[-1]}` is {said} here, and {ours}"
-            yield (*_CONFIG, *path), what, 'write "auto", or remove it'
-    kind = _at(given, "optimizer", "type")
+    yield from contradictions(given, _owned(train))
+    kind = at(given, "optimizer", "type")
     if kind not in (None, AUTO, "Adam", "AdamW"):
         what = f"rekindle cannot save and resume the state of {kind}"
-        yield (*_CONFIG, "optimizer", "type"), what, "AdamW"
+        yield (*CONFIG, "optimizer", "type"), what, "AdamW"
     for part in _MOVED:
-        if _at(given, "zero_optimization", f"offload_{part}", "device") == "nvme":
-            place = (*_CONFIG, "zero_optimization", f"offload_{part}")
+        if at(given, "zero_optimization", f"offload_{part}", "device") == "nvme":
+            place = (*CONFIG, "zero_optimization", f"offload_{part}")
             yield place, "offload to NVMe is not supported", "device: cpu"
 
 
@@ -380,12 +375,6 @@ def _decided(values: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in values.items()
         if value != AUTO
     }
-
-
-def _at(values: Any, *path: str) -> Any:
-    for key in path:
-        values = values.get(key) if isinstance(values, Mapping) else None
-    return values
 
 
 def _enabled(section: Any) -> bool:

@@ -135,7 +135,7 @@ def _engine(spec: Spec) -> Iterator[Finding]:
         what = "your own script starts its engine itself"
         yield ("train", "engine"), what, "remove it, or train.entrypoint"
     else:
-        yield from engine.refuse(train)
+        yield from engine.refuse(spec)
 
 
 def _objective(spec: Spec) -> Iterator[Finding]:

@@ -330,12 +330,13 @@ class TrainSpec(Section):
     """How often the training state is saved."""
     max_restarts: int = Field(3, ge=0, le=1_000)
     """How often a worker group that lost a rank is restarted from the last checkpoint."""
-    engine: Literal["rekindle", "deepspeed"] = "rekindle"
-    """What computes the updates. `deepspeed` is ZeRO with the same batches, saves and resumes; it
-    needs the extra of that name (docs/engines.md)."""
+    engine: Literal["rekindle", "deepspeed", "trainer"] = "rekindle"
+    """What computes the updates. `deepspeed` is ZeRO with the same batches, saves and resumes, and
+    needs the extra of that name; `trainer` is the Trainer of transformers with a loop of its own
+    (docs/engines.md)."""
     engine_config: dict[str, Any] | None = None
-    """The engine's own settings: a JSON file such as `ds_config.json`, by its path, or the mapping
-    itself. What rekindle decides has to be absent there, "auto" or equal."""
+    """The engine's own settings (`ds_config.json`, TrainingArguments): a JSON file by its path, or
+    the mapping itself. What rekindle decides has to be absent there, "auto" or equal."""
     launcher: Literal["auto", "torchrun", "mpirun"] = "auto"
     """What starts the ranks of a machine: torchrun, or Open MPI's mpirun (on one machine)."""
     entrypoint: str | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rekindle.data.manifest import open_shards
+from rekindle.engines import engine_of
 from rekindle.errors import RequestError, StepError
 from rekindle.launch.events import emit
 from rekindle.launch.process import die_with_parent, owned
@@ -58,9 +59,11 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
     path = Path(job.status) / "job.json"
     job.write(path)
     own = _entrypoint(job) if job.train.entrypoint else None
+    engine = engine_of(job.train.engine)
+    module = (engine.program if engine else "") or "rekindle.train.worker"
     with shared_secret(rendezvous, root_of(job.checkpoints)) as place:
         torchrun(
-            own or ["-m", "rekindle.train.worker", str(path)], job.train, status=Path(job.status),
+            own or ["-m", module, str(path)], job.train, status=Path(job.status),
             rendezvous=place, environment={"REKINDLE_JOB": str(path)}, on_poll=on_poll,
         )  # fmt: skip
 

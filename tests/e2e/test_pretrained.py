@@ -4,7 +4,7 @@ has a split of its own. Each run is `rekindle run`, 2 ranks;
 those of MiniLM divide its matrices, because replicas would add up the gradients of its 30,522 word embeddings at every step.
 
 The interval is of the mean difference in accuracy over all scored reviews of all splits, each counted with what both
-sides made of it; the spread over the three seeds is printed beside it."""
+sides made of it; the spread over seeds is printed beside it."""
 
 import importlib.util
 import json

@@ -1,0 +1,97 @@
+"""The Trainer of transformers, with its own loop, order of examples and checkpoints; on text
+classification and language models.
+
+`train.engine_config` holds TrainingArguments by their names. What rekindle's fields decide is
+absent there, "auto" or equal. The program is train/hf_trainer.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rekindle.engines.base import AUTO, CONFIG, Finding, contradictions
+
+if TYPE_CHECKING:
+    from rekindle.spec.model import Spec, TrainSpec
+
+TASKS = ("text_classification", "causal_lm")
+LARGEST_MICRO_BATCH = 32
+# fields that the loop of the Trainer does not have, or that its arguments say otherwise
+_DEFAULTS = {
+    "layout": AUTO, "weights": "fp32", "compile": False, "ledger": False, "profile": 0,
+    "class_weights": None, "sampling": "natural", "early_stopping_patience": None,
+    "validate_every": None, "min_lr_ratio": 0.0, "deterministic": False,
+}  # fmt: skip
+_SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+# what would take over what is rekindle's; None: refused whatever it says
+_OWN = (
+    "output_dir", "max_steps", "num_train_epochs", "resume_from_checkpoint", "save_strategy",
+    "save_total_limit", "logging_strategy", "eval_strategy", "report_to", "use_cpu", "warmup_ratio",
+    "load_best_model_at_end", "push_to_hub", "do_train", "do_eval", "ddp_backend", "local_rank",
+    "remove_unused_columns", "save_only_model", "auto_find_batch_size",
+)  # fmt: skip
+
+
+class Trainer:
+    """`train.engine: trainer`."""
+
+    package = "accelerate"
+    program = "rekindle.train.hf_trainer"
+
+    def refuse(self, spec: Spec) -> Iterator[Finding]:
+        """Tasks and fields that it does not know, and arguments that rekindle decides."""
+        train = spec.train
+        if spec.task not in TASKS:
+            yield ("task",), "the engine trainer knows text_classification and causal_lm only", ""
+        for field in ("lora", "teacher"):
+            if getattr(spec.model, field) is not None:
+                what = f"the engine trainer does not take model.{field}"
+                yield ("model", field), what, "remove it, or use rekindle's engine"
+        for field, default in _DEFAULTS.items():
+            if getattr(train, field) != default:
+                what = f"the engine trainer does not take train.{field}"
+                yield ("train", field), what, "remove it, or use rekindle's engine"
+        if train.lr_schedule not in _SCHEDULES:
+            what = f"the engine trainer has no schedule {train.lr_schedule}"
+            yield ("train", "lr_schedule"), what, f"one of {', '.join(_SCHEDULES)}"
+        if train.precision in ("fp16", "fp64"):
+            what = f"the engine trainer does not train in {train.precision}"
+            yield ("train", "precision"), what, "bf16 or fp32"
+        given = train.engine_config or {}
+        for key in sorted(set(given) & set(_OWN)):
+            yield (*CONFIG, key), f"`{key}` is decided by rekindle", "remove it"
+        yield from contradictions(given, _owned(train))
+
+    def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
+        """Arguments without "auto"; those of paths, steps and devices are the program's."""
+        given = {k: v for k, v in (train.engine_config or {}).items() if v != AUTO}
+        each = train.global_batch_size // world
+        wanted = train.micro_batch_size
+        most = LARGEST_MICRO_BATCH if wanted == AUTO else int(wanted)
+        micro = next(size for size in range(min(most, each), 0, -1) if each % size == 0)
+        decided = {key: value for (key,), (_, value) in _owned(train).items() if value is not None}
+        return {
+            **given, **decided, "lr_scheduler_type": _SCHEDULES[train.lr_schedule],
+            "per_device_train_batch_size": micro, "gradient_accumulation_steps": each // micro,
+        }  # fmt: skip
+
+    def start(self, *_: object) -> NoReturn:
+        """A program has no stepper."""
+        raise NotImplementedError
+
+
+def _owned(train: TrainSpec) -> Mapping[tuple[str, ...], tuple[str, Any]]:
+    """What its arguments may say only as rekindle does."""
+    found: dict[str, tuple[str, Any]] = {
+        "per_device_train_batch_size": ("", None), "gradient_accumulation_steps": ("", None),
+        "lr_scheduler_type": ("lr_schedule", None), "learning_rate": ("lr", train.lr),
+        "weight_decay": ("weight_decay", train.weight_decay), "seed": ("seed", train.seed),
+        "adam_beta1": ("betas", train.betas[0]), "adam_beta2": ("betas", train.betas[1]),
+        "adam_epsilon": ("eps", train.eps), "max_grad_norm": ("clip_norm", train.clip_norm or 0.0),
+        "label_smoothing_factor": ("label_smoothing", train.label_smoothing),
+        "bf16": ("precision", train.precision == "bf16"), "fp16": ("precision", False),
+        "gradient_checkpointing": (
+            "activation_checkpointing", train.activation_checkpointing == "full"
+        ),
+    }  # fmt: skip
+    return {(name,): owned for name, owned in found.items()}

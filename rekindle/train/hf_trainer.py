@@ -1,0 +1,291 @@
+"""One rank of a training by the Trainer of transformers: `torchrun -m rekindle.train.hf_trainer
+JOB.json`.
+
+The Trainer decides the order of examples, the loss (the architecture's own) and the steps.
+rekindle's are the examples, the arguments, signs of life, the answer to SIGTERM, and what counts as
+saved: a checkpoint of the Trainer without `complete.json`, which is written after all ranks have
+written theirs, is not there. The Trainer trains on, each rank alone, where accelerate does not find
+the other ranks; so what is in effect is held against what was asked for before the first step."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.utils import logging as transformers_logging
+
+from rekindle.data.manifest import Shards, open_shards
+from rekindle.engines import engine_of
+from rekindle.errors import StepError
+from rekindle.launch.events import emit
+from rekindle.records import HistoryRow, TrainingSummary, write_atomically
+from rekindle.spec import rates
+from rekindle.spec.model import DEFAULT_EPOCHS
+from rekindle.tasks import Task, load_task
+from rekindle.train import modelfolder, numerics
+from rekindle.train.batches import TRAIN, VALIDATION
+from rekindle.train.history import History, read_history
+from rekindle.train.job import Job
+from rekindle.train.loop import StopFlag
+from rekindle.train.optimizer import peak_rate
+from rekindle.train.rank import connect, live, say
+from rekindle.train.throughput import device_name
+from rekindle.train.vitals import Vitals
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COMPLETE = "complete.json"
+
+
+def main() -> None:
+    """Read the job, train, leave."""
+    sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
+    job = Job.read(Path(sys.argv[1]))
+    live(Path(job.status), job.train.grace_seconds, functools.partial(_train, job))
+
+
+def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
+    device = connect()
+    rates.require(job.task, job.model, job.train)
+    if "://" in job.checkpoints:
+        raise StepError(
+            "the engine trainer saves into folders, not into object stores", where=job.checkpoints,
+            fix="mount the store, or use rekindle's engine",
+        )  # fmt: skip
+    task, shards = load_task(job.task), open_shards(job.shards)
+    trainer = _trainer(job, task, shards, device)
+    steps, world = int(trainer.args.max_steps), dist.get_world_size()
+    history = History(job.curve)
+    watch = _Watch(job, trainer, history, stop, vitals, steps)
+    trainer.add_callback(watch)
+    trainer.remove_callback(PrinterCallback)  # progress is said by ours
+    transformers_logging.disable_progress_bar()
+    found = _newest(job.working / "trainer")
+    if rank == 0:
+        first = int(found.name.rpartition("-")[2]) if found else 0
+        history.resume(first)
+        begins = f"resumed from the checkpoint of step {first} of {steps}" if first else ""
+        begins = begins or f"{steps} steps from the start"
+        emit("notice", text=f"{begins} on {world} ranks, {_precision(trainer)}, by the Trainer")
+    dist.barrier()
+    trainer.train(resume_from_checkpoint=str(found) if found else None)
+    last = trainer.state.global_step
+    vitals.beat(last, "validation")
+    if last == steps and shards.rows(VALIDATION):
+        loss = trainer.evaluate(_Rows(shards, VALIDATION))["eval_loss"]
+        if rank == 0:
+            history.amend(last, {"validation_loss": loss})
+    if last < steps:
+        if rank == 0:
+            say(Path(job.status), {"status": "preempted", "step": last})
+        return
+    if rank == 0:
+        _finish(job, trainer, shards, last, watch.facts or _facts(trainer))
+
+
+def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
+    """With the arguments that follow from the spec, the data and the ranks."""
+    train = numerics.decided(job.train, device, None)
+    world, batch = dist.get_world_size(), train.global_batch_size
+    if batch % world:
+        raise StepError(
+            f"{world} ranks do not divide a global batch of {batch}",
+            where="train.global_batch_size", fix="choose a multiple",
+        )  # fmt: skip
+    each_epoch = math.ceil(shards.rows(TRAIN) / batch)
+    steps = train.steps or max(1, round((train.epochs or DEFAULT_EPOCHS) * each_epoch))
+    engine = engine_of(train.engine)
+    assert engine is not None
+    arguments: Mapping[str, Any] = {
+        **engine.config(train, world), "output_dir": str(job.working / "trainer"),
+        "learning_rate": peak_rate(train), "max_steps": steps, "use_cpu": device.type == "cpu",
+        "warmup_steps": math.ceil(train.warmup * steps), "report_to": [], "disable_tqdm": True,
+        "save_strategy": "no", "logging_steps": 1, "eval_strategy": "no",
+        "prediction_loss_only": True, "remove_unused_columns": False,
+        "ddp_find_unused_parameters": False,
+    }  # fmt: skip
+    try:
+        made = TrainingArguments(**arguments)
+    except (TypeError, ValueError, ImportError) as error:
+        raise StepError(
+            f"TrainingArguments: {error}", where="train.engine_config",
+            fix="compare it with the documentation of this version of transformers",
+        ) from None  # fmt: skip
+    torch.manual_seed(train.seed)
+    return Trainer(
+        model=_network(job, task, shards), args=made,
+        train_dataset=_Rows(shards, TRAIN),
+        data_collator=functools.partial(_collated, task, shards.manifest.settings),
+    )  # fmt: skip
+
+
+def _precision(trainer: Any) -> str:
+    return "bf16" if trainer.args.bf16 else "fp32"
+
+
+def _network(job: Job, task: Task, shards: Shards) -> torch.nn.Module:
+    """With the weights that the training starts from."""
+    manifest = shards.manifest
+    if job.init:
+        model = modelfolder.check_start(Path(job.init), shards, code=job.code)
+        return model.network().train()
+    built: Any = task.build(job.model, manifest.labels, manifest.settings, shards.assets)
+    folder = task.weights(job.model)
+    if folder is None:
+        return built  # type: ignore[no-any-return]
+    return type(built).from_pretrained(folder, config=built.config)  # type: ignore[no-any-return]
+
+
+class _Rows(torch.utils.data.Dataset[int]):
+    """Rows of a split by their number: `_collated` takes a batch of them at once."""
+
+    def __init__(self, shards: Shards, split: str) -> None:
+        self.shards, self.split = shards, split
+
+    def __len__(self) -> int:
+        return self.shards.rows(self.split)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.shards, self.split, row
+
+
+def _collated(
+    task: Task, settings: Mapping[str, Any], rows: Sequence[tuple[Shards, str, int]]
+) -> dict[str, torch.Tensor]:
+    """Inputs and labels as the architecture's own loss takes them."""
+    shards, split, _ = rows[0]
+    table: pa.Table = shards.take(split, np.array([row for *_, row in rows], np.int64))
+    inputs = dict(task.collate(table, settings))
+    if task.objective == "classes":
+        inputs["labels"] = torch.tensor(table.column("label").to_pylist())
+        return inputs
+    documents, following = inputs.pop("documents"), inputs.pop("labels")
+    # ours say what follows a token, and the architecture moves its labels by one itself
+    labels = torch.full_like(following, -100)
+    labels[:, 1:] = following[:, :-1]
+    return {**inputs, "attention_mask": (documents > 0).long(), "labels": labels}
+
+
+def _newest(folder: Path) -> Path | None:
+    """The newest complete checkpoint, the same on all ranks; others are removed."""
+    if dist.get_rank() == 0:
+        for left in folder.glob("checkpoint-*"):
+            if not (left / COMPLETE).exists():
+                shutil.rmtree(left)
+    dist.barrier()
+    found = folder.glob(f"checkpoint-*/{COMPLETE}")
+    steps = [int(path.parent.name.rpartition("-")[2]) for path in found]
+    return folder / f"checkpoint-{max(steps)}" if steps else None
+
+
+class _Watch(TrainerCallback):  # type: ignore[misc]
+    """Signs of life, the curve, saves, and the answer to a request to self.stop."""
+
+    def __init__(
+        self, job: Job, trainer: Any, history: History, stop: StopFlag, vitals: Vitals, steps: int
+    ) -> None:
+        self.job, self.trainer, self.history, self.steps = job, trainer, history, steps
+        self.stop, self.vitals, self.began = stop, vitals, time.monotonic()
+        self.facts: Mapping[str, str] = {}
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if not self.facts:
+            self.facts = _facts(self.trainer)
+        self.began = time.monotonic()
+        self.vitals.beat(state.global_step + 1, "step")
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.vitals.beat(state.global_step + 1, "step")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
+        asked = torch.tensor(float(self.stop.raised), device=args.device)
+        dist.all_reduce(asked)
+        every, step = self.job.train.checkpoint.every, state.global_step
+        control.should_log = True
+        control.should_training_stop = control.should_training_stop or bool(asked > 0)
+        due = every is not None and step % every == 0
+        control.should_save = due or bool(asked > 0) or step == self.steps
+        if control.should_save:
+            self.vitals.beat(step, "save")
+        return control
+
+    def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        logs = more.get("logs")
+        if state.is_world_process_zero and logs and "loss" in logs:
+            seconds = time.monotonic() - self.began
+            row = HistoryRow(
+                step=state.global_step, epoch=state.epoch, loss=logs["loss"],
+                lr=logs["learning_rate"], grad_norm=logs["grad_norm"],
+                samples_per_second=self.job.train.global_batch_size / seconds,
+                step_seconds=seconds,
+            )  # fmt: skip
+            self.history.append(row)
+            emit("progress", step=row.step, steps=self.steps, loss=row.loss)
+
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        dist.barrier()  # all ranks have written theirs
+        if not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir)
+        saved = folder / f"checkpoint-{state.global_step}"
+        facts = {"step": state.global_step, "world": args.world_size, **self.facts}
+        write_atomically(saved / COMPLETE, json.dumps(facts))
+        steps = sorted(int(p.name.rpartition("-")[2]) for p in folder.glob("checkpoint-*"))
+        for old in steps[: -self.job.train.checkpoint.keep]:
+            shutil.rmtree(folder / f"checkpoint-{old}")
+
+
+def _facts(trainer: Any) -> dict[str, str]:
+    """What is in effect; StepError where ranks train alone."""
+    world, found = dist.get_world_size(), trainer.accelerator.num_processes
+    wrapped = type(trainer.model_wrapped).__name__
+    if found != world or (world > 1 and wrapped == type(trainer.model).__name__):
+        raise StepError(
+            f"accelerate found {found} of {world} ranks, and trains a {wrapped}: each alone",
+            where="train.engine_config", fix="remove what chooses its devices or its strategy",
+        )  # fmt: skip
+    return {
+        "transformers": importlib.metadata.version("transformers"),
+        "accelerate": importlib.metadata.version("accelerate"),
+        "distributed": str(trainer.accelerator.distributed_type).rpartition(".")[2],
+        "wrapped": wrapped, "optimizer": type(trainer.optimizer.optimizer).__name__,
+        "backend": dist.get_backend(), "ranks": str(found),
+    }  # fmt: skip
+
+
+def _finish(job: Job, trainer: Any, shards: Shards, last: int, facts: Mapping[str, str]) -> None:
+    """Rank 0 leaves the model, the summary, and the word that says so."""
+    output, target = Path(job.output), Path(job.history)
+    known = modelfolder.inherited(job.init, job.model)
+    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(output, safe_serialization=True)
+    precision = _precision(trainer)
+    modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)
+    rows = list(read_history(job.curve))
+    target.mkdir(parents=True, exist_ok=True)
+    TrainingSummary(
+        run_key=job.run_key, task=job.task, engine=job.train.engine, in_effect=facts,
+        world_size=dist.get_world_size(), steps=last, epochs=rows[-1].epoch if rows else 0.0,
+        global_batch_size=job.train.global_batch_size, seed=job.train.seed, precision=precision,
+        parameters=modelfolder.count_parameters(output), init_from=job.init_from,
+        weights_sha256=modelfolder.weights_sha256(output), train_rows=shards.rows(TRAIN),
+        device=device_name(trainer.args.device),
+    ).write(target / "training.json")  # fmt: skip
+    write_atomically(target / "history.jsonl", job.curve.read_text(errors="replace"))
+    say(Path(job.status), {"status": "done", "step": last})
+
+
+if __name__ == "__main__":
+    main()

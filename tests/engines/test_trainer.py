@@ -1,0 +1,142 @@
+"""The Trainer of transformers as an engine: real torchrun, two ranks on gloo, a small BERT on texts and a GPT-2 on documents.
+
+Its loop draws its own order and dropout and has no packing, so its losses are not rekindle's; that it learns, resumes to the same
+bits, and leaves a model that rekindle opens is what these tests hold.
+"""
+
+import json
+import re
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rekindle.errors import SpecError
+from rekindle.records import TrainingSummary
+from rekindle.spec.load import load_target
+from rekindle.spec.model import TrainSpec
+from rekindle.train.history import read_history
+from rekindle.train.modelfolder import open_model
+from tests.support.train_resume import DISTILBERT, GPT2, LM_STEPS, LM_TRAIN, Gang, written
+
+TRAINER = {
+    **LM_TRAIN.model_dump(),
+    "engine": "trainer",
+    "engine_config": {"dataloader_num_workers": 0},
+}
+
+
+@pytest.fixture(scope="module", params=["causal_lm", "text_classification"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory, kind):
+    model = GPT2 if kind == "causal_lm" else DISTILBERT
+    return written(tmp_path_factory.mktemp("texts"), kind, model), kind, model
+
+
+def gang(folder, texts, **changed):
+    shards, task, model = texts
+    return Gang(
+        folder, shards, train=TrainSpec.model_validate(TRAINER | changed), task=task, model=model
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, texts):
+    return gang(tmp_path_factory.mktemp("whole"), texts).start().finish()
+
+
+def weights(done):
+    return load_file(done.folder / f"model-{done.attempt}" / "model.safetensors")
+
+
+def test_it_learns_and_says_what_is_in_effect(whole, kind):
+    summary = TrainingSummary.read(whole.folder / "training-1" / "training.json")
+    assert (summary.engine, summary.world_size, summary.steps) == ("trainer", 2, LM_STEPS)
+    expected = {
+        "distributed": "MULTI_CPU",
+        "wrapped": "DistributedDataParallel",
+        "optimizer": "AdamW",
+        "backend": "gloo",
+        "ranks": "2",
+    }
+    assert {name: summary.in_effect[name] for name in expected} == expected
+    rows = list(read_history(whole.folder / "training-1" / "history.jsonl"))
+    assert [row.step for row in rows] == list(range(1, LM_STEPS + 1))
+    assert rows[-1].validation_loss is not None
+    assert (
+        rows[-1].loss < rows[0].loss or kind == "text_classification"
+    )  # whose classes are made up
+    model = open_model(whole.folder / "model-1")
+    assert {n: v.shape for n, v in model.network().state_dict().items()}.keys() >= weights(
+        whole
+    ).keys()
+
+
+@pytest.mark.slow
+def test_a_killed_rank_changes_nothing(tmp_path, texts, whole):
+    killed = gang(tmp_path, texts).start()
+    killed.until(
+        lambda: next((killed.checkpoints / "trainer").glob("*/complete.json"), None), "a save"
+    )
+    killed.workers()[1].send_signal(signal.SIGKILL)
+    killed.finish()
+    assert "restarting all ranks (1 of 3)" in killed.said
+    assert re.search(r"resumed from the checkpoint of step \d+ of 24 on 2 ranks", killed.said)
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(weights(killed)[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_request_to_stop_saves_and_another_number_of_ranks_goes_on(tmp_path, texts):
+    stopped = gang(tmp_path, texts).start().until_step(8)
+    stopped.process.send_signal(signal.SIGTERM)
+    stopped.finish(75)
+    stopped.ranks = 1
+    stopped.start().finish()
+    assert re.search(r"resumed from the checkpoint of step \d+ of 24 on 1 ranks", stopped.said)
+    assert [step for step, *_ in stopped.losses] == list(range(1, LM_STEPS + 1))
+
+
+@pytest.mark.slow
+def test_half_a_checkpoint_is_not_there(tmp_path, texts, whole):
+    folder = tmp_path / "checkpoints" / "key" / "trainer" / "checkpoint-18"
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text("{")
+    done = gang(tmp_path, texts).start().finish()
+    assert "24 steps from the start on 2 ranks" in done.said
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(weights(done)[name], value, rtol=0, atol=0)
+
+
+def test_what_the_trainer_does_not_do_or_says_twice_is_refused_at_once(tmp_path):
+    (tmp_path / "args.json").write_text(
+        json.dumps(
+            {
+                "max_steps": 5,
+                "learning_rate": 1e-3,
+                "seed": "auto",
+                "bf16": True,
+                "optim": "adafactor",
+            }
+        )
+    )
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "name: x\ntask: causal_lm\ndata: {source: a.jsonl}\nmodel: {source: {model_type: gpt2}, lora: {rank: 4}}\n"
+        "train: {engine: trainer, engine_config: args.json, ledger: true, lr_schedule: wsd, lr: 2e-3}\n"
+    )
+    with pytest.raises(SpecError) as caught:
+        load_target(path)
+    assert [problem.what.split(": ", 1)[1] for problem in caught.value.problems] == [
+        "the engine trainer does not take model.lora",
+        "the engine trainer does not take train.ledger",
+        "the engine trainer has no schedule wsd",
+        "`max_steps` is decided by rekindle",
+        "`learning_rate` is 0.001 here, and train.lr is 0.002",
+        "`bf16` is True here, and train.precision is False",
+    ]
