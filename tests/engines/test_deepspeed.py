@@ -16,7 +16,7 @@ from rekindle.engines.deepspeed import DeepSpeed
 from rekindle.errors import SpecError
 from rekindle.records import TrainingSummary
 from rekindle.spec.load import load_target
-from rekindle.spec.model import TrainSpec
+from rekindle.spec.model import Spec, TrainSpec
 from tests.support.train_resume import GPT2, LM_EVERY, LM_STEPS, LM_TRAIN, Gang, written
 
 pytest.importorskip("deepspeed", reason="the extra `deepspeed` is not installed")
@@ -172,8 +172,9 @@ def test_what_is_auto_in_a_config_of_the_hugging_face_trainer_is_filled_in(tmp_p
     ids=str,
 )  # fmt: skip
 def test_a_section_that_cannot_be_meant_is_refused(section):
-    train = TrainSpec(engine="deepspeed", engine_config=section)
-    (problem,) = DeepSpeed().refuse(train)
+    train = {"engine": "deepspeed", "engine_config": section}
+    spec = Spec.model_validate({"name": "x", "task": "causal_lm", "train": train})
+    (problem,) = DeepSpeed().refuse(spec)
     assert problem[0][:3] == ("train", "engine_config", next(iter(section)))
 
 
