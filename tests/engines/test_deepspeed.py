@@ -82,7 +82,7 @@ def test_every_other_stage_trains_as_rekindle_does(tmp_path, texts, ours, stage)
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["1", "3"])
 def test_a_killed_rank_changes_nothing(tmp_path, texts, ours, stage):
-    killed = gang(tmp_path, texts, STAGES[stage]).start().until_step(LM_EVERY + 2)
+    killed = gang(tmp_path, texts, STAGES[stage]).start().until_committed()
     killed.workers()[1].send_signal(signal.SIGKILL)
     killed.finish()
     assert "restarting all ranks (1 of 3)" in killed.said
