@@ -2,7 +2,7 @@
 JOB.json`.
 
 The Trainer decides the order of examples, the loss (the architecture's own) and the steps.
-rekindle's are the examples, the arguments, signs of life, the answer to SIGTERM, and what counts as
+rekindle's are the examples, the arguments, heartbeats, the answer to SIGTERM, and what counts as
 saved: a checkpoint of the Trainer without `complete.json`, which is written after all ranks have
 written theirs, is not there. The Trainer trains on, each rank alone, where accelerate does not find
 the other ranks; so what is in effect is held against what was asked for before the first step."""
@@ -192,7 +192,7 @@ def _newest(folder: Path) -> Path | None:
 
 
 class _Watch(TrainerCallback):  # type: ignore[misc]
-    """Signs of life, the curve, saves, and the answer to a request to self.stop."""
+    """Heartbeats, the curve, saves, and the answer to a request to self.stop."""
 
     def __init__(
         self, job: Job, trainer: Any, history: History, stop: StopFlag, vitals: Vitals, steps: int
