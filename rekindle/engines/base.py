@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 CONFIG = ("train", "engine_config")
-# key path below the spec, what is wrong, how to mend it
+# key path below the spec, what is wrong, the fix
 Finding = tuple[tuple[str, ...], str, str]
 
 

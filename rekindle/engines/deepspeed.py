@@ -88,7 +88,7 @@ class DeepSpeed:
                 yield ("train", field), what, "remove it, or use rekindle's engine"
         given = train.engine_config or {}
         yield from _refused(given)
-        yield from _unknown(given, train)
+        yield from _contradicting(given, train)
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`ds_config.json` without "auto". Batches are of one row here, because the loop decides
@@ -341,7 +341,7 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
             yield (*CONFIG, key), f"`{key}` is not for rekindle", _REFUSED[key]
 
 
-def _unknown(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
+def _contradicting(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
     """Settings that say otherwise than rekindle's fields, or what rekindle cannot carry."""
     yield from contradictions(given, _owned(train))
     kind = at(given, "optimizer", "type")
