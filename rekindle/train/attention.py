@@ -273,6 +273,8 @@ def _document(
         yield _one(query, key, value, None, causal)
         return
     plain = dataclasses.replace(call, causal=False)
+    # once, and not for each piece: with a mask no kernel takes fewer key-value heads
+    key, value = (_repeated(x, query.shape[1]) for x in (key, value))
     for low in range(0, count, QUERIES_AT_ONCE):
         high = min(low + QUERIES_AT_ONCE, count)
         first, last = total - count + low, total - count + high  # where these queries are as keys
@@ -318,6 +320,8 @@ def _draws_alike(query: torch.Tensor, peers: Peers) -> bool:
 
 
 def _repeated(x_BGSD: torch.Tensor, heads: int) -> torch.Tensor:
+    if x_BGSD.shape[1] == heads:
+        return x_BGSD
     return x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], dim=1)
 
 
@@ -346,8 +350,7 @@ def _with_dropout(
 ) -> torch.Tensor:  # fmt: skip
     """Written out, because the mask of each head has to be the same whichever rank holds it."""
     rows, heads, length, size = query.shape
-    if key.shape[1] != heads:
-        key, value = (_repeated(x, heads) for x in (key, value))
+    key, value = (_repeated(x, heads) for x in (key, value))
     if call.causal:
         mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()[None, None]
     bias = None

@@ -32,8 +32,9 @@ EVERYTHING, NOT_LATER = (-1, -1), (-1, 0)
 def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """A varlen_attn of any version as one that takes `scale`, `window_size` and `enable_gqa`.
 
-    torch 2.10 takes `is_causal` alone, 2.11 has no `enable_gqa`. What a version lacks is
-    computed before the call; a sliding window cannot be, and raises UnsupportedError."""
+    torch 2.10 takes `is_causal` alone, 2.11 has no `enable_gqa`, but the kernel behind them takes
+    fewer key-value heads all the same. Another scale is computed before the call; a sliding window
+    cannot be, and raises UnsupportedError."""
     known = inspect.signature(kernel).parameters
     if {"scale", "window_size", "enable_gqa"} <= known.keys():
         return kernel
@@ -44,9 +45,6 @@ def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tens
         enable_gqa: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         options: dict[str, Any] = {}
-        groups = query_THD.shape[1] // key_TGD.shape[1]
-        if enable_gqa and groups > 1:
-            key_TGD, value_TGD = (x.repeat_interleave(groups, 1) for x in (key_TGD, value_TGD))
         if "scale" in known:
             options["scale"] = scale
         elif scale is not None:

@@ -27,7 +27,7 @@ _MARK = "ROW "
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """`module:function` in this folder, and the seconds that it may take on a GPU; together 25 minutes."""
+    """`module:function` in this folder, and the seconds that it may take on a GPU; together half an hour."""
 
     title: str
     place: str
@@ -57,6 +57,7 @@ CHECKS = {
     "feed": Check("copies to the device", "waiting:check_feed", 40),
     "loss": Check("loss at V = 128k", "memory:check_loss", 40),
     "context": Check("a sequence of 32k tokens", "attending:check_context", 40),
+    "deepspeed": Check("DeepSpeed", "stepping:check_deepspeed", 240),
 }
 TITLES = {name: check.title for name, check in CHECKS.items()}
 

@@ -285,7 +285,7 @@ def test_the_loss_makes_its_gradients_on_the_device_without_a_read():
             save_for_backward=lambda *made: kept.extend(made),
         )
         loss, right = linear_loss._LinearCrossEntropy.forward(
-            context, states, head, labels, scale, None, 0, True, None
+            context, states, head, labels, 128_256, scale, None, 0, True, None
         )
         assert {t.device for t in (loss, right, *kept)} == {CUDA}
         assert [t.dtype for t in kept] == [torch.bfloat16, torch.bfloat16]

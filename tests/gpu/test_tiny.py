@@ -17,7 +17,7 @@ from tests.gpu.here import CPU_ONLY, FAIL, FIGURE, PASS, ROOT, Here, Row, TooSma
 from tests.gpu.table import Result
 
 TINY = Here.of("cpu", True)
-SLOW = ("start", "resume", "compile", "memory", "speed")
+SLOW = ("start", "resume", "compile", "memory", "speed", "deepspeed")
 QUICK = tuple(name for name in runner.CHECKS if name not in SLOW)
 # checks that a CPU judges in full or in part
 JUDGED = (
@@ -32,6 +32,7 @@ JUDGED = (
     "waiting",
     "loss",
     "context",
+    "deepspeed",
 )
 
 here_only = pytest.mark.skipif(
@@ -101,8 +102,8 @@ def test_what_the_checks_and_the_bench_import_is_there_on_a_machine_that_only_tr
     assert "No module named 'kfp'" in blocked.stderr
 
 
-def test_all_checks_take_at_most_25_minutes_together():
-    assert sum(one.seconds for one in runner.CHECKS.values()) <= 25 * 60
+def test_all_checks_take_at_most_half_an_hour_together():
+    assert sum(one.seconds for one in runner.CHECKS.values()) <= 30 * 60
 
 
 def test_what_the_bench_asks_of_the_engine_is_not_refused(monkeypatch):

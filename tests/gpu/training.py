@@ -50,7 +50,7 @@ def model(kind: str, here: Here, **more: Any) -> dict[str, Any]:
 
 def plain(kind: str, here: Here) -> dict[str, Any]:
     """The same without dropout."""
-    more = {"gpt2": _PLAIN, "distilbert": {"dropout": 0.0, "attention_dropout": 0.0},
+    more = {"gpt2": _PLAIN, "distilbert": {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
             "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}  # fmt: skip
     return model(kind, here, **more.get(kind, {}))
 

@@ -90,12 +90,10 @@ def by_document(query_THD, key_TGD, value_TGD, bounds, causal, scale, left=-1):
 
 
 def of_2_10(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):
-    assert q.shape[1] == k.shape[1]
     return by_document(q, k, v, cu_seq_q, is_causal, None)
 
 
 def of_2_11(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):  # fmt: skip
-    assert q.shape[1] == k.shape[1]
     return by_document(q, k, v, cu_seq_q, window_size[1] == 0, scale, window_size[0])
 
 
