@@ -10,7 +10,7 @@ from typing import Any
 
 from rekindle.records import TrainingSummary
 from rekindle.spec.model import ModelSpec, TrainSpec
-from tests.gpu.arithmetic import OF_LOSSES, largest_gap
+from tests.gpu.arithmetic import OF_LOSSES, off_curve
 from tests.gpu.here import Here, Row
 from tests.gpu.training import plain
 
@@ -58,7 +58,7 @@ def check_deepspeed(here: Here) -> Iterator[Row]:
             precision = CASES[case][0]
             found = [loss for _, loss, *_ in gang.losses]
             print(case, wanted, found, flush=True)
-            off = largest_gap(found, wanted)
+            off = off_curve(found, wanted)
             facts = TrainingSummary.read(gang.folder / "training-1" / "training.json").in_effect
             words = ", ".join(f"{name} {value}" for name, value in facts.items())
             text = f"at most {off:.1e} off rekindle in fp32 (allowed {OF_LOSSES[precision]:.0e}); {words}"
