@@ -79,7 +79,7 @@ test-oldest: .venv-oldest/installed  ## imports, two ranks, layouts and a trace 
 trace-gpu: .venv-oldest/installed  ## what reaches a GPU, on CUDA tensors without values: no GPU is needed
 	.venv-oldest/bin/python -m pytest -q tests/gpu/test_fake_cuda.py
 
-test-gpu:  ## the checks of docs/gpu.md on a GPU, within 25 minutes; writes its table (GPU_PYTHON=python3 for another Python)
+test-gpu:  ## the checks of docs/gpu.md on a GPU, within half an hour; writes its table (GPU_PYTHON=python3 for another Python)
 	$(GPU_PYTHON) -m tests.gpu --write docs/gpu.md
 
 # docker, its daemon and a registry, where root may install and start them

@@ -35,7 +35,7 @@ from work import Work
 from rekindle.catalog.gpus import peak_flops
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import weights
+from rekindle.train import modules, weights
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
 from rekindle.train.throughput import Cost
@@ -250,6 +250,7 @@ def _cost(given: Work, shape: Shape) -> float:
         network = load_task(work.TOKENS).build(
             ModelSpec(source=shape.model), (), shards.manifest.settings, shards.assets
         )
+    modules.unfused(network)  # as the worker does: GPT-2's matrices are no linear layers before
     cost = Cost.of(network, frozen=shape.lora)
     assert cost is not None
     lengths = shards.lengths("train")

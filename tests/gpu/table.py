@@ -46,26 +46,29 @@ def read_all(folder: Path, names: Sequence[str]) -> list[Result]:
 
 
 def markdown(results: Sequence[Result], titles: Mapping[str, str]) -> str:
-    """Header and table; results of another machine or commit have a header of their own."""
+    """A header and a table for each machine and commit."""
     if not results:
         return EMPTY
-    parts, facts = [], None
+    machines: list[Mapping[str, str]] = []
     for result in results:
-        if result.facts != facts:
-            facts = result.facts
-            same = [one for one in results if one.facts == facts]
-            minutes = sum(one.seconds for one in same) / 60
-            listed = "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
-            failed = sum(len(one.failed) for one in same)
-            parts += [
-                f"{listed}\n- took: {minutes:.1f} minutes\n- failed: {failed} of {sum(len(one.rows) for one in same)} rows\n",
-                "| check | what was seen | figure | result |\n|---|---|---|---|",
-            ]
-        for number, row in enumerate(result.rows):
-            name = f"{titles[result.check]} ({result.seconds:.0f} s)" if not number else ""
-            parts.append(
-                "| " + " | ".join(map(_cell, (name, row.seen, row.figure, row.result))) + " |"
-            )
+        machines += [] if result.facts in machines else [result.facts]
+    parts = []
+    for facts in machines:
+        same = [one for one in results if one.facts == facts]
+        minutes, rows = sum(one.seconds for one in same) / 60, [r for one in same for r in one.rows]
+        listed = "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
+        failed = sum(len(one.failed) for one in same)
+        parts += [
+            f"{listed}\n- took: {minutes:.1f} minutes\n- failed: {failed} of {len(rows)} rows\n",
+            "| check | what was seen | figure | result |\n|---|---|---|---|",
+        ]
+        for result in same:
+            for number, row in enumerate(result.rows):
+                name = "" if number else f"{titles[result.check]} ({result.seconds:.0f} s)"
+                cells = map(_cell, (name, row.seen, row.figure, row.result))
+                parts.append("| " + " | ".join(cells) + " |")
+        parts.append("")
+    parts.pop()
     return "\n".join(parts)
 
 

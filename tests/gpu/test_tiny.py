@@ -106,6 +106,16 @@ def test_all_checks_take_at_most_half_an_hour_together():
     assert sum(one.seconds for one in runner.CHECKS.values()) <= 30 * 60
 
 
+def test_the_bench_counts_every_matrix_of_gpt_2(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "bench"))
+    import bench_gpu
+
+    shape = bench_gpu.shrunk(bench_gpu.SHAPES[0])
+    wide, layers, words = (shape.model[name] for name in ("n_embd", "n_layer", "vocab_size"))
+    matrices = layers * 12 * wide**2 + words * wide
+    assert bench_gpu._cost(bench_gpu._prepared(shape, tmp_path), shape) > 6 * matrices
+
+
 def test_what_the_bench_asks_of_the_engine_is_not_refused(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "bench"))
     import bench_gpu
