@@ -176,21 +176,22 @@ def test_a_check_that_is_not_done_in_time_keeps_its_rows_and_fails(monkeypatch, 
 
 def test_results_are_read_back_and_shown_in_the_order_of_the_checks(tmp_path):
     facts = {"device": "a GPU", "driver": "1.2", "memory": ""}
-    Result("fp16", 4.2, (Row("a|b", "c", PASS), Row("d", "", "skipped: why")), facts).write(
+    Result("loss", 4.2, (Row("a|b", "c", PASS), Row("d", "", "skipped: why")), facts).write(
         tmp_path
     )
     Result("start", 1.0, (Row("e", "f", FAIL),), facts).write(tmp_path)
     other = {**facts, "device": "another GPU"}
-    Result("loss", 60.0, (Row("g", "h", FIGURE),), other).write(tmp_path)
+    Result("fp16", 60.0, (Row("g", "h", FIGURE),), other).write(tmp_path)
     results = table.read_all(tmp_path, list(runner.CHECKS))
     assert [one.check for one in results] == ["start", "fp16", "loss"]
+    # a header for each machine, once
     assert table.markdown(results, runner.TITLES).splitlines() == [
         "- device: a GPU", "- driver: 1.2", "- took: 0.1 minutes", "- failed: 1 of 3 rows", "",
         "| check | what was seen | figure | result |", "|---|---|---|---|",
-        "| 1 start (1 s) | e | f | **fail** |", "| 8 fp16 (4 s) | a\\|b | c | pass |", "|  | d |  | skipped: why |",
-        "- device: another GPU", "- driver: 1.2", "- took: 1.0 minutes", "- failed: 0 of 1 rows", "",
+        "| 1 start (1 s) | e | f | **fail** |", "| loss at V = 128k (4 s) | a\\|b | c | pass |", "|  | d |  | skipped: why |",
+        "", "- device: another GPU", "- driver: 1.2", "- took: 1.0 minutes", "- failed: 0 of 1 rows", "",
         "| check | what was seen | figure | result |", "|---|---|---|---|",
-        "| loss at V = 128k (60 s) | g | h | figure |",
+        "| 8 fp16 (60 s) | g | h | figure |",
     ]  # fmt: skip
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
