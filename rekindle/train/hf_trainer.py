@@ -81,8 +81,11 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
         begins = begins or f"{steps} steps from the start"
         emit("notice", text=f"{begins} on {world} ranks, {_precision(trainer)}, by the Trainer")
     dist.barrier()
-    trainer.train(resume_from_checkpoint=str(found) if found else None)
-    last = trainer.state.global_step
+    if found and int(found.name.rpartition("-")[2]) == steps:  # the Trainer would make one more
+        facts, last = _trained(trainer, found), steps
+    else:
+        trainer.train(resume_from_checkpoint=str(found) if found else None)
+        facts, last = watch.facts, trainer.state.global_step
     vitals.beat(last, "validation")
     if last == steps and shards.rows(VALIDATION):
         loss = trainer.evaluate(_Rows(shards, VALIDATION))["eval_loss"]
@@ -93,7 +96,15 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> None:
             say(Path(job.status), {"status": "preempted", "step": last})
         return
     if rank == 0:
-        _finish(job, trainer, shards, last, watch.facts or _facts(trainer))
+        _finish(job, trainer, shards, last, facts)
+
+
+def _trained(trainer: Any, found: Path) -> Mapping[str, str]:
+    """Gives the Trainer the weights of the last step's checkpoint; returns what was in effect."""
+    made = type(trainer.model).from_pretrained(found, config=trainer.model.config)
+    trainer.model.load_state_dict(made.state_dict())
+    facts: dict[str, str] = json.loads((found / COMPLETE).read_text())
+    return {name: value for name, value in facts.items() if name not in ("step", "world")}
 
 
 def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
@@ -125,8 +136,12 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
             fix="compare it with the documentation of this version of transformers",
         ) from None  # fmt: skip
     torch.manual_seed(train.seed)
+    network: Any = _network(job, task, shards)
+    # The Trainer asks whether a model's forward takes any keyword: those of classes do, and leave
+    # the number of labels in it alone. Their gradients would be a sum over accumulated batches.
+    network.accepts_loss_kwargs = task.objective == "tokens"
     return Trainer(
-        model=_network(job, task, shards), args=made,
+        model=network, args=made,
         train_dataset=_Rows(shards, TRAIN),
         data_collator=functools.partial(_collated, task, shards.manifest.settings),
     )  # fmt: skip

@@ -5,6 +5,7 @@ bits, and leaves a model that rekindle opens is what these tests hold.
 """
 
 import json
+import math
 import re
 import signal
 
@@ -67,7 +68,11 @@ def test_it_learns_and_says_what_is_in_effect(whole, kind):
     assert {name: summary.in_effect[name] for name in expected} == expected
     rows = list(read_history(whole.folder / "training-1" / "history.jsonl"))
     assert [row.step for row in rows] == list(range(1, LM_STEPS + 1))
+    # a mean over the whole batch, whatever each rank accumulates of it
+    chance = pytest.approx(math.log(320 if kind == "causal_lm" else 3), rel=0.1)
+    assert (rows[0].loss, rows[0].validation_loss or rows[0].loss) == (chance, chance)
     assert rows[-1].validation_loss is not None
+    assert rows[-1].validation_loss <= chance.expected * 1.1
     assert (
         rows[-1].loss < rows[0].loss or kind == "text_classification"
     )  # whose classes are made up
@@ -100,6 +105,16 @@ def test_a_request_to_stop_saves_and_another_number_of_ranks_goes_on(tmp_path, t
     stopped.start().finish()
     assert re.search(r"resumed from the checkpoint of step \d+ of 24 on 1 ranks", stopped.said)
     assert [step for step, *_ in stopped.losses] == list(range(1, LM_STEPS + 1))
+
+
+@pytest.mark.slow
+def test_a_training_that_was_complete_is_exported_as_it_was(tmp_path, texts, whole):
+    done = gang(tmp_path, texts).start().finish()
+    done.start().finish()  # its checkpoint is that of the last step
+    assert "resumed from the checkpoint of step 24 of 24" in done.said
+    assert done.losses == whole.losses
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(weights(done)[name], value, rtol=0, atol=0)
 
 
 @pytest.mark.slow
