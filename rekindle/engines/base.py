@@ -80,14 +80,15 @@ class Engine(Protocol):
 
 
 def contradictions(
-    given: Mapping[str, Any], owned: Mapping[tuple[str, ...], tuple[str, Any]]
+    given: Mapping[str, Any], owned: Mapping[tuple[str, ...], tuple[str, Any]], train: TrainSpec
 ) -> Iterator[Finding]:
     """Settings of an engine's config that say otherwise than rekindle's fields. `owned`: by the
-    place of a setting our field and its value; without a field the loop decides it."""
+    place of a setting our field, and the value that follows from it; without a field the loop
+    decides it."""
     for path, (field, value) in owned.items():
         said = at(given, *path)
         if said not in (None, AUTO, value):
-            ours = f"train.{field} is {value}" if field else "rekindle decides it"
+            ours = f"train.{field} is {getattr(train, field)}" if field else "rekindle decides it"
             what = f"`{path[-1]}` is {said} here, and {ours}"
             yield (*CONFIG, *path), what, 'write "auto", or remove it'
 

@@ -64,6 +64,30 @@ _KNOWN = (
     "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "wandb",
     "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
 )  # fmt: skip
+# of its sections, what tests have seen; with others a model may be exported wrong without a word
+_SEEN = {
+    "zero_optimization": (
+        "stage", "allgather_bucket_size", "allgather_partitions", "contiguous_gradients",
+        "elastic_checkpoint", "ignore_unused_parameters", "load_from_fp32_weights",
+        "log_trace_cache_warnings", "offload_optimizer", "offload_param", "overlap_comm",
+        "reduce_bucket_size", "reduce_scatter", "stage3_gather_16bit_weights_on_model_save",
+        "stage3_gather_fp16_weights_on_model_save", "stage3_max_live_parameters",
+        "stage3_max_reuse_distance", "stage3_model_persistence_threshold",
+        "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "sub_group_size",
+    ),
+    "optimizer": ("type", "params"),
+    "params": ("lr", "betas", "eps", "weight_decay", "torch_adam"),
+    "bf16": ("enabled",),
+    "offload_optimizer": ("device", "pin_memory", "buffer_count", "fast_init", "ratio"),
+    "offload_param": ("device", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"),
+}  # fmt: skip
+_PLACES = (
+    ("zero_optimization",), ("zero_optimization", "offload_optimizer"),
+    ("zero_optimization", "offload_param"), ("bf16",), ("optimizer",), ("optimizer", "params"),
+)  # fmt: skip
+# what others are by default, which does no harm; False where it is not here
+_DEFAULTS = {"adam_w_mode": True, "bias_correction": True, "mics_shard_size": -1, "nvme_path": None,
+             "zero_hpz_partition_size": 1}  # fmt: skip
 
 
 class DeepSpeed:
@@ -98,7 +122,8 @@ class DeepSpeed:
         zero = dict(merged.get("zero_optimization") or {})
         zero["stage"] = int(zero.get("stage", 1))
         moved = at(zero, "offload_optimizer", "device") == "cpu"
-        params = {**(at(merged, "optimizer", "params") or {}), **_adamw(train)}
+        asked = at(merged, "optimizer", "params") or {}
+        params = {k: v for k, v in asked.items() if k in _SEEN["params"]} | _adamw(train)
         if not moved and "torch_adam" not in params:
             # DeepSpeed's own is compiled on each machine
             params |= {"torch_adam": True, "fused": True}
@@ -336,6 +361,12 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
     stage = at(given, "zero_optimization", "stage")
     if stage not in (None, AUTO, 0, 1, 2, 3):
         yield (*CONFIG, "zero_optimization", "stage"), f"there is no stage {stage}", "0, 1, 2 or 3"
+    for place in _PLACES:
+        values, seen = at(given, *place), _SEEN[place[-1]]
+        for key in sorted(set(values if isinstance(values, Mapping) else ()) - set(seen)):
+            if values[key] not in (_DEFAULTS.get(key, False), None, AUTO):
+                fix = did_you_mean(key, seen) or "remove it"
+                yield (*CONFIG, *place, key), f"no test has trained with `{key}`", fix
     for key in sorted(set(given) & set(_REFUSED)):
         if _enabled(given[key]):
             yield (*CONFIG, key), f"`{key}` is not for rekindle", _REFUSED[key]
@@ -343,7 +374,7 @@ def _refused(given: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _contradicting(given: Mapping[str, Any], train: TrainSpec) -> Iterator[Finding]:
     """Settings that say otherwise than rekindle's fields, or what rekindle cannot carry."""
-    yield from contradictions(given, _owned(train))
+    yield from contradictions(given, _owned(train), train)
     kind = at(given, "optimizer", "type")
     if kind not in (None, AUTO, "Adam", "AdamW"):
         what = f"rekindle cannot save and resume the state of {kind}"

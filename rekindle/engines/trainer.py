@@ -60,7 +60,7 @@ class Trainer:
         given = train.engine_config or {}
         for key in sorted(set(given) & set(_OWN)):
             yield (*CONFIG, key), f"`{key}` is decided by rekindle", "remove it"
-        yield from contradictions(given, _owned(train))
+        yield from contradictions(given, _owned(train), train)
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """Arguments without "auto"; those of paths, steps and devices are the program's."""

@@ -148,6 +148,22 @@ def test_what_deepspeed_does_not_do_or_says_twice_is_refused_at_once(tmp_path):
     assert all(f"{path}:5" in problem.where for problem in caught.value.problems)
 
 
+def test_settings_of_zero_that_ask_for_nothing_are_taken():
+    zero = {
+        "stage": 2,
+        "round_robin_gradients": False,
+        "zero_hpz_partition_size": 1,
+        "zero_quantized_weights": False,
+    }
+    train = {
+        "engine": "deepspeed",
+        "engine_config": {"zero_optimization": zero, "optimizer": {"params": {"amsgrad": False}}},
+    }
+    assert not [
+        *DeepSpeed().refuse(Spec.model_validate({"name": "x", "task": "causal_lm", "train": train}))
+    ]
+
+
 HUGGING_FACE = {
     "bf16": {"enabled": "auto"}, "gradient_clipping": "auto", "train_batch_size": "auto",
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
@@ -168,7 +184,9 @@ def test_what_is_auto_in_a_config_of_the_hugging_face_trainer_is_filled_in(tmp_p
 @pytest.mark.parametrize(
     "section",
     [{"zero_optimization": 3}, {"zero_optimization": {"stage": 4}}, {"zero_optimization": {"stage": "two"}}, {"optimizer": "AdamW"},
-     {"activation_checkpointing": {"partition_activations": True}}, {"torch_autocast": {"enabled": True}}],
+     {"activation_checkpointing": {"partition_activations": True}}, {"torch_autocast": {"enabled": True}},
+     {"zero_optimization": {"round_robin_gradients": True}}, {"zero_optimization": {"offload_param": {"pinned": True}}},
+     {"optimizer": {"params": {"adam_w_mode": False}}}, {"optimizer": {"params": {"amsgrad": True}}}],
     ids=str,
 )  # fmt: skip
 def test_a_section_that_cannot_be_meant_is_refused(section):

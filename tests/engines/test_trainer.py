@@ -153,5 +153,5 @@ def test_what_the_trainer_does_not_do_or_says_twice_is_refused_at_once(tmp_path)
         "the engine trainer has no schedule wsd",
         "`max_steps` is decided by rekindle",
         "`learning_rate` is 0.001 here, and train.lr is 0.002",
-        "`bf16` is True here, and train.precision is False",
+        "`bf16` is True here, and train.precision is auto",
     ]
