@@ -51,7 +51,7 @@ def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
 
 def _of_csv(lines: list[str], path: Path) -> list[str]:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    return next(csv.reader(lines, delimiter=delimiter), [])
+    return next(filter(None, csv.reader(lines, delimiter=delimiter)), [])
 
 
 def _of_json(lines: Iterable[str], path: Path) -> list[str]:
