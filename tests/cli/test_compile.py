@@ -123,12 +123,32 @@ def test_several_platforms_come_with_a_table_of_how_each_carries_it(tmp_path):
         "compile", "configs/digits.yaml", "--platform", "kubeflow,vertex", *kubeflow, *vertex, *TRACKED,
         "-o", tmp_path, "--json",
     )  # fmt: skip
-    names = {first, second, "parity.md"}
+    parity = "continuous-training.parity.md"
+    names = {first, second, parity}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert {Path(path).name for path in json.loads(done.stdout)["files"]} == names
-    table = (tmp_path / "parity.md").read_text()
-    assert "| step | kubeflow | vertex |" in table
-    assert "| finetune | native | native |" in table
+    table = (tmp_path / parity).read_text()
+    assert "| step | azureml | kubeflow | sagemaker | vertex |" in table
+    assert "| condition-1 | emulated: If, Elif and Else | native | native | native |" in table
+
+    def files():
+        return {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+
+    before, words = files(), [*PLATFORMS["azureml"][0], *vertex, *TRACKED]
+    again = (
+        "compile",
+        "configs/digits.yaml",
+        "--platform",
+        "vertex,azureml",
+        *words,
+        "-o",
+        tmp_path,
+    )
+    assert "replaced" not in rekindle(*again).stdout
+    assert {name: text for name, text in files().items() if name in before} == before
+    said = rekindle(*again, "--set", "train.epochs=7").stdout
+    assert f"{tmp_path / second} (replaced other content)\n" in said
+    assert f"{tmp_path / parity}\n" in said
 
 
 def test_a_pipeline_by_itself_is_compiled_and_its_limits_are_named(tmp_path):
@@ -143,6 +163,9 @@ def test_a_pipeline_by_itself_is_compiled_and_its_limits_are_named(tmp_path):
     )
     rekindle("compile", f"{source}:mine", "--platform", "kubeflow", "-o", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.yaml"]
+    in_place = ("compile", "mine.yaml", "--platform", "kubeflow", "-o", ".")
+    refused = rekindle(*in_place, cwd=tmp_path / "out", check=False)
+    assert (refused.returncode, "would replace mine.yaml" in refused.stderr) == (2, True)
     again = rekindle(
         "compile",
         tmp_path / "out" / "mine.yaml",
