@@ -79,7 +79,7 @@ def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent
     if point.spec.pipeline is not None or point.spec.train.entrypoint:
         what = "a grid needs the shipped pipeline and rekindle's own training"
         raise RequestError(what, where="--set", fix="run the combinations one by one")
-    only = dataclasses.replace(options, until=TRAINING)
+    only = dataclasses.replace(options, until=TRAINING, settings=point.settings)
     record = execute(windows(point.spec)[-1], only, on_change, on_event)
     return Trained(point, record, TrainingSummary.read(training_of(record)))
 

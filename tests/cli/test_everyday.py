@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.app.runs import write_card
 from rekindle.cli.main import VERBS, invoke
 from rekindle.records import StepRecord
+from rekindle.report.collect import collect
 from tests.report.homes import Home
 from tests.report.runs import promoted_digits, refused_reviews
 
@@ -69,6 +71,24 @@ def test_the_list_says_which_window_and_which_version_is_champion(home, capsys):
     assert "champion" not in said[runs["reviews"]["run_id"]]
     assert "window" in head
     assert "  2026-04-01/2026-10-01  " in said[runs["reviews"]["run_id"]]
+
+
+def test_a_training_of_a_grid_is_listed_with_its_values_and_its_loss(home, capsys):
+    made, settings = Home(home), ("train.lr=1e-3", "train.seed=2")
+    whole = promoted_digits(made, "20261123-080000-digits-0001")
+    run = whole.model_copy(update={"settings": settings, "steps": whole.steps[:5], "number": 10})
+    run.write(home / "runs" / run.run_id / "run.json")
+    assert invoke(["runs", f"--home={home}", "--limit", "2"]) == 0
+    head, trial, other = capsys.readouterr().out.splitlines()
+    assert head.split()[2] == "settings"
+    assert "  train.lr=1e-3 train.seed=2  succeeded  " in trial
+    loss = collect(whole).training.validation["loss"]
+    assert trial.endswith(f"validation loss {loss:.4f}")
+    assert "validation loss" not in other
+    write_card(home, run.run_id)
+    assert "train.lr=1e-3 train.seed=2</small>" in (home / "index.html").read_text()
+    card = (home / "runs" / run.run_id / "card.html").read_text()
+    assert f"with train.lr=1e-3 train.seed=2: validation loss {loss:.4f}. Only the best" in card
 
 
 @pytest.mark.parametrize("words", [("--limit", "0"), ("--status", "fine"), ("--sort", "colour")])

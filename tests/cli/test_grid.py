@@ -104,6 +104,7 @@ def test_the_best_of_a_grid_is_judged_and_the_others_train_only(config):
     runs = config.parent / ".rekindle/runs"
     records = {each["run_id"]: RunRecord.read(runs / each["run_id"] / "run.json") for each in rows}
     for number, record in enumerate(records.values()):
+        assert list(record.settings) == rows[number]["settings"]
         assert [step.name for step in record.steps] == [
             "fingerprint",
             "ingest",
