@@ -109,7 +109,7 @@ def _end(node: yaml.Node) -> int:
     return int(node.end_mark.index)
 
 
-def _compose(text: str, origin: str, fix: str = "correct the syntax") -> yaml.Node | None:
+def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
     loader = None
     try:
         loader = _Loader(text)
@@ -119,7 +119,8 @@ def _compose(text: str, origin: str, fix: str = "correct the syntax") -> yaml.No
         mark = error.problem_mark
         where = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
         what = f"not valid YAML: {error.problem}"
-        raise SpecError(what, where=where, fix=fix) from None
+        bare = "put the value in quotes" if "cannot start any" in what else "correct the syntax"
+        raise SpecError(what, where=where, fix=fix or bare) from None
     except (yaml.YAMLError, RecursionError) as error:
         what = f"not valid YAML: {str(error) or 'nested too deeply'}"
         raise SpecError(what, where=origin) from None

@@ -58,6 +58,11 @@ def test_what_is_no_config_is_refused_with_its_line(text, says, line):
         assert caught.value.problems[0].where.startswith(f"c.yaml:{line}")
 
 
+def test_a_bare_value_that_yaml_does_not_have_is_to_be_quoted():
+    with pytest.raises(SpecError, match="put the value in quotes"):
+        parse_document("cron: @daily", "c.yaml")
+
+
 def test_a_recursive_alias_ends():
     with pytest.raises(SpecError):
         parse_document("a: &a [*a]", "c.yaml")
