@@ -4,7 +4,7 @@ I/O; what is secret in the environment is asked for, to keep it out."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import unquote, urlsplit
 
 from rekindle.engines import engine_of
@@ -156,9 +156,15 @@ def _objective(spec: Spec) -> Iterator[Finding]:
     elif train.exports_best and data and not data.split.validation and data.split.by != "source":
         what = "without a validation split no weights are the best"
         yield ("train", path), what, "set data.split.validation, or remove it"
-    if isinstance(train.class_weights, dict) and data is not None and data.labels:
-        for label in set(train.class_weights) - set(data.labels):
-            fix = did_you_mean(label, data.labels) or f"one of {', '.join(data.labels[:20])}"
+    if data is not None and data.labels:
+        yield from unknown_classes(train, data.labels)
+
+
+def unknown_classes(train: TrainSpec, labels: Sequence[str]) -> Iterator[Finding]:
+    """Classes that have a weight and are not among the `labels` that there are."""
+    for label in train.class_weights if isinstance(train.class_weights, dict) else ():
+        if label not in labels:
+            fix = did_you_mean(label, labels) or f"one of {', '.join(labels[:20])}"
             yield ("train", "class_weights", label), f"there is no class `{label}`", fix
 
 

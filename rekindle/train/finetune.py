@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rekindle.data.manifest import open_shards
+from rekindle.data.manifest import open_shards, read_manifest
 from rekindle.engines import engine_of
 from rekindle.errors import RequestError, StepError
 from rekindle.launch.events import emit
@@ -23,6 +23,7 @@ from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.secret import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import HistoryRow, TrainingSummary, write_atomically
+from rekindle.spec.checks import unknown_classes
 from rekindle.train import modelfolder
 from rekindle.train.history import read_history
 from rekindle.train.job import Job, root_of
@@ -38,6 +39,9 @@ def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary |
     tracking. Raises PreemptedError after a request to stop, StepError when training failed."""
     die_with_parent()
     rendezvous = Rendezvous.current()
+    if labels := read_manifest(Path(job.shards)).labels:
+        for path, what, fix in unknown_classes(job.train, labels):  # before ranks start
+            raise RequestError(what, where=".".join(map(str, path)), fix=fix)
     if rendezvous.node_rank:
         _run(job, rendezvous, lambda: None)
         return None

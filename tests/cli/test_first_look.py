@@ -115,6 +115,31 @@ def test_a_header_of_another_code_page_is_told_as_such(say, tmp_path):
     assert "there is no column" not in text
 
 
+@pytest.mark.parametrize("source", FILES)
+def test_a_weight_of_a_class_that_the_data_lack_is_told_with_the_classes(say, tmp_path, source):
+    written(tmp_path, source)
+    code, text = say(source, "train.class_weights={a: 2, c: 3}", verb="doctor")
+    assert code == 2
+    assert "there is no class `c`" in text
+    assert "train.class_weights.c" in text
+    assert "one of a, b" in text
+    assert "no class `a`" not in text
+    assert "no class" not in say(source, "train.class_weights={a: 2, b: 3}", verb="doctor")[1]
+
+
+def test_classes_of_data_that_is_long_damaged_or_elsewhere_are_left_to_the_run(
+    say, tmp_path, monkeypatch
+):
+    written(tmp_path, "t.jsonl")
+    with (tmp_path / "t.jsonl").open("a") as file:
+        file.write("{broken\n")
+    for source in ("t.jsonl", "s3://bucket/t.jsonl"):
+        assert "no class" not in say(source, "train.class_weights={c: 3}", verb="doctor")[1]
+    written(tmp_path, "t.csv")
+    monkeypatch.setattr(glance, "_MOST_BYTES", 10)
+    assert "no class" not in say("t.csv", "train.class_weights={c: 3}", verb="doctor")[1]
+
+
 def test_a_letter_that_the_first_look_cuts_is_no_fault(say, tmp_path):
     head = b"body,team,produkt\n"
     body = b"a" * (glance._HEAD_BYTES - len(head) - 1) + "ß,x,y\n".encode()
