@@ -80,7 +80,8 @@ def _files(spec: Spec) -> Iterator[Problem]:
         path, colon, _ = spec.pipeline.partition(".py:")
         yield from _file(path + colon.removesuffix(":"), "pipeline")
     if spec.train.entrypoint:
-        yield from _entrypoint(spec.train.entrypoint)
+        script, *_ = shlex.split(spec.train.entrypoint)
+        yield from _file(script, "train.entrypoint") if script != "-m" else ()
     fields = {name: getattr(spec.model, name) for name in ("source", "tokenizer", "init_from")}
     if spec.model.teacher is not None:
         fields["teacher.source"] = spec.model.teacher.source
@@ -105,17 +106,6 @@ def _file(path: str, field: str) -> Iterator[Problem]:
     if not Path(path).is_file():
         what = f"file not found: {path}"
         yield Problem(what, field, "check the path; relative ones start at the config's folder")
-
-
-def _entrypoint(words: str) -> Iterator[Problem]:
-    try:
-        script = shlex.split(words)[0]
-    except (ValueError, IndexError) as error:
-        what = f"cannot be read as words: {error}"
-        yield Problem(what, "train.entrypoint", "quote it like a shell command")
-        return
-    if script != "-m":
-        yield from _file(script, "train.entrypoint")
 
 
 def _task(spec: Spec) -> Iterator[Problem]:

@@ -4,7 +4,9 @@ I/O; what is secret in the environment is asked for, to keep it out."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
+from string import Formatter
 from urllib.parse import unquote, urlsplit
 
 from rekindle.engines import engine_of
@@ -12,7 +14,7 @@ from rekindle.errors import did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import rates, schedule
 from rekindle.spec.metrics import LOWER_IS_BETTER, METRICS, TAG_METRICS, TOKEN_METRICS
-from rekindle.spec.model import BUILTIN_TASKS, Spec, TrainSpec
+from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, Spec, TrainSpec
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
@@ -136,6 +138,28 @@ def _engine(spec: Spec) -> Iterator[Finding]:
         yield ("train", "engine"), what, "remove it, or train.entrypoint"
     else:
         yield from engine.refuse(spec)
+
+
+def _entrypoint(spec: Spec) -> Iterator[Finding]:
+    """Words of the user's own script that cannot be filled in."""
+    path, given = ("train", "entrypoint"), spec.train.entrypoint
+    if given is None:
+        return
+    try:
+        words = shlex.split(given)
+        fields = [field for word in words for field in Formatter().parse(word)]
+    except ValueError as error:
+        fix = "quote it as for a shell; braces are {{ and }}"
+        yield path, f"cannot be read as words: {error}", fix
+        return
+    if not words:
+        yield path, "names no script", "name one, such as train.py --data {data}"
+    known = [f"{{{name}}}" for name in ENTRYPOINT_WORDS]
+    for _, name, form, _ in fields:
+        if name is not None and (name not in ENTRYPOINT_WORDS or "{" in (form or "")):
+            unknown = f"{{{name}{':' if form else ''}{form}}}"
+            fix = f"{did_you_mean(unknown, known)} there are {', '.join(known)}".strip()
+            yield path, f"unknown placeholder `{unknown}`", f"{fix}; braces are {{{{ and }}}}"
 
 
 def _objective(spec: Spec) -> Iterator[Finding]:
@@ -267,4 +291,15 @@ def _nearest_divisor(total: int, wanted: int) -> int:
     return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 
-_RULES = (_task, _pipeline, _data, _documents, _train, _engine, _gate, _schedule, _secrets)
+_RULES = (
+    _task,
+    _pipeline,
+    _data,
+    _documents,
+    _train,
+    _engine,
+    _entrypoint,
+    _gate,
+    _schedule,
+    _secrets,
+)

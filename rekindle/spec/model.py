@@ -19,6 +19,8 @@ BUILTIN_TASKS = (
     "causal_lm", "image_classification", "text_classification", "token_classification",
 )  # fmt: skip
 
+ENTRYPOINT_WORDS = ("data", "model", "checkpoints", "seed", "init")
+
 Metric = Literal[
     "accuracy", "macro_f1", "log_loss", "calibration_error",
     "entity_f1", "entity_precision", "entity_recall",

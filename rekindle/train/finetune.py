@@ -24,6 +24,7 @@ from rekindle.launch.secret import shared_secret
 from rekindle.launch.torchrun import torchrun
 from rekindle.records import HistoryRow, TrainingSummary, write_atomically
 from rekindle.spec.checks import unknown_classes
+from rekindle.spec.model import ENTRYPOINT_WORDS
 from rekindle.train import modelfolder
 from rekindle.train.history import read_history
 from rekindle.train.job import Job, root_of
@@ -74,18 +75,10 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
 
 def _entrypoint(job: Job) -> list[str]:
     """The words of the user's own script with its folders filled in."""
-    values = {
-        "data": job.shards, "model": job.output, "checkpoints": job.checkpoints,
-        "seed": str(job.train.seed), "init": job.init,
-    }  # fmt: skip
+    found = (job.shards, job.output, job.checkpoints, str(job.train.seed), job.init)
+    values = dict(zip(ENTRYPOINT_WORDS, found, strict=True))
     Path(job.output).mkdir(parents=True, exist_ok=True)
-    try:
-        return [word.format(**values) for word in shlex.split(job.train.entrypoint or "")]
-    except (KeyError, IndexError, ValueError) as error:
-        raise RequestError(
-            f"cannot fill in {job.train.entrypoint!r}: {error}", where="train.entrypoint",
-            fix=f"use only {', '.join('{' + name + '}' for name in values)}",
-        ) from error  # fmt: skip
+    return [word.format(**values) for word in shlex.split(job.train.entrypoint or "")]
 
 
 def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
