@@ -11,7 +11,7 @@ import click
 
 from rekindle.app.compile import compiled, spread
 from rekindle.app.pipeline import arguments_of, graph_of
-from rekindle.app.plan import on_machines
+from rekindle.app.plan import on_any_machine
 from rekindle.cli.options import FOLDER, Overrides, answer, config, overrides, shared
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled
@@ -62,8 +62,8 @@ def command(
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     for platform in platforms:
+        spec = on_any_machine(wanted, platform, home, problems)
         with collected(problems):
-            spec = on_machines(wanted, platform, home)
             files |= compiled(platform, spec, text, graph).files
     if problems:
         raise RequestError(dict.fromkeys(problems))

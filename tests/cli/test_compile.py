@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
+from rekindle import distribute
 from rekindle.app.compile import compiled
+from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.spec.load import load_target
@@ -203,6 +205,80 @@ def test_what_the_image_of_a_command_needs_is_said_when_it_is_compiled(
     said = [record.getMessage().split(" on ")[0] for record in caplog.records]
     assert said == warned
     assert all("needs python3" in record.getMessage() for record in caplog.records)
+
+
+def sections(platform, *names):
+    return {f"platforms.{platform}.{name}" for name in names}
+
+
+LACKS = {  # of a pipeline alone with a step on two nodes
+    "azureml": sections("azureml"),
+    "kubeflow": sections("kubeflow", "image"),
+    "sagemaker": sections("sagemaker", "region", "role_arn", "artifact_root", "image"),
+    "vertex": sections("vertex", "project", "region", "artifact_root", "image", "service_account"),
+}
+
+
+@pytest.mark.parametrize("platform", LACKS)
+def test_what_a_platform_refuses_and_what_its_section_lacks_are_said_at_once(platform, tmp_path):
+    @dsl.component(base_image="python:3.11", install_kfp_package=False)
+    def say(data: dsl.Input[dsl.Dataset]):
+        print(data.path)
+
+    @dsl.pipeline(name="refused")
+    def refused(data: dsl.Input[dsl.Dataset]):
+        distribute(say(data=data), nodes=2)
+
+    text = compile_function(refused)
+    (tmp_path / "p.yaml").write_text(text)
+    with pytest.raises(RequestError) as caught:
+        compiled(platform, load_target(tmp_path / "p.yaml"), text, read(text))
+    problems = caught.value.problems
+    assert {p.where for p in problems if p.where.startswith("platforms.")} == LACKS[platform]
+    assert any(f"which {platform} refuses" in p.what for p in problems)
+
+
+def test_what_the_section_of_sagemaker_lacks_hides_no_machine_that_there_is_not(tmp_path):
+    asked = (
+        "configs/digits.yaml",
+        "--platform",
+        "sagemaker",
+        "--set",
+        "resources.machine=ml.p99.xlarge",
+    )
+    done = rekindle("compile", *asked, "-o", tmp_path / "no", "--json", check=False)
+    where = {error["where"] for error in json.loads(done.stdout)["errors"]}
+    machines = {f"{step}.ResourceConfig.InstanceType" for step in ("finetune", "score")}
+    assert where == {*LACKS["sagemaker"], *machines, "register.tracking_uri"}
+
+
+def test_a_machine_that_cannot_be_chosen_hides_nothing_else(tmp_path):
+    asked = ("configs/digits.yaml", "--platform", "kubeflow", "--set", "resources.machine=auto")
+    done = rekindle("compile", *asked, "-o", tmp_path / "no", "--json", check=False)
+    where = {error["where"] for error in json.loads(done.stdout)["errors"]}
+    assert where == {
+        "resources.machine",
+        "register.tracking_uri",
+        "platforms.kubeflow.artifact_root",
+    }
+
+
+def test_data_of_this_machine_is_warned_of(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\na,b\n")
+    words, _ = PLATFORMS["vertex"]
+    asked = (
+        "compile",
+        "configs/digits.yaml",
+        "--platform",
+        "vertex",
+        *words,
+        *TRACKED,
+        "-o",
+        tmp_path,
+    )
+    for source, warned in ((tmp_path / "t.csv", True), ("/gcs/bucket/t.csv", False)):
+        said = rekindle(*asked, "--set", f"data.source={source}").stderr
+        assert (f"data.source: {source} is on this machine" in said) is warned
 
 
 def test_a_platform_that_there_is_not_is_named(tmp_path):
