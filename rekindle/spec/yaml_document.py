@@ -120,6 +120,7 @@ def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
         where = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
         what = f"not valid YAML: {error.problem}"
         bare = "put the value in quotes" if "cannot start any" in what else "correct the syntax"
+        bare = "indent with spaces, not tabs" if r"'\t'" in what else bare
         raise SpecError(what, where=where, fix=fix or bare) from None
     except (yaml.YAMLError, RecursionError) as error:
         what = f"not valid YAML: {str(error) or 'nested too deeply'}"

@@ -244,6 +244,7 @@ CONFIG = 'name: digits\ntask: image_classification\ndata: {source: "sklearn:digi
         ("train.learning_rate=1e-3", "did you mean `lr`?"),
         ("train.batch_size=8", "did you mean `global_batch_size`?"),
         ("train.layout=aut", "did you mean `auto`?"),
+        ("evaluate.floor.accuracy=90%", "write a number: What every promoted model must reach"),
     ],
 )
 def test_the_fix_of_a_wrong_value_is_what_to_write(tmp_path, capsys, given, fix):
@@ -252,6 +253,27 @@ def test_the_fix_of_a_wrong_value_is_what_to_write(tmp_path, capsys, given, fix)
     said = capsys.readouterr().err
     assert f"fix:   {fix}" in said
     assert said.count("error: ") == 1  # also where a field may be one of two things
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [("--epochs", "--set train.epochs=VALUE"), ("--max-length", "--set data.max_length=VALUE"), ("--xyz", "see `rekindle run --help`")],
+)  # fmt: skip
+def test_a_field_that_is_given_as_an_option_is_named(capsys, option, fix):
+    assert invoke(["run", "c.yaml", option, "3"]) == 2
+    assert f"fix:   {fix}\n" in capsys.readouterr().err
+
+
+def test_a_text_model_that_is_not_named_is_asked_for(tmp_path, capsys):
+    (tmp_path / "t.csv").write_text("text,label\na,b\n")
+    text = "name: x\ntask: text_classification\ndata: {source: t.csv}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    assert invoke(["doctor", str(tmp_path / "c.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "no model is named" in said
+    assert (
+        "one of the Hugging Face hub, or describe one to train from scratch: {model_type:" in said
+    )
 
 
 @pytest.mark.parametrize(("verb", "hint"), [("rnu", "did you mean `run`?"), ("xyzzy", "")])

@@ -28,6 +28,14 @@ def problems_of(path, overrides=()):
     return caught.value.problems
 
 
+def test_an_empty_config_is_told_all_that_it_needs(write):
+    assert [p.what for p in problems_of(write("# nothing"))] == [
+        "name: is missing",
+        "task: is missing",
+        "data: is missing",
+    ]
+
+
 def test_a_minimal_config_gets_the_defaults_of_the_fields(write):
     spec = load_target(write(MINIMAL))
     assert spec.model_name == "x"

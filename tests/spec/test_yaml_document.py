@@ -61,6 +61,8 @@ def test_what_is_no_config_is_refused_with_its_line(text, says, line):
 def test_a_bare_value_that_yaml_does_not_have_is_to_be_quoted():
     with pytest.raises(SpecError, match="put the value in quotes"):
         parse_document("cron: @daily", "c.yaml")
+    with pytest.raises(SpecError, match="indent with spaces"):
+        parse_document("train:\n\tepochs: 1", "c.yaml")
 
 
 def test_a_recursive_alias_ends():
