@@ -133,10 +133,6 @@ def _columns(spec: Spec) -> Iterator[Problem]:
     from rekindle.tasks import load_task
 
     file, names = known
-    if len(names) == 1 and names[0].count(";") and file.lower().endswith(".csv"):
-        what = f"{file} looks as if `;` separated its columns"
-        yield Problem(what, "data.source", "write it with commas, or with tabs as .tsv")
-        return
     if any("\ufffd" in name for name in names):
         yield Problem(f"the names of the columns of {file} are not UTF-8", "data.source", TO_UTF8)
         return

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from rekindle.data.files import is_visible
+from rekindle.data.files import delimiter_of, is_visible
 from rekindle.data.roles import Columns
 from rekindle.errors import RekindleError
 from rekindle.spec.model import DataSpec
@@ -48,7 +48,8 @@ def column_names(data: DataSpec) -> tuple[str, list[str]] | None:
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
             lines = head.decode("utf-8-sig", errors="replace").splitlines()  # cut within a letter?
-            names = (_of_csv if kind == "csv" else _of_json)(lines, path)
+            delimiter = delimiter_of(path.name, head)
+            names = _of_csv(lines, delimiter) if kind == "csv" else _of_json(lines)
     return (path.name, names) if names else None
 
 
@@ -77,12 +78,11 @@ def classes(data: DataSpec, modality: str) -> list[str]:
     return []
 
 
-def _of_csv(lines: list[str], path: Path) -> list[str]:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+def _of_csv(lines: list[str], delimiter: str) -> list[str]:
     return next(filter(None, csv.reader(lines, delimiter=delimiter)), [])
 
 
-def _of_json(lines: Iterable[str], path: Path) -> list[str]:
+def _of_json(lines: Iterable[str]) -> list[str]:
     names: dict[str, None] = {}
     for line in [line for line in lines if line.strip()][:_PROBED_LINES]:
         row = json.loads(line)

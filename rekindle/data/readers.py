@@ -24,7 +24,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from rekindle.data.columns import RawBatch
-from rekindle.data.files import SourceFile
+from rekindle.data.files import SourceFile, delimiter_of
 from rekindle.data.roles import Columns
 from rekindle.data.validate import TO_UTF8, Findings
 
@@ -48,8 +48,9 @@ Reader = Callable[[SourceFile, Columns, Findings], Iterator[RawBatch]]
 def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a CSV or TSV file, each at the line where it begins: a quoted value may span
     lines, and blank lines are skipped."""
-    delimiter = "\t" if ".tsv" in file.name.lower() else ","
-    if not _csv_header_fits(file, delimiter, columns, findings):
+    head = file.head(_HEADER_BYTES)
+    delimiter = delimiter_of(file.name, head)
+    if not _csv_header_fits(file, head, delimiter, columns, findings):
         return
     skipped: list[int] = []
 
@@ -306,10 +307,9 @@ def _raw(batch: pa.RecordBatch, lines: Any, file: SourceFile) -> RawBatch:
 
 
 def _csv_header_fits(
-    file: SourceFile, delimiter: str, columns: Columns, findings: Findings
+    file: SourceFile, head: bytes, delimiter: str, columns: Columns, findings: Findings
 ) -> bool:
     """Whether the header names each wanted column once; notes what it lacks."""
-    head = file.head(_HEADER_BYTES)
     if _is_utf16(file, head, findings):
         return False
     if len(head) >= _HEADER_BYTES and b"\n" not in head:

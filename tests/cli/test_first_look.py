@@ -57,7 +57,7 @@ def say(tmp_path, monkeypatch, capsys):
     return said
 
 
-FILES = ["t.csv", "mark.csv", "t.tsv", "t.jsonl", "t.parquet"]
+FILES = ["t.csv", "mark.csv", "semicolons.csv", "t.tsv", "t.jsonl", "t.parquet"]
 
 
 @pytest.mark.parametrize("verb", ["run", "doctor"])
@@ -97,14 +97,6 @@ def test_only_what_the_run_reads_is_judged(say, tmp_path, source, odd):
     code, text = say(source, *window, verb="doctor")
     assert (code, "there is no column" in text) == (0, False), text
     assert say("_d/t.csv", "data.slices=[x]", verb="doctor")[0] == 2, "a file by its own name"
-
-
-def test_semicolons_are_recognised(say, tmp_path):
-    written(tmp_path, "semicolons.csv")
-    code, text = say("semicolons.csv")
-    assert code == 2
-    assert "looks as if `;` separated its columns" in text
-    assert "there is no column" not in text
 
 
 def test_a_header_of_another_code_page_is_told_as_such(say, tmp_path):
