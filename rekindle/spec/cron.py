@@ -39,7 +39,7 @@ def cron_problem(text: str) -> tuple[str, str] | None:
     `cron_problem("61 * * * *")` is ``("minute: 61 is not in 0-59", ...)``."""
     fields = text.lower().split()
     if len(fields) != len(_FIELDS):
-        what = f"`{text}` has {len(fields)} fields, not five"
+        what = f"`{text}` has {len(fields)} field{'s' * (len(fields) != 1)}, not five"
         if len(fields) in (6, 7):
             return what, "leave seconds and the year out, such as `0 3 * * 1`: Mondays at three"
         return what, _EXAMPLE

@@ -89,6 +89,8 @@ def parse_document(text: str, origin: str) -> Document:
 
 def parse_value(text: str) -> Any:
     """The value of a `--set` override: a YAML scalar, `[a, b]` or `{a: b}`."""
+    if text.strip()[:1] in ("@", "`", "%"):  # reserved in YAML, so that no value begins so
+        return text.strip()
     node, reader = _compose(text, "--set", _QUOTE), _Reader("--set")
     value = reader.value(node, (), 0) if node is not None else None
     if reader.problems:

@@ -28,7 +28,7 @@ FIVE, SHORTER, OUT = "write five fields", "leave seconds and the year out", "wri
 WRONG = {
     "": ("0 fields", FIVE), "0 3 * *": ("4 fields", FIVE), "* * * * * * * *": ("8 fields", FIVE),
     "0 0 3 * * 1": ("6 fields", SHORTER), "0 0 3 * * 1 2027": ("7 fields", SHORTER),
-    "@reboot": ("1 fields", FIVE), "@daily x x x x": ("`@daily` is neither", FIVE),
+    "@reboot": ("1 field,", FIVE), "@daily x x x x": ("`@daily` is neither", FIVE),
     "60 * * * *": ("minute: 60 is not in 0-59", FIVE), "* 24 * * *": ("hour: 24", FIVE),
     "* * 0 * *": ("day of the month: 0", FIVE), "* * * 13 *": ("month: 13", FIVE),
     "* * * foo *": ("foo is not in 1-12", FIVE), "* * * * 7": ("day of the week: 7", SUNDAY),

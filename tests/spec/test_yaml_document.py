@@ -80,6 +80,7 @@ def test_a_recursive_alias_ends():
         ("a b", "a b"),
         ("Ticket #", "Ticket #"),
         ("#5", "#5"),
+        ("@daily", "@daily"),
         ("5 # x", "5 # x"),
         ("'a # b'", "a # b"),
         ('{x: "a #"}', {"x": "a #"}),
@@ -92,7 +93,7 @@ def test_overrides_are_yaml_values(text, value):
 @pytest.mark.parametrize(
     ("text", "says"),
     [("'a' # b", "would be a comment"), ("[a, b] # c", "would be a comment"), ("a: b # c", "would be a comment"),
-     ("!x", "the tag !x"), ("{a: 1, a: 2}", "duplicate key `a`"), ("@x", "put the value in quotes"), ("&a [*a]", "30 levels")],
+     ("!x", "the tag !x"), ("{a: 1, a: 2}", "duplicate key `a`"), ("a: b: c", "put the value in quotes"), ("&a [*a]", "30 levels")],
 )  # fmt: skip
 def test_an_override_that_would_lose_something_is_refused(text, says):
     with pytest.raises(SpecError, match=says):
